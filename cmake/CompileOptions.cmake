@@ -1,0 +1,18 @@
+# ps_compile_options: what every target of the project is compiled with.
+add_library(ps_compile_options INTERFACE)
+target_include_directories(ps_compile_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+# No contraction to fused multiply-add: the weights have the same bits on every instruction set.
+target_compile_options(ps_compile_options INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -ffp-contract=off>)
+if(PS_WARNINGS_AS_ERRORS)
+  target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  target_compile_options(ps_compile_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wthread-safety -Werror=thread-safety>)
+endif()
+if(PS_SANITIZE)
+  target_compile_options(ps_compile_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${PS_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all>)
+  target_link_options(ps_compile_options INTERFACE -fsanitize=${PS_SANITIZE})
+endif()

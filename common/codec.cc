@@ -1,0 +1,222 @@
+#include "common/codec.h"
+
+#include <algorithm>
+#include <bit>
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/wire_format_lite.h>
+#include <grpcpp/support/slice.h>
+
+namespace ps {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "floats are referenced as they lie in memory");
+
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::CodedOutputStream;
+using google::protobuf::internal::WireFormatLite;
+
+constexpr uint32_t kSlicesTag = WireFormatLite::MakeTag(kSlicesField, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+constexpr uint32_t kIndexTag = WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_VARINT);
+constexpr uint32_t kValuesTag = WireFormatLite::MakeTag(2, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+
+// Reads through a list of gRPC slices in place.
+class SliceStream : public google::protobuf::io::ZeroCopyInputStream {
+ public:
+  explicit SliceStream(const std::vector<grpc::Slice>& slices) : slices_(slices) {}
+
+  bool Next(const void** data, int* size) override {
+    while (next_ < slices_.size() && slices_[next_].size() == offset_) {
+      ++next_;
+      offset_ = 0;
+    }
+    if (next_ == slices_.size()) return false;
+    *data = slices_[next_].begin() + offset_;
+    *size = static_cast<int>(slices_[next_].size() - offset_);
+    offset_ = slices_[next_].size();
+    count_ += *size;
+    return true;
+  }
+  void BackUp(int count) override {
+    offset_ -= static_cast<size_t>(count);
+    count_ -= count;
+  }
+  bool Skip(int count) override {
+    const void* data = nullptr;
+    int size = 0;
+    while (count > 0 && Next(&data, &size)) {
+      if (size > count) BackUp(size - count);
+      count -= std::min(size, count);
+    }
+    return count == 0;
+  }
+  int64_t ByteCount() const override { return count_; }
+
+ private:
+  const std::vector<grpc::Slice>& slices_;
+  size_t next_ = 0;
+  size_t offset_ = 0;
+  int64_t count_ = 0;
+};
+
+// References the next `size` bytes of the stream.
+bool ReadPieces(CodedInputStream& stream, int size, std::vector<Piece>* pieces) {
+  pieces->clear();  // A field that stands twice counts as it stands last.
+  while (size > 0) {
+    const void* data = nullptr;
+    int available = 0;
+    if (!stream.GetDirectBufferPointer(&data, &available)) return false;
+    const int take = std::min(size, available);
+    pieces->emplace_back(static_cast<const uint8_t*>(data), static_cast<size_t>(take));
+    if (!stream.Skip(take)) return false;
+    size -= take;
+  }
+  return true;
+}
+
+// Reads the body of one Slice message; the stream is limited to it.
+bool ReadSlice(CodedInputStream& stream, const std::shared_ptr<const void>& owner, ReceivedSlice* slice) {
+  std::vector<Piece> pieces;
+  while (const uint32_t tag = stream.ReadTag()) {
+    if (tag == kIndexTag) {
+      uint64_t index = 0;
+      if (!stream.ReadVarint64(&index)) return false;
+      slice->index = static_cast<uint32_t>(index);
+    } else if (tag == kValuesTag) {
+      int size = 0;
+      if (!stream.ReadVarintSizeAsInt(&size) || !ReadPieces(stream, size, &pieces)) return false;
+    } else if (!WireFormatLite::SkipField(&stream, tag)) {
+      return false;
+    }
+  }
+  slice->payload = Payload(std::move(pieces), owner);
+  return stream.ConsumedEntireMessage();
+}
+
+bool ReadMessage(CodedInputStream& stream, const std::shared_ptr<const void>& owner, std::string* header,
+                 std::vector<ReceivedSlice>* slices) {
+  google::protobuf::io::StringOutputStream header_bytes(header);
+  CodedOutputStream header_stream(&header_bytes);
+  while (const uint32_t tag = stream.ReadTag()) {
+    if (tag != kSlicesTag) {
+      if (!WireFormatLite::SkipField(&stream, tag, &header_stream)) return false;
+      continue;
+    }
+    int size = 0;
+    if (!stream.ReadVarintSizeAsInt(&size)) return false;
+    const CodedInputStream::Limit limit = stream.PushLimit(size);
+    if (stream.BytesUntilLimit() != size) return false;  // Longer than what contains it.
+    if (!ReadSlice(stream, owner, &slices->emplace_back())) return false;
+    if (stream.BytesUntilLimit() != 0) return false;
+    stream.PopLimit(limit);
+  }
+  return stream.ConsumedEntireMessage();
+}
+
+void AppendVarint(uint64_t value, std::string* out) {
+  uint8_t bytes[10];
+  const uint8_t* end = CodedOutputStream::WriteVarint64ToArray(value, bytes);
+  out->append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(end - bytes));
+}
+
+// The bytes between the end of what stands before a slice and its values.
+void AppendSliceHeader(const OutgoingSlice& slice, std::string* out) {
+  std::string body;
+  if (slice.index != 0) {  // proto3 does not write zero.
+    AppendVarint(kIndexTag, &body);
+    AppendVarint(slice.index, &body);
+  }
+  const size_t bytes = slice.values.size_bytes();
+  if (bytes != 0) {
+    AppendVarint(kValuesTag, &body);
+    AppendVarint(bytes, &body);
+  }
+  AppendVarint(kSlicesTag, out);
+  AppendVarint(body.size() + bytes, out);
+  out->append(body);
+}
+
+grpc::Slice Reference(OutgoingSlice& slice) {
+  void* data = const_cast<float*>(slice.values.data());  // gRPC takes it so, and does not write.
+  if (!slice.release) return grpc::Slice(data, slice.values.size_bytes(), grpc::Slice::STATIC_SLICE);
+  auto* release = new std::function<void()>(std::move(slice.release));
+  return grpc::Slice(
+      data, slice.values.size_bytes(),
+      [](void* context) {
+        auto* call = static_cast<std::function<void()>*>(context);
+        (*call)();
+        delete call;
+      },
+      release);
+}
+
+}  // namespace
+
+const uint8_t* Payload::Contiguous(size_t offset, size_t size, uint8_t* scratch) const {
+  size_t piece = 0;
+  while (offset >= pieces_[piece].size() && piece + 1 < pieces_.size()) offset -= pieces_[piece++].size();
+  if (offset + size <= pieces_[piece].size()) return pieces_[piece].data() + offset;
+  size_t copied = 0;
+  while (copied < size) {
+    const size_t take = std::min(size - copied, pieces_[piece].size() - offset);
+    std::memcpy(scratch + copied, pieces_[piece].data() + offset, take);
+    copied += take;
+    offset = 0;
+    ++piece;
+  }
+  return scratch;
+}
+
+void Payload::CopyTo(void* destination) const {
+  auto* out = static_cast<uint8_t*>(destination);
+  for (const Piece& piece : pieces_) {
+    std::memcpy(out, piece.data(), piece.size());
+    out += piece.size();
+  }
+}
+
+absl::StatusOr<std::vector<ReceivedSlice>> DecodeSlices(const grpc::ByteBuffer& message,
+                                                        google::protobuf::MessageLite* header) {
+  auto owner = std::make_shared<std::vector<grpc::Slice>>();
+  if (!message.Dump(owner.get()).ok()) return absl::InvalidArgumentError("the message cannot be read");
+  std::string header_bytes;
+  std::vector<ReceivedSlice> slices;
+  SliceStream bytes(*owner);
+  CodedInputStream stream(&bytes);
+  if (!ReadMessage(stream, owner, &header_bytes, &slices) || !header->ParseFromString(header_bytes)) {
+    return absl::InvalidArgumentError("the bytes are no " + header->GetTypeName());
+  }
+  return slices;
+}
+
+grpc::ByteBuffer EncodeSlices(const google::protobuf::MessageLite& header, std::vector<OutgoingSlice> slices) {
+  std::vector<grpc::Slice> parts;
+  parts.reserve(2 * slices.size() + 1);
+  std::string pending = header.SerializeAsString();
+  for (OutgoingSlice& slice : slices) {
+    AppendSliceHeader(slice, &pending);
+    parts.emplace_back(pending);
+    pending.clear();
+    parts.push_back(Reference(slice));
+  }
+  if (!pending.empty()) parts.emplace_back(pending);
+  return {parts.data(), parts.size()};
+}
+
+grpc::ByteBuffer EncodeMessage(const google::protobuf::MessageLite& message) {
+  const grpc::Slice bytes(message.SerializeAsString());
+  return {&bytes, 1};
+}
+
+absl::Status DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::MessageLite* message) {
+  grpc::Slice bytes;
+  if (!buffer.DumpToSingleSlice(&bytes).ok() ||
+      !message->ParseFromArray(bytes.begin(), static_cast<int>(bytes.size()))) {
+    return absl::InvalidArgumentError("the bytes are no " + message->GetTypeName());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,91 @@
+#include "common/endpoint.h"
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include <grpc/impl/codegen/grpc_types.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/support/channel_arguments.h>
+
+namespace ps {
+namespace {
+
+constexpr int kMaxFrameBytes = (16 << 20) - 1;   // The most that HTTP/2 allows (RFC 9113, 4.2).
+constexpr int kWindowBytes = 64 << 20;           // Bytes that a stream may send ahead of its reader.
+constexpr int kReadChunkBytes = 4 << 20;
+constexpr int kMaxMessageBytes = 4 << 20;        // gRPC's default, stated: a full slice is 1 MiB.
+constexpr int kKeepaliveMs = 10000;
+constexpr int kKeepaliveTimeoutMs = 10000;
+
+// What client and server have in common; `set` takes (name, value).
+template <typename Set>
+void SetTransportArguments(Set set) {
+  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
+  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
+  set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
+  set(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes / 4);
+  set(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kReadChunkBytes);
+  set(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
+  set(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  set(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  set(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+}
+
+}  // namespace
+
+bool Endpoint::is_local() const {
+  return is_unix() || host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
+}
+
+std::string Endpoint::ToString() const {
+  if (is_unix()) return absl::StrCat("unix:", unix_path);
+  return host.find(':') == std::string::npos ? absl::StrCat(host, ":", port) : absl::StrCat("[", host, "]:", port);
+}
+
+absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::string& text) {
+  const auto wrong = [&] {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, ": expected HOST:PORT or unix:PATH"));
+  };
+  Endpoint endpoint;
+  if (text.rfind("unix:", 0) == 0) {
+    endpoint.unix_path = text.substr(5);
+    if (endpoint.unix_path.empty()) return wrong();
+    return endpoint;
+  }
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return wrong();
+  endpoint.host = text.substr(0, colon);
+  if (endpoint.host.size() > 2 && endpoint.host.front() == '[' && endpoint.host.back() == ']') {
+    endpoint.host = endpoint.host.substr(1, endpoint.host.size() - 2);
+  } else if (endpoint.host.find(':') != std::string::npos) {
+    return wrong();
+  }
+  if (!absl::SimpleAtoi(text.substr(colon + 1), &endpoint.port) || endpoint.port < 0 || endpoint.port > 65535) {
+    return wrong();
+  }
+  return endpoint;
+}
+
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
+                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane) {
+  grpc::ChannelArguments arguments;
+  SetTransportArguments([&](const char* name, int value) { arguments.SetInt(name, value); });
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt("ps.lane", lane);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
+}
+
+void SetServerArguments(grpc::ServerBuilder& builder) {
+  SetTransportArguments([&](const char* name, int value) { builder.AddChannelArgument(name, value); });
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
+}
+
+}  // namespace ps

@@ -1,0 +1,37 @@
+// Addresses, and the gRPC channels and arguments that every part of the system uses.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include <grpcpp/channel.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/server_builder.h>
+
+namespace ps {
+
+// HOST:PORT (an IPv6 address in brackets) or unix:PATH.
+struct Endpoint {
+  std::string host;  // Empty for a Unix socket.
+  int port = 0;
+  std::string unix_path;
+
+  bool is_unix() const { return !unix_path.empty(); }
+  // Reachable from this machine only.
+  bool is_local() const;
+  std::string ToString() const;
+};
+
+// INVALID_ARGUMENT, naming `flag`, if the text is no address.
+absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::string& text);
+
+// A channel to a server of this system: no transparent retries (the client decides, because it knows what is safe), no
+// HTTP proxy, large HTTP/2 frames and windows. Channels with different `lane` numbers have connections of their own.
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
+                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane);
+
+// The same on the server's side; a port that is in use is noticed.
+void SetServerArguments(grpc::ServerBuilder& builder);
+
+}  // namespace ps

@@ -1,0 +1,90 @@
+#include "common/flag_parser.h"
+
+#include <map>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ps {
+namespace {
+
+std::string Text(absl::string_view text) { return {text.data(), text.size()}; }
+
+// The project's flags in a source file, by name.
+std::map<std::string, absl::CommandLineFlag*> FlagsIn(const std::string& source) {
+  std::map<std::string, absl::CommandLineFlag*> flags;
+  for (const auto& [name, flag] : absl::GetAllFlags()) {
+    if (flag->Filename().find(source) != std::string::npos) flags[Text(name)] = flag;
+  }
+  return flags;
+}
+
+// Sets one flag from "--name", "--name=value", "--noname" or "--name" "value". Returns what is wrong, or nothing, and
+// moves *next past a value that it took.
+std::string SetFlag(const std::string& argument, int argc, char** argv, int* next) {
+  std::string name = argument.substr(argument.rfind("--", 0) == 0 ? 2 : 1);
+  const size_t equals = name.find('=');
+  bool has_value = equals != std::string::npos;
+  std::string value = has_value ? name.substr(equals + 1) : "";
+  name = name.substr(0, equals);
+  absl::CommandLineFlag* flag = absl::FindCommandLineFlag(name);
+  if (flag == nullptr && !has_value && name.rfind("no", 0) == 0) {
+    flag = absl::FindCommandLineFlag(name.substr(2));
+    if (flag != nullptr && !flag->IsOfType<bool>()) flag = nullptr;
+    value = "false";
+    has_value = true;
+  }
+  if (flag == nullptr) return absl::StrCat("--", name, ": unknown flag (--help lists all)");
+  if (!has_value && flag->IsOfType<bool>()) {
+    value = "true";
+  } else if (!has_value) {
+    if (*next >= argc) return absl::StrCat("--", name, ": a value is missing");
+    value = argv[(*next)++];
+  }
+  std::string error;
+  if (flag->ParseFrom(value, &error)) return "";
+  return absl::StrCat("--", name, "=", value, ": not a value for this flag (", flag->Help(), ")");
+}
+
+}  // namespace
+
+absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
+  CommandLine line;
+  std::vector<std::string> problems;
+  for (int next = 1; next < argc;) {
+    const std::string argument = argv[next++];
+    if (argument == "--") {
+      while (next < argc) line.arguments.emplace_back(argv[next++]);
+    } else if (argument == "--help" || argument == "-h") {
+      line.help = true;
+    } else if (argument == "--version") {
+      line.version = true;
+    } else if (argument.size() > 1 && argument[0] == '-') {
+      const std::string problem = SetFlag(argument, argc, argv, &next);
+      if (!problem.empty()) problems.push_back(problem);
+    } else {
+      line.arguments.push_back(argument);
+    }
+  }
+  if (!problems.empty()) return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+  return line;
+}
+
+std::string HelpText(const std::string& usage, const std::string& source) {
+  std::string help = usage + "\n";
+  for (const auto& [name, flag] : FlagsIn(source)) {
+    const std::string value = flag->DefaultValue();
+    absl::StrAppend(&help, "\n  --", name, value.empty() ? "" : "=" + value, "\n      ", flag->Help(), "\n");
+  }
+  return help;
+}
+
+nlohmann::ordered_json FlagValues(const std::string& source) {
+  nlohmann::ordered_json values = nlohmann::ordered_json::object();
+  for (const auto& [name, flag] : FlagsIn(source)) values[name] = flag->CurrentValue();
+  return values;
+}
+
+}  // namespace ps

@@ -1,0 +1,59 @@
+#include "common/program.h"
+
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <thread>
+
+#include "absl/strings/str_split.h"
+#include "common/version.h"
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+namespace ps {
+
+void InitLogging(const std::string& program) {
+  auto logger = spdlog::stderr_logger_mt(program);
+  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %L %n: %v");
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+}
+
+int Complain(const std::string& program, const absl::Status& status, int exit_status) {
+  for (const auto& line : absl::StrSplit(status.message(), '\n')) {
+    std::cerr << program << ": " << line << '\n';
+  }
+  return exit_status;
+}
+
+bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
+                  int* exit_status) {
+  const std::string path = argv[0];
+  const std::string program = path.substr(path.rfind('/') + 1);
+  const absl::StatusOr<CommandLine> parsed = ParseCommandLine(argc, argv);
+  if (!parsed.ok()) {
+    *exit_status = Complain(program, parsed.status(), kExitUsage);
+    return false;
+  }
+  *line = *parsed;
+  *exit_status = kExitDone;
+  if (line->help) std::cout << HelpText(usage, source);
+  if (line->version) std::cout << program << " " << kVersion << "\n";
+  return !line->help && !line->version;
+}
+
+void OnStopSignal(std::function<void(const std::string&)> on_signal) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals, on_signal = std::move(on_signal)] {
+    int signal = 0;
+    if (sigwait(&signals, &signal) != 0) return;
+    on_signal(signal == SIGINT ? "SIGINT" : "SIGTERM");
+    if (sigwait(&signals, &signal) == 0) std::_Exit(kExitFailed);
+  }).detach();
+}
+
+}  // namespace ps

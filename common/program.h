@@ -1,0 +1,27 @@
+// What every program does first and last: logs, signals, the command line.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/flag_parser.h"
+
+namespace ps {
+
+// Logs go to stderr, one line each: time, level, text.
+void InitLogging(const std::string& program);
+
+// Parses the command line; answers --help and --version, and complains of bad flags. True to go on; false: return
+// *exit_status from main. `source` is where the program's flags are defined.
+bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
+                  int* exit_status);
+
+// Prints the status's lines to stderr as `program: line` and returns `exit_status`.
+int Complain(const std::string& program, const absl::Status& status, int exit_status);
+
+// From now on, in every thread started later too, SIGINT and SIGTERM do nothing but call `on_signal` with the signal's
+// name, on a thread of its own. A second one ends the program at once with status 1.
+void OnStopSignal(std::function<void(const std::string&)> on_signal);
+
+}  // namespace ps

@@ -1,0 +1,73 @@
+#include "common/slices.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+
+SlicePlan::SlicePlan(Layout layout, uint32_t num_shards) : layout_(std::move(layout)), by_shard_(num_shards) {
+  for (uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
+    const int64_t elements = layout_[tensor].elements();
+    for (int64_t offset = 0; offset < elements; offset += kSliceElements) {
+      slices_.push_back({.index = static_cast<uint32_t>(slices_.size()),
+                         .tensor = tensor,
+                         .offset = offset,
+                         .elements = std::min(kSliceElements, elements - offset)});
+    }
+  }
+  std::vector<uint32_t> largest_first(slices_.size());
+  std::iota(largest_first.begin(), largest_first.end(), 0);
+  std::stable_sort(largest_first.begin(), largest_first.end(),
+                   [this](uint32_t a, uint32_t b) { return slices_[a].elements > slices_[b].elements; });
+  shard_elements_.assign(num_shards, 0);
+  for (uint32_t index : largest_first) {
+    const auto least = std::min_element(shard_elements_.begin(), shard_elements_.end());
+    slices_[index].shard = static_cast<uint32_t>(least - shard_elements_.begin());
+    *least += slices_[index].elements;
+  }
+  shard_buffer_elements_.assign(num_shards, 0);
+  for (SliceInfo& slice : slices_) {
+    by_shard_[slice.shard].push_back(slice.index);
+    slice.shard_offset = shard_buffer_elements_[slice.shard];
+    shard_buffer_elements_[slice.shard] += (slice.elements + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
+  }
+}
+
+int64_t SlicePlan::total_elements() const {
+  return std::accumulate(shard_elements_.begin(), shard_elements_.end(), int64_t{0});
+}
+
+absl::Status ValidateLayout(const Layout& layout) {
+  if (layout.empty()) return absl::InvalidArgumentError("the model has no tensors");
+  if (layout.size() > kMaxTensors) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are served"));
+  }
+  absl::flat_hash_set<std::string> names;
+  int64_t total = 0;
+  for (const TensorSpec& tensor : layout) {
+    if (tensor.name.empty()) return absl::InvalidArgumentError("a tensor of the model has no name");
+    if (!names.insert(tensor.name).second) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " stands twice in the model"));
+    }
+    int64_t elements = 1;
+    for (int64_t dimension : tensor.shape) {
+      if (dimension < 1 || dimension > kMaxModelElements / elements) {
+        return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": dimension ", dimension,
+                                                       " is not in 1 .. 2^36 elements of the whole model"));
+      }
+      elements *= dimension;
+    }
+    total += elements;
+    if (total > kMaxModelElements) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the model has more than 2^36 elements (reached at tensor ", tensor.name, ")"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,64 @@
+// How a model is cut into slices and spread over shards: a pure function of the layout and the number of shards.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/tensor.h"
+
+namespace ps {
+
+// Elements of a full slice: 1 MiB of float32, well under gRPC's default limit of 4 MiB a message.
+inline constexpr int64_t kSliceElements = 262144;
+
+// Limits of a layout that a server accepts from the wire.
+inline constexpr size_t kMaxTensors = 65536;
+inline constexpr int64_t kMaxModelElements = int64_t{1} << 36;
+
+// A run of consecutive elements of one tensor.
+struct SliceInfo {
+  uint32_t index = 0;       // In the whole model, in layout order.
+  uint32_t tensor = 0;      // Index in the layout.
+  int64_t offset = 0;       // First element within the tensor.
+  int64_t elements = 0;     // At most kSliceElements.
+  uint32_t shard = 0;       // Which shard holds it.
+  int64_t shard_offset = 0; // First element within that shard's contiguous buffer.
+
+  int64_t bytes() const { return elements * static_cast<int64_t>(sizeof(float)); }
+};
+
+// The cut of one layout over a number of shards. Immutable.
+class SlicePlan {
+ public:
+  SlicePlan() = default;
+  // The layout must be valid (ValidateLayout) and num_shards at least 1. Slices go to shards largest first, each to the
+  // shard with the fewest bytes so far (the lowest number on a tie), so shards differ by at most one slice.
+  SlicePlan(Layout layout, uint32_t num_shards);
+
+  const Layout& layout() const { return layout_; }
+  uint32_t num_shards() const { return static_cast<uint32_t>(by_shard_.size()); }
+  const std::vector<SliceInfo>& slices() const { return slices_; }
+  // Indexes of the slices of one shard, ascending.
+  const std::vector<uint32_t>& shard_slices(uint32_t shard) const { return by_shard_[shard]; }
+  // Elements of all slices of one shard; its buffer pads every slice to kSliceAlignment elements.
+  int64_t shard_elements(uint32_t shard) const { return shard_elements_[shard]; }
+  int64_t shard_buffer_elements(uint32_t shard) const { return shard_buffer_elements_[shard]; }
+  int64_t total_elements() const;
+
+ private:
+  Layout layout_;
+  std::vector<SliceInfo> slices_;
+  std::vector<std::vector<uint32_t>> by_shard_;
+  std::vector<int64_t> shard_elements_;
+  std::vector<int64_t> shard_buffer_elements_;
+};
+
+// Slices start on 64-byte boundaries (a cache line, an AVX-512 vector) within a shard's buffer.
+inline constexpr int64_t kSliceAlignment = 16;
+
+// INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, or has bad or repeated names or dimensions.
+absl::Status ValidateLayout(const Layout& layout);
+
+}  // namespace ps

@@ -1,0 +1,29 @@
+// A model's parameters as the system sees them: an ordered list of named float32 tensors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ps {
+
+// One named tensor. Elements are float32 in row-major order.
+struct TensorSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // Each dimension is at least 1; an empty shape is a scalar.
+
+  int64_t elements() const {
+    int64_t count = 1;
+    for (int64_t dimension : shape) count *= dimension;
+    return count;
+  }
+  bool operator==(const TensorSpec&) const = default;
+};
+
+// The layout of a model: its tensors in the order that every process agrees on.
+using Layout = std::vector<TensorSpec>;
+
+// "layer0.weight [64, 784]", for messages.
+std::string ToString(const TensorSpec& tensor);
+
+}  // namespace ps

@@ -1,0 +1,286 @@
+#include "server/chief.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include <spdlog/spdlog.h>
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxTextBytes = 256;          // Of a name or host from the wire.
+constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
+constexpr size_t kMaxJoinWaitsPerWorker = 4;
+
+}  // namespace
+
+Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end)
+    : options_(options),
+      on_end_(std::move(on_end)),
+      membership_(options.num_workers, options.lease),
+      shards_(options.num_shards),
+      mode_(*MakeMode(options.mode, options.num_workers)) {
+  leads_steps_ = mode_->gathers() && options.num_shards > 1;
+}
+
+absl::Status Chief::Serving() const {
+  if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
+  if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
+  return absl::OkStatus();
+}
+
+// ---- Workers
+
+absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
+  if (request.protocol() != v1::PROTOCOL_VERSION_1) {
+    return absl::UnimplementedError(absl::StrCat("the worker speaks protocol version ", request.protocol(),
+                                                 "; this server serves version ", int{v1::PROTOCOL_VERSION_1}));
+  }
+  if (request.job() != options_.job) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--job=", request.job(), ": this server runs job ", options_.job));
+  }
+  if (request.name().size() > kMaxTextBytes || request.host().size() > kMaxTextBytes ||
+      static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
+    return absl::InvalidArgumentError("the worker's name, host or settings are too long");
+  }
+  const Layout layout = FromProto(request.layout());
+  PS_RETURN_IF_ERROR(ValidateLayout(layout));
+  if (!plan_.has_value()) return absl::OkStatus();
+  const Layout& ours = plan_->layout();
+  for (size_t i = 0; i < std::max(layout.size(), ours.size()); ++i) {
+    const std::string theirs = i < layout.size() ? ToString(layout[i]) : "nothing";
+    const std::string expected = i < ours.size() ? ToString(ours[i]) : "nothing";
+    if (theirs == expected) continue;
+    return absl::FailedPreconditionError(absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs,
+                                                      ", but the job's is ", expected));
+  }
+  std::vector<std::string> differences;
+  for (const auto& [flag, value] : experiment_) {
+    const auto theirs = request.experiment().find(flag);
+    const std::string other = theirs == request.experiment().end() ? "(unset)" : theirs->second;
+    if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (the job has ", value, ")"));
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the worker's experiment differs from the job's: ", absl::StrJoin(differences, ", ")));
+}
+
+uint64_t Chief::StartStep() const {
+  uint64_t highest = 0;
+  for (const ShardState& shard : shards_) highest = std::max(highest, shard.highest_step);
+  if (!mode_->gathers()) return mode_->StartStep(highest);
+  return leads_steps_ ? mode_->StartStep(highest) : shards_[0].applied_version;
+}
+
+void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  const auto refuse = [&](const absl::Status& status) {
+    spdlog::warn("a worker on {} was refused: {}", request.host(), Message(status));
+    outbox_.Add([callback, status] { callback(status); });
+  };
+  absl::Status status = Serving();
+  if (status.ok()) status = CheckSameJob(request);
+  if (status.ok() && joins_.size() >= kMaxJoinWaitsPerWorker * options_.num_workers) {
+    status = absl::ResourceExhaustedError("too many workers are joining at once");
+  }
+  if (!status.ok()) return refuse(status);
+  const std::optional<uint32_t> claim =
+      request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
+  const absl::StatusOr<Member*> joined = membership_.Join(
+      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), StartStep(),
+      now);
+  if (!joined.ok()) return refuse(joined.status());
+  const Member member = **joined;
+  if (!plan_.has_value()) {
+    plan_.emplace(FromProto(request.layout()), options_.num_shards);
+    experiment_ = {request.experiment().begin(), request.experiment().end()};
+  }
+  spdlog::info("{} joined ({} of {}), incarnation {}, from step {}", member.ToString(), membership_.members().size(),
+               options_.num_workers, member.incarnation, member.start_step);
+  joins_.push_back({.rank = member.rank,
+                    .incarnation = member.incarnation,
+                    .view = view_ + 1,
+                    .deadline = deadline,
+                    .callback = std::move(callback)});
+  ViewChanged(now);
+}
+
+void Chief::AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const {
+  for (uint32_t shard = 0; shard < options_.num_shards; ++shard) {
+    v1::ShardInfo* info = shards->Add();
+    info->set_shard(shard);
+    info->set_address(shards_[shard].address);
+    if (!plan_.has_value()) continue;
+    for (uint32_t slice : plan_->shard_slices(shard)) info->add_slices(slice);
+  }
+}
+
+v1::JoinReply Chief::MakeJoinReply(const Member& member) const {
+  v1::JoinReply reply;
+  v1::Identity* id = reply.mutable_id();
+  id->set_job(options_.job);
+  id->set_generation(options_.generation);
+  id->set_rank(member.rank);
+  id->set_incarnation(member.incarnation);
+  reply.set_name(member.name);
+  reply.set_num_workers(options_.num_workers);
+  reply.set_mode(mode_->name());
+  reply.set_start_step(member.start_step);
+  reply.set_lease_ms(
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(options_.lease).count()));
+  reply.set_initialise(initialiser_ == member.rank && !AllShardsInitialised());
+  reply.set_slice_elements(kSliceElements);
+  AddShardInfo(reply.mutable_shards());
+  return reply;
+}
+
+absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now) {
+  PS_RETURN_IF_ERROR(Serving());
+  if (id.job() != options_.job || id.generation() != options_.generation) {
+    return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
+                                                      options_.job, " runs, not generation ", id.generation(),
+                                                      " of job ", id.job()));
+  }
+  Member* member = membership_.Find(id.rank(), id.incarnation());
+  if (member == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job"));
+  }
+  member->last_heard = now;
+  return member;
+}
+
+absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {
+  MutexLock lock(mutex_);
+  v1::HeartbeatReply reply;
+  if (phase_ != v1::PHASE_FAILED && phase_ != v1::PHASE_FINISHED) {
+    const absl::StatusOr<Member*> member = FindMember(request.id(), now);
+    if (!member.ok()) return member.status();
+    if (request.step() != (*member)->step) last_progress_ = now;
+    (*member)->step = request.step();
+    reply.set_initialise(initialiser_ == (*member)->rank && !AllShardsInitialised());
+  }
+  reply.set_phase(phase_);
+  reply.set_failure(failure_);
+  reply.set_waiting_for(WaitingFor(now));
+  return reply;
+}
+
+void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
+                 std::function<void(absl::StatusOr<v1::DoneReply>)> callback) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Member*> member = FindMember(request.id(), now);
+  if (!member.ok()) {
+    outbox_.Add([callback, status = member.status()] { callback(status); });
+    return;
+  }
+  if (!(*member)->done) {
+    (*member)->done = true;
+    last_progress_ = now;
+    spdlog::info("{} is done", (*member)->ToString());
+  }
+  done_waits_.push_back({.deadline = deadline, .callback = std::move(callback)});
+  AnswerDone(now);
+}
+
+absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) return absl::OkStatus();
+  const absl::StatusOr<Member*> found = FindMember(request.id(), now);
+  if (!found.ok()) return found.status();
+  const Member member = **found;
+  if (!member.done) {
+    LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done" : request.reason()));
+  } else {
+    const bool all_done = membership_.all_done();
+    membership_.Remove(member.rank);
+    spdlog::info("{} left", member.ToString());
+    if (all_done && membership_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
+  }
+  ViewChanged(now);
+  return absl::OkStatus();
+}
+
+void Chief::LoseMember(const Member& member, const std::string& why) {
+  spdlog::warn("{} {}", member.ToString(), why);
+  membership_.Remove(member.rank);
+  if (phase_ != v1::PHASE_RUNNING) return;
+  if (mode_->gathers()) {
+    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
+  } else if (membership_.members().empty()) {
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
+  }
+}
+
+// ---- Time
+
+void Chief::Tick(TimePoint now) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  if (phase_ == v1::PHASE_GATHERING || phase_ == v1::PHASE_RUNNING) {
+    const std::vector<Member> expired = membership_.Expired(now);
+    for (const Member& member : expired) {
+      if (phase_ == v1::PHASE_FAILED) break;
+      LoseMember(member, absl::StrCat("was lost: last heard of ", FormatSeconds(now - member.last_heard),
+                                      " ago, lease ", FormatSeconds(options_.lease)));
+    }
+    for (uint32_t shard = 0; shard < shards_.size() && phase_ == v1::PHASE_RUNNING; ++shard) {
+      const ShardState& state = shards_[shard];
+      if (state.registered || now - state.gone_since < options_.lease) continue;
+      SetPhase(v1::PHASE_FAILED, absl::StrCat("shard ", shard, " at ", state.address, " was lost ",
+                                              FormatSeconds(now - state.gone_since), " ago"));
+    }
+    if (phase_ == v1::PHASE_RUNNING && now - last_progress_ > options_.progress_timeout) {
+      SetPhase(v1::PHASE_FAILED, absl::StrCat("no step was made for ", FormatSeconds(now - last_progress_), ": ",
+                                              WaitingFor(now)));
+    }
+    if (!expired.empty() || phase_ == v1::PHASE_FAILED) ViewChanged(now);
+  }
+  AnswerJoins(now);
+  AnswerDone(now);
+}
+
+void Chief::Fail(const std::string& reason) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) return;
+  SetPhase(v1::PHASE_FAILED, reason);
+  ViewChanged(Now());
+}
+
+v1::StatusReply Chief::Status(TimePoint now) {
+  MutexLock lock(mutex_);
+  v1::StatusReply reply;
+  reply.set_job(options_.job);
+  reply.set_generation(options_.generation);
+  reply.set_phase(phase_);
+  reply.set_failure(failure_);
+  reply.set_view(view_);
+  reply.set_num_workers(options_.num_workers);
+  reply.set_num_shards(options_.num_shards);
+  reply.mutable_settings()->insert(options_.settings.begin(), options_.settings.end());
+  for (const auto& [rank, member] : membership_.members()) {
+    v1::WorkerStatus* worker = reply.add_workers();
+    worker->set_rank(rank);
+    worker->set_incarnation(member.incarnation);
+    worker->set_name(member.name);
+    worker->set_host(member.host);
+    worker->set_step(member.step);
+    worker->set_done(member.done);
+    worker->set_last_heard_ms(static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(now - member.last_heard).count()));
+  }
+  AddShardInfo(reply.mutable_shards());
+  reply.set_waiting_for(WaitingFor(now));
+  if (plan_.has_value()) reply.set_parameters(static_cast<uint64_t>(plan_->total_elements()));
+  return reply;
+}
+
+}  // namespace ps

@@ -1,0 +1,143 @@
+// The chief: the job's membership and phases. It grants initialisation, tells shards who takes part (views), and, in a
+// mode that gathers over several shards, names the contributions of each step. Weights never pass through it.
+//
+// Thread-safe; nothing blocks. Calls out of it (to shards, to those who wait) are made without its lock, in order
+// (Outbox). Time is passed in.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/outbox.h"
+#include "common/slices.h"
+#include "common/sync.h"
+#include "ps/v1/ps.pb.h"
+#include "server/membership.h"
+#include "server/modes/mode.h"
+
+namespace ps {
+
+struct ChiefOptions {
+  std::string job = "default";
+  uint64_t generation = 1;  // Larger than any earlier start's of this job.
+  uint32_t num_workers = 1;
+  uint32_t num_shards = 1;
+  std::string mode = "bsp";
+  std::chrono::nanoseconds lease = std::chrono::seconds(10);
+  // A running job whose steps stand still for so long has failed.
+  std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
+  std::map<std::string, std::string> settings;  // Flags that all servers must share.
+};
+
+class Chief {
+ public:
+  using JoinCallback = std::function<void(absl::StatusOr<v1::JoinReply>)>;
+  using DoneCallback = std::function<void(v1::DoneReply)>;
+  using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
+
+  // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED).
+  Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end);
+
+  // ---- Shards
+
+  // A shard registers, or comes back. FAILED_PRECONDITION, naming the flags, if its settings differ; ALREADY_EXISTS if
+  // its number is taken. From then on `send` gets every update, in order.
+  absl::Status RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now);
+  void OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
+  // The stream of the shard broke.
+  void OnShardGone(uint32_t shard, TimePoint now);
+
+  // ---- Workers. Errors: FAILED_PRECONDITION (settings, layout or number of workers differ; named), ABORTED (the job
+  // failed), ALREADY_EXISTS, INVALID_ARGUMENT, UNIMPLEMENTED (protocol version).
+
+  // Calls back when the view with the new member is in force on every shard, or at the deadline with what is missing.
+  void Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
+  absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request, TimePoint now);
+  // Calls back when all workers are done, or at the deadline with who is not. ABORTED if the job fails.
+  void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
+            std::function<void(absl::StatusOr<v1::DoneReply>)> callback);
+  absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
+
+  v1::StatusReply Status(TimePoint now);
+  // Ends leases and waits whose time is over.
+  void Tick(TimePoint now);
+  // The job fails for this reason (an operator's shutdown, say). Nothing happens where it has ended.
+  void Fail(const std::string& reason);
+
+ private:
+  struct ShardState {
+    bool registered = false;
+    bool ever_registered = false;
+    std::string address;
+    SendFunction send;
+    uint64_t acknowledged_view = 0;
+    bool initialised = false;
+    uint64_t applied_version = 0;
+    uint64_t highest_step = 0;
+    TimePoint gone_since;
+  };
+  struct JoinWait {
+    uint32_t rank;
+    uint64_t incarnation;
+    uint64_t view;
+    TimePoint deadline;
+    JoinCallback callback;
+  };
+  struct DoneWait {
+    TimePoint deadline;
+    std::function<void(absl::StatusOr<v1::DoneReply>)> callback;
+  };
+
+  absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Member*> FindMember(const v1::Identity& id, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSameJob(const v1::JoinRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t StartStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::JoinReply MakeJoinReply(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountComplete(uint32_t shard, const v1::PushDone& done, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LoseMember(const Member& member, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetPhase(v1::Phase phase, const std::string& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the grant to initialise, starts or finishes the job where it is time, tells shards the new view, and answers
+  // whoever waited for that.
+  void ViewChanged(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::View MakeView(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerDone(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<uint32_t> MissingShards() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllShardsInitialised() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ChiefOptions options_;
+  const std::function<void(v1::Phase, const std::string&)> on_end_;
+  bool leads_steps_ = false;  // Names the contributions of each step.
+
+  Outbox outbox_;
+  Mutex mutex_;
+  Membership membership_ ABSL_GUARDED_BY(mutex_);
+  v1::Phase phase_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_GATHERING;
+  std::string failure_ ABSL_GUARDED_BY(mutex_);
+  uint64_t view_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<SlicePlan> plan_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> experiment_ ABSL_GUARDED_BY(mutex_);
+  std::optional<uint32_t> initialiser_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
+  std::list<JoinWait> joins_ ABSL_GUARDED_BY(mutex_);
+  std::list<DoneWait> done_waits_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
+  // Pushes that some but not all shards have complete: (step, rank) → shards that have it.
+  std::map<std::pair<uint64_t, uint32_t>, std::set<uint32_t>> complete_ ABSL_GUARDED_BY(mutex_);
+  TimePoint last_progress_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

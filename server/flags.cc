@@ -1,0 +1,60 @@
+#include "server/flags.h"
+
+#include "absl/flags/flag.h"
+#include "common/flag_parser.h"
+
+ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
+ABSL_FLAG(std::string, advertise, "", "the address that others are told; empty: what it listens on");
+ABSL_FLAG(bool, insecure, false, "listen beyond this machine without TLS");
+ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
+ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
+ABSL_FLAG(std::string, mode, "bsp", "bsp (sync): a step of all workers makes a version; asp (async): every push does");
+ABSL_FLAG(std::string, optimizer, "sgd", "sgd or momentum");
+ABSL_FLAG(float, learning_rate, 0.1F, "learning rate");
+ABSL_FLAG(float, momentum, 0.9F, "momentum, for --optimizer=momentum");
+ABSL_FLAG(float, weight_decay, 0.0F, "weight decay (L2), added to the gradient");
+ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
+ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that share the model");
+ABSL_FLAG(std::string, chief, "", "address of server 0; for the other servers");
+ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is silent for so long is lost");
+ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10), "a running job without a step for so long has failed");
+ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard looks for the chief");
+ABSL_FLAG(bool, keep_running, false, "stay when the job has ended, to answer ps_ctl");
+ABSL_FLAG(uint64_t, max_inflight_bytes, 0, "limit of gradient bytes held; 0: two pushes a worker");
+ABSL_FLAG(uint64_t, max_parked, 0, "limit of calls that wait; 0: 64 and 8 a worker");
+ABSL_FLAG(int, max_versions, 4, "limit of weight buffers; when all are being read, updates wait");
+ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: half of the processors, at most 8");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
+
+namespace ps {
+
+ServerOptions ServerOptionsFromFlags() {
+  ServerOptions options;
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.advertise = absl::GetFlag(FLAGS_advertise);
+  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.job = absl::GetFlag(FLAGS_job);
+  options.num_workers = absl::GetFlag(FLAGS_num_workers);
+  options.mode = absl::GetFlag(FLAGS_mode);
+  options.optimizer = absl::GetFlag(FLAGS_optimizer);
+  options.hyperparameters = {.learning_rate = absl::GetFlag(FLAGS_learning_rate),
+                             .momentum = absl::GetFlag(FLAGS_momentum),
+                             .weight_decay = absl::GetFlag(FLAGS_weight_decay)};
+  options.shard = absl::GetFlag(FLAGS_shard);
+  options.num_shards = absl::GetFlag(FLAGS_num_shards);
+  options.chief = absl::GetFlag(FLAGS_chief);
+  options.lease = absl::GetFlag(FLAGS_lease);
+  options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
+  options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
+  options.keep_running = absl::GetFlag(FLAGS_keep_running);
+  options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes);
+  options.max_parked = absl::GetFlag(FLAGS_max_parked);
+  options.max_versions = absl::GetFlag(FLAGS_max_versions);
+  options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
+  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  return options;
+}
+
+nlohmann::ordered_json ServerFlagValues() { return FlagValues("server/flags.cc"); }
+
+}  // namespace ps

@@ -1,0 +1,16 @@
+// The flags of ps_server.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "server/options.h"
+#include <nlohmann/json.hpp>
+
+namespace ps {
+
+// Reads the parsed flags.
+ServerOptions ServerOptionsFromFlags();
+
+// Every flag with its value, for the `start` event.
+nlohmann::ordered_json ServerFlagValues();
+
+}  // namespace ps

@@ -1,0 +1,37 @@
+// A shard's link to a chief in another process: registers, passes reports on, hands updates in.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/sync.h"
+#include "ps/v1/ps.grpc.pb.h"
+
+namespace ps {
+
+// Thread-safe. Calls `on_update` for each update in order, and `on_end` once when the stream has ended for good.
+class Follower {
+ public:
+  Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(const v1::ChiefUpdate&)> on_update,
+           std::function<void(const absl::Status&)> on_end);
+  // Cancels the stream and waits for its end.
+  ~Follower();
+
+  // Connects and registers. Waits for the chief until the deadline; UNAVAILABLE, naming the address, if it is not there.
+  // A refusal comes by on_end.
+  absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline);
+  void Report(const v1::ShardReport& report);
+
+ private:
+  class Call;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::function<void(const v1::ChiefUpdate&)> on_update_;
+  const std::function<void(const absl::Status&)> on_end_;
+  std::shared_ptr<Call> call_;
+};
+
+}  // namespace ps

@@ -1,0 +1,56 @@
+// The record of answered pushes of one shard: why a push counts once.
+//
+// A rank sends its steps in ascending order, one at a time, so its last step and that step's answer say everything: the
+// same step again gets DUPLICATE if it was applied and its old answer else; a lower one changes nothing.
+// A pure value; its owner locks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+class Ledger {
+ public:
+  // Whether the push of (rank, step), or a later one of that rank, was answered for good.
+  bool Seen(uint32_t rank, uint64_t step) const {
+    const auto entry = entries_.find(rank);
+    return entry != entries_.end() && step <= entry->second.step;
+  }
+
+  // The answer to a push that was Seen. The first to ask for an applied push is told APPLIED, later ones DUPLICATE.
+  v1::Answer Tell(uint32_t rank, uint64_t step) {
+    Entry& entry = entries_.at(rank);
+    if (step < entry.step || entry.answer != v1::APPLIED) return v1::STALE;
+    return std::exchange(entry.told, true) ? v1::DUPLICATE : v1::APPLIED;
+  }
+
+  void Record(uint32_t rank, uint64_t step, v1::Answer answer) { entries_[rank] = {.step = step, .answer = answer}; }
+
+  // The step after the rank's last one.
+  uint64_t NextStep(uint32_t rank) const {
+    const auto entry = entries_.find(rank);
+    return entry == entries_.end() ? 0 : entry->second.step + 1;
+  }
+
+  // One more than the highest step of any rank; 0 if there was none.
+  uint64_t HighestStep() const {
+    uint64_t highest = 0;
+    for (const auto& [rank, entry] : entries_) highest = std::max(highest, entry.step + 1);
+    return highest;
+  }
+
+ private:
+  struct Entry {
+    uint64_t step = 0;
+    v1::Answer answer = v1::ANSWER_UNSPECIFIED;
+    bool told = false;
+  };
+  std::map<uint32_t, Entry> entries_;
+};
+
+}  // namespace ps

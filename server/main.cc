@@ -1,0 +1,50 @@
+// ps_server: holds a shard of a model's weights and applies what workers push.
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "common/program.h"
+#include "common/status.h"
+#include "server/flags.h"
+#include "server/server.h"
+#include <spdlog/spdlog.h>
+
+int main(int argc, char** argv) {
+  using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
+  CommandLine line;
+  int exit_status = kExitDone;
+  if (!StartProgram(argc, argv, "ps_server [flags]: holds a shard of a model's weights and trains it", "server/flags.cc",
+                    &line, &exit_status)) {
+    return exit_status;
+  }
+  const ServerOptions options = ServerOptionsFromFlags();
+  absl::Status valid = ValidateServerOptions(options);
+  if (valid.ok() && !line.arguments.empty()) {
+    valid = absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --");
+  }
+  if (!valid.ok()) return Complain("ps_server", valid, kExitUsage);
+
+  InitLogging("ps_server");
+  Mutex mutex;
+  Server* running = nullptr;
+  bool stopped = false;
+  OnStopSignal([&](const std::string& signal) {
+    spdlog::info("{}: stopping", signal);
+    MutexLock lock(mutex);
+    stopped = true;
+    if (running != nullptr) running->Stop(absl::StrCat("server ", options.shard, " was stopped (", signal, ")"));
+  });
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, ServerFlagValues());
+  if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
+  std::cout << "listening on " << (*server)->address() << std::endl;
+  {
+    MutexLock lock(mutex);
+    running = server->get();
+    if (stopped) running->Stop("the server was stopped");
+  }
+  const absl::Status ended = (*server)->Wait();
+  {
+    MutexLock lock(mutex);
+    running = nullptr;
+  }
+  return ended.ok() ? kExitDone : Complain("ps_server", ended, kExitFailed);
+}

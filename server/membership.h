@@ -1,0 +1,64 @@
+// Who takes part in a job: ranks, incarnations, leases. A pure value: no I/O, no locks, and time is passed in.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+
+namespace ps {
+
+struct Member {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+  std::string name;
+  std::string host;
+  uint64_t start_step = 0;
+  uint64_t step = 0;      // As last told.
+  bool done = false;      // Its budget is spent.
+  TimePoint last_heard;
+
+  std::string ToString() const;  // "rank 3 (worker-3 on host-b)"
+};
+
+class Membership {
+ public:
+  Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
+
+  // Takes a worker in. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the rank
+  // that it claims, or the lowest free one. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS if somebody else
+  // holds the rank, INVALID_ARGUMENT if there is no such rank.
+  absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
+                               uint64_t start_step, TimePoint now);
+
+  // The member of this rank and incarnation, or null.
+  Member* Find(uint32_t rank, uint64_t incarnation);
+
+  void Remove(uint32_t rank) { members_.erase(rank); }
+
+  // Members whose lease has ended.
+  std::vector<Member> Expired(TimePoint now) const;
+
+  const std::map<uint32_t, Member>& members() const { return members_; }
+  bool full() const { return members_.size() == num_workers_; }
+  uint32_t num_workers() const { return num_workers_; }
+  std::chrono::nanoseconds lease() const { return lease_; }
+  bool all_done() const;
+
+  // "rank 3 (last heard of 12 s ago), rank 5 (not joined)"
+  std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;
+
+ private:
+  std::optional<uint32_t> LowestFreeRank() const;
+
+  const uint32_t num_workers_;
+  const std::chrono::nanoseconds lease_;
+  std::map<uint32_t, Member> members_;
+  std::map<uint32_t, uint64_t> incarnations_;  // The last one that each rank was handed out with.
+};
+
+}  // namespace ps

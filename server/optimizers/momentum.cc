@@ -1,0 +1,32 @@
+#include "server/optimizers/optimizer.h"
+
+namespace ps {
+namespace {
+
+struct MomentumKernel {
+  PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights,
+                     const float* velocity, float* new_velocity, float rate, float momentum, float decay) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < elements; ++i) {
+      const float v = momentum * velocity[i] + (gradient[i] + decay * weights[i]);
+      new_velocity[i] = v;
+      new_weights[i] = weights[i] - rate * v;
+    }
+  }
+};
+
+class Momentum final : public Optimizer {
+ public:
+  std::string name() const override { return "momentum"; }
+  int state_tensors() const override { return 1; }
+  void Apply(const OptimizerBlock& block, const Hyperparameters& hyper, Isa isa) const override {
+    RunKernel<MomentumKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[0],
+                              block.new_state[0], hyper.learning_rate, hyper.momentum, hyper.weight_decay);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> MakeMomentum() { return std::make_unique<Momentum>(); }
+
+}  // namespace ps

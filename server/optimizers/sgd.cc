@@ -1,0 +1,30 @@
+#include "server/optimizers/optimizer.h"
+
+namespace ps {
+namespace {
+
+struct SgdKernel {
+  PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights, float rate,
+                     float decay) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < elements; ++i) {
+      new_weights[i] = weights[i] - rate * (gradient[i] + decay * weights[i]);
+    }
+  }
+};
+
+class Sgd final : public Optimizer {
+ public:
+  std::string name() const override { return "sgd"; }
+  int state_tensors() const override { return 0; }
+  void Apply(const OptimizerBlock& block, const Hyperparameters& hyper, Isa isa) const override {
+    RunKernel<SgdKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, hyper.learning_rate,
+                         hyper.weight_decay);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> MakeSgd() { return std::make_unique<Sgd>(); }
+
+}  // namespace ps

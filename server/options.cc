@@ -1,0 +1,99 @@
+#include "server/options.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/endpoint.h"
+#include "common/status.h"
+#include "server/modes/mode.h"
+
+namespace ps {
+namespace {
+
+constexpr uint32_t kMaxWorkers = 4096;
+constexpr uint32_t kMaxShards = 1024;
+
+class Problems {
+ public:
+  void Check(bool good, const std::string& problem) {
+    if (!good) problems_.push_back(problem);
+  }
+  void Check(const absl::Status& status) { Check(status.ok(), Message(status)); }
+  absl::Status ToStatus() const {
+    return problems_.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems_, "\n"));
+  }
+
+ private:
+  std::vector<std::string> problems_;
+};
+
+void CheckAddresses(const ServerOptions& options, Problems& problems) {
+  const absl::StatusOr<Endpoint> listen = ParseEndpoint("listen", options.listen);
+  problems.Check(listen.status());
+  if (listen.ok()) {
+    problems.Check(listen->is_local() || options.insecure,
+                   absl::StrCat("--listen=", options.listen,
+                                ": reachable from other machines, without TLS; add --insecure if the network is "
+                                "trusted, or listen on 127.0.0.1"));
+  }
+  if (!options.advertise.empty()) problems.Check(ParseEndpoint("advertise", options.advertise).status());
+  if (options.shard > 0) {
+    problems.Check(!options.chief.empty(), "--chief: a server with --shard above 0 needs the address of server 0");
+  } else {
+    problems.Check(options.chief.empty(), absl::StrCat("--chief=", options.chief, ": server 0 is the chief itself"));
+  }
+  if (!options.chief.empty()) problems.Check(ParseEndpoint("chief", options.chief).status());
+}
+
+}  // namespace
+
+absl::Status ValidateServerOptions(const ServerOptions& options) {
+  Problems problems;
+  CheckAddresses(options, problems);
+  problems.Check(!options.job.empty() && options.job.size() <= 256, "--job: expected 1 to 256 characters");
+  problems.Check(options.num_workers >= 1 && options.num_workers <= kMaxWorkers,
+                 absl::StrCat("--num_workers=", options.num_workers, ": expected 1 to ", kMaxWorkers));
+  problems.Check(options.num_shards >= 1 && options.num_shards <= kMaxShards,
+                 absl::StrCat("--num_shards=", options.num_shards, ": expected 1 to ", kMaxShards));
+  problems.Check(options.shard < options.num_shards,
+                 absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
+                              " (--num_shards=", options.num_shards, ")"));
+  problems.Check(MakeMode(options.mode, 1).status());
+  problems.Check(MakeOptimizer(options.optimizer).status());
+  const Hyperparameters& hyper = options.hyperparameters;
+  problems.Check(std::isfinite(hyper.learning_rate) && hyper.learning_rate > 0,
+                 absl::StrCat("--learning_rate=", hyper.learning_rate, ": expected a number above 0"));
+  problems.Check(hyper.momentum >= 0 && hyper.momentum < 1,
+                 absl::StrCat("--momentum=", hyper.momentum, ": expected 0 or more, below 1"));
+  problems.Check(std::isfinite(hyper.weight_decay) && hyper.weight_decay >= 0,
+                 absl::StrCat("--weight_decay=", hyper.weight_decay, ": expected 0 or more"));
+  problems.Check(options.lease >= absl::Milliseconds(100) && options.lease <= absl::Hours(24),
+                 absl::StrCat("--lease=", absl::FormatDuration(options.lease), ": expected 100ms to 24h"));
+  problems.Check(options.progress_timeout > absl::ZeroDuration() && options.progress_timeout <= absl::Hours(240),
+                 absl::StrCat("--progress_timeout=", absl::FormatDuration(options.progress_timeout),
+                              ": expected more than 0, at most 240h"));
+  problems.Check(options.connect_timeout > absl::ZeroDuration() && options.connect_timeout <= absl::Hours(24),
+                 absl::StrCat("--connect_timeout=", absl::FormatDuration(options.connect_timeout),
+                              ": expected more than 0, at most 24h"));
+  problems.Check(options.max_versions >= 1 && options.max_versions <= 64,
+                 absl::StrCat("--max_versions=", options.max_versions, ": expected 1 to 64"));
+  problems.Check(options.apply_threads >= 0 && options.apply_threads <= 256,
+                 absl::StrCat("--apply_threads=", options.apply_threads, ": expected 0 to 256"));
+  return problems.ToStatus();
+}
+
+std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
+  const auto exact = [](float value) { return absl::StrFormat("%.9g", value); };
+  const auto mode = MakeMode(options.mode, options.num_workers);
+  return {{"mode", mode.ok() ? (*mode)->name() : options.mode},
+          {"optimizer", options.optimizer},
+          {"learning_rate", exact(options.hyperparameters.learning_rate)},
+          {"momentum", exact(options.hyperparameters.momentum)},
+          {"weight_decay", exact(options.hyperparameters.weight_decay)},
+          {"num_workers", absl::StrCat(options.num_workers)},
+          {"num_shards", absl::StrCat(options.num_shards)}};
+}
+
+}  // namespace ps

@@ -1,0 +1,50 @@
+// What a server is started with. Read once, at the edge, from the flags (flags.cc); everything inside gets it as a value.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/optimizers/optimizer.h"
+
+namespace ps {
+
+// Fields are the flags of the same name.
+struct ServerOptions {
+  std::string listen = "127.0.0.1:0";
+  std::string advertise;  // Empty: what it listens on.
+  bool insecure = false;  // Listen beyond this machine without TLS.
+
+  std::string job = "default";
+  uint32_t num_workers = 1;
+  std::string mode = "bsp";
+  std::string optimizer = "sgd";
+  Hyperparameters hyperparameters;
+
+  uint32_t shard = 0;
+  uint32_t num_shards = 1;
+  std::string chief;  // Address of server 0; empty on server 0 itself.
+
+  absl::Duration lease = absl::Seconds(10);            // Of a worker, and of a shard's link to the chief.
+  absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for so long has failed.
+  absl::Duration connect_timeout = absl::Seconds(30);  // For a shard to find the chief.
+  bool keep_running = false;                           // Stay when the job has ended.
+
+  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
+  uint64_t max_parked = 0;          // Calls that wait; 0: 64 and 8 a worker.
+  int max_versions = 4;             // Buffers of weights.
+  int apply_threads = 0;            // 0: half of the processors, at most 8.
+
+  std::string metrics_file;
+};
+
+// INVALID_ARGUMENT naming every problem at once, one a line.
+absl::Status ValidateServerOptions(const ServerOptions& options);
+
+// The flags that all servers of a job must share, by name.
+std::map<std::string, std::string> SharedSettings(const ServerOptions& options);
+
+}  // namespace ps

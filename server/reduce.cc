@@ -1,0 +1,104 @@
+#include "server/reduce.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace ps {
+namespace {
+
+// 16 KiB: the block's sum stays in the first-level cache between the reduction and the optimizer.
+constexpr size_t kBlockElements = 4096;
+
+// Received floats lie at any address, so they are read with memcpy, which compiles to unaligned vector loads.
+struct ScaleKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < elements; ++i) {
+      float value;
+      std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
+      sum[i] = coefficient * value;
+    }
+  }
+};
+
+struct AddScaledKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
+#pragma GCC ivdep
+    for (size_t i = 0; i < elements; ++i) {
+      float value;
+      std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
+      sum[i] = sum[i] + coefficient * value;
+    }
+  }
+};
+
+// A float is infinite or not a number if all bits of its exponent are set (IEEE 754).
+struct FiniteKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* values, uint32_t* found) {
+    uint32_t bad = 0;
+    for (size_t i = 0; i < elements; ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, values + i * sizeof(bits), sizeof(bits));
+      bad |= static_cast<uint32_t>((bits & 0x7F800000U) == 0x7F800000U);
+    }
+    *found = bad;
+  }
+};
+
+}  // namespace
+
+void ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    const Hyperparameters& hyperparameters, Isa isa) {
+  alignas(64) float sum[kBlockElements];
+  alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
+  if (terms.empty()) std::fill(std::begin(sum), std::end(sum), 0.0F);
+  for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
+    const size_t elements = std::min(kBlockElements, slice.elements - begin);
+    for (size_t term = 0; term < terms.size(); ++term) {
+      const uint8_t* gradient =
+          terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch);
+      if (term == 0) {
+        RunKernel<ScaleKernel>(isa, elements, gradient, terms[term].coefficient, &sum[0]);
+      } else {
+        RunKernel<AddScaledKernel>(isa, elements, gradient, terms[term].coefficient, &sum[0]);
+      }
+    }
+    OptimizerBlock block = {.elements = elements,
+                            .gradient = sum,
+                            .weights = slice.weights + begin,
+                            .new_weights = slice.new_weights + begin};
+    for (int k = 0; k < optimizer.state_tensors(); ++k) {
+      block.state[k] = slice.state[k] + begin;
+      block.new_state[k] = slice.new_state[k] + begin;
+    }
+    optimizer.Apply(block, hyperparameters, isa);
+  }
+}
+
+float Coefficient(uint64_t samples, uint64_t total) {
+  return static_cast<float>(static_cast<double>(samples) / static_cast<double>(total));
+}
+
+bool AllFinite(const Payload& payload, Isa isa) {
+  uint8_t scratch[sizeof(float)];
+  size_t offset = 0;
+  for (const Piece& piece : payload.pieces()) {
+    const size_t end = offset + piece.size();
+    uint32_t bad = 0;
+    // A float that began in an earlier piece and ends in this one.
+    const size_t straddling = offset / sizeof(float) * sizeof(float);
+    if (straddling < offset && straddling + sizeof(float) <= end) {
+      RunKernel<FiniteKernel>(isa, size_t{1}, payload.Contiguous(straddling, sizeof(float), scratch), &bad);
+      if (bad != 0) return false;
+    }
+    const size_t skip = (sizeof(float) - offset % sizeof(float)) % sizeof(float);
+    if (piece.size() >= skip + sizeof(float)) {
+      RunKernel<FiniteKernel>(isa, (piece.size() - skip) / sizeof(float), piece.data() + skip, &bad);
+      if (bad != 0) return false;
+    }
+    offset = end;
+  }
+  return true;
+}
+
+}  // namespace ps

@@ -1,0 +1,30 @@
+// The one pass over memory that makes a slice's next version: for each block that fits the cache, sum the gradients in
+// rank order, then apply the optimizer.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "common/codec.h"
+#include "server/optimizers/optimizer.h"
+
+namespace ps {
+
+// A received gradient of one slice, and its weight in the sum.
+struct GradientTerm {
+  const Payload* gradient = nullptr;
+  float coefficient = 1.0F;
+};
+
+// g = Σ cᵣ·gᵣ in the order of `terms`, in float32, then the optimizer. Every gradient holds 4·slice.elements bytes;
+// slice.gradient is not read. Without terms, the gradient is zero.
+void ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    const Hyperparameters& hyperparameters, Isa isa);
+
+// The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
+float Coefficient(uint64_t samples, uint64_t total);
+
+// True if every float of the payload is finite. The payload's size must be a multiple of 4.
+bool AllFinite(const Payload& payload, Isa isa);
+
+}  // namespace ps

@@ -1,0 +1,212 @@
+#include "server/server.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/status.h"
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <spdlog/spdlog.h>
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kTick(50);
+constexpr std::chrono::milliseconds kShutdownGrace(500);
+constexpr std::chrono::seconds kFinishLinger(2);
+
+int ApplyThreads(int asked) {
+  if (asked > 0) return asked;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
+}
+
+ShardOptions MakeShardOptions(const ServerOptions& options) {
+  return {.job = options.job,
+          .shard = options.shard,
+          .num_shards = options.num_shards,
+          .num_workers = options.num_workers,
+          .mode = options.mode,
+          .optimizer = options.optimizer,
+          .hyperparameters = options.hyperparameters,
+          .apply_threads = ApplyThreads(options.apply_threads),
+          .max_versions = static_cast<size_t>(options.max_versions),
+          .max_inflight_bytes = options.max_inflight_bytes,
+          .max_parked = options.max_parked};
+}
+
+ChiefOptions MakeChiefOptions(const ServerOptions& options) {
+  using std::chrono::system_clock;
+  const auto since_epoch = system_clock::now().time_since_epoch();
+  return {.job = options.job,
+          // Microseconds since 1970: larger than at any earlier start.
+          .generation =
+              static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_epoch).count()),
+          .num_workers = options.num_workers,
+          .num_shards = options.num_shards,
+          .mode = options.mode,
+          .lease = ToChrono(options.lease),
+          .progress_timeout = ToChrono(options.progress_timeout),
+          .settings = SharedSettings(options)};
+}
+
+}  // namespace
+
+Server::Server(const ServerOptions& options) : options_(options) {}
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags) {
+  PS_RETURN_IF_ERROR(ValidateServerOptions(options));
+  std::unique_ptr<Server> server(new Server(options));
+  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
+  if (!metrics.ok()) return metrics.status();
+  server->metrics_ = *std::move(metrics);
+  server->metrics_->set_number(options.shard);
+  PS_RETURN_IF_ERROR(server->Listen());
+  nlohmann::ordered_json start = StartFields();
+  start["mode"] = options.mode;
+  start["flags"] = flags;
+  server->metrics_->Write("start", std::move(start));
+  PS_RETURN_IF_ERROR(server->JoinChief());
+  server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
+  return server;
+}
+
+absl::Status Server::Listen() {
+  if (options_.shard == 0) {
+    chief_ = std::make_unique<Chief>(MakeChiefOptions(options_), [this](v1::Phase phase, const std::string& failure) {
+      End(phase, failure);
+    });
+  }
+  shard_ = std::make_unique<Shard>(
+      MakeShardOptions(options_),
+      [this](const v1::ShardReport& report) {
+        if (chief_ != nullptr) return chief_->OnReport(0, report, Now());
+        if (follower_ != nullptr) follower_->Report(report);
+      },
+      metrics_.get());
+  if (chief_ != nullptr) chief_service_ = std::make_unique<ChiefService>(*chief_);
+  shard_service_ = std::make_unique<ShardService>(*shard_);
+  exchange_service_ = std::make_unique<ExchangeService>(*shard_, ExchangeLimits());
+
+  grpc::ServerBuilder builder;
+  SetServerArguments(builder);
+  const Endpoint listen = *ParseEndpoint("listen", options_.listen);
+  int port = 0;
+  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
+  if (chief_service_ != nullptr) builder.RegisterService(chief_service_.get());
+  builder.RegisterService(shard_service_.get());
+  builder.RegisterCallbackGenericService(exchange_service_.get());
+  grpc_ = builder.BuildAndStart();
+  if (grpc_ == nullptr || port == 0) {
+    grpc_.reset();
+    return absl::UnavailableError(
+        absl::StrCat("--listen=", options_.listen, ": the address is in use or not this machine's"));
+  }
+  Endpoint bound = listen;
+  if (!listen.is_unix()) bound.port = port;
+  address_ = bound.ToString();
+  return absl::OkStatus();
+}
+
+absl::Status Server::JoinChief() {
+  v1::Registration registration;
+  registration.set_protocol(v1::PROTOCOL_VERSION_1);
+  registration.set_shard(options_.shard);
+  registration.set_address(options_.advertise.empty() ? address_ : options_.advertise);
+  registration.set_job(options_.job);
+  const auto settings = SharedSettings(options_);
+  registration.mutable_settings()->insert(settings.begin(), settings.end());
+  if (chief_ != nullptr) {
+    return chief_->RegisterShard(
+        registration, [this](const v1::ChiefUpdate& update) { shard_->OnChiefUpdate(update); }, Now());
+  }
+  follower_ = std::make_unique<Follower>(
+      MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0),
+      [this](const v1::ChiefUpdate& update) {
+        shard_->OnChiefUpdate(update);
+        const v1::Phase phase = update.view().phase();
+        if (phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED) End(phase, update.view().failure());
+      },
+      [this](const absl::Status& status) {
+        shard_->SetChiefLost(true);
+        End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " ended the connection")
+                                          : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
+      });
+  return follower_->Start(registration, options_.chief, Now() + ToChrono(options_.connect_timeout));
+}
+
+void Server::Tick() {
+  mutex_.Lock();
+  while (ticking_) {
+    changed_.WaitUntil(mutex_, Now() + kTick);
+    mutex_.Unlock();
+    const TimePoint now = Now();
+    if (chief_ != nullptr) chief_->Tick(now);
+    shard_->Tick(now);
+    mutex_.Lock();
+  }
+  mutex_.Unlock();
+}
+
+void Server::End(v1::Phase phase, const std::string& failure) {
+  {
+    MutexLock lock(mutex_);
+    if (end_ != v1::PHASE_UNSPECIFIED) return;
+    end_ = phase;
+    failure_ = failure;
+  }
+  changed_.NotifyAll();
+}
+
+void Server::Stop(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  if (chief_ != nullptr) chief_->Fail(reason);
+  End(v1::PHASE_FAILED, reason);
+  changed_.NotifyAll();
+}
+
+void Server::Linger() {
+  const TimePoint deadline = Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
+  while (Now() < deadline && chief_ != nullptr && chief_->Status(Now()).workers_size() > 0) {
+    MutexLock lock(mutex_);
+    changed_.WaitUntil(mutex_, Now() + kTick);
+  }
+}
+
+absl::Status Server::Wait() {
+  v1::Phase phase = v1::PHASE_UNSPECIFIED;
+  {
+    MutexLock lock(mutex_);
+    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return stopped_ || (end_ != v1::PHASE_UNSPECIFIED && !options_.keep_running);
+    };
+    while (!ended()) changed_.Wait(mutex_);
+    phase = end_;
+  }
+  if (phase == v1::PHASE_FAILED) Linger();
+  shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
+                                               : absl::AbortedError("the server ends"));
+  grpc_->Shutdown(std::chrono::system_clock::now() +
+                  (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
+  metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
+  MutexLock lock(mutex_);
+  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure_);
+}
+
+Server::~Server() {
+  {
+    MutexLock lock(mutex_);
+    ticking_ = false;
+  }
+  changed_.NotifyAll();
+  if (ticker_.joinable()) ticker_.join();
+  if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
+  if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  follower_.reset();
+  shard_.reset();  // Its last reports still find the chief.
+}
+
+}  // namespace ps

@@ -1,0 +1,68 @@
+// A whole server in one object: what ps_server runs, and what tests run in process.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "common/metrics.h"
+#include "common/sync.h"
+#include "server/chief.h"
+#include "server/exchange.h"
+#include "server/follower.h"
+#include "server/options.h"
+#include "server/services.h"
+#include "server/shard.h"
+#include <grpcpp/server.h>
+
+namespace ps {
+
+class Server {
+ public:
+  // Listens, and joins its chief where it has one. Errors name the flag. `flags` go into the `start` event.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
+                                                       const nlohmann::ordered_json& flags = {});
+  // Ends at once what still runs.
+  ~Server();
+
+  // What it listens on: HOST:PORT with the real port, or unix:PATH.
+  const std::string& address() const { return address_; }
+
+  // Waits until the job has ended or Stop is called, lets those who still ask know, and ends. OK if the job finished,
+  // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it.
+  absl::Status Wait();
+
+  // Asks for the end. The job, if it runs, fails for this reason. Thread-safe, any number of times.
+  void Stop(const std::string& reason);
+
+ private:
+  explicit Server(const ServerOptions& options);
+  absl::Status Listen();
+  absl::Status JoinChief();
+  void Tick();
+  void End(v1::Phase phase, const std::string& failure);
+  // After a failure: until everybody knows, or the lease is over.
+  void Linger();
+
+  const ServerOptions options_;
+  std::string address_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Chief> chief_;  // On server 0.
+  std::unique_ptr<Shard> shard_;
+  std::unique_ptr<Follower> follower_;  // On the others.
+  std::unique_ptr<ChiefService> chief_service_;
+  std::unique_ptr<ShardService> shard_service_;
+  std::unique_ptr<ExchangeService> exchange_service_;
+  std::unique_ptr<grpc::Server> grpc_;
+  std::thread ticker_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
+  std::string failure_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

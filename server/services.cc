@@ -1,0 +1,178 @@
+#include "server/services.h"
+
+#include <deque>
+
+#include "common/hash.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::seconds kWaitDefault(10);
+constexpr std::chrono::seconds kWaitMax(300);
+constexpr std::chrono::seconds kHashWait(30);
+// A little before the caller gives up, so that it is told what was waited for.
+constexpr std::chrono::milliseconds kReplyMargin(200);
+constexpr size_t kMaxQueuedUpdates = 4096;  // To one shard; it reads far faster than steps are made.
+
+TimePoint JoinDeadline(const grpc::CallbackServerContext& context, TimePoint now) {
+  const auto left = context.deadline() - std::chrono::system_clock::now() - kReplyMargin;
+  return now + std::min<std::chrono::nanoseconds>(left, kWaitMax);
+}
+
+grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(ToGrpc(status));
+  return reactor;
+}
+
+// The chief's end of a shard's stream.
+class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::ChiefUpdate>,
+                         public std::enable_shared_from_this<FollowCall> {
+ public:
+  explicit FollowCall(Chief& chief) : chief_(chief) {}
+
+  void Begin() {
+    self_ = shared_from_this();  // gRPC's hold, until OnDone.
+    StartRead(&report_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return End(absl::OkStatus());
+    if (report_.has_registration()) {
+      if (shard_.has_value()) return End(absl::InvalidArgumentError("the shard registered already"));
+      const absl::Status registered = chief_.RegisterShard(
+          report_.registration(), [self = shared_from_this()](const v1::ChiefUpdate& update) { self->Send(update); },
+          Now());
+      if (!registered.ok()) return End(registered);
+      shard_ = report_.registration().shard();
+    } else if (!shard_.has_value()) {
+      return End(absl::InvalidArgumentError("a shard's first report must register it"));
+    } else {
+      chief_.OnReport(*shard_, report_, Now());
+    }
+    report_.Clear();
+    StartRead(&report_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return;  // The read ends too, and with it the call.
+    MutexLock lock(mutex_);
+    queue_.pop_front();
+    if (!ended_ && !queue_.empty()) StartWrite(&queue_.front());
+  }
+
+  void OnDone() override {
+    if (shard_.has_value()) chief_.OnShardGone(*shard_, Now());
+    self_.reset();
+  }
+
+ private:
+  void Send(const v1::ChiefUpdate& update) {
+    bool overflow = false;
+    {
+      MutexLock lock(mutex_);
+      if (ended_) return;
+      queue_.push_back(update);
+      overflow = queue_.size() > kMaxQueuedUpdates;
+      if (queue_.size() == 1) StartWrite(&queue_.front());
+    }
+    if (overflow) End(absl::ResourceExhaustedError("the shard does not read what the chief says"));
+  }
+
+  void End(const absl::Status& status) {
+    {
+      MutexLock lock(mutex_);
+      if (std::exchange(ended_, true)) return;
+    }
+    Finish(ToGrpc(status));
+  }
+
+  Chief& chief_;
+  std::shared_ptr<FollowCall> self_;
+  v1::ShardReport report_;
+  std::optional<uint32_t> shard_;
+  Mutex mutex_;
+  std::deque<v1::ChiefUpdate> queue_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
+                                             v1::JoinReply* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const TimePoint now = Now();
+  chief_.Join(*request, now, JoinDeadline(*context, now), [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {
+    if (answer.ok()) *reply = *std::move(answer);
+    reactor->Finish(ToGrpc(answer.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ChiefService::Heartbeat(grpc::CallbackServerContext* context,
+                                                  const v1::HeartbeatRequest* request, v1::HeartbeatReply* reply) {
+  absl::StatusOr<v1::HeartbeatReply> answer = chief_.Heartbeat(*request, Now());
+  if (answer.ok()) *reply = *std::move(answer);
+  return Answer(context, answer.status());
+}
+
+grpc::ServerUnaryReactor* ChiefService::Done(grpc::CallbackServerContext* context, const v1::DoneRequest* request,
+                                             v1::DoneReply* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const TimePoint now = Now();
+  const std::chrono::nanoseconds asked = std::chrono::milliseconds(request->wait_ms());
+  const TimePoint deadline =
+      now + (request->wait_ms() == 0 ? std::chrono::nanoseconds(kWaitDefault) : std::min(asked, std::chrono::nanoseconds(kWaitMax)));
+  chief_.Done(*request, now, deadline, [reactor, reply](absl::StatusOr<v1::DoneReply> answer) {
+    if (answer.ok()) *reply = *std::move(answer);
+    reactor->Finish(ToGrpc(answer.status()));
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ChiefService::Leave(grpc::CallbackServerContext* context, const v1::LeaveRequest* request,
+                                              v1::LeaveReply*) {
+  return Answer(context, chief_.Leave(*request, Now()));
+}
+
+grpc::ServerUnaryReactor* ChiefService::Status(grpc::CallbackServerContext* context, const v1::StatusRequest*,
+                                               v1::StatusReply* reply) {
+  *reply = chief_.Status(Now());
+  return Answer(context, absl::OkStatus());
+}
+
+grpc::ServerBidiReactor<v1::ShardReport, v1::ChiefUpdate>* ChiefService::Follow(grpc::CallbackServerContext*) {
+  auto call = std::make_shared<FollowCall>(chief_);
+  call->Begin();
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* context, const v1::HashSlicesRequest*,
+                                                   v1::HashSlicesReply* reply) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const TimePoint now = Now();
+  shard_.AwaitPull({}, std::nullopt, now, now + kHashWait, [this, reactor, reply](absl::StatusOr<VersionPin> pin) {
+    if (!pin.ok()) return reactor->Finish(ToGrpc(pin.status()));
+    const SlicePlan& plan = *shard_.plan();
+    reply->set_version(pin->version());
+    for (uint32_t index : plan.shard_slices(shard_.options().shard)) {
+      const SliceInfo& slice = plan.slices()[index];
+      const SliceHash hash = HashSlice(pin->weights().subspan(static_cast<size_t>(slice.shard_offset),
+                                                              static_cast<size_t>(slice.elements)));
+      v1::SliceHash* out = reply->add_hashes();
+      out->set_slice(index);
+      out->set_hash(hash.data(), hash.size());
+    }
+    reactor->Finish(grpc::Status::OK);
+  });
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* ShardService::ShardStatus(grpc::CallbackServerContext* context,
+                                                    const v1::ShardStatusRequest*, v1::ShardStatusReply* reply) {
+  *reply = shard_.Status(Now());
+  return Answer(context, absl::OkStatus());
+}
+
+}  // namespace ps

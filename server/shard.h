@@ -1,0 +1,197 @@
+// One shard: the weights that this server holds, the pushes on their way into them, and those who wait.
+//
+//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ apply queue ─▶ pool: reduce + optimizer
+//   AwaitPush, AwaitPull ─▶ waits ◀───────────────(published)────────────────────────────────────────┘
+//
+// Thread-safe. Nothing here blocks: what has to wait is parked with a deadline and a callback. Callbacks and reports
+// are made without the lock, in order, one at a time (Outbox). Time is passed in.
+//
+// Lock order: mutex_ is a leaf but for the Outbox's and the pool's own locks.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/codec.h"
+#include "common/metrics.h"
+#include "common/outbox.h"
+#include "common/slices.h"
+#include "common/sync.h"
+#include "ps/v1/ps.pb.h"
+#include "server/ledger.h"
+#include "server/modes/mode.h"
+#include "server/optimizers/optimizer.h"
+#include "server/reduce.h"
+#include "server/store.h"
+#include "server/thread_pool.h"
+
+namespace ps {
+
+struct ShardOptions {
+  std::string job = "default";
+  uint32_t shard = 0;
+  uint32_t num_shards = 1;
+  uint32_t num_workers = 1;
+  std::string mode = "bsp";
+  std::string optimizer = "sgd";
+  Hyperparameters hyperparameters;
+  int apply_threads = 1;
+  size_t max_versions = 4;          // Buffers of weights that may exist at once.
+  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
+  size_t max_parked = 0;            // Calls that may wait at once; 0: 64 + 8 × num_workers.
+};
+
+class Shard {
+ public:
+  using PushCallback = std::function<void(absl::StatusOr<v1::PushReply>)>;
+  using PullCallback = std::function<void(absl::StatusOr<VersionPin>)>;
+  using ReportFunction = std::function<void(const v1::ShardReport&)>;
+
+  // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the shard.
+  Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics);
+  ~Shard();
+
+  // What the chief says. A view older than the one in force is ignored.
+  void OnChiefUpdate(const v1::ChiefUpdate& update);
+  // The chief was not heard of for too long: calls are answered UNAVAILABLE until it is.
+  void SetChiefLost(bool lost);
+
+  // Initial values of some slices, from the worker that the view names; then whether all of this shard's are here.
+  absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  absl::Status CheckInitialised();
+
+  // Some slices of a push. A push that has its answer already is left alone (AwaitPush tells it). INVALID_ARGUMENT
+  // names the slice or tensor that is wrong, and drops what came of the push before.
+  absl::Status AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now);
+
+  // Calls back when the push has its answer, at `deadline` with whom it waited for, or at once with an error. Returns a
+  // number for CancelWait. `complete_now`: the caller has no more slices to bring, and nobody else has.
+  uint64_t AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
+                     PushCallback callback);
+
+  // Calls back with a pin on exactly `version`, or on the newest where there is none. The identity may be empty (a
+  // reader that is no worker).
+  uint64_t AwaitPull(const v1::Identity& id, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
+                     PullCallback callback);
+
+  // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
+  std::optional<uint64_t> VersionAfter(uint64_t step) const {
+    return gathers_ ? std::optional<uint64_t>(step + 1) : std::nullopt;
+  }
+
+  // The caller is gone: its callback is made with CANCELLED, unless it was made before.
+  void CancelWait(uint64_t wait);
+
+  // Ends the waits whose deadline has passed.
+  void Tick(TimePoint now);
+  // Ends every wait with this error, and every later one.
+  void Shutdown(const absl::Status& status);
+
+  v1::ShardStatusReply Status(TimePoint now);
+  // The cut of the model, once the layout is known; null before. Stays valid as long as the shard.
+  const SlicePlan* plan();
+  const ShardOptions& options() const { return options_; }
+
+ private:
+  // A push on its way: from its first slice until it is applied.
+  struct Push {
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+    uint64_t version = 0;  // That the gradient was computed on.
+    uint32_t samples = 0;
+    std::vector<Payload> slices;  // By local index.
+    size_t received = 0;
+    uint64_t reserved_bytes = 0;
+  };
+  struct ApplyTask {
+    std::vector<uint32_t> ranks;
+    std::vector<Push> pushes;         // Parallel to ranks.
+    std::vector<float> coefficients;  // Likewise; an empty contribution's is not used.
+    TimePoint began;
+  };
+  struct Wait {
+    uint64_t id = 0;
+    uint32_t rank = 0;
+    std::optional<uint64_t> step;     // A push.
+    std::optional<uint64_t> version;  // A pull of exactly this version.
+    TimePoint parked_at;
+    TimePoint deadline;
+    PushCallback push_callback;
+    PullCallback pull_callback;
+  };
+
+  void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetLayout(const v1::ModelLayout& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The error that every call gets now, if any: shut down, failed, finished, cut off from the chief.
+  absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Fenced(const v1::Identity& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Push*> FindOrBeginPush(const v1::PushRequest& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropPush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartApply() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ApplySlice(const ApplyTask& task, const VersionStore::Update& update, size_t local) const;
+  void FinishApply();
+  void RecordApply(const ApplyTask& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  uint64_t Park(Wait wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answers the wait if it can be answered now.
+  bool TryAnswer(const Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerPush(const Wait& wait, v1::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(const Wait& wait, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string Describe(const Wait& wait, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Constant after construction.
+  const ShardOptions options_;
+  const ReportFunction report_;
+  MetricsWriter* const metrics_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  const Isa isa_ = BestIsa();
+  bool gathers_ = false;
+  bool follows_decisions_ = false;  // The chief names the sets.
+
+  Outbox outbox_;
+  mutable Mutex mutex_;
+  v1::View view_ ABSL_GUARDED_BY(mutex_);
+  bool chief_lost_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status shutdown_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, v1::Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, TimePoint> last_heard_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
+  Ledger ledger_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, Push> assembling_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, Push> ready_ ABSL_GUARDED_BY(mutex_);
+  uint64_t inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t max_inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<ApplyTask> apply_queue_ ABSL_GUARDED_BY(mutex_);
+  bool applying_ ABSL_GUARDED_BY(mutex_) = false;  // The front of the queue is with the pool.
+  std::list<Wait> waits_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;
+  v1::ShardStatusReply counts_ ABSL_GUARDED_BY(mutex_);
+
+  // Set once with the layout, constant afterwards; the pool's threads read them without the lock.
+  std::unique_ptr<SlicePlan> plan_;
+  std::vector<int32_t> local_index_;  // Of each slice of the model; -1: another shard's.
+  std::vector<FloatBuffer> state_;    // The optimizer's, laid out like the weights. The pool's while applying_.
+  std::unique_ptr<VersionStore> store_;
+  std::vector<bool> initial_slices_ ABSL_GUARDED_BY(mutex_);
+  uint64_t initialiser_ ABSL_GUARDED_BY(mutex_) = 0;  // Incarnation that the slices so far are from.
+  bool initialised_ ABSL_GUARDED_BY(mutex_) = false;
+
+  ThreadPool pool_;  // Last: its threads end before what they use.
+};
+
+}  // namespace ps

@@ -1,0 +1,97 @@
+// The versions of one shard's weights.
+//
+// One version is current. A reader pins it; a pinned buffer is never written. An update is built in place where nobody
+// holds the current version, else in a recycled buffer, and becomes current by swapping pointers.
+//
+//   VersionStore ── current ──▶ WeightBuffer ◀── pins ── VersionPin (a reader: gRPC slices that are being sent, a hash)
+//        └────── spare ──────▶ WeightBuffer…            (a pin keeps its buffer alive, also after the store is gone)
+//
+// The owner locks: every method but a pin's release is called under one lock of the owner.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/sync.h"
+
+namespace ps {
+
+// Zeroed, 64-byte aligned floats.
+class FloatBuffer {
+ public:
+  explicit FloatBuffer(size_t elements);
+  float* data() { return data_.get(); }
+  const float* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(float* data) const;
+  };
+  size_t size_;
+  std::unique_ptr<float[], Free> data_;
+};
+
+struct WeightBuffer {
+  explicit WeightBuffer(size_t elements) : weights(elements) {}
+  FloatBuffer weights;
+  uint64_t version = 0;
+  std::atomic<int> pins = 0;
+};
+
+// Holds one version for reading. Copies share the hold; the last one to go releases it, on any thread.
+class VersionPin {
+ public:
+  VersionPin() = default;
+  uint64_t version() const { return buffer_->version; }
+  std::span<const float> weights() const { return {buffer_->weights.data(), buffer_->weights.size()}; }
+
+ private:
+  friend class VersionStore;
+  std::shared_ptr<const WeightBuffer> buffer_;
+};
+
+class VersionStore {
+ public:
+  // `on_release` is called, without any lock and from any thread, when a pin has gone that an update was blocked on.
+  VersionStore(size_t elements, size_t max_versions, std::function<void()> on_release);
+  ~VersionStore();
+
+  uint64_t version() const { return current_->version; }
+  // True while the current version is being updated in place: it can be neither read nor pinned.
+  bool updating_in_place() const { return update_ == current_.get(); }
+
+  // The initial values' memory, before the first update.
+  float* initial_weights() { return current_->weights.data(); }
+
+  // Must not be called while updating_in_place().
+  VersionPin Pin();
+
+  struct Update {
+    const float* weights;
+    float* new_weights;
+  };
+  // Begins an update; null if max_versions buffers exist and all are pinned (on_release follows).
+  const Update* BeginUpdate();
+  // What BeginUpdate began is the current version from now on.
+  void Publish();
+
+ private:
+  struct ReleaseHook;
+  std::shared_ptr<WeightBuffer> FreeBuffer();
+
+  const size_t elements_;
+  const size_t max_versions_;
+  std::shared_ptr<ReleaseHook> hook_;
+  std::shared_ptr<WeightBuffer> current_;
+  std::vector<std::shared_ptr<WeightBuffer>> spare_;
+  std::shared_ptr<WeightBuffer> next_;  // While an update is under way.
+  WeightBuffer* update_ = nullptr;
+  Update pointers_ = {};
+};
+
+}  // namespace ps

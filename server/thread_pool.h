@@ -1,0 +1,44 @@
+// A few threads that share out the items of one task after another.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "common/sync.h"
+
+namespace ps {
+
+class ThreadPool {
+ public:
+  explicit ThreadPool(int threads);
+  // Finishes what was posted.
+  ~ThreadPool();
+
+  // Calls work(i) once for each i in [0, items), spread over the threads, then done() on the thread that finished last.
+  // Does not wait. Tasks are begun in the order in which they were posted.
+  void Post(size_t items, std::function<void(size_t)> work, std::function<void()> done);
+
+ private:
+  struct Task {
+    size_t items;
+    std::function<void(size_t)> work;
+    std::function<void()> done;
+    std::atomic<size_t> next = 0;
+    std::atomic<size_t> finished = 0;
+  };
+  void Run();
+  // The task at the front with items left, or null when stopping.
+  std::shared_ptr<Task> NextTask();
+
+  Mutex mutex_;
+  CondVar posted_;
+  std::deque<std::shared_ptr<Task>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace ps
