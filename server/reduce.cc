@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/finite.h"
+
 namespace ps {
 namespace {
 
@@ -29,19 +31,6 @@ struct AddScaledKernel {
       std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
       sum[i] = sum[i] + coefficient * value;
     }
-  }
-};
-
-// A float is infinite or not a number if all bits of its exponent are set (IEEE 754).
-struct FiniteKernel {
-  PS_KERNEL void Run(size_t elements, const uint8_t* values, uint32_t* found) {
-    uint32_t bad = 0;
-    for (size_t i = 0; i < elements; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, values + i * sizeof(bits), sizeof(bits));
-      bad |= static_cast<uint32_t>((bits & 0x7F800000U) == 0x7F800000U);
-    }
-    *found = bad;
   }
 };
 
@@ -84,17 +73,15 @@ bool AllFinite(const Payload& payload, Isa isa) {
   size_t offset = 0;
   for (const Piece& piece : payload.pieces()) {
     const size_t end = offset + piece.size();
-    uint32_t bad = 0;
     // A float that began in an earlier piece and ends in this one.
     const size_t straddling = offset / sizeof(float) * sizeof(float);
-    if (straddling < offset && straddling + sizeof(float) <= end) {
-      RunKernel<FiniteKernel>(isa, size_t{1}, payload.Contiguous(straddling, sizeof(float), scratch), &bad);
-      if (bad != 0) return false;
+    if (straddling < offset && straddling + sizeof(float) <= end &&
+        !AllFinite(payload.Contiguous(straddling, sizeof(float), scratch), 1, isa)) {
+      return false;
     }
     const size_t skip = (sizeof(float) - offset % sizeof(float)) % sizeof(float);
-    if (piece.size() >= skip + sizeof(float)) {
-      RunKernel<FiniteKernel>(isa, (piece.size() - skip) / sizeof(float), piece.data() + skip, &bad);
-      if (bad != 0) return false;
+    if (piece.size() > skip && !AllFinite(piece.data() + skip, (piece.size() - skip) / sizeof(float), isa)) {
+      return false;
     }
     offset = end;
   }

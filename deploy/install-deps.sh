@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Installs what building and testing needs, on Debian 12 and other Debian or Ubuntu releases that have the packages.
+#
+#   deploy/install-deps.sh [--dev]
+#
+#   --dev   also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
+#
+# Needs root or sudo, and only if something is missing. Safe to run again. Exit status: 0 all is there, 1 failed, 2 bad
+# usage.
+set -euo pipefail
+
+readonly LOCK_TIMEOUT_S=300      # For another package manager to finish.
+readonly INSTALL_TIMEOUT_S=1800  # For one call of apt-get.
+
+required=(build-essential cmake ninja-build pkg-config git ca-certificates
+  protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
+  catch2 libdnnl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
+# Data, speed and tools without which the project still builds; a release may lack them.
+optional=(dataset-fashion-mnist python3-grpcio python3-protobuf ccache libbenchmark-dev)
+
+for argument in "$@"; do
+  case "$argument" in
+    --dev) optional+=(clang clang-format clang-tidy) ;;
+    -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    *) echo "install-deps: unknown argument '$argument' (the only option is --dev)" >&2; exit 2 ;;
+  esac
+done
+
+if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
+  echo "install-deps: this is for Debian and Ubuntu; here, install the counterparts of: ${required[*]}" >&2
+  exit 1
+fi
+
+# missing PACKAGE...: those of them that are not installed, one a line.
+missing() {
+  local installed
+  # dpkg-query fails when it does not know one of the names; the others are still listed.
+  installed=$(dpkg-query -W -f='${Package} ${db:Status-Status}\n' "$@" 2>/dev/null |
+    awk '$2 == "installed" {print $1}') || true
+  printf '%s\n' "$@" | grep -vxF -f <(printf '%s\n' "$installed" | grep .) || true
+}
+
+mapfile -t wanted < <(missing "${required[@]}" "${optional[@]}")
+if ((${#wanted[@]} == 0)); then
+  echo "install-deps: all $((${#required[@]} + ${#optional[@]})) packages are installed"
+  exit 0
+fi
+
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "install-deps: missing: ${wanted[*]}; run this as root, or install sudo" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+  [[ -t 0 ]] || as_root=(sudo -n)  # Nobody could type a password.
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+# apt ARGUMENT...: apt-get that asks nothing and waits for locks, but not forever. Output goes to the log.
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive timeout --kill-after=10 "$INSTALL_TIMEOUT_S" \
+    apt-get -o "DPkg::Lock::Timeout=$LOCK_TIMEOUT_S" -o Acquire::Retries=3 -q -y "$@" >>"$log" 2>&1 </dev/null
+}
+
+# The lock on the package lists is not covered by DPkg::Lock::Timeout.
+update_lists() {
+  local deadline=$((SECONDS + LOCK_TIMEOUT_S))
+  until apt update; do
+    if ! tail -n 5 "$log" | grep -q 'Could not get lock' || ((SECONDS >= deadline)); then return 1; fi
+    sleep 2
+  done
+}
+
+# has_candidate PACKAGE: whether this release offers it.
+has_candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q 'Candidate: [^(]'; }
+
+# absent PACKAGE...: those of them that are wanted and not on offer, in one line.
+absent() {
+  local package names=()
+  for package in "$@"; do
+    if printf '%s\n' "${wanted[@]}" | grep -qxF "$package" && ! has_candidate "$package"; then names+=("$package"); fi
+  done
+  echo "${names[*]}"
+}
+
+echo "install-deps: installing ${wanted[*]}" >&2
+update_lists || echo "install-deps: the package lists could not be updated; trying with those there are" >&2
+
+lacking=$(absent "${required[@]}")
+if [[ -n $lacking ]]; then
+  tail -n 5 "$log" >&2
+  echo "install-deps: this system's package sources do not have: $lacking" >&2
+  exit 1
+fi
+skipped=$(absent "${optional[@]}")
+if [[ -n $skipped ]]; then
+  mapfile -t wanted < <(printf '%s\n' "${wanted[@]}" | grep -vxF -f <(tr ' ' '\n' <<<"$skipped"))
+fi
+
+if ((${#wanted[@]} > 0)) && ! apt install --no-install-recommends "${wanted[@]}"; then
+  tail -n 20 "$log" >&2
+  echo "install-deps: apt-get install failed (last lines above)" >&2
+  exit 1
+fi
+mapfile -t left < <(missing "${required[@]}")
+if ((${#left[@]} > 0)); then
+  echo "install-deps: apt-get succeeded, but these are still missing: ${left[*]}" >&2
+  exit 1
+fi
+echo "install-deps: installed ${#wanted[@]} packages in $SECONDS s${skipped:+; not on offer here, left out: $skipped}"

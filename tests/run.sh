@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# Installs, builds and tests the project.
+#
+#   tests/run.sh          the release build; tests labelled `slow` are left out
+#   tests/run.sh --all    all tests, in the release build and under the address, undefined-behaviour and thread
+#                         sanitizers; clang-tidy with Clang's thread-safety analysis; clang-format
+#
+# The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
+# format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
+# failed. Every phase's full output is in build/logs/.
+#
+# PS_DATA_DIR: the folder that holds mnist/, for the tests that want it.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root=$PWD
+readonly logs=$root/build/logs
+readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
+readonly sources=(common server worker tests)
+
+all=false
+for argument in "$@"; do
+  case "$argument" in
+    --all) all=true ;;
+    -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (the only option is --all)" >&2; exit 2 ;;
+  esac
+done
+
+passed=0 failed=0 skipped=0 phase_pid=
+# stop STATUS: ends the phase that runs, with all that it started.
+stop() {
+  trap '' INT TERM HUP
+  if [[ -n $phase_pid ]]; then
+    kill "$phase_pid" 2>/dev/null || true
+    wait "$phase_pid" 2>/dev/null || true
+  fi
+  printf 'interrupted\n'
+  exit "$1"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM HUP
+mkdir -p "$logs"
+
+if [[ -z ${PS_DATA_DIR:-} && -d ../shared/data ]]; then
+  PS_DATA_DIR=$(cd ../shared/data && pwd)
+  export PS_DATA_DIR
+fi
+
+# phase NAME TIMEOUT_S COMMAND...: runs it into a log of its own and prints one line. Returns its status.
+phase() {
+  local name=$1 limit=$2 status=0 began=$SECONDS
+  shift 2
+  log=$logs/$(tr -cs 'a-z\n' - <<<"$name").log
+  printf '%-28s ' "$name"
+  # A group of its own, which `timeout` ends as a whole: at the limit, or when the trap below ends `timeout`.
+  timeout --kill-after=30 "$limit" "$@" >"$log" 2>&1 </dev/null &
+  phase_pid=$!
+  wait "$phase_pid" || status=$?
+  phase_pid=
+  case $status in
+    0) printf 'ok      %5d s\n' $((SECONDS - began)) ;;
+    124 | 137) printf 'TIMEOUT %5d s (limit %d s), log: %s\n' $((SECONDS - began)) "$limit" "${log#"$root"/}" ;;
+    *) printf 'FAILED  %5d s, log: %s\n' $((SECONDS - began)) "${log#"$root"/}" ;;
+  esac
+  return "$status"
+}
+
+# build PRESET: configures and builds it; a failure is shown and counted.
+build() {
+  local preset=$1 options=(-DPS_WARNINGS_AS_ERRORS=ON -DPS_BUILD_TESTS=ON)
+  if command -v ccache >/dev/null; then
+    options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  if ! phase "$preset: configure" 300 cmake --preset "$preset" "${options[@]}"; then
+    tail -n 40 "$log"
+  elif ! phase "$preset: build" "$build_timeout_s" cmake --build --preset "$preset" --parallel "$(nproc)"; then
+    # Ninja prints a failed command's output after this word; the rest is in the log.
+    grep -A 40 -m 1 '^FAILED' "$log" || tail -n 40 "$log"
+  else
+    return 0
+  fi
+  failed=$((failed + 1))
+  return 1
+}
+
+# run_tests PRESET FOLDER: adds its tests to the totals; shows what failed and what was skipped.
+run_tests() {
+  local preset=$1 folder=$2 report=$logs/$1-tests.xml summary counts options=()
+  $all || options=(-LE '^slow$')
+  rm -f "$report"
+  local status=0
+  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j2 --timeout 300 --output-junit "$report" \
+    --test-output-size-passed 65536 --test-output-size-failed 1048576 --no-tests=error "${options[@]}" || status=$?
+  if ! summary=$(python3 tests/junit_summary.py "$report" 2>&1); then
+    tail -n 20 "$log"
+    failed=$((failed + 1))
+    return
+  fi
+  if [[ $summary == *$'\n'* ]]; then printf '%s\n' "${summary%$'\n'*}"; fi
+  read -r -a counts <<<"${summary##*$'\n'}"
+  # CTest itself may fail (no tests at all, the limit) with no single test to blame.
+  if ((status != 0 && counts[1] == 0)); then counts[1]=1; tail -n 20 "$log"; fi
+  passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+}
+
+# check NAME COMMAND...: a check over the sources, counted as one test.
+check() {
+  local name=$1
+  shift
+  if phase "$name" "$analysis_timeout_s" "$@"; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1))
+    grep -E -A 4 'error:|warning:' "$log" | head -n 60 || tail -n 20 "$log"
+  fi
+}
+
+# compiled_sources FOLDER: the project's own files in its compile commands, each once, ended by NUL.
+compiled_sources() {
+  python3 - "$1/compile_commands.json" "$root" "${sources[@]}" <<'PYTHON'
+import json, os, sys
+commands, root, *folders = sys.argv[1:]
+own = tuple(os.path.join(root, folder, "") for folder in folders)
+files = {os.path.normpath(os.path.join(c["directory"], c["file"])) for c in json.load(open(commands))}
+sys.stdout.write("".join(f + "\0" for f in sorted(files) if f.startswith(own) and f.endswith(".cc")))
+PYTHON
+}
+
+analyse() {
+  if ! command -v clang-tidy >/dev/null; then
+    echo "skipped: clang-tidy and thread-safety analysis: clang-tidy is not installed"
+    skipped=$((skipped + 1))
+  elif [[ -f build/compile_commands.json ]]; then
+    compiled_sources build >"$logs/sources"
+    # The compile commands are GCC's; what only GCC knows is no finding.
+    check "clang-tidy, thread safety" xargs -0 -a "$logs/sources" -n 1 -P "$(nproc)" \
+      clang-tidy -p build --quiet --config-file=.clang-tidy \
+      --extra-arg=-Wthread-safety --extra-arg=-Wno-unknown-warning-option
+  fi
+  if ! command -v clang-format >/dev/null; then
+    echo "skipped: clang-format: it is not installed"
+    skipped=$((skipped + 1))
+  else
+    find "${sources[@]}" -type f -regex '.*\.\(h\|cc\|cu\|cuh\)' -print0 >"$logs/files"
+    check "clang-format" xargs -0 -a "$logs/files" clang-format --dry-run --Werror
+  fi
+}
+
+# finish: the totals, alone on the last line. Returns 1 if they are no success.
+finish() {
+  printf '%d passed, %d failed' "$passed" "$failed"
+  if ((skipped > 0)); then printf ', %d skipped' "$skipped"; fi
+  printf '\n'
+  ((failed == 0 && passed > 0))
+}
+
+install=(deploy/install-deps.sh)
+if $all; then install+=(--dev); fi
+if ! phase "install" 2400 "${install[@]}"; then
+  tail -n 20 "$log"
+  failed=1
+  finish || exit 1
+fi
+if build release; then run_tests release build; fi
+if $all; then
+  if build asan; then
+    ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+      run_tests asan build-asan
+  fi
+  if build tsan; then
+    TSAN_OPTIONS="suppressions='$root/tests/tsan.supp':second_deadlock_stack=1" run_tests tsan build-tsan
+  fi
+  analyse
+fi
+finish

@@ -1,0 +1,238 @@
+#include "worker/client/exchange.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/finite.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kBackoffFirst(20);
+constexpr std::chrono::milliseconds kBackoffMost(1000);
+// A call is given its wait at the server, and on top this and a byte a 10 MB/s to move its bytes.
+constexpr std::chrono::seconds kCallMargin(10);
+constexpr double kSlowestBytesPerSecond = 10e6;
+
+std::chrono::nanoseconds Backoff(int attempts) {
+  return std::min<std::chrono::nanoseconds>(kBackoffFirst * (1 << std::min(attempts, 6)), kBackoffMost);
+}
+
+}  // namespace
+
+ShardExchange::ShardExchange(const ExchangeContext& context, Timer& timer, Request request,
+                             Client::DoneCallback callback)
+    : context_(context),
+      timer_(timer),
+      request_(std::move(request)),
+      callback_(std::move(callback)),
+      tensor_slices_(context.plan.layout().size()),
+      shards_(context.plan.num_shards()) {
+  for (const SliceInfo& slice : context.plan.slices()) tensor_slices_[slice.tensor].push_back(slice.index);
+}
+
+void ShardExchange::Begin() {
+  if (sends() && request_.push.samples == 0 && request_.kind != ShardCall::Kind::kInit) {
+    MutexLock lock(mutex_);
+    ready_tensors_ = tensor_slices_.size();  // Nothing to send but the header.
+    all_ready_at_ = Now();
+  } else if (sends() && !request_.deferred) {
+    for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
+  } else if (!sends()) {
+    MutexLock lock(mutex_);
+    all_ready_at_ = Now();
+  }
+  for (uint32_t shard = 0; shard < context_.plan.num_shards(); ++shard) {
+    {
+      MutexLock lock(mutex_);
+      shards_[shard].last_contact = Now();
+      ++open_calls_;
+    }
+    StartCall(shard);
+  }
+}
+
+ShardCall::Request ShardExchange::MakeCall(uint32_t shard) const {
+  ShardCall::Request call;
+  call.kind = request_.kind;
+  call.plan = &context_.plan;
+  call.shard = shard;
+  call.out = &request_.out;
+  call.in = &request_.in;
+  const auto wait = std::min<std::chrono::nanoseconds>(context_.notice_every,
+                                                       std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
+  const auto wait_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
+  const double bytes = static_cast<double>(context_.plan.shard_elements(shard)) * sizeof(float) * 2;
+  call.timeout = wait + kCallMargin +
+                 std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
+  if (sends()) {
+    *call.push.mutable_id() = context_.id;
+    call.push.set_step(request_.push.step);
+    call.push.set_version(request_.push.version);
+    call.push.set_samples(request_.push.samples);
+    call.push.set_wait_ms(wait_ms);
+  } else {
+    *call.pull.mutable_id() = context_.id;
+    if (request_.version.has_value()) call.pull.set_version(*request_.version);
+    call.pull.set_wait_ms(wait_ms);
+  }
+  return call;
+}
+
+std::vector<uint32_t> ShardExchange::ReadySlices(uint32_t shard) const {
+  std::vector<uint32_t> slices;
+  for (uint32_t slice : ready_) {
+    if (context_.plan.slices()[slice].shard == shard) slices.push_back(slice);
+  }
+  return slices;
+}
+
+// Counted in open_calls_ by the caller.
+void ShardExchange::StartCall(uint32_t shard) {
+  auto call = std::make_shared<ShardCall>(
+      MakeCall(shard), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
+        self->OnCallEnd(shard, status, reply);
+      });
+  call->Begin(context_.channels[shard]);
+  MutexLock lock(mutex_);
+  ShardState& state = shards_[shard];
+  state.call = call;
+  state.call_began = Now();
+  ++state.attempts;
+  if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
+  if (decided_) call->Cancel();
+}
+
+void ShardExchange::TensorReady(size_t tensor) {
+  const std::span<const float> values = request_.out[tensor];
+  const bool finite = AllFinite(values.data(), values.size(), BestIsa());
+  MutexLock lock(mutex_);
+  if (decided_) return;
+  if (!finite) {
+    const bool push = request_.kind != ShardCall::Kind::kInit;
+    return End(absl::InvalidArgumentError(absl::StrCat(
+        "rank ", context_.id.rank(), push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
+        " tensor ", context_.plan.layout()[tensor].name, " is not finite")));
+  }
+  const std::vector<uint32_t>& slices = tensor_slices_[tensor];
+  ready_.insert(ready_.end(), slices.begin(), slices.end());
+  ++ready_tensors_;
+  const bool last = ready_tensors_ == tensor_slices_.size();
+  if (last) all_ready_at_ = Now();
+  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
+    if (shards_[shard].call == nullptr || shards_[shard].ended) continue;
+    std::vector<uint32_t> mine;
+    for (uint32_t slice : slices) {
+      if (context_.plan.slices()[slice].shard == shard) mine.push_back(slice);
+    }
+    if (last || !mine.empty()) shards_[shard].call->Send(mine, last);
+  }
+}
+
+absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
+  const std::string where = absl::StrCat("shard ", shard, " at ", context_.addresses[shard]);
+  // The server's own DEADLINE_EXCEEDED comes well before the call's.
+  const bool heard = status.code() == absl::StatusCode::kResourceExhausted ||
+                     (absl::IsDeadlineExceeded(status) && now - state.call_began < context_.notice_every + kCallMargin / 2);
+  if (heard) state.last_contact = now;
+  const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  if (!passing) return Annotate(status, where);
+  if (now >= request_.give_up) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
+  if (now - state.last_contact > context_.connect_timeout) {
+    return absl::UnavailableError(absl::StrCat(where, ": not reachable for ", FormatSeconds(now - state.last_contact),
+                                               " (--connect_timeout): ", Message(status)));
+  }
+  return absl::OkStatus();
+}
+
+void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply) {
+  std::string notice;
+  {
+    MutexLock lock(mutex_);
+    ShardState& state = shards_[shard];
+    state.call = nullptr;
+    --open_calls_;
+    if (decided_) return End(absl::OkStatus());
+    if (status.ok()) {
+      state.ended = true;
+      state.reply = reply;
+      if (reply.answer == PushAnswer::kFenced) {
+        return End(absl::FailedPreconditionError(absl::StrCat(
+            "rank ", context_.id.rank(), ", incarnation ", context_.id.incarnation(),
+            ": fenced by shard ", shard, ": the rank has another owner, or generation ", reply.generation,
+            " of the job runs")));
+      }
+      const bool all = std::all_of(shards_.begin(), shards_.end(), [](const ShardState& each) { return each.ended; });
+      if (all) End(absl::OkStatus());
+      return;
+    }
+    const TimePoint now = Now();
+    if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
+    const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
+    const bool parked = absl::IsDeadlineExceeded(status);
+    if (parked || state.attempts == 4) notice = absl::StrCat(Message(status), parked ? "" : "; trying again");
+    ++open_calls_;  // The next one, from now on.
+    const auto again = [self = shared_from_this(), shard] { self->StartCall(shard); };
+    if (!timer_.At(now + delay, again)) {
+      --open_calls_;
+      End(absl::CancelledError("the client ends"));
+    }
+  }
+  if (!notice.empty()) Notice(notice);
+}
+
+// Fixes the result, unless it is, and finishes when the last call has let go of the memory.
+void ShardExchange::End(const absl::Status& status) {
+  if (!decided_) {
+    decided_ = true;
+    if (status.ok()) {
+      result_ = MakeResult();
+    } else {
+      result_ = status;
+    }
+    for (ShardState& state : shards_) {
+      if (state.call != nullptr) state.call->Cancel();
+    }
+  }
+  if (open_calls_ > 0 || finished_) return;
+  finished_ = true;
+  changed_.NotifyAll();
+  if (callback_) timer_.At(Now(), [self = shared_from_this()] { self->callback_(self->Wait()); });
+}
+
+void ShardExchange::Abort(const absl::Status& status) {
+  MutexLock lock(mutex_);
+  if (!decided_) End(status);
+}
+
+absl::StatusOr<ExchangeResult> ShardExchange::Wait() {
+  MutexLock lock(mutex_);
+  while (!finished_) changed_.Wait(mutex_);  // Bounded: Judge ends every call, and gRPC every cancelled one.
+  return result_;
+}
+
+ExchangeResult ShardExchange::MakeResult() const {
+  ExchangeResult result;
+  const TimePoint now = Now();
+  TimePoint first_reply = TimePoint::max();
+  uint64_t waited_us = 0;
+  for (const ShardState& state : shards_) {
+    result.versions.push_back(state.reply.version);
+    if (state.reply.answer != PushAnswer::kNone) result.answers.push_back(state.reply.answer);
+    waited_us = std::max(waited_us, state.reply.waited_us);
+    if (state.reply.first_reply_at != TimePoint()) first_reply = std::min(first_reply, state.reply.first_reply_at);
+  }
+  result.version = *std::min_element(result.versions.begin(), result.versions.end());
+  const double total = Seconds(now - all_ready_at_);
+  result.pull_s = std::clamp(Seconds(now - std::min(first_reply, now)), 0.0, total);
+  result.wait_s = std::min(static_cast<double>(waited_us) * 1e-6, total - result.pull_s);
+  result.push_s = total - result.pull_s - result.wait_s;
+  if (request_.kind == ShardCall::Kind::kPull) {  // Asking is part of pulling.
+    result.pull_s += result.push_s;
+    result.push_s = 0;
+  }
+  return result;
+}
+
+}  // namespace ps

@@ -1,0 +1,89 @@
+// One exchange with all shards: a call to each, made again where that may help.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "worker/client/client.h"
+#include "worker/client/shard_call.h"
+#include "worker/client/timer.h"
+
+namespace ps {
+
+// What exchanges need of their client. Constant while exchanges run.
+struct ExchangeContext {
+  SlicePlan plan;
+  v1::Identity id;
+  std::vector<std::string> addresses;                   // By shard.
+  std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
+  std::chrono::nanoseconds connect_timeout;
+  std::chrono::nanoseconds notice_every;
+  std::function<void(const std::string&)> on_notice;
+};
+
+class ShardExchange final : public Exchange, public std::enable_shared_from_this<ShardExchange> {
+ public:
+  struct Request {
+    ShardCall::Kind kind = ShardCall::Kind::kPull;
+    PushInfo push;
+    std::optional<uint64_t> version;  // For a pull.
+    ConstTensors out;
+    MutableTensors in;
+    bool deferred = false;
+    TimePoint give_up;  // Waits for others end here at the latest.
+  };
+
+  // Context and timer must outlive the exchange's end.
+  ShardExchange(const ExchangeContext& context, Timer& timer, Request request, Client::DoneCallback callback);
+
+  void Begin();
+  void TensorReady(size_t tensor) override;
+  absl::StatusOr<ExchangeResult> Wait() override;
+  // Ends it with this status. Nothing happens if it has ended.
+  void Abort(const absl::Status& status);
+
+ private:
+  struct ShardState {
+    std::shared_ptr<ShardCall> call;
+    int attempts = 0;
+    bool ended = false;
+    TimePoint call_began;
+    TimePoint last_contact;  // The shard was heard of.
+    ShardReply reply;
+  };
+
+  bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
+  void StartCall(uint32_t shard);
+  ShardCall::Request MakeCall(uint32_t shard) const;
+  std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
+  // The status that ends the exchange, or OK if the call is to be made again.
+  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Notice(const std::string& text) const {
+    if (context_.on_notice) context_.on_notice(text);
+  }
+
+  const ExchangeContext& context_;
+  Timer& timer_;
+  const Request request_;
+  Client::DoneCallback callback_;
+  std::vector<std::vector<uint32_t>> tensor_slices_;  // Slices of each tensor.
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint32_t> ready_ ABSL_GUARDED_BY(mutex_);  // Slices, in the order in which they became ready.
+  size_t ready_tensors_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
+  uint32_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls of gRPC that have not ended; they use the memory.
+  bool decided_ ABSL_GUARDED_BY(mutex_) = false;     // The result is fixed.
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;    // Decided, and no call is open.
+  absl::StatusOr<ExchangeResult> result_ ABSL_GUARDED_BY(mutex_) = absl::UnknownError("");
+};
+
+}  // namespace ps
