@@ -1,7 +1,7 @@
 #include "server/exchange.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/grpc_status.h"
 #include <spdlog/spdlog.h>
 
 namespace ps {

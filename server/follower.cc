@@ -1,7 +1,7 @@
 #include "server/follower.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/grpc_status.h"
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 

@@ -3,7 +3,7 @@
 #include <deque>
 
 #include "common/hash.h"
-#include "common/status.h"
+#include "common/grpc_status.h"
 
 namespace ps {
 namespace {

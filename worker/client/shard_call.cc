@@ -1,7 +1,7 @@
 #include "worker/client/shard_call.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/grpc_status.h"
 
 namespace ps {
 namespace {

@@ -1,0 +1,327 @@
+#include "worker/client/client.h"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/hash.h"
+#include "common/layout_proto.h"
+#include "common/metrics.h"
+#include "common/grpc_status.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/exchange.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kRetry(200);
+constexpr std::chrono::seconds kCallTime(10);  // Of a control call.
+constexpr std::chrono::milliseconds kDoneMargin(5000);
+
+std::string DefaultName() {
+  static std::atomic<int> count = 0;
+  return absl::StrCat(HostName(), "-", getpid(), "-", count++);
+}
+
+void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(time));
+}
+
+class ClientImpl final : public Client {
+ public:
+  explicit ClientImpl(const ClientOptions& options) : options_(options) {
+    if (options_.name.empty()) options_.name = DefaultName();
+  }
+
+  ~ClientImpl() override {
+    if (joined_ && !left_) (void)Leave("the worker ended without leaving");
+    timer_.Stop();  // Before what its calls use.
+  }
+
+  absl::Status JoinJob(const Layout& layout);
+
+  uint32_t rank() const override { return context_.id.rank(); }
+  uint64_t incarnation() const override { return context_.id.incarnation(); }
+  uint64_t generation() const override { return context_.id.generation(); }
+  uint32_t num_workers() const override { return joined_as_.num_workers(); }
+  uint32_t num_shards() const override { return context_.plan.num_shards(); }
+  const std::string& name() const override { return joined_as_.name(); }
+  const std::string& mode() const override { return joined_as_.mode(); }
+  bool gathers() const override { return joined_as_.mode() == "bsp"; }
+  uint64_t start_step() const override { return joined_as_.start_step(); }
+  bool should_initialise() const override { return initialise_; }
+
+  absl::Status Initialise(const ConstTensors& values) override {
+    ShardExchange::Request request;
+    request.kind = ShardCall::Kind::kInit;
+    request.out = values;
+    return Run(std::move(request), options_.start_timeout, nullptr)->Wait().status();
+  }
+
+  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
+
+  absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
+    return StartPushPull(push, gradients, {}, false)->Wait();
+  }
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version) override {
+    ShardExchange::Request request;
+    request.in = weights;
+    request.version = version;
+    return Run(std::move(request), absl::InfiniteDuration(), nullptr)->Wait();
+  }
+  absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights) override {
+    return StartPushPull(push, gradients, weights, false)->Wait();
+  }
+
+  std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred,
+                                          DoneCallback callback) override {
+    ShardExchange::Request request;
+    request.kind = gradients.empty() ? ShardCall::Kind::kPull
+                   : weights.empty() ? ShardCall::Kind::kPush
+                                     : ShardCall::Kind::kPushPull;
+    request.push = push;
+    request.out = gradients;
+    request.in = weights;
+    request.deferred = deferred;
+    step_ = push.step;
+    return Run(std::move(request), absl::InfiniteDuration(), std::move(callback));
+  }
+
+  absl::Status Done() override;
+  absl::Status Leave(const std::string& reason) override;
+  absl::StatusOr<std::string> WeightsHash() override;
+
+ private:
+  std::shared_ptr<ShardExchange> Run(ShardExchange::Request request, absl::Duration limit, DoneCallback callback) {
+    request.give_up = limit == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(limit);
+    auto exchange = std::make_shared<ShardExchange>(context_, timer_, std::move(request), std::move(callback));
+    {
+      MutexLock lock(mutex_);
+      running_ = exchange;
+    }
+    exchange->Begin();
+    return exchange;
+  }
+  void Notice(const std::string& text) const {
+    if (options_.on_notice) options_.on_notice(text);
+  }
+  // Calls until it is answered, the error is final, or the chief was silent for connect_timeout.
+  template <typename Call>
+  absl::Status UntilAnswered(const std::string& what, Call call);
+  void ScheduleHeartbeat();
+  void Heartbeat();
+  void OnHeartbeat(const grpc::Status& status, const v1::HeartbeatReply& reply);
+
+  ClientOptions options_;
+  std::unique_ptr<v1::Chief::Stub> chief_;
+  v1::JoinReply joined_as_;
+  ExchangeContext context_;
+  bool joined_ = false;
+  bool left_ = false;
+  std::atomic<bool> initialise_ = false;
+  std::atomic<uint64_t> step_ = 0;
+  Mutex mutex_;
+  std::weak_ptr<ShardExchange> running_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // The job's, as a heartbeat told.
+  CondVar heartbeat_ended_;
+  bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
+  Timer timer_;
+};
+
+template <typename Call>
+absl::Status ClientImpl::UntilAnswered(const std::string& what, Call call) {
+  TimePoint heard = Now();
+  for (;;) {
+    const TimePoint began = Now();
+    const absl::Status status = call();
+    if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+    const TimePoint now = Now();
+    const auto silent = now - heard;
+    if (silent > ToChrono(options_.connect_timeout)) {
+      return absl::UnavailableError(absl::StrCat("--server=", options_.server, ": ", what, ": no answer within ",
+                                                 FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
+    }
+    // An answer that came late says whom it waited for; one that did not come at all says nothing.
+    if (absl::IsDeadlineExceeded(status)) Notice(Message(status));
+    MutexLock lock(mutex_);
+    CondVar pause;
+    if (now - began < kRetry) pause.WaitUntil(mutex_, began + kRetry);
+  }
+}
+
+absl::Status ClientImpl::JoinJob(const Layout& layout) {
+  PS_RETURN_IF_ERROR(ValidateLayout(layout));
+  const absl::StatusOr<Endpoint> endpoint = ParseEndpoint("server", options_.server);
+  if (!endpoint.ok()) return endpoint.status();
+  const auto channel = MakeChannel(options_.server, grpc::InsecureChannelCredentials(), 0);
+  chief_ = v1::Chief::NewStub(channel);
+  v1::JoinRequest request;
+  request.set_protocol(v1::PROTOCOL_VERSION_1);
+  request.set_job(options_.job);
+  request.set_name(options_.name);
+  if (options_.rank.has_value()) request.set_rank(*options_.rank);
+  *request.mutable_layout() = ToProto(layout);
+  request.mutable_experiment()->insert(options_.experiment.begin(), options_.experiment.end());
+  request.set_host(HostName());
+  PS_RETURN_IF_ERROR(UntilAnswered("joining", [&] {
+    grpc::ClientContext context;
+    SetDeadline(context, std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout)));
+    context.set_wait_for_ready(true);
+    return FromGrpc(chief_->Join(&context, request, &joined_as_));
+  }));
+  if (joined_as_.slice_elements() != kSliceElements) {
+    return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
+                                                      " elements; this client of ", kSliceElements));
+  }
+  context_.plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
+  context_.id = joined_as_.id();
+  context_.connect_timeout = ToChrono(options_.connect_timeout);
+  context_.notice_every = ToChrono(options_.notice_every);
+  context_.on_notice = options_.on_notice;
+  for (const v1::ShardInfo& shard : joined_as_.shards()) {
+    // The chief is reached as the user said, the others as they advertise.
+    const std::string address = shard.shard() == 0 ? options_.server : shard.address();
+    context_.addresses.push_back(address);
+    context_.channels.push_back(
+        shard.shard() == 0 ? channel : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
+  }
+  initialise_ = joined_as_.initialise();
+  step_ = joined_as_.start_step();
+  joined_ = true;
+  ScheduleHeartbeat();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
+  const TimePoint deadline = Now() + ToChrono(options_.start_timeout);
+  if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
+  for (;;) {
+    // Short waits, so that a grant to initialise that passes on is seen.
+    ShardExchange::Request request;
+    request.in = weights;
+    const auto left = std::min<std::chrono::nanoseconds>(deadline - Now(), ToChrono(options_.notice_every));
+    absl::StatusOr<ExchangeResult> pulled = Run(std::move(request), absl::FromChrono(left), nullptr)->Wait();
+    if (!absl::IsDeadlineExceeded(pulled.status()) || Now() >= deadline) return pulled;
+    Notice(Message(pulled.status()));
+    if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
+  }
+}
+
+void ClientImpl::ScheduleHeartbeat() {
+  timer_.At(Now() + std::chrono::milliseconds(joined_as_.lease_ms()) / 3, [this] { Heartbeat(); });
+}
+
+void ClientImpl::Heartbeat() {
+  struct Beat {
+    grpc::ClientContext context;
+    v1::HeartbeatRequest request;
+    v1::HeartbeatReply reply;
+  };
+  auto beat = std::make_shared<Beat>();
+  SetDeadline(beat->context, std::chrono::milliseconds(joined_as_.lease_ms()));
+  *beat->request.mutable_id() = context_.id;
+  beat->request.set_step(step_);
+  {
+    MutexLock lock(mutex_);
+    if (left_) return;
+    heartbeating_ = true;
+  }
+  chief_->async()->Heartbeat(&beat->context, &beat->request, &beat->reply,
+                             [this, beat](const grpc::Status& status) { OnHeartbeat(status, beat->reply); });
+}
+
+void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatReply& reply) {
+  absl::Status failure = absl::OkStatus();
+  if (status.ok() && reply.phase() == v1::PHASE_FAILED) {
+    failure = absl::AbortedError("the job failed: " + reply.failure());
+  } else if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) {
+    failure = FromGrpc(status);
+  }
+  if (status.ok()) initialise_ = reply.initialise();
+  std::shared_ptr<ShardExchange> running;
+  {
+    MutexLock lock(mutex_);
+    if (!failure.ok() && !left_) {
+      failure_ = failure;
+      running = running_.lock();
+    }
+  }
+  if (running != nullptr) running->Abort(failure);
+  running.reset();
+  if (failure.ok()) ScheduleHeartbeat();
+  MutexLock lock(mutex_);
+  heartbeating_ = false;
+  heartbeat_ended_.NotifyAll();
+}
+
+absl::Status ClientImpl::Done() {
+  v1::DoneRequest request;
+  *request.mutable_id() = context_.id;
+  request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
+  for (;;) {
+    v1::DoneReply reply;
+    PS_RETURN_IF_ERROR(UntilAnswered("waiting for the end", [&] {
+      grpc::ClientContext context;
+      SetDeadline(context, std::chrono::milliseconds(request.wait_ms()) + kDoneMargin);
+      return FromGrpc(chief_->Done(&context, request, &reply));
+    }));
+    if (reply.all_done()) return absl::OkStatus();
+    Notice(reply.waiting_for());
+  }
+}
+
+absl::Status ClientImpl::Leave(const std::string& reason) {
+  {
+    // No heartbeat begins any more, and the last one has ended: it would find the rank gone.
+    MutexLock lock(mutex_);
+    left_ = true;
+    while (heartbeating_) heartbeat_ended_.Wait(mutex_);  // Bounded by the call's deadline.
+  }
+  grpc::ClientContext context;
+  SetDeadline(context, kCallTime);
+  v1::LeaveRequest request;
+  *request.mutable_id() = context_.id;
+  request.set_reason(reason);
+  v1::LeaveReply reply;
+  return Annotate(FromGrpc(chief_->Leave(&context, request, &reply)), "leaving");
+}
+
+absl::StatusOr<std::string> ClientImpl::WeightsHash() {
+  std::vector<SliceHash> hashes(context_.plan.slices().size());
+  std::optional<uint64_t> version;
+  for (size_t shard = 0; shard < context_.channels.size(); ++shard) {
+    grpc::ClientContext context;
+    SetDeadline(context, 4 * kCallTime);
+    v1::HashSlicesReply reply;
+    const auto stub = v1::Shard::NewStub(context_.channels[shard]);
+    PS_RETURN_IF_ERROR(Annotate(FromGrpc(stub->HashSlices(&context, v1::HashSlicesRequest(), &reply)),
+                                absl::StrCat("hashing shard ", shard)));
+    if (version.value_or(reply.version()) != reply.version()) {
+      return absl::FailedPreconditionError(absl::StrCat("the shards are at different versions: ", *version, " and ",
+                                                        reply.version(), " (shard ", shard, ")"));
+    }
+    version = reply.version();
+    for (const v1::SliceHash& hash : reply.hashes()) {
+      if (hash.slice() >= hashes.size() || hash.hash().size() != hashes[0].size()) {
+        return absl::InternalError(absl::StrCat("shard ", shard, " sent a hash of slice ", hash.slice()));
+      }
+      std::copy(hash.hash().begin(), hash.hash().end(), hashes[hash.slice()].begin());
+    }
+  }
+  return ::ps::WeightsHash(hashes);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& options, const Layout& layout) {
+  auto client = std::make_unique<ClientImpl>(options);
+  PS_RETURN_IF_ERROR(client->JoinJob(layout));
+  return client;
+}
+
+}  // namespace ps

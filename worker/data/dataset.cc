@@ -1,0 +1,172 @@
+#include "worker/data/dataset.h"
+
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/finite.h"
+#include "common/simd.h"
+
+namespace ps {
+namespace {
+
+// x / 255 without a division: 1/255 = kHigh + kLow, and x * kHigh is exact for a byte x, so only the last addition
+// rounds by more than 2^-40 relative. dataset_test compares all 256 values with the division.
+constexpr float kHigh = 0x1.01p-8F;
+constexpr float kLow = 0x1.010102p-24F;
+
+// Of the next row; in a longer row the processor sees the pattern by itself.
+constexpr int64_t kPrefetchBytes = 2048;
+
+struct GatherBytesKernel {
+  PS_KERNEL void Run(const uint8_t* base, const int32_t* indices, int64_t count, int64_t features, float* out) {
+    for (int64_t k = 0; k < count; ++k, out += features) {
+      const uint8_t* row = base + indices[k] * features;
+      // Rows come in random order, so the processor cannot guess where the next one starts.
+      const uint8_t* next = base + indices[k + 1 < count ? k + 1 : k] * features;
+      for (int64_t byte = 0; byte < std::min(features, kPrefetchBytes); byte += 64) __builtin_prefetch(next + byte);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < features; ++i) {
+        const float value = row[i];
+        out[i] = value * kHigh + value * kLow;
+      }
+    }
+  }
+};
+
+absl::Status CheckSizes(const DatasetContent& content) {
+  if (content.features < 1 || content.features > kFeaturesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sample has ", content.features, " features; expected 1 to ", kFeaturesMax));
+  }
+  if (content.classes < 0 || content.classes > kClassesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are ", content.classes, " classes; expected 0 (regression) to ", kClassesMax));
+  }
+  const int64_t size = content.size();
+  if (size > kSamplesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("there are ", size, " samples; the limit is ", kSamplesMax));
+  }
+  if (content.classes > 0 ? !content.targets.empty() : !content.labels.empty()) {
+    return absl::InvalidArgumentError("there are both labels and targets; expected labels for classification only");
+  }
+  if (!content.bytes.empty() && !content.floats.empty()) {
+    return absl::InvalidArgumentError("there are both byte and float features; expected one kind");
+  }
+  const auto values = static_cast<int64_t>(content.bytes.size() + content.floats.size());
+  if (values != size * content.features) {
+    return absl::InvalidArgumentError(absl::StrCat("there are ", values, " feature values; expected ", size,
+                                                   " samples of ", content.features));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckValues(const DatasetContent& content) {
+  for (size_t i = 0; i < content.labels.size(); ++i) {
+    if (content.labels[i] < 0 || content.labels[i] >= content.classes) {
+      return absl::InvalidArgumentError(absl::StrCat("sample ", i, " has label ", content.labels[i],
+                                                     "; expected 0 to ", content.classes - 1));
+    }
+  }
+  const Isa isa = BestIsa();
+  if (!AllFinite(content.floats.data(), content.floats.size(), isa)) {
+    const auto bad = std::find_if_not(content.floats.begin(), content.floats.end(), [](float x) { return std::isfinite(x); });
+    const int64_t position = bad - content.floats.begin();
+    return absl::InvalidArgumentError(absl::StrCat("sample ", position / content.features, " has feature ",
+                                                   position % content.features, " = ", *bad,
+                                                   "; expected a finite number"));
+  }
+  if (!AllFinite(content.targets.data(), content.targets.size(), isa)) {
+    const auto bad = std::find_if_not(content.targets.begin(), content.targets.end(), [](float x) { return std::isfinite(x); });
+    return absl::InvalidArgumentError(absl::StrCat("sample ", bad - content.targets.begin(), " has target ", *bad,
+                                                   "; expected a finite number"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t Hash(const DatasetContent& content) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  XXH3_64bits_reset(state.get());
+  const auto add = [&](const void* data, size_t size) {
+    // An empty vector's data may be null, which xxHash does not take.
+    if (size > 0) XXH3_64bits_update(state.get(), data, size);
+  };
+  const int64_t shape[] = {content.size(), content.features, content.classes, content.floats.empty() ? 1 : 4};
+  add(&shape[0], sizeof(shape));
+  add(content.bytes.data(), content.bytes.size());
+  add(content.floats.data(), content.floats.size() * sizeof(float));
+  add(content.labels.data(), content.labels.size() * sizeof(int32_t));
+  add(content.targets.data(), content.targets.size() * sizeof(float));
+  return XXH3_64bits_digest(state.get());
+}
+
+template <typename T>
+std::vector<T> SelectRows(const std::vector<T>& values, std::span<const int32_t> indices, int64_t width) {
+  std::vector<T> selected;
+  if (values.empty()) return selected;
+  selected.reserve(indices.size() * static_cast<size_t>(width));
+  for (const int32_t index : indices) {
+    const auto row = values.begin() + index * width;
+    selected.insert(selected.end(), row, row + width);
+  }
+  return selected;
+}
+
+}  // namespace
+
+DatasetContent Select(const DatasetContent& content, std::span<const int32_t> indices) {
+  return {.features = content.features,
+          .classes = content.classes,
+          .rows = content.rows,
+          .columns = content.columns,
+          .bytes = SelectRows(content.bytes, indices, content.features),
+          .floats = SelectRows(content.floats, indices, content.features),
+          .labels = SelectRows(content.labels, indices, 1),
+          .targets = SelectRows(content.targets, indices, 1)};
+}
+
+Dataset::Dataset() : Dataset(DatasetContent{}) {}
+
+Dataset::Dataset(DatasetContent content)
+    : content_(std::make_shared<const DatasetContent>(std::move(content))), fingerprint_(Hash(*content_)) {}
+
+absl::StatusOr<Dataset> Dataset::Create(DatasetContent content) {
+  if (absl::Status status = CheckSizes(content); !status.ok()) return status;
+  if (absl::Status status = CheckValues(content); !status.ok()) return status;
+  return Dataset(std::move(content));
+}
+
+void Dataset::Gather(std::span<const int32_t> indices, float* features, int32_t* labels) const {
+  const int64_t width = content_->features;
+  if (!content_->bytes.empty()) {
+    RunKernel<GatherBytesKernel>(BestIsa(), content_->bytes.data(), indices.data(),
+                                 static_cast<int64_t>(indices.size()), width, features);
+  } else {
+    for (const int32_t index : indices) {
+      std::memcpy(features, content_->floats.data() + index * width, static_cast<size_t>(width) * sizeof(float));
+      features += width;
+    }
+  }
+  if (labels == nullptr) return;
+  for (const int32_t index : indices) *labels++ = content_->labels[static_cast<size_t>(index)];
+}
+
+void Dataset::GatherTargets(std::span<const int32_t> indices, float* targets) const {
+  for (const int32_t index : indices) *targets++ = content_->targets[static_cast<size_t>(index)];
+}
+
+Dataset Dataset::Subset(std::span<const int32_t> indices) const { return Dataset(Select(*content_, indices)); }
+
+std::string ToString(const Dataset& dataset) {
+  std::string text = absl::StrCat(dataset.size(), " samples of ", dataset.features(),
+                                  dataset.floats().empty() ? " bytes, " : " floats, ");
+  if (dataset.classes() == 0) return text + "regression";
+  return absl::StrCat(text, dataset.classes(), " classes");
+}
+
+}  // namespace ps

@@ -1,0 +1,58 @@
+// The formats that samples come in. Each loader lives in the file of its name and reads everything into memory, within
+// a limit. Errors name the file, and the line where there are lines; no bytes in a file can make a loader crash or
+// allocate much more than the file's own content needs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/data/dataset.h"
+#include "worker/data/spec.h"
+
+namespace ps {
+
+// A dataset as it came, before any crop or split.
+struct RawSplits {
+  DatasetContent train;
+  std::optional<DatasetContent> test;
+};
+
+// Images and labels in IDX files, plain or gzip. Images are unsigned bytes or float32, of two dimensions or more (the
+// first counts samples), labels unsigned bytes or int32. There are `classes` classes or, if that is 0, as many as the
+// largest training label says. `test_images` and `test_labels` are empty if there is no test set.
+// Source: http://yann.lecun.com/exdb/mnist, "the IDX file format".
+struct IdxPaths {
+  std::string images;
+  std::string labels;
+  std::string test_images;
+  std::string test_labels;
+};
+absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_t bytes_max);
+
+enum class Task { kAuto, kClassification, kRegression };
+
+// Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab that
+// the first line has. The label is the last field, or the first. Numbers may be in double quotes. The first line is a
+// header, and skipped, if a field of it starts with a letter or an underscore (and is not nan or inf). Empty lines are
+// skipped. Features are taken as they are.
+// Labels that are all integers are class numbers, from 0 (kAuto); any other label makes it a regression.
+absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, bool label_first, Task task,
+                                  int64_t bytes_max);
+
+// LABEL INDEX:VALUE ..., one sample a line, plain or gzip. Indices count from 1 and ascend; features that a line does
+// not name are 0, and there are as many as the largest index of either file. '#' starts a comment.
+// Integer labels are ranked: the smallest becomes class 0, the next class 1 and so on (-1/+1 becomes 0/1). The test
+// file's labels are mapped in the same way, and must occur in the training file. Any other label makes it a regression.
+// Source: https://www.csie.ntu.edu.tw/~cjlin/libsvm.
+absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path, Task task,
+                                     int64_t bytes_max);
+
+// Samples made up from `seed`: sample i is of class i % classes, and its features are the bytes of that class's centre
+// blended with uniform noise, `noise` of it: 0 gives the centre itself, 1 only noise. Options with their defaults:
+// samples=10000, features=784, classes=10, test=samples/5 (at least one of each class), noise=0.3.
+absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, int64_t bytes_max);
+
+}  // namespace ps

@@ -1,0 +1,69 @@
+#include "worker/data/sampler.h"
+
+#include <algorithm>
+#include <numeric>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/random.h"
+#include "worker/data/dataset.h"
+
+namespace ps {
+namespace {
+
+int64_t DivideUp(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+}  // namespace
+
+absl::StatusOr<Sampler> Sampler::Create(const SamplerOptions& options) {
+  if (options.samples < 1 || options.samples > kSamplesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the training split has ", options.samples, " samples; expected 1 to ", kSamplesMax));
+  }
+  if (options.num_workers < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("num_workers is ", options.num_workers, "; expected at least 1"));
+  }
+  if (options.rank < 0 || options.rank >= options.num_workers) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank is ", options.rank, "; expected 0 to ", options.num_workers - 1));
+  }
+  if (options.batch_size < 0 || options.batch_size > kSamplesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("batch_size is ", options.batch_size, "; expected 0 (full) to ", kSamplesMax));
+  }
+  return Sampler(options);
+}
+
+Sampler::Sampler(const SamplerOptions& options)
+    : options_(options),
+      batch_size_(options.batch_size > 0 ? options.batch_size : DivideUp(options.samples, options.num_workers)),
+      global_batch_(options.num_workers * batch_size_),
+      steps_per_epoch_(DivideUp(options.samples, global_batch_)) {}
+
+void Sampler::Permute(int64_t epoch) {
+  // The permutation of an epoch must not depend on the epochs before it, so it starts from file order each time.
+  permutation_.resize(static_cast<size_t>(options_.samples));
+  std::iota(permutation_.begin(), permutation_.end(), 0);
+  RandomEngine engine = SeededEngine(options_.seed, kShuffleStream + static_cast<uint64_t>(epoch));
+  Shuffle(engine, std::span(permutation_));
+  permuted_epoch_ = epoch;
+}
+
+BatchPlan Sampler::Batch(int64_t step) {
+  BatchPlan plan = {.epoch = step / steps_per_epoch_, .epoch_step = step % steps_per_epoch_};
+  const int64_t start = plan.epoch_step * global_batch_;
+  plan.global_samples = std::min(global_batch_, options_.samples - start);
+  const int64_t begin = std::min(options_.rank * batch_size_, plan.global_samples);
+  const int64_t end = std::min(begin + batch_size_, plan.global_samples);
+  plan.indices.resize(static_cast<size_t>(end - begin));
+  if (!options_.shuffle) {
+    std::iota(plan.indices.begin(), plan.indices.end(), static_cast<int32_t>(start + begin));
+    return plan;
+  }
+  if (plan.epoch != permuted_epoch_) Permute(plan.epoch);
+  std::copy_n(permutation_.begin() + start + begin, end - begin, plan.indices.begin());
+  return plan;
+}
+
+}  // namespace ps

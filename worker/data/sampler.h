@@ -1,0 +1,61 @@
+// Which samples a worker's step uses. A pure function of its options: no two workers need to talk to agree.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ps {
+
+struct SamplerOptions {
+  int64_t samples = 0;     // n, of the training split; at least 1.
+  int32_t num_workers = 1; // N.
+  int32_t rank = 0;        // r, in [0, N).
+  int64_t batch_size = 0;  // B, this worker's samples of a step. 0 means full: ceil(n / N).
+  uint64_t seed = 1;
+  bool shuffle = true;     // false: every epoch is in file order.
+};
+
+// One step's share of one rank.
+struct BatchPlan {
+  int64_t epoch = 0;
+  int64_t epoch_step = 0;        // In [0, steps_per_epoch()).
+  int64_t global_samples = 0;    // Of all ranks together; at least 1.
+  std::vector<int32_t> indices;  // This rank's samples. Empty if the epoch's last batch leaves this rank none.
+};
+
+// For each epoch one permutation of the n samples, from (seed, epoch). Global batch t of the epoch is the next N * B
+// samples of it, and rank r takes the r-th run of B of them. The last, smaller batch is used. So one worker with batch
+// N * B sees the same global batches as N workers with B.
+//
+// Caches one epoch's permutation (4 bytes a sample), so steps are cheap in order and may come in any order. Not
+// thread-safe; plans are values and outlive it.
+class Sampler {
+ public:
+  // INVALID_ARGUMENT if an option is out of its range.
+  static absl::StatusOr<Sampler> Create(const SamplerOptions& options);
+
+  int64_t steps_per_epoch() const { return steps_per_epoch_; }
+  int64_t batch_size() const { return batch_size_; }  // B, also where the options said full.
+
+  // `step` counts from 0 over all epochs.
+  BatchPlan Batch(int64_t step);
+
+ private:
+  explicit Sampler(const SamplerOptions& options);
+
+  // Makes permutation_ that of `epoch`.
+  void Permute(int64_t epoch);
+
+  // Constant after construction.
+  SamplerOptions options_;
+  int64_t batch_size_;
+  int64_t global_batch_;  // N * B.
+  int64_t steps_per_epoch_;
+
+  int64_t permuted_epoch_ = -1;
+  std::vector<int32_t> permutation_;
+};
+
+}  // namespace ps

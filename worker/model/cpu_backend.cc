@@ -1,0 +1,201 @@
+#include <omp.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <oneapi/dnnl/dnnl.hpp>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "common/simd.h"
+#include "common/status.h"
+#include "worker/model/backend.h"
+#include "worker/model/cpu_loss.h"
+
+namespace ps {
+namespace {
+
+using dnnl::memory;
+
+struct ReluBackwardKernel {
+  PS_KERNEL void Run(size_t n, const float* y, float* dx) {
+    for (size_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0F ? dx[i] : 0.0F;
+  }
+};
+struct SigmoidBackwardKernel {
+  PS_KERNEL void Run(size_t n, const float* y, float* dx) {
+    for (size_t i = 0; i < n; ++i) dx[i] = dx[i] * (y[i] * (1.0F - y[i]));
+  }
+};
+struct TanhBackwardKernel {
+  PS_KERNEL void Run(size_t n, const float* y, float* dx) {
+    for (size_t i = 0; i < n; ++i) dx[i] = dx[i] * (1.0F - y[i] * y[i]);
+  }
+};
+struct AddRowKernel {
+  PS_KERNEL void Run(size_t n, const float* row, float* sum) {
+    for (size_t i = 0; i < n; ++i) sum[i] += row[i];
+  }
+};
+
+// C [m, n] = op(A) · op(B), where a transposed operand is stored the other way round.
+struct MatmulKey {
+  int64_t m, n, k;
+  bool transpose_a, transpose_b, bias;
+  Activation activation;
+  auto operator<=>(const MatmulKey&) const = default;
+};
+
+struct Matmul {
+  dnnl::matmul primitive;
+  memory a, b, bias, c;  // Their data handles are set at each use.
+};
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads)
+      : threads_(threads), engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), isa_(BestIsa()) {
+    omp_set_num_threads(threads);
+  }
+
+  std::string name() const override { return absl::StrCat("cpu (oneDNN, threads=", threads_, ")"); }
+  bool unified() const override { return true; }
+
+  absl::StatusOr<FloatMemory> AllocateDevice(int64_t elements) override {
+    const size_t bytes = (static_cast<size_t>(elements) * sizeof(float) + 63) / 64 * 64;
+    void* memory = std::aligned_alloc(64, bytes == 0 ? 64 : bytes);
+    if (memory == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
+    std::memset(memory, 0, bytes);
+    return FloatMemory(static_cast<float*>(memory), [](float* data) { std::free(data); });
+  }
+  absl::StatusOr<FloatMemory> AllocateHost(int64_t elements) override { return AllocateDevice(elements); }
+
+  absl::Status CopyToDevice(const float* host, float* device, int64_t elements) override {
+    if (host != device) std::memcpy(device, host, static_cast<size_t>(elements) * sizeof(float));
+    return absl::OkStatus();
+  }
+  absl::Status CopyToHost(const float* device, float* host, int64_t elements) override {
+    return CopyToDevice(device, host, elements);
+  }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+  absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
+                            int64_t out, Activation activation) override {
+    return Multiply({.m = batch, .n = out, .k = in, .transpose_a = false, .transpose_b = true, .bias = true,
+                     .activation = activation},
+                    x, weight, bias, y);
+  }
+
+  absl::Status DenseBackwardInput(const float* dy, const float* weight, const float* y, float* dx, int64_t batch,
+                                  int64_t in, int64_t out, Activation activation) override {
+    PS_RETURN_IF_ERROR(Multiply({.m = batch, .n = in, .k = out, .transpose_a = false, .transpose_b = false,
+                                 .bias = false, .activation = Activation::kNone},
+                                dy, weight, nullptr, dx));
+    const auto n = static_cast<size_t>(batch * in);
+    switch (activation) {
+      case Activation::kRelu: RunKernel<ReluBackwardKernel>(isa_, n, y, dx); break;
+      case Activation::kSigmoid: RunKernel<SigmoidBackwardKernel>(isa_, n, y, dx); break;
+      case Activation::kTanh: RunKernel<TanhBackwardKernel>(isa_, n, y, dx); break;
+      case Activation::kNone: break;
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status DenseBackwardWeights(const float* dy, const float* x, float* d_weight, float* d_bias, int64_t batch,
+                                    int64_t in, int64_t out) override {
+    std::fill_n(d_bias, out, 0.0F);
+    for (int64_t row = 0; row < batch; ++row) {
+      RunKernel<AddRowKernel>(isa_, static_cast<size_t>(out), dy + row * out, d_bias);
+    }
+    return Multiply({.m = out, .n = in, .k = batch, .transpose_a = true, .transpose_b = false, .bias = false,
+                     .activation = Activation::kNone},
+                    dy, x, nullptr, d_weight);
+  }
+
+  absl::StatusOr<LossSums> LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs,
+                                           int64_t batch, int64_t classes) override {
+    return CpuLossAndGradient(loss, outputs, labels, d_outputs, batch, classes);
+  }
+
+ private:
+  // oneDNN throws; nothing of ours does.
+  absl::Status Multiply(const MatmulKey& key, const float* a, const float* b, const float* bias, float* c) {
+    try {
+      auto found = matmuls_.find(key);
+      if (found == matmuls_.end()) found = matmuls_.emplace(key, MakeMatmul(key)).first;
+      Matmul& matmul = found->second;
+      matmul.a.set_data_handle(const_cast<float*>(a));
+      matmul.b.set_data_handle(const_cast<float*>(b));
+      matmul.c.set_data_handle(c);
+      std::unordered_map<int, memory> arguments = {
+          {DNNL_ARG_SRC, matmul.a}, {DNNL_ARG_WEIGHTS, matmul.b}, {DNNL_ARG_DST, matmul.c}};
+      if (key.bias) {
+        matmul.bias.set_data_handle(const_cast<float*>(bias));
+        arguments[DNNL_ARG_BIAS] = matmul.bias;
+      }
+      matmul.primitive.execute(stream_, arguments);
+      stream_.wait();
+      return absl::OkStatus();
+    } catch (const dnnl::error& error) {
+      return absl::InternalError(absl::StrCat("oneDNN, product of [", key.m, ", ", key.k, "] and [", key.k, ", ", key.n,
+                                              "]: ", error.what()));
+    }
+  }
+
+  static void AppendActivation(dnnl::post_ops& ops, dnnl::algorithm algorithm) {
+#if DNNL_VERSION_MAJOR >= 3
+    ops.append_eltwise(algorithm, 0.0F, 0.0F);
+#else
+    ops.append_eltwise(1.0F, algorithm, 0.0F, 0.0F);
+#endif
+  }
+
+  Matmul MakeMatmul(const MatmulKey& key) const {
+    using tag = memory::format_tag;
+    const auto type = memory::data_type::f32;
+    const memory::desc a({key.m, key.k}, type, key.transpose_a ? tag::ba : tag::ab);
+    const memory::desc b({key.k, key.n}, type, key.transpose_b ? tag::ba : tag::ab);
+    const memory::desc c({key.m, key.n}, type, tag::ab);
+    const memory::desc bias = key.bias ? memory::desc({1, key.n}, type, tag::ab) : memory::desc();
+    dnnl::post_ops ops;
+    if (key.activation == Activation::kRelu) AppendActivation(ops, dnnl::algorithm::eltwise_relu);
+    if (key.activation == Activation::kSigmoid) AppendActivation(ops, dnnl::algorithm::eltwise_logistic);
+    if (key.activation == Activation::kTanh) AppendActivation(ops, dnnl::algorithm::eltwise_tanh);
+    dnnl::primitive_attr attributes;
+    attributes.set_post_ops(ops);
+#if DNNL_VERSION_MAJOR >= 3
+    const auto description = key.bias ? dnnl::matmul::primitive_desc(engine_, a, b, bias, c, attributes)
+                                      : dnnl::matmul::primitive_desc(engine_, a, b, c, attributes);
+#else
+    const auto operation = key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+    const dnnl::matmul::primitive_desc description(operation, attributes, engine_);
+#endif
+    return {.primitive = dnnl::matmul(description),
+            .a = memory(a, engine_, nullptr),
+            .b = memory(b, engine_, nullptr),
+            .bias = key.bias ? memory(bias, engine_, nullptr) : memory(),
+            .c = memory(c, engine_, nullptr)};
+  }
+
+  const int threads_;
+  dnnl::engine engine_;
+  dnnl::stream stream_;
+  const Isa isa_;
+  std::map<MatmulKey, Matmul> matmuls_;  // As many as there are layers × 3 × (batch sizes in use).
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(int threads) {
+  if (threads < 1 || threads > 1024) {
+    return absl::InvalidArgumentError(absl::StrCat("--threads=", threads, ": expected 1 to 1024"));
+  }
+  try {
+    return std::make_unique<CpuBackend>(threads);
+  } catch (const dnnl::error& error) {
+    return absl::InternalError(absl::StrCat("oneDNN: ", error.what()));
+  }
+}
+
+}  // namespace ps

@@ -1,0 +1,46 @@
+// What a network is: widths, activation, loss, and how it begins.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/tensor.h"
+
+namespace ps {
+
+enum class Activation { kNone, kRelu, kSigmoid, kTanh };
+
+// Over a batch, the loss is the mean over its samples of:
+// - softmax cross-entropy: −log softmax(z)[label]
+// - sigmoid cross-entropy: Σ over outputs of −y·log σ(z) − (1−y)·log(1−σ(z)), y the one-hot label
+// - mean squared error: the mean over outputs of (z − y)², y the one-hot label
+enum class Loss { kSoftmaxCrossEntropy, kSigmoidCrossEntropy, kMse };
+
+enum class Init { kHe, kGlorot };
+
+// Fully connected layers: layer k computes y = x·Wᵀ + b from widths[k] to widths[k+1]; all but the last apply the
+// activation.
+struct ModelOptions {
+  std::vector<int64_t> widths;
+  Activation activation = Activation::kRelu;
+  Loss loss = Loss::kSoftmaxCrossEntropy;
+
+  int layers() const { return static_cast<int>(widths.size()) - 1; }
+};
+
+// "mlp:784,128,10". INVALID_ARGUMENT, naming --model, for anything else.
+absl::StatusOr<std::vector<int64_t>> ParseModel(const std::string& text);
+absl::StatusOr<Activation> ParseActivation(const std::string& text);
+absl::StatusOr<Loss> ParseLoss(const std::string& text);
+absl::StatusOr<Init> ParseInit(const std::string& text);
+
+// layer0.weight [out, in], layer0.bias [out], layer1.weight, …
+Layout ModelLayout(const ModelOptions& options);
+
+// Initial values of every tensor, from the seed. Weights are uniform in ±√(6/fan_in) (He) or ±√(6/(fan_in+fan_out))
+// (Glorot): with uniform draws the bits are the same on every machine. Biases are zero.
+std::vector<std::vector<float>> InitialValues(const ModelOptions& options, Init init, uint64_t seed);
+
+}  // namespace ps
