@@ -102,6 +102,28 @@ absl::StatusOr<int64_t> DeclaredBytes(const InputFile& file, const IdxArray& arr
   return bytes;
 }
 
+// Reads `bytes` bytes. A short gzip file may still declare a thousand times its size, so memory grows as bytes arrive.
+absl::Status ReadElements(InputFile& file, int64_t bytes, IdxArray& array) {
+  constexpr size_t kFirstBytes = size_t{64} << 20;
+  const auto header = static_cast<int64_t>(4 + 4 * array.shape.size());
+  const auto total = static_cast<size_t>(bytes);
+  while (array.data.size() < total) {
+    const size_t begin = array.data.size();
+    array.data.resize(std::min(total, std::max(kFirstBytes, begin * 2)));
+    absl::StatusOr<size_t> count = file.Read(std::span(array.data).subspan(begin));
+    if (!count.ok()) return count.status();
+    const size_t end = begin + *count;
+    if (end < array.data.size()) return Truncated(file, header + static_cast<int64_t>(end), header + bytes);
+  }
+  // Reading on to the end also has zlib check the gzip checksum.
+  uint8_t extra;
+  absl::StatusOr<size_t> count = file.Read({&extra, 1});
+  if (!count.ok()) return count.status();
+  if (*count == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(file.path(), ": has bytes behind the ", header + bytes, " that its header declares"));
+}
+
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int64_t bytes_max) {
   absl::StatusOr<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
@@ -109,17 +131,7 @@ absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int6
   if (!array.ok()) return array.status();
   absl::StatusOr<int64_t> bytes = DeclaredBytes(*file, *array, bytes_max);
   if (!bytes.ok()) return bytes.status();
-  array->data.resize(static_cast<size_t>(*bytes));
-  const auto header = static_cast<int64_t>(4 + 4 * array->shape.size());
-  if (absl::Status status = ReadExactly(*file, array->data, header); !status.ok()) return status;
-  // Reading on to the end also has zlib check the gzip checksum.
-  uint8_t extra;
-  absl::StatusOr<size_t> count = file->Read({&extra, 1});
-  if (!count.ok()) return count.status();
-  if (*count != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": has bytes behind the ", header + *bytes,
-                                                   " that its header declares"));
-  }
+  if (absl::Status status = ReadElements(*file, *bytes, *array); !status.ok()) return status;
   return array;
 }
 

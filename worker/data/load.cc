@@ -1,183 +1,190 @@
-#include <algorithm>
+#include "worker/data/load.h"
+
 #include <filesystem>
 #include <numeric>
+#include <system_error>
+#include <utility>
+#include <vector>
 
-#include "absl/strings/numbers.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "common/random.h"
-#include "common/status.h"
-#include "worker/data/dataset.h"
+#include "worker/data/formats.h"
+#include "worker/data/prepare.h"
+#include "worker/data/spec.h"
 
 namespace ps {
 namespace {
 
-constexpr uint64_t kTrainStream = 1;
-constexpr uint64_t kTestStream = 2;
-constexpr uint64_t kSplitStream = 3;
-constexpr int64_t kMaxSyntheticValues = int64_t{1} << 32;
+constexpr int32_t kMnistClasses = 10;
 
-absl::StatusOr<DataSplits> ReadBoth(const std::vector<std::string>& files) {
-  DataSplits splits;
-  absl::StatusOr<Dataset> train = ReadIdx(files[0], files[1]);
-  if (!train.ok()) return train.status();
-  splits.train = *std::move(train);
-  if (files.size() == 2) {
-    splits.test = splits.train;
-    return splits;
+bool IsFile(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path, error);
+}
+
+std::string Join(const std::string& folder, const std::string& name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+// `stem` as MNIST's files have been published: "train-images" may be train-images-idx3-ubyte or train-images.idx3-ubyte,
+// either with .gz. Empty if `folder` holds none.
+std::string FindMnistFile(const std::string& folder, const std::string& stem, const std::string& suffix) {
+  for (const char* separator : {"-", "."}) {
+    for (const char* extension : {"", ".gz"}) {
+      std::string path = Join(folder, absl::StrCat(stem, separator, suffix, extension));
+      if (IsFile(path)) return path;
+    }
   }
-  absl::StatusOr<Dataset> test = ReadIdx(files[2], files[3]);
+  return {};
+}
+
+absl::StatusOr<RawSplits> LoadMnist(const DatasetOptions& options, const std::string& name) {
+  const std::string& root = options.data_dir;
+  const std::string torchvision = name == "mnist" ? "MNIST/raw" : "FashionMNIST/raw";
+  // A folder of the dataset's own name comes first: all such datasets use the same file names.
+  const std::vector<std::string> folders =
+      root.empty() ? std::vector<std::string>{Join("/usr/share/datasets", name)}
+                   : std::vector<std::string>{Join(root, name), Join(root, torchvision), root};
+  for (const std::string& folder : folders) {
+    IdxPaths paths = {.images = FindMnistFile(folder, "train-images", "idx3-ubyte"),
+                      .labels = FindMnistFile(folder, "train-labels", "idx1-ubyte"),
+                      .test_images = FindMnistFile(folder, "t10k-images", "idx3-ubyte"),
+                      .test_labels = FindMnistFile(folder, "t10k-labels", "idx1-ubyte")};
+    const std::vector<std::pair<const char*, bool>> files = {{"train-images-idx3-ubyte", !paths.images.empty()},
+                                                             {"train-labels-idx1-ubyte", !paths.labels.empty()},
+                                                             {"t10k-images-idx3-ubyte", !paths.test_images.empty()},
+                                                             {"t10k-labels-idx1-ubyte", !paths.test_labels.empty()}};
+    std::vector<std::string> missing;
+    for (const auto& [file, found] : files) {
+      if (!found) missing.emplace_back(absl::StrCat(file, "[.gz]"));
+    }
+    if (missing.empty()) return LoadIdx(paths, kMnistClasses, options.bytes_max);
+    if (missing.size() < files.size()) {
+      return absl::NotFoundError(
+          absl::StrCat("dataset \"", name, "\": no ", absl::StrJoin(missing, ", "), " in ", folder));
+    }
+  }
+  return absl::NotFoundError(absl::StrCat("dataset \"", name, "\": no train-images-idx3-ubyte[.gz] in ",
+                                          absl::StrJoin(folders, ", "),
+                                          root.empty() ? "; data_dir says where else to look" : ""));
+}
+
+// The spec's paths, each as it is or in data_dir.
+absl::StatusOr<std::vector<std::string>> FindPaths(const DatasetSpec& spec, const std::string& data_dir) {
+  std::vector<std::string> paths;
+  for (const std::string& path : spec.paths) {
+    std::error_code error;
+    const bool relative = !data_dir.empty() && std::filesystem::path(path).is_relative();
+    const std::string inside = relative ? Join(data_dir, path) : path;
+    if (std::filesystem::exists(path, error)) {
+      paths.push_back(path);
+    } else if (relative && std::filesystem::exists(inside, error)) {
+      paths.push_back(inside);
+    } else {
+      return absl::NotFoundError(absl::StrCat("dataset \"", spec.text, "\": no file ", path,
+                                              relative ? absl::StrCat(" or ", inside) : ""));
+    }
+  }
+  paths.resize(4);
+  return paths;
+}
+
+absl::StatusOr<Task> ParseTask(const DatasetSpec& spec) {
+  absl::StatusOr<std::string> task = spec.Word("task", {"auto", "classification", "regression"}, "auto");
+  if (!task.ok()) return task.status();
+  if (*task == "auto") return Task::kAuto;
+  return *task == "regression" ? Task::kRegression : Task::kClassification;
+}
+
+absl::StatusOr<RawSplits> LoadRaw(const DatasetOptions& options) {
+  absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
+  if (!spec.ok()) return spec.status();
+  if (spec->format == "synthetic") return MakeSynthetic(*spec, options.seed, options.bytes_max);
+  if (spec->format == "mnist" || spec->format == "fashion-mnist") return LoadMnist(options, spec->format);
+  absl::StatusOr<Task> task = ParseTask(*spec);
+  if (!task.ok()) return task.status();
+  absl::StatusOr<std::string> label = spec->Word("label", {"first", "last"}, "last");
+  if (!label.ok()) return label.status();
+  absl::StatusOr<std::vector<std::string>> paths = FindPaths(*spec, options.data_dir);
+  if (!paths.ok()) return paths.status();
+  const std::vector<std::string>& path = *paths;
+  if (spec->format == "csv") return LoadCsv(path[0], path[1], *label == "first", *task, options.bytes_max);
+  if (spec->format == "libsvm") return LoadLibsvm(path[0], path[1], *task, options.bytes_max);
+  return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
+                 options.bytes_max);
+}
+
+absl::Status Annotate(const absl::Status& status, const DatasetOptions& options) {
+  return {status.code(), absl::StrCat("dataset \"", options.dataset, "\": ", status.message())};
+}
+
+absl::Status CheckOptions(const DatasetOptions& options) {
+  if (!(options.validation_split >= 0 && options.validation_split < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("validation_split is ", options.validation_split, "; expected 0 to below 1"));
+  }
+  if (options.crop < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("crop is ", options.crop, "; expected 0 (none) or more"));
+  }
+  if (options.samples_per_class < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("samples_per_class is ", options.samples_per_class, "; expected 0 (all) or more"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CropSplits(RawSplits& raw, int crop) {
+  absl::StatusOr<DatasetContent> train = Crop(std::move(raw.train), crop);
+  if (!train.ok()) return train.status();
+  raw.train = *std::move(train);
+  if (!raw.test.has_value()) return absl::OkStatus();
+  absl::StatusOr<DatasetContent> test = Crop(*std::move(raw.test), crop);
+  if (!test.ok()) return test.status();
+  raw.test = *std::move(test);
+  return absl::OkStatus();
+}
+
+// The indices of the training samples, before validation is split off.
+absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, int samples_per_class) {
+  if (samples_per_class > 0) return FirstOfEachClass(train, samples_per_class);
+  std::vector<int32_t> all(static_cast<size_t>(train.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options) {
+  if (options.crop > 0) {
+    if (absl::Status status = CropSplits(raw, options.crop); !status.ok()) return status;
+  }
+  absl::StatusOr<std::vector<int32_t>> chosen = ChooseSamples(raw.train, options.samples_per_class);
+  if (!chosen.ok()) return chosen.status();
+  absl::StatusOr<ValidationSplit> split =
+      SplitValidation(raw.train, *std::move(chosen), options.validation_split, options.seed);
+  if (!split.ok()) return split.status();
+  DatasetContent validation = Select(raw.train, split->validation);
+  const bool all = options.samples_per_class == 0 && split->validation.empty();
+  absl::StatusOr<Dataset> train = Dataset::Create(all ? std::move(raw.train) : Select(raw.train, split->train));
+  if (!train.ok()) return train.status();
+  absl::StatusOr<Dataset> held_out = Dataset::Create(std::move(validation));
+  if (!held_out.ok()) return held_out.status();
+  DataSplits splits = {.train = *train, .validation = *std::move(held_out), .test = *train, .test_is_train = true};
+  if (!raw.test.has_value()) return splits;
+  absl::StatusOr<Dataset> test = Dataset::Create(*std::move(raw.test));
   if (!test.ok()) return test.status();
   splits.test = *std::move(test);
-  if (splits.test.features() != splits.train.features()) {
-    return absl::InvalidArgumentError(absl::StrCat(files[2], ": images of ", splits.test.features(),
-                                                   " pixels, but those of ", files[0], " have ",
-                                                   splits.train.features()));
-  }
-  if (splits.test.classes() > splits.train.classes()) {
-    return absl::InvalidArgumentError(absl::StrCat(files[3], ": label ", splits.test.classes() - 1,
-                                                   " does not occur in ", files[1]));
-  }
+  splits.test_is_train = false;
   return splits;
-}
-
-absl::StatusOr<DataSplits> LoadNamed(const std::string& name, const std::string& data_dir) {
-  namespace fs = std::filesystem;
-  const std::vector<std::string> stems = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
-                                          "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
-  std::vector<std::string> folders;
-  if (data_dir.empty()) {
-    folders = {"/usr/share/datasets/" + name};
-  } else {
-    folders = {data_dir + "/" + name, data_dir};
-  }
-  std::error_code error;
-  for (const std::string& folder : folders) {
-    std::vector<std::string> files;
-    for (const std::string& stem : stems) {
-      for (const char* ending : {"", ".gz"}) {
-        const std::string path = absl::StrCat(folder, "/", stem, ending);
-        if (fs::is_regular_file(path, error)) {
-          files.push_back(path);
-          break;
-        }
-      }
-    }
-    if (files.size() == stems.size()) return ReadBoth(files);
-  }
-  return absl::NotFoundError(
-      absl::StrCat("--dataset=", name, ": the files ", stems[0], "[.gz] and so on are not in ",
-                   absl::StrJoin(folders, " or "),
-                   name == "fashion-mnist" ? " (Debian's package dataset-fashion-mnist has them; else give --data_dir)"
-                                           : " (give the folder with --data_dir)"));
-}
-
-absl::StatusOr<DataSplits> LoadSynthetic(const std::string& spec, uint64_t seed) {
-  SyntheticOptions options;
-  int64_t classes = options.classes;
-  if (!spec.empty()) {
-    for (const auto& part : absl::StrSplit(spec, ',')) {
-      const std::vector<std::string> pair = absl::StrSplit(part, '=');
-      int64_t* value = pair[0] == "samples"    ? &options.samples
-                       : pair[0] == "features" ? &options.features
-                       : pair[0] == "classes"  ? &classes
-                                               : nullptr;
-      if (value == nullptr || pair.size() != 2 || !absl::SimpleAtoi(pair[1], value) || *value < 1) {
-        return absl::InvalidArgumentError(absl::StrCat("--dataset=synthetic:", spec,
-                                                       ": expected samples=N,features=N,classes=N, each at least 1"));
-      }
-    }
-  }
-  if (classes > 65536 || options.samples > INT32_MAX || options.features > kMaxSyntheticValues / options.samples ||
-      options.features > kMaxSyntheticValues / classes) {
-    return absl::InvalidArgumentError(absl::StrCat("--dataset=synthetic:", spec, ": larger than 2^32 values"));
-  }
-  options.classes = static_cast<int>(classes);
-  DataSplits splits;
-  splits.train = MakeSynthetic(options, seed, kTrainStream);
-  options.samples = std::max<int64_t>(1, options.samples / 5);
-  splits.test = MakeSynthetic(options, seed, kTestStream);
-  return splits;
-}
-
-absl::StatusOr<DataSplits> LoadWhole(const DatasetOptions& options) {
-  const std::string& dataset = options.dataset;
-  if (dataset == "fashion-mnist" || dataset == "mnist") return LoadNamed(dataset, options.data_dir);
-  if (dataset == "synthetic") return LoadSynthetic("", options.seed);
-  if (dataset.rfind("synthetic:", 0) == 0) return LoadSynthetic(dataset.substr(10), options.seed);
-  if (dataset.rfind("idx:", 0) == 0) {
-    const std::vector<std::string> files = absl::StrSplit(dataset.substr(4), ',');
-    if (files.size() == 2 || files.size() == 4) return ReadBoth(files);
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dataset=", dataset, ": expected idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]"));
-  }
-  return absl::InvalidArgumentError(
-      absl::StrCat("--dataset=", dataset, ": expected fashion-mnist, mnist, synthetic[:…] or idx:IMAGES,LABELS"));
-}
-
-absl::StatusOr<Dataset> LimitPerClass(const Dataset& dataset, int limit) {
-  std::vector<std::vector<int32_t>> by_class(static_cast<size_t>(dataset.classes()));
-  for (int32_t i = 0; i < dataset.size(); ++i) {
-    auto& members = by_class[static_cast<size_t>(dataset.labels()[static_cast<size_t>(i)])];
-    if (members.size() < static_cast<size_t>(limit)) members.push_back(i);
-  }
-  std::vector<int32_t> indices;
-  for (size_t c = 0; c < by_class.size(); ++c) {
-    if (by_class[c].size() < static_cast<size_t>(limit)) {
-      return absl::InvalidArgumentError(absl::StrCat("--samples_per_class=", limit, ": class ", c, " has only ",
-                                                     by_class[c].size(), " samples"));
-    }
-    indices.insert(indices.end(), by_class[c].begin(), by_class[c].end());
-  }
-  return dataset.Subset(indices);
-}
-
-// Puts the same share of every class aside, chosen by the seed; both parts keep the order of the samples.
-void SplitValidation(double share, uint64_t seed, DataSplits* splits) {
-  const Dataset& all = splits->train;
-  std::mt19937_64 random = MakeRandom(seed, kSplitStream);
-  std::vector<std::vector<int32_t>> by_class(static_cast<size_t>(all.classes()));
-  for (int32_t i = 0; i < all.size(); ++i) {
-    by_class[static_cast<size_t>(all.labels()[static_cast<size_t>(i)])].push_back(i);
-  }
-  std::vector<bool> aside(static_cast<size_t>(all.size()), false);
-  for (auto& members : by_class) {
-    const auto count = static_cast<size_t>(share * static_cast<double>(members.size()));
-    for (size_t i = 0; i < count; ++i) {
-      std::swap(members[i], members[i + UniformBelow(random, members.size() - i)]);
-      aside[static_cast<size_t>(members[i])] = true;
-    }
-  }
-  std::vector<int32_t> train;
-  std::vector<int32_t> validation;
-  for (int32_t i = 0; i < all.size(); ++i) (aside[static_cast<size_t>(i)] ? validation : train).push_back(i);
-  splits->validation = all.Subset(validation);
-  splits->train = all.Subset(train);
 }
 
 }  // namespace
 
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
-  if (!(options.validation_split >= 0 && options.validation_split < 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--validation_split=", options.validation_split, ": expected 0 or more, below 1"));
-  }
-  absl::StatusOr<DataSplits> splits = LoadWhole(options);
-  if (!splits.ok()) return splits;
-  if (options.crop > 0) {
-    for (Dataset* part : {&splits->train, &splits->test}) {
-      absl::StatusOr<Dataset> cropped = part->Crop(options.crop);
-      if (!cropped.ok()) return cropped.status();
-      *part = *std::move(cropped);
-    }
-  }
-  if (options.samples_per_class > 0) {
-    absl::StatusOr<Dataset> limited = LimitPerClass(splits->train, options.samples_per_class);
-    if (!limited.ok()) return limited.status();
-    splits->train = *std::move(limited);
-  }
-  if (options.validation_split > 0) SplitValidation(options.validation_split, options.seed, &*splits);
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  absl::StatusOr<RawSplits> raw = LoadRaw(options);
+  if (!raw.ok()) return raw.status();
+  absl::StatusOr<DataSplits> splits = Prepare(*std::move(raw), options);
+  if (!splits.ok()) return Annotate(splits.status(), options);
   return splits;
 }
 

@@ -1,25 +1,103 @@
+#include <algorithm>
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "common/random.h"
-#include "worker/data/dataset.h"
+#include "worker/data/formats.h"
 
 namespace ps {
+namespace {
 
-Dataset MakeSynthetic(const SyntheticOptions& options, uint64_t seed, uint64_t stream) {
-  constexpr float kNoise = 0.5F;
-  const auto features = static_cast<size_t>(options.features);
-  std::mt19937_64 random = MakeRandom(seed, 0);
-  std::vector<float> centres(static_cast<size_t>(options.classes) * features);
-  for (float& value : centres) value = UniformFloat(random);
-  random = MakeRandom(seed, stream);
-  std::vector<float> values(static_cast<size_t>(options.samples) * features);
-  std::vector<int32_t> labels(static_cast<size_t>(options.samples));
-  for (size_t sample = 0; sample < labels.size(); ++sample) {
-    labels[sample] = static_cast<int32_t>(UniformBelow(random, static_cast<uint64_t>(options.classes)));
-    const float* centre = centres.data() + static_cast<size_t>(labels[sample]) * features;
-    for (size_t k = 0; k < features; ++k) {
-      values[sample * features + k] = centre[k] + kNoise * (UniformFloat(random) - 0.5F);
+struct Shape {
+  int64_t features;
+  int64_t classes;
+};
+
+std::vector<uint8_t> RandomBytes(RandomEngine& engine, size_t count) {
+  std::vector<uint8_t> bytes(count);
+  for (size_t i = 0; i < count; i += 8) {
+    uint64_t bits = engine();
+    for (size_t k = i; k < std::min(count, i + 8); ++k, bits >>= 8) bytes[k] = static_cast<uint8_t>(bits);
+  }
+  return bytes;
+}
+
+int64_t SquaredDistance(const uint8_t* a, const uint8_t* b, int64_t features) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < features; ++i) sum += (int64_t{a[i]} - b[i]) * (int64_t{a[i]} - b[i]);
+  return sum;
+}
+
+// The class centres [classes, features]. Random points lie far apart where there are many features; with few, each
+// centre is the candidate farthest from those before it.
+std::vector<uint8_t> MakeCentres(RandomEngine& engine, const Shape& shape) {
+  constexpr int64_t kManyFeatures = 64;
+  const int candidates = shape.features >= kManyFeatures || shape.classes > 1000 ? 1 : 32;
+  std::vector<uint8_t> centres;
+  for (int64_t c = 0; c < shape.classes; ++c) {
+    std::vector<uint8_t> best;
+    int64_t best_distance = -1;
+    for (int k = 0; k < candidates; ++k) {
+      std::vector<uint8_t> candidate = RandomBytes(engine, static_cast<size_t>(shape.features));
+      int64_t nearest = INT64_MAX;
+      for (int64_t other = 0; other < c && candidates > 1; ++other) {
+        nearest = std::min(nearest, SquaredDistance(&candidate[0], &centres[other * shape.features], shape.features));
+      }
+      if (nearest > best_distance) {
+        best_distance = nearest;
+        best = std::move(candidate);
+      }
+    }
+    centres.insert(centres.end(), best.begin(), best.end());
+  }
+  return centres;
+}
+
+DatasetContent MakeSamples(RandomEngine& engine, const Shape& shape, const std::vector<uint8_t>& centres,
+                           int64_t samples, double noise) {
+  DatasetContent content;
+  content.features = shape.features;
+  content.classes = static_cast<int32_t>(shape.classes);
+  content.bytes = RandomBytes(engine, static_cast<size_t>(samples * shape.features));
+  content.labels.resize(static_cast<size_t>(samples));
+  const auto noise_weight = static_cast<uint32_t>(std::lround(noise * 256));
+  for (int64_t i = 0; i < samples; ++i) {
+    const int64_t label = i % shape.classes;
+    content.labels[static_cast<size_t>(i)] = static_cast<int32_t>(label);
+    uint8_t* row = content.bytes.data() + i * shape.features;
+    const uint8_t* centre = centres.data() + label * shape.features;
+    for (int64_t k = 0; k < shape.features; ++k) {
+      row[k] = static_cast<uint8_t>((row[k] * noise_weight + centre[k] * (256 - noise_weight)) >> 8);
     }
   }
-  return {std::move(values), std::move(labels), options.features, options.classes};
+  return content;
+}
+
+}  // namespace
+
+absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, int64_t bytes_max) {
+  absl::StatusOr<int64_t> features = spec.Integer("features", 1, kFeaturesMax, 784);
+  if (!features.ok()) return features.status();
+  absl::StatusOr<int64_t> classes = spec.Integer("classes", 2, kClassesMax, 10);
+  if (!classes.ok()) return classes.status();
+  absl::StatusOr<int64_t> samples = spec.Integer("samples", *classes, kSamplesMax, std::max<int64_t>(10000, *classes));
+  if (!samples.ok()) return samples.status();
+  absl::StatusOr<int64_t> test = spec.Integer("test", *classes, kSamplesMax, std::max(*samples / 5, *classes));
+  if (!test.ok()) return test.status();
+  absl::StatusOr<double> noise = spec.Real("noise", 0, 1, 0.3);
+  if (!noise.ok()) return noise.status();
+  if (*features > bytes_max / (*samples + *test + *classes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("dataset \"", spec.text, "\": ", *samples, " + ", *test,
+                                                     " samples of ", *features,
+                                                     " bytes take more than the limit of ", bytes_max, " bytes"));
+  }
+  RandomEngine engine = SeededEngine(seed, kSyntheticStream);
+  const Shape shape = {.features = *features, .classes = *classes};
+  const std::vector<uint8_t> centres = MakeCentres(engine, shape);
+  RawSplits splits = {.train = MakeSamples(engine, shape, centres, *samples, *noise)};
+  splits.test = MakeSamples(engine, shape, centres, *test, *noise);
+  return splits;
 }
 
 }  // namespace ps

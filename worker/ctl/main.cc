@@ -1,0 +1,187 @@
+// ps_ctl: looks at a running job, and at what finished ones left.
+#include <algorithm>
+#include <iostream>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/time.h"
+#include "common/endpoint.h"
+#include "common/grpc_status.h"
+#include "common/hash.h"
+#include "common/program.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "worker/ctl/report.h"
+#include <grpcpp/client_context.h>
+
+ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
+ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
+
+namespace ps {
+namespace {
+
+constexpr char kUsage[] =
+    "ps_ctl [flags] COMMAND\n"
+    "  status          the job, its shards and workers, and who is waited for\n"
+    "  weights_hash    the hash of the newest weights\n"
+    "  report DIR…     a table of finished runs, from the metrics files in each folder";
+
+class JobView {
+ public:
+  JobView(std::string server, absl::Duration timeout) : server_(std::move(server)), timeout_(timeout) {}
+
+  absl::StatusOr<v1::StatusReply> Status() {
+    v1::StatusReply reply;
+    const auto stub = v1::Chief::NewStub(Channel(server_));
+    grpc::ClientContext context;
+    SetDeadline(context);
+    const absl::Status status = FromGrpc(stub->Status(&context, v1::StatusRequest(), &reply));
+    if (!status.ok()) return Annotate(status, "--server=" + server_);
+    return reply;
+  }
+
+  template <typename Reply, typename Call>
+  absl::StatusOr<Reply> AskShard(const v1::ShardInfo& shard, Call call) {
+    Reply reply;
+    const std::string address = shard.shard() == 0 ? server_ : shard.address();
+    const auto stub = v1::Shard::NewStub(Channel(address));
+    grpc::ClientContext context;
+    SetDeadline(context);
+    const absl::Status status = FromGrpc(call(*stub, &context, &reply));
+    if (!status.ok()) return Annotate(status, absl::StrCat("shard ", shard.shard(), " at ", address));
+    return reply;
+  }
+
+ private:
+  static std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
+    return MakeChannel(address, grpc::InsecureChannelCredentials(), 0);
+  }
+  void SetDeadline(grpc::ClientContext& context) const {
+    context.set_deadline(absl::ToChronoTime(absl::Now() + timeout_));
+    context.set_wait_for_ready(true);
+  }
+  const std::string server_;
+  const absl::Duration timeout_;
+};
+
+std::string PhaseName(v1::Phase phase) {
+  switch (phase) {
+    case v1::PHASE_GATHERING: return "gathering";
+    case v1::PHASE_RUNNING: return "running";
+    case v1::PHASE_FINISHED: return "finished";
+    case v1::PHASE_FAILED: return "failed";
+    default: return "unknown";
+  }
+}
+
+void PrintJob(const v1::StatusReply& job) {
+  std::cout << absl::StrFormat("job %s: %s, generation %d, view %d, %d parameters\n", job.job(), PhaseName(job.phase()),
+                               job.generation(), job.view(), job.parameters());
+  if (!job.failure().empty()) std::cout << "failure: " << job.failure() << "\n";
+  std::vector<std::string> settings;
+  for (const auto& [name, value] : job.settings()) settings.push_back(absl::StrCat("--", name, "=", value));
+  std::sort(settings.begin(), settings.end());
+  std::cout << "settings:";
+  for (const std::string& setting : settings) std::cout << " " << setting;
+  std::cout << "\n";
+  if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
+}
+
+absl::Status PrintStatus(JobView& view) {
+  const absl::StatusOr<v1::StatusReply> job = view.Status();
+  if (!job.ok()) return job.status();
+  PrintJob(*job);
+  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %7s\n", job->num_shards(), "shard", "address",
+                               "version", "slices", "weight bytes", "in flight", "parked");
+  absl::Status result = absl::OkStatus();
+  for (const v1::ShardInfo& info : job->shards()) {
+    if (info.address().empty()) {
+      std::cout << absl::StrFormat("%5d  (not registered)\n", info.shard());
+      continue;
+    }
+    const auto shard = view.AskShard<v1::ShardStatusReply>(info, [](auto& stub, auto* context, auto* reply) {
+      return stub.ShardStatus(context, v1::ShardStatusRequest(), reply);
+    });
+    if (!shard.ok()) {
+      std::cout << absl::StrFormat("%5d  %-24s %s\n", info.shard(), info.address(), Message(shard.status()));
+      result = shard.status();
+      continue;
+    }
+    std::cout << absl::StrFormat("%5d  %-24s %10d %7d %13d %13d %7d  %s\n", info.shard(), info.address(),
+                                 shard->version(), shard->slices(), shard->bytes(), shard->inflight_bytes(),
+                                 shard->parked(), shard->waiting_for());
+  }
+  std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job->workers_size(),
+                               job->num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
+  for (const v1::WorkerStatus& worker : job->workers()) {
+    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s\n", worker.rank(), worker.name(), worker.host(),
+                                 worker.incarnation(), worker.step(),
+                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "");
+  }
+  return result;
+}
+
+absl::Status PrintWeightsHash(JobView& view) {
+  const absl::StatusOr<v1::StatusReply> job = view.Status();
+  if (!job.ok()) return job.status();
+  size_t count = 0;
+  for (const v1::ShardInfo& info : job->shards()) count += static_cast<size_t>(info.slices_size());
+  std::vector<SliceHash> hashes(count);
+  std::optional<uint64_t> version;
+  for (const v1::ShardInfo& info : job->shards()) {
+    const auto reply = view.AskShard<v1::HashSlicesReply>(info, [](auto& stub, auto* context, auto* out) {
+      return stub.HashSlices(context, v1::HashSlicesRequest(), out);
+    });
+    if (!reply.ok()) return reply.status();
+    if (version.value_or(reply->version()) != reply->version()) {
+      return absl::FailedPreconditionError(absl::StrCat("shard ", info.shard(), " is at version ", reply->version(),
+                                                        ", an earlier one at ", *version, "; try again"));
+    }
+    version = reply->version();
+    for (const v1::SliceHash& hash : reply->hashes()) {
+      if (hash.slice() < count && hash.hash().size() == hashes[0].size()) {
+        std::copy(hash.hash().begin(), hash.hash().end(), hashes[hash.slice()].begin());
+      }
+    }
+  }
+  std::cout << absl::StrFormat("%s version %d\n", WeightsHash(hashes), version.value_or(0));
+  return absl::OkStatus();
+}
+
+absl::Status PrintReport(const std::vector<std::string>& folders) {
+  std::vector<RunSummary> runs;
+  for (const std::string& folder : folders) {
+    absl::StatusOr<RunSummary> run = SummarizeRun(folder);
+    if (!run.ok()) return run.status();
+    runs.push_back(*std::move(run));
+  }
+  std::cout << FormatTable(runs);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace ps
+
+int main(int argc, char** argv) {
+  using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
+  CommandLine line;
+  int exit_status = kExitDone;
+  if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
+  const std::string command = line.arguments.empty() ? "" : line.arguments.front();
+  const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
+  const bool known = ((command == "status" || command == "weights_hash") && rest.empty()) ||
+                     (command == "report" && !rest.empty());
+  if (!known) {
+    return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
+  }
+  const std::string server = absl::GetFlag(FLAGS_server);
+  if (const auto endpoint = ParseEndpoint("server", server); !endpoint.ok()) {
+    return Complain("ps_ctl", endpoint.status(), kExitUsage);
+  }
+  JobView view(server, absl::GetFlag(FLAGS_timeout));
+  const absl::Status status = command == "report"   ? PrintReport(rest)
+                              : command == "status" ? PrintStatus(view)
+                                                    : PrintWeightsHash(view);
+  return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
+}

@@ -1,0 +1,57 @@
+// From the name of a dataset to samples ready for training.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/data/dataset.h"
+
+namespace ps {
+
+struct DatasetOptions {
+  // fashion-mnist | mnist                         four IDX files, plain or .gz, found by name (see data_dir)
+  // synthetic[:samples=N,features=F,classes=C,test=N,noise=X]     made from the seed; needs no files
+  // idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]
+  // csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]    the label is last by default
+  // libsvm:FILE[,TEST_FILE][,task=auto|classification|regression]
+  // Any file may be plain or gzip. formats.h says how each format is read.
+  std::string dataset;
+
+  // For fashion-mnist and mnist: the folder of the files, or one that holds them in a folder `fashion-mnist` or `mnist`
+  // (or where torchvision puts them, FashionMNIST/raw or MNIST/raw). Empty: /usr/share/datasets/NAME, where Debian's
+  // package dataset-fashion-mnist is. For files: where a relative path is looked for after the working folder.
+  std::string data_dir;
+
+  // Share of the training samples, in [0, 1), that becomes the validation split.
+  double validation_split = 0;
+
+  // Keep the centre crop x crop of square images. 0: no crop.
+  int crop = 0;
+
+  // Train on the first so many of each class in file order, class 0 first, then class 1 ... 0: on all, in file order.
+  // The test split stays whole.
+  int samples_per_class = 0;
+
+  // Of synthetic samples and of the choice for validation.
+  uint64_t seed = 1;
+
+  // A file or table whose features would take more memory is refused.
+  int64_t bytes_max = int64_t{16} << 30;
+};
+
+struct DataSplits {
+  Dataset train;
+  Dataset validation;  // Empty (size 0) without validation_split.
+  Dataset test;
+  bool test_is_train = false;  // The dataset has no test set; `test` is the training split.
+};
+
+// Crops, then takes samples_per_class, then splits off validation; the training samples left keep their order. The same
+// options and files give the same splits on every machine.
+// INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where
+// it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
+// file cannot be opened. The message is one line and names the file or the option.
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options);
+
+}  // namespace ps

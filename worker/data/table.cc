@@ -1,0 +1,130 @@
+#include "worker/data/table.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kQuotedMax = 40;
+
+absl::Status LabelError(const Table& table, size_t sample, const std::string& expected) {
+  return absl::InvalidArgumentError(absl::StrCat(table.path, ": line ", table.lines[sample], ": label ",
+                                                 table.labels[sample], " found; expected ", expected));
+}
+
+bool IsInteger(double value) {
+  return value == std::floor(value) && std::abs(value) <= std::numeric_limits<int32_t>::max();
+}
+
+bool AllIntegers(const std::vector<double>& labels) { return std::all_of(labels.begin(), labels.end(), IsInteger); }
+
+DatasetContent ToRegression(Table table) {
+  DatasetContent content;
+  content.features = table.features;
+  content.floats = std::move(table.values);
+  content.targets.assign(table.labels.begin(), table.labels.end());
+  return content;
+}
+
+// The labels that class 0, 1 ... have in the files.
+absl::StatusOr<std::vector<double>> FindClasses(const Table& train, LabelMapping mapping) {
+  if (mapping == LabelMapping::kRank) {
+    std::vector<double> values = train.labels;
+    std::sort(values.begin(), values.end());
+    values.erase(std::unique(values.begin(), values.end()), values.end());
+    if (values.size() <= kClassesMax) return values;
+    return absl::InvalidArgumentError(absl::StrCat(train.path, ": has ", values.size(), " different labels; expected ",
+                                                   kClassesMax, " or fewer, or the option task=regression"));
+  }
+  for (size_t i = 0; i < train.labels.size(); ++i) {
+    if (train.labels[i] < 0 || train.labels[i] >= kClassesMax) {
+      return LabelError(train, i,
+                        absl::StrCat("a class from 0 to ", kClassesMax - 1, ", or the option task=regression"));
+    }
+  }
+  const double largest = *std::max_element(train.labels.begin(), train.labels.end());
+  std::vector<double> values(static_cast<size_t>(largest) + 1);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<double>(i);
+  return values;
+}
+
+absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>& values, const std::string& train_path) {
+  DatasetContent content;
+  content.classes = static_cast<int32_t>(values.size());
+  content.labels.reserve(table.labels.size());
+  for (size_t i = 0; i < table.labels.size(); ++i) {
+    const auto found = std::lower_bound(values.begin(), values.end(), table.labels[i]);
+    if (found == values.end() || *found != table.labels[i]) {
+      return LabelError(table, i, absl::StrCat("one of the ", values.size(), " classes of ", train_path));
+    }
+    content.labels.push_back(static_cast<int32_t>(found - values.begin()));
+  }
+  content.features = table.features;
+  content.floats = std::move(table.values);
+  return content;
+}
+
+}  // namespace
+
+std::string Quoted(std::string_view text) {
+  const std::string shown(text.substr(0, kQuotedMax));
+  return absl::StrCat("\"", absl::CHexEscape(shown), text.size() > kQuotedMax ? "...\"" : "\"");
+}
+
+std::string_view Trimmed(std::string_view text) {
+  const size_t begin = text.find_first_not_of(" \t");
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(" \t") - begin + 1);
+}
+
+absl::StatusOr<double> ParseNumber(std::string_view text) {
+  std::string_view digits = Trimmed(text);
+  // std::from_chars takes no plus sign.
+  if (digits.starts_with('+') && !digits.starts_with("+-")) digits.remove_prefix(1);
+  double value = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (digits.empty() || error == std::errc::invalid_argument || end != digits.data() + digits.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a number"));
+  }
+  if (error != std::errc() || !std::isfinite(static_cast<float>(value))) {
+    return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a finite number within float32"));
+  }
+  return value;
+}
+
+absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping) {
+  if (task == Task::kClassification) {
+    const auto bad = std::find_if_not(train.labels.begin(), train.labels.end(), IsInteger);
+    if (bad != train.labels.end()) {
+      return LabelError(train, static_cast<size_t>(bad - train.labels.begin()),
+                        "an integer (task=classification)");
+    }
+  }
+  RawSplits splits;
+  if (task == Task::kRegression || !AllIntegers(train.labels)) {
+    splits.train = ToRegression(std::move(train));
+    if (test.has_value()) splits.test = ToRegression(*std::move(test));
+    return splits;
+  }
+  const std::string train_path = train.path;
+  absl::StatusOr<std::vector<double>> values = FindClasses(train, mapping);
+  if (!values.ok()) return values.status();
+  absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), *values, train_path);
+  if (!content.ok()) return content.status();
+  splits.train = *std::move(content);
+  if (!test.has_value()) return splits;
+  content = ToClasses(*std::move(test), *values, train_path);
+  if (!content.ok()) return content.status();
+  splits.test = *std::move(content);
+  return splits;
+}
+
+}  // namespace ps

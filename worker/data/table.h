@@ -1,0 +1,43 @@
+// What the text formats share: numbers, and the decision between classes and regression.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/data/formats.h"
+
+namespace ps {
+
+// One file's samples; n is labels.size().
+struct Table {
+  std::string path;
+  int64_t features = 0;        // Per sample.
+  std::vector<float> values;   // [n, features], all finite.
+  std::vector<double> labels;  // [n], all finite.
+  std::vector<int64_t> lines;  // [n], where each sample stands in the file.
+};
+
+// How integer labels become classes.
+enum class LabelMapping {
+  kNumber,  // They are class numbers.
+  kRank,    // The smallest is class 0, the next one class 1 and so on.
+};
+
+// The number that `text` holds in full; a sign and surrounding blanks are allowed, nothing else. Independent of the
+// locale. INVALID_ARGUMENT if it is no number, is not finite or does not fit in a float.
+absl::StatusOr<double> ParseNumber(std::string_view text);
+
+// Decides by the training labels what they are (Task::kAuto), and maps the labels of both files alike.
+absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping);
+
+// A piece of a line for a message: quoted, and cut if it is long.
+std::string Quoted(std::string_view text);
+
+// `text` without blanks and tabs around it.
+std::string_view Trimmed(std::string_view text);
+
+}  // namespace ps

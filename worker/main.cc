@@ -1,0 +1,39 @@
+// ps_worker: computes gradients on its share of the data and exchanges them with the servers.
+#include <iostream>
+
+#include "absl/strings/str_format.h"
+#include "common/program.h"
+#include "common/status.h"
+#include "worker/options.h"
+#include "worker/trainer.h"
+#include <spdlog/spdlog.h>
+
+int main(int argc, char** argv) {
+  using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
+  CommandLine line;
+  int exit_status = kExitDone;
+  if (!StartProgram(argc, argv, "ps_worker [flags]: trains a network together with others, through parameter servers",
+                    "worker/flags.cc", &line, &exit_status)) {
+    return exit_status;
+  }
+  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
+  if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
+  if (!line.arguments.empty()) {
+    return Complain("ps_worker", absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --"),
+                    kExitUsage);
+  }
+  InitLogging("ps_worker");
+  Trainer trainer(*options);
+  OnStopSignal([&trainer](const std::string& signal) {
+    spdlog::info("{}: leaving after this step", signal);
+    trainer.Stop();
+  });
+  const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
+  if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
+  if (result->rank == 0) {
+    std::cout << absl::StrFormat("test accuracy: %.2f %%\ntest loss: %.6f\nversion: %d\nweights hash: %s\n",
+                                 100.0 * result->test_accuracy, result->test_loss, result->version,
+                                 result->weights_hash);
+  }
+  return kExitDone;
+}

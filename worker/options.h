@@ -1,0 +1,42 @@
+// What a worker is started with. Read once, at the edge, from the flags; everything inside gets it as a value.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/client/client.h"
+#include "worker/data/load.h"
+#include "worker/model/options.h"
+#include <nlohmann/json.hpp>
+
+namespace ps {
+
+// Fields are the flags of the same name, parsed.
+struct WorkerOptions {
+  ClientOptions client;
+  DatasetOptions data;
+  ModelOptions model;
+  Init init = Init::kHe;
+  std::string init_weights;  // Safetensors; instead of init.
+  std::string save_weights;  // Safetensors; by rank 0.
+  int64_t batch_size = 64;   // 0: full.
+  double epochs = 1;         // Budget, unless steps is set.
+  int64_t steps = 0;
+  double eval_every = 0;     // Epochs between rank 0's evaluations on the test split; 0: at the end only.
+  uint64_t seed = 1;
+  bool shuffle = true;
+  bool overlap = true;
+  std::string device = "cpu";
+  int threads = 1;
+  std::string metrics_file;
+};
+
+// Parses and checks all flags. INVALID_ARGUMENT naming every problem, one a line.
+absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags();
+
+// Every flag with its value, for the `start` event.
+nlohmann::ordered_json WorkerFlagValues();
+
+}  // namespace ps

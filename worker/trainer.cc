@@ -1,0 +1,285 @@
+#include "worker/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/safetensors.h"
+#include "common/status.h"
+#include <spdlog/spdlog.h>
+
+namespace ps {
+namespace {
+
+constexpr int64_t kEvaluationBatch = 500;
+
+}  // namespace
+
+absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
+  PS_RETURN_IF_ERROR(Prepare());
+  PS_RETURN_IF_ERROR(JoinJob());
+  TrainingResult result;
+  result.rank = client_->rank();
+  metrics_->set_number(result.rank);
+  nlohmann::ordered_json start = StartFields();
+  start["mode"] = client_->mode();
+  start["device"] = backend_->name();
+  start["generation"] = client_->generation();
+  start["flags"] = flags;
+  metrics_->Write("start", std::move(start));
+  absl::Status status = Train();
+  if (status.ok()) status = Finish(&result);
+  metrics_->Write("end", {{"steps", step_},
+                          {"samples", samples_},
+                          {"samples_per_s", train_s_ > 0 ? static_cast<double>(samples_) / train_s_ : 0.0},
+                          {"status", status.ToString()}});
+  if (!status.ok()) {
+    // The job need not wait for the lease to know. If it knows already, or cannot be told, nothing is lost.
+    (void)client_->Leave(Message(status));
+    return status;
+  }
+  PS_RETURN_IF_ERROR(client_->Leave());
+  return result;
+}
+
+absl::Status Trainer::Prepare() {
+  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options_.metrics_file, "rank");
+  if (!metrics.ok()) return metrics.status();
+  metrics_ = *std::move(metrics);
+  absl::StatusOr<DataSplits> data = LoadDataset(options_.data);
+  if (!data.ok()) return data.status();
+  data_ = *std::move(data);
+  PS_RETURN_IF_ERROR(FitModelToData());
+  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateCpuBackend(options_.threads);
+  if (!backend.ok()) return backend.status();
+  backend_ = *std::move(backend);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::FitModelToData() {
+  const std::vector<int64_t>& widths = options_.model.widths;
+  if (data_.train.classes() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--dataset=", options_.data.dataset,
+                                                   ": its targets are no class numbers, which --loss needs"));
+  }
+  if (data_.train.features() != widths.front()) {
+    return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", widths.front(),
+                                                   " inputs, but the samples of ", options_.data.dataset, " have ",
+                                                   data_.train.features(), " features"));
+  }
+  if (data_.train.classes() > widths.back()) {
+    return absl::InvalidArgumentError(absl::StrCat("--model: the network has ", widths.back(), " outputs, but ",
+                                                   options_.data.dataset, " has labels from 0 to ",
+                                                   data_.train.classes() - 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::vector<float>>> Trainer::LoadInitialValues() const {
+  if (options_.init_weights.empty()) return InitialValues(options_.model, options_.init, options_.seed);
+  absl::StatusOr<std::vector<NamedTensor>> file = ReadSafetensors(options_.init_weights);
+  if (!file.ok()) return Annotate(file.status(), "--init_weights");
+  std::vector<std::vector<float>> values;
+  for (const TensorSpec& spec : network_->layout()) {
+    const auto found =
+        std::find_if(file->begin(), file->end(), [&](const NamedTensor& tensor) { return tensor.spec == spec; });
+    if (found == file->end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--init_weights=", options_.init_weights, ": the model's tensor ", ToString(spec), " is not in it"));
+    }
+    values.push_back(std::move(found->values));
+  }
+  return values;
+}
+
+// What must be the same on all workers, so that the run is one experiment.
+std::map<std::string, std::string> Trainer::Experiment() const {
+  return {{"dataset", absl::StrCat(options_.data.dataset, " ", absl::Hex(data_.train.Fingerprint()))},
+          {"batch_size", options_.batch_size == 0 ? "full" : absl::StrCat(options_.batch_size)},
+          {"epochs", options_.steps > 0 ? "unused" : absl::StrFormat("%.9g", options_.epochs)},
+          {"steps", absl::StrCat(options_.steps)},
+          {"seed", absl::StrCat(options_.seed)},
+          {"shuffle", options_.shuffle ? "true" : "false"},
+          {"validation_split", absl::StrFormat("%.9g", options_.data.validation_split)},
+          {"crop", absl::StrCat(options_.data.crop)},
+          {"samples_per_class", absl::StrCat(options_.data.samples_per_class)},
+          {"activation", absl::StrCat(static_cast<int>(options_.model.activation))},
+          {"loss", absl::StrCat(static_cast<int>(options_.model.loss))}};
+}
+
+absl::Status Trainer::JoinJob() {
+  ClientOptions client_options = options_.client;
+  client_options.experiment = Experiment();
+  client_options.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, ModelLayout(options_.model));
+  if (!client.ok()) return client.status();
+  client_ = *std::move(client);
+  spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
+               client_->mode(), backend_->name());
+
+  absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = data_.train.size(),
+                                                     .num_workers = static_cast<int32_t>(client_->num_workers()),
+                                                     .rank = static_cast<int32_t>(client_->rank()),
+                                                     .batch_size = options_.batch_size,
+                                                     .seed = options_.seed,
+                                                     .shuffle = options_.shuffle});
+  if (!sampler.ok()) return sampler.status();
+  sampler_ = std::make_unique<Sampler>(*std::move(sampler));
+  const double per_epoch = static_cast<double>(sampler_->steps_per_epoch());
+  total_batches_ =
+      options_.steps > 0 ? options_.steps : std::max<int64_t>(1, std::llround(options_.epochs * per_epoch));
+
+  const int64_t max_batch = std::max(sampler_->batch_size(), kEvaluationBatch);
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch);
+  if (!network.ok()) return network.status();
+  network_ = *std::move(network);
+  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
+    gradients_.emplace_back(network_->gradients(tensor));
+    weights_.push_back(network_->parameters(tensor));
+  }
+  features_.resize(static_cast<size_t>(max_batch * data_.train.features()));
+  labels_.resize(static_cast<size_t>(max_batch));
+
+  const absl::StatusOr<std::vector<std::vector<float>>> initial = LoadInitialValues();
+  if (!initial.ok()) return initial.status();
+  const absl::StatusOr<ExchangeResult> started =
+      client_->Start(ConstTensors(initial->begin(), initial->end()), weights_);
+  if (!started.ok()) return started.status();
+  version_ = started->version;
+  step_ = client_->start_step();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Train() {
+  const auto first = static_cast<int64_t>(step_);
+  progress_ = std::make_unique<Progress>(first, total_batches_, Now());
+  next_eval_ = options_.eval_every;
+  for (int64_t batch = first; batch < total_batches_; ++batch) {
+    if (stop_) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
+    PS_RETURN_IF_ERROR(TrainBatch(batch));
+    PS_RETURN_IF_ERROR(MaybeEvaluate(batch + 1));
+  }
+  return absl::OkStatus();
+}
+
+void Trainer::TakeBatch(int64_t batch) {
+  if (taken_ == batch || batch >= total_batches_) return;
+  plan_ = sampler_->Batch(batch);
+  data_.train.Gather(plan_.indices, features_.data(), labels_.data());
+  taken_ = batch;
+}
+
+absl::Status Trainer::TrainBatch(int64_t batch) {
+  const TimePoint began = Now();
+  TakeBatch(batch);
+  const auto samples = static_cast<int64_t>(plan_.indices.size());
+  if (samples == 0 && !client_->gathers()) return absl::OkStatus();
+  const PushInfo push = {.step = step_, .version = version_, .samples = static_cast<uint32_t>(samples)};
+  StepResult computed;
+  ExchangeResult exchanged;
+  PS_RETURN_IF_ERROR(ComputeAndExchange(push, &computed, &exchanged));
+  const TimePoint now = Now();
+  metrics_->Write("step", {{"step", step_},
+                           {"version", version_},
+                           {"loss", computed.loss},
+                           {"samples", samples},
+                           {"forward_s", computed.forward_s},
+                           {"backward_s", computed.backward_s},
+                           {"push_s", exchanged.push_s},
+                           {"wait_s", exchanged.wait_s},
+                           {"pull_s", exchanged.pull_s}});
+  version_ = exchanged.version;
+  ++step_;
+  samples_ += samples;
+  train_s_ += Seconds(now - began);
+  progress_->Step(batch + 1, computed.loss, samples, now);
+  return absl::OkStatus();
+}
+
+// The exchange begins before the gradients are there, and takes each layer's as soon as it is final. While the servers
+// are at work the next batch is prepared.
+absl::Status Trainer::ComputeAndExchange(const PushInfo& push, StepResult* computed, ExchangeResult* exchanged) {
+  std::shared_ptr<Exchange> exchange;
+  StepHooks hooks;
+  if (options_.overlap && push.samples > 0) {
+    exchange = client_->StartPushPull(push, gradients_, weights_, /*deferred=*/true);
+    hooks.gradient_ready = [&exchange](int layer) {
+      exchange->TensorReady(2 * static_cast<size_t>(layer));
+      exchange->TensorReady(2 * static_cast<size_t>(layer) + 1);
+      return absl::OkStatus();
+    };
+  }
+  const absl::StatusOr<StepResult> step = network_->TrainStep(features_.data(), labels_.data(), push.samples, hooks);
+  if (!step.ok()) return step.status();
+  if (exchange == nullptr) exchange = client_->StartPushPull(push, gradients_, weights_, /*deferred=*/false);
+  TakeBatch(taken_ + 1);
+  absl::StatusOr<ExchangeResult> result = exchange->Wait();
+  if (!result.ok()) return result.status();
+  *computed = *step;
+  *exchanged = *std::move(result);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MaybeEvaluate(int64_t batches_done) {
+  if (client_->rank() != 0 || options_.eval_every <= 0 || batches_done == total_batches_) return absl::OkStatus();
+  const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
+  if (epochs + 1e-9 < next_eval_) return absl::OkStatus();
+  next_eval_ += options_.eval_every;
+  return Evaluate(data_.test, "test").status();
+}
+
+absl::StatusOr<LossSums> Trainer::Evaluate(const Dataset& dataset, const std::string& split) {
+  LossSums sums;
+  std::vector<int32_t> indices(static_cast<size_t>(dataset.size()));
+  std::iota(indices.begin(), indices.end(), 0);
+  taken_ = -1;  // The batch's memory is used.
+  for (int64_t first = 0; first < dataset.size(); first += kEvaluationBatch) {
+    const auto batch = std::min(kEvaluationBatch, dataset.size() - first);
+    dataset.Gather(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(batch)), features_.data(),
+                   labels_.data());
+    const absl::StatusOr<LossSums> part = network_->Evaluate(features_.data(), labels_.data(), batch);
+    if (!part.ok()) return part.status();
+    sums.loss += part->loss;
+    sums.correct += part->correct;
+  }
+  const auto size = static_cast<double>(std::max<int64_t>(dataset.size(), 1));
+  metrics_->Write("eval", {{"step", step_},
+                           {"version", version_},
+                           {"split", split},
+                           {"loss", sums.loss / size},
+                           {"accuracy", static_cast<double>(sums.correct) / size}});
+  spdlog::info("{}", absl::StrFormat("%s split: loss %.4f, accuracy %.2f %%", split, sums.loss / size,
+                                     100.0 * static_cast<double>(sums.correct) / size));
+  return sums;
+}
+
+absl::Status Trainer::Finish(TrainingResult* result) {
+  PS_RETURN_IF_ERROR(client_->Done());
+  if (client_->rank() != 0) return absl::OkStatus();
+  const absl::StatusOr<ExchangeResult> last = client_->Pull(weights_);
+  if (!last.ok()) return last.status();
+  result->version = version_ = last->version;
+  if (data_.validation.size() > 0) PS_RETURN_IF_ERROR(Evaluate(data_.validation, "validation").status());
+  const absl::StatusOr<LossSums> test = Evaluate(data_.test, "test");
+  if (!test.ok()) return test.status();
+  result->test_loss = test->loss / static_cast<double>(data_.test.size());
+  result->test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
+  const absl::StatusOr<std::string> hash = client_->WeightsHash();
+  if (!hash.ok()) return hash.status();
+  result->weights_hash = *hash;
+  return Save();
+}
+
+absl::Status Trainer::Save() const {
+  if (options_.save_weights.empty()) return absl::OkStatus();
+  std::vector<TensorView> tensors;
+  for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
+    tensors.push_back({.spec = network_->layout()[tensor], .values = weights_[tensor]});
+  }
+  return Annotate(WriteSafetensors(options_.save_weights, tensors, {{"version", absl::StrCat(version_)}}),
+                  "--save_weights");
+}
+
+}  // namespace ps

@@ -1,0 +1,80 @@
+// One worker's part of a job, from joining to leaving.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "worker/client/client.h"
+#include "worker/data/sampler.h"
+#include "worker/model/network.h"
+#include "worker/options.h"
+#include "worker/progress.h"
+#include <nlohmann/json.hpp>
+
+namespace ps {
+
+// What rank 0 found at the end.
+struct TrainingResult {
+  uint32_t rank = 0;
+  double test_loss = 0;      // Rank 0 only, as the next two.
+  double test_accuracy = 0;  // In [0, 1].
+  std::string weights_hash;
+  uint64_t version = 0;
+};
+
+// Used by one thread, but for Stop.
+class Trainer {
+ public:
+  explicit Trainer(const WorkerOptions& options) : options_(options) {}
+
+  // Everything. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
+  absl::StatusOr<TrainingResult> Run(const nlohmann::ordered_json& flags);
+
+  // The step under way is the last; Run leaves the job and returns CANCELLED. Thread-safe.
+  void Stop() { stop_ = true; }
+
+ private:
+  absl::Status Prepare();
+  absl::Status FitModelToData();
+  absl::StatusOr<std::vector<std::vector<float>>> LoadInitialValues() const;
+  absl::Status JoinJob();
+  std::map<std::string, std::string> Experiment() const;
+  absl::Status Train();
+  absl::Status TrainBatch(int64_t batch);
+  absl::Status ComputeAndExchange(const PushInfo& push, StepResult* computed, ExchangeResult* exchanged);
+  void TakeBatch(int64_t batch);
+  absl::Status MaybeEvaluate(int64_t batches_done);
+  absl::StatusOr<LossSums> Evaluate(const Dataset& dataset, const std::string& split);
+  absl::Status Finish(TrainingResult* result);
+  absl::Status Save() const;
+
+  const WorkerOptions options_;
+  std::atomic<bool> stop_ = false;
+  std::unique_ptr<MetricsWriter> metrics_;
+  DataSplits data_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Network> network_;
+  std::unique_ptr<Client> client_;
+  std::unique_ptr<Sampler> sampler_;
+  std::unique_ptr<Progress> progress_;
+  ConstTensors gradients_;
+  MutableTensors weights_;
+
+  int64_t total_batches_ = 0;
+  uint64_t step_ = 0;     // Of the next push.
+  uint64_t version_ = 0;  // Of the weights.
+  int64_t taken_ = -1;    // The batch that is in features_ and labels_.
+  BatchPlan plan_;
+  std::vector<float> features_;
+  std::vector<int32_t> labels_;
+  int64_t samples_ = 0;  // Trained on.
+  double train_s_ = 0;   // In steps, without evaluations.
+  double next_eval_ = 0;  // In epochs.
+};
+
+}  // namespace ps
