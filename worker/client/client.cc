@@ -64,7 +64,7 @@ class ClientImpl final : public Client {
   absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
 
   absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
-    return StartPushPull(push, gradients, {}, false)->Wait();
+    return StartPushPull(push, gradients, {}, false, nullptr)->Wait();
   }
   absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version) override {
     ShardExchange::Request request;
@@ -74,7 +74,7 @@ class ClientImpl final : public Client {
   }
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                           const MutableTensors& weights) override {
-    return StartPushPull(push, gradients, weights, false)->Wait();
+    return StartPushPull(push, gradients, weights, false, nullptr)->Wait();
   }
 
   std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
+#include <grpcpp/channel.h>
 
 namespace ps {
 namespace {

@@ -15,6 +15,7 @@
 #include "ps/v1/ps.pb.h"
 #include "worker/client/client.h"
 #include <grpcpp/client_context.h>
+#include <grpcpp/channel.h>
 #include <grpcpp/generic/generic_stub.h>
 
 namespace ps {

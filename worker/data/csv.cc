@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/input_file.h"
 #include "worker/data/table.h"
@@ -31,7 +32,7 @@ template <typename Visit>
 absl::Status ForEachField(std::string_view line, char separator, Visit visit) {
   for (;;) {
     const size_t end = line.find(separator);
-    if (absl::Status status = visit(Unquoted(line.substr(0, end))); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(visit(Unquoted(line.substr(0, end))));
     if (end == std::string_view::npos) return absl::OkStatus();
     line.remove_prefix(end + 1);
   }
@@ -77,8 +78,7 @@ absl::Status ParseRow(const LineReader& reader, std::string_view line, char sepa
   });
 }
 
-absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, const CsvOptions& options,
-                    Table& table) {
+absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, const CsvOptions& options, Table& table) {
   const auto fields = static_cast<int64_t>(row.size());
   if (table.lines.empty()) {
     if (fields < 2) return reader.Error("has 1 field; expected at least one feature and a label");
@@ -105,7 +105,8 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
   absl::StatusOr<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   LineReader reader(*std::move(file));
-  Table table = {.path = path};
+  Table table;
+  table.path = path;
   std::vector<double> row;
   char separator = '\0';
   std::string_view line;
@@ -118,10 +119,11 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
       separator = FindSeparator(line);
       if (IsHeader(line, separator)) continue;
     }
-    if (absl::Status status = ParseRow(reader, line, separator, row); !status.ok()) return status;
-    if (absl::Status status = AddRow(reader, row, options, table); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(ParseRow(reader, line, separator, row));
+    PS_RETURN_IF_ERROR(AddRow(reader, row, options, table));
   }
-  if (table.labels.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected rows of numbers"));
+  if (table.labels.empty())
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected rows of numbers"));
   return table;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/finite.h"
 #include "common/simd.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -60,8 +61,8 @@ absl::Status CheckSizes(const DatasetContent& content) {
   }
   const auto values = static_cast<int64_t>(content.bytes.size() + content.floats.size());
   if (values != size * content.features) {
-    return absl::InvalidArgumentError(absl::StrCat("there are ", values, " feature values; expected ", size,
-                                                   " samples of ", content.features));
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are ", values, " feature values; expected ", size, " samples of ", content.features));
   }
   return absl::OkStatus();
 }
@@ -69,22 +70,24 @@ absl::Status CheckSizes(const DatasetContent& content) {
 absl::Status CheckValues(const DatasetContent& content) {
   for (size_t i = 0; i < content.labels.size(); ++i) {
     if (content.labels[i] < 0 || content.labels[i] >= content.classes) {
-      return absl::InvalidArgumentError(absl::StrCat("sample ", i, " has label ", content.labels[i],
-                                                     "; expected 0 to ", content.classes - 1));
+      return absl::InvalidArgumentError(
+          absl::StrCat("sample ", i, " has label ", content.labels[i], "; expected 0 to ", content.classes - 1));
     }
   }
   const Isa isa = BestIsa();
   if (!AllFinite(content.floats.data(), content.floats.size(), isa)) {
-    const auto bad = std::find_if_not(content.floats.begin(), content.floats.end(), [](float x) { return std::isfinite(x); });
+    const auto bad =
+        std::find_if_not(content.floats.begin(), content.floats.end(), [](float x) { return std::isfinite(x); });
     const int64_t position = bad - content.floats.begin();
     return absl::InvalidArgumentError(absl::StrCat("sample ", position / content.features, " has feature ",
                                                    position % content.features, " = ", *bad,
                                                    "; expected a finite number"));
   }
   if (!AllFinite(content.targets.data(), content.targets.size(), isa)) {
-    const auto bad = std::find_if_not(content.targets.begin(), content.targets.end(), [](float x) { return std::isfinite(x); });
-    return absl::InvalidArgumentError(absl::StrCat("sample ", bad - content.targets.begin(), " has target ", *bad,
-                                                   "; expected a finite number"));
+    const auto bad =
+        std::find_if_not(content.targets.begin(), content.targets.end(), [](float x) { return std::isfinite(x); });
+    return absl::InvalidArgumentError(
+        absl::StrCat("sample ", bad - content.targets.begin(), " has target ", *bad, "; expected a finite number"));
   }
   return absl::OkStatus();
 }
@@ -136,8 +139,8 @@ Dataset::Dataset(DatasetContent content)
     : content_(std::make_shared<const DatasetContent>(std::move(content))), fingerprint_(Hash(*content_)) {}
 
 absl::StatusOr<Dataset> Dataset::Create(DatasetContent content) {
-  if (absl::Status status = CheckSizes(content); !status.ok()) return status;
-  if (absl::Status status = CheckValues(content); !status.ok()) return status;
+  PS_RETURN_IF_ERROR(CheckSizes(content));
+  PS_RETURN_IF_ERROR(CheckValues(content));
   return Dataset(std::move(content));
 }
 

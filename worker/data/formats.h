@@ -34,11 +34,11 @@ absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_
 
 enum class Task { kAuto, kClassification, kRegression };
 
-// Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab that
-// the first line has. The label is the last field, or the first. Numbers may be in double quotes. The first line is a
-// header, and skipped, if a field of it starts with a letter or an underscore (and is not nan or inf). Empty lines are
-// skipped. Features are taken as they are.
-// Labels that are all integers are class numbers, from 0 (kAuto); any other label makes it a regression.
+// Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab
+// that the first line has. The label is the last field, or the first. Numbers may be in double quotes. The first line
+// is a header, and skipped, if a field of it starts with a letter or an underscore (and is not nan or inf). Empty lines
+// are skipped. Features are taken as they are. Labels that are all integers are class numbers, from 0 (kAuto); any
+// other label makes it a regression.
 absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, bool label_first, Task task,
                                   int64_t bytes_max);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/input_file.h"
 
@@ -47,8 +48,7 @@ uint32_t BigEndian(const uint8_t* bytes) {
 }
 
 absl::Status Truncated(const InputFile& file, int64_t found, int64_t expected) {
-  return absl::DataLossError(
-      absl::StrCat(file.path(), ": is truncated: holds ", found, " bytes; expected ", expected));
+  return absl::DataLossError(absl::StrCat(file.path(), ": is truncated: holds ", found, " bytes; expected ", expected));
 }
 
 absl::Status ReadExactly(InputFile& file, std::span<uint8_t> out, int64_t offset) {
@@ -62,8 +62,9 @@ absl::Status ReadExactly(InputFile& file, std::span<uint8_t> out, int64_t offset
 
 absl::StatusOr<IdxArray> ReadHeader(InputFile& file, const Role& role) {
   std::array<uint8_t, 4> magic;
-  if (absl::Status status = ReadExactly(file, magic, 0); !status.ok()) return status;
-  IdxArray array = {.type = magic[2]};
+  PS_RETURN_IF_ERROR(ReadExactly(file, magic, 0));
+  IdxArray array;
+  array.type = magic[2];
   const int dimensions = magic[3];
   if (magic[0] != 0 || magic[1] != 0 || (array.type != kUint8 && array.type != role.wide_type) ||
       dimensions < role.dimensions_min || dimensions > role.dimensions_max) {
@@ -72,7 +73,7 @@ absl::StatusOr<IdxArray> ReadHeader(InputFile& file, const Role& role) {
   }
   std::array<uint8_t, 4 * kDimensionsMax> sizes;
   const auto bytes = std::span(sizes).first(static_cast<size_t>(dimensions) * 4);
-  if (absl::Status status = ReadExactly(file, bytes, 4); !status.ok()) return status;
+  PS_RETURN_IF_ERROR(ReadExactly(file, bytes, 4));
   for (int i = 0; i < dimensions; ++i) array.shape.push_back(BigEndian(&sizes[static_cast<size_t>(i) * 4]));
   return array;
 }
@@ -131,7 +132,7 @@ absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int6
   if (!array.ok()) return array.status();
   absl::StatusOr<int64_t> bytes = DeclaredBytes(*file, *array, bytes_max);
   if (!bytes.ok()) return bytes.status();
-  if (absl::Status status = ReadElements(*file, *bytes, *array); !status.ok()) return status;
+  PS_RETURN_IF_ERROR(ReadElements(*file, *bytes, *array));
   return array;
 }
 
@@ -147,9 +148,8 @@ absl::Status TakeImages(const std::string& path, IdxArray images, DatasetContent
   content.features = 1;
   for (size_t i = 1; i < images.shape.size(); ++i) {
     if (images.shape[i] > kFeaturesMax / content.features) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": declares ", absl::StrJoin(images.shape, " x "), " elements; a sample may have ",
-                       kFeaturesMax, " features"));
+      return absl::InvalidArgumentError(absl::StrCat(path, ": declares ", absl::StrJoin(images.shape, " x "),
+                                                     " elements; a sample may have ", kFeaturesMax, " features"));
     }
     content.features *= images.shape[i];
   }
@@ -176,8 +176,8 @@ absl::Status CheckLabels(const std::string& path, const DatasetContent& content)
 }
 
 // `classes` 0: as many as the largest label says.
-absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const std::string& labels_path,
-                                        int32_t classes, int64_t bytes_max) {
+absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const std::string& labels_path, int32_t classes,
+                                        int64_t bytes_max) {
   absl::StatusOr<IdxArray> labels = ReadIdx(labels_path, kLabels, bytes_max);
   if (!labels.ok()) return labels.status();
   absl::StatusOr<IdxArray> images = ReadIdx(images_path, kImages, bytes_max);
@@ -195,8 +195,8 @@ absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const st
   }
   const int32_t largest = *std::max_element(content.labels.begin(), content.labels.end());
   content.classes = classes > 0 ? classes : std::clamp(largest, 0, kClassesMax - 1) + 1;
-  if (absl::Status status = CheckLabels(labels_path, content); !status.ok()) return status;
-  if (absl::Status status = TakeImages(images_path, *std::move(images), content); !status.ok()) return status;
+  PS_RETURN_IF_ERROR(CheckLabels(labels_path, content));
+  PS_RETURN_IF_ERROR(TakeImages(images_path, *std::move(images), content));
   return content;
 }
 
@@ -205,16 +205,16 @@ absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const st
 absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_t bytes_max) {
   absl::StatusOr<DatasetContent> train = LoadPair(paths.images, paths.labels, classes, bytes_max);
   if (!train.ok()) return train.status();
-  RawSplits splits = {.train = *std::move(train)};
+  RawSplits splits;
+  splits.train = *std::move(train);
   if (paths.test_images.empty()) return splits;
-  absl::StatusOr<DatasetContent> test =
-      LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max);
+  absl::StatusOr<DatasetContent> test = LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max);
   if (!test.ok()) return test.status();
   if (test->features != splits.train.features || test->rows != splits.train.rows ||
       test->floats.empty() != splits.train.floats.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(paths.test_images, " holds images of another shape or type than ", paths.images, ": ",
-                     test->features, " features, there ", splits.train.features));
+    return absl::InvalidArgumentError(absl::StrCat(paths.test_images, " holds images of another shape or type than ",
+                                                   paths.images, ": ", test->features, " features, there ",
+                                                   splits.train.features));
   }
   splits.test = *std::move(test);
   return splits;

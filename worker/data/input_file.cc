@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -59,8 +60,8 @@ absl::StatusOr<size_t> InputFile::Read(std::span<uint8_t> out) {
       // zlib puts the path before its text.
       const std::string reason(text);
       const std::string prefix = path_ + ": ";
-      return absl::DataLossError(absl::StrCat(path_, ": gzip stream is corrupt: ",
-                                              reason.starts_with(prefix) ? reason.substr(prefix.size()) : reason));
+      return absl::DataLossError(absl::StrCat(
+          path_, ": gzip stream is corrupt: ", reason.starts_with(prefix) ? reason.substr(prefix.size()) : reason));
     }
     if (count <= 0) break;
     total += static_cast<size_t>(count);
@@ -105,14 +106,15 @@ absl::StatusOr<bool> LineReader::Next(std::string_view* line) {
   size_t searched = 0;
   for (;;) {
     const uint8_t* start = buffer_.data() + begin_;
-    const void* found = end_ - begin_ > searched ? std::memchr(start + searched, '\n', end_ - begin_ - searched) : nullptr;
+    const void* found =
+        end_ - begin_ > searched ? std::memchr(start + searched, '\n', end_ - begin_ - searched) : nullptr;
     if (found != nullptr) {
       *line = Take(static_cast<size_t>(static_cast<const uint8_t*>(found) - start));
       return true;
     }
     searched = end_ - begin_;
     if (at_end_) break;
-    if (absl::Status status = Fill(); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(Fill());
   }
   if (searched == 0) return false;
   *line = Take(searched);

@@ -5,6 +5,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/input_file.h"
 #include "worker/data/table.h"
@@ -63,7 +64,7 @@ absl::Status AddLine(const LineReader& reader, std::string_view line, SparseTabl
   if (!label.ok()) return reader.Error(absl::StrCat("label: ", label.status().message()));
   int64_t previous = 0;
   for (std::string_view word = NextWord(line); !word.empty(); word = NextWord(line)) {
-    if (absl::Status status = AddEntry(reader, word, previous, sparse); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(AddEntry(reader, word, previous, sparse));
     previous = sparse.entries.back().feature + 1;
   }
   sparse.table.labels.push_back(*label);
@@ -85,7 +86,7 @@ absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, int64_t bytes_ma
     if (!*more) break;
     line = line.substr(0, line.find('#'));
     if (Trimmed(line).empty()) continue;
-    if (absl::Status status = AddLine(reader, line, sparse); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(AddLine(reader, line, sparse));
     if (sparse.bytes() > bytes_max) {
       return absl::ResourceExhaustedError(
           absl::StrCat(path, ": its samples take more than the limit of ", bytes_max, " bytes"));

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/prepare.h"
 #include "worker/data/spec.h"
@@ -27,8 +28,8 @@ std::string Join(const std::string& folder, const std::string& name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// `stem` as MNIST's files have been published: "train-images" may be train-images-idx3-ubyte or train-images.idx3-ubyte,
-// either with .gz. Empty if `folder` holds none.
+// `stem` as MNIST's files have been published: "train-images" may be train-images-idx3-ubyte or
+// train-images.idx3-ubyte, either with .gz. Empty if `folder` holds none.
 std::string FindMnistFile(const std::string& folder, const std::string& stem, const std::string& suffix) {
   for (const char* separator : {"-", "."}) {
     for (const char* extension : {"", ".gz"}) {
@@ -82,8 +83,8 @@ absl::StatusOr<std::vector<std::string>> FindPaths(const DatasetSpec& spec, cons
     } else if (relative && std::filesystem::exists(inside, error)) {
       paths.push_back(inside);
     } else {
-      return absl::NotFoundError(absl::StrCat("dataset \"", spec.text, "\": no file ", path,
-                                              relative ? absl::StrCat(" or ", inside) : ""));
+      return absl::NotFoundError(
+          absl::StrCat("dataset \"", spec.text, "\": no file ", path, relative ? absl::StrCat(" or ", inside) : ""));
     }
   }
   paths.resize(4);
@@ -155,7 +156,7 @@ absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, 
 
 absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options) {
   if (options.crop > 0) {
-    if (absl::Status status = CropSplits(raw, options.crop); !status.ok()) return status;
+    PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
   }
   absl::StatusOr<std::vector<int32_t>> chosen = ChooseSamples(raw.train, options.samples_per_class);
   if (!chosen.ok()) return chosen.status();
@@ -180,7 +181,7 @@ absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options)
 }  // namespace
 
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
-  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  PS_RETURN_IF_ERROR(CheckOptions(options));
   absl::StatusOr<RawSplits> raw = LoadRaw(options);
   if (!raw.ok()) return raw.status();
   absl::StatusOr<DataSplits> splits = Prepare(*std::move(raw), options);

@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/random.h"
+#include "worker/data/streams.h"
 
 namespace ps {
 namespace {
@@ -102,8 +103,8 @@ absl::StatusOr<std::vector<int32_t>> FirstOfEachClass(const DatasetContent& cont
   const auto groups = GroupByClass(content, all);
   for (size_t c = 0; c < groups.size(); ++c) {
     if (groups[c].size() < static_cast<size_t>(count)) {
-      return absl::InvalidArgumentError(absl::StrCat("samples_per_class=", count, " is more than class ", c,
-                                                     " has: ", groups[c].size(), " samples"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("samples_per_class=", count, " is more than class ", c, " has: ", groups[c].size(), " samples"));
     }
     chosen.insert(chosen.end(), groups[c].begin(), groups[c].begin() + count);
   }
@@ -124,10 +125,10 @@ absl::StatusOr<ValidationSplit> SplitValidation(const DatasetContent& content, s
   }
   auto groups = GroupByClass(content, indices);
   const std::vector<int64_t> quotas = Quotas(groups, fraction, total);
-  RandomEngine engine = SeededEngine(seed, kValidationStream);
+  std::mt19937_64 random = MakeRandom(seed, kValidationStream);
   std::vector<bool> taken(indices.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    Shuffle(engine, std::span(groups[g]));
+    Shuffle(random, std::span(groups[g]));
     for (int64_t i = 0; i < quotas[g]; ++i) taken[static_cast<size_t>(groups[g][static_cast<size_t>(i)])] = true;
   }
   ValidationSplit split;

@@ -45,13 +45,15 @@ void Sampler::Permute(int64_t epoch) {
   // The permutation of an epoch must not depend on the epochs before it, so it starts from file order each time.
   permutation_.resize(static_cast<size_t>(options_.samples));
   std::iota(permutation_.begin(), permutation_.end(), 0);
-  RandomEngine engine = SeededEngine(options_.seed, kShuffleStream + static_cast<uint64_t>(epoch));
-  Shuffle(engine, std::span(permutation_));
+  std::mt19937_64 random = MakeRandom(options_.seed, static_cast<uint64_t>(epoch));
+  Shuffle(random, std::span(permutation_));
   permuted_epoch_ = epoch;
 }
 
 BatchPlan Sampler::Batch(int64_t step) {
-  BatchPlan plan = {.epoch = step / steps_per_epoch_, .epoch_step = step % steps_per_epoch_};
+  BatchPlan plan;
+  plan.epoch = step / steps_per_epoch_;
+  plan.epoch_step = step % steps_per_epoch_;
   const int64_t start = plan.epoch_step * global_batch_;
   plan.global_samples = std::min(global_batch_, options_.samples - start);
   const int64_t begin = std::min(options_.rank * batch_size_, plan.global_samples);

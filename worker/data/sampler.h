@@ -9,12 +9,12 @@
 namespace ps {
 
 struct SamplerOptions {
-  int64_t samples = 0;     // n, of the training split; at least 1.
-  int32_t num_workers = 1; // N.
-  int32_t rank = 0;        // r, in [0, N).
-  int64_t batch_size = 0;  // B, this worker's samples of a step. 0 means full: ceil(n / N).
+  int64_t samples = 0;      // n, of the training split; at least 1.
+  int32_t num_workers = 1;  // N.
+  int32_t rank = 0;         // r, in [0, N).
+  int64_t batch_size = 0;   // B, this worker's samples of a step. 0 means full: ceil(n / N).
   uint64_t seed = 1;
-  bool shuffle = true;     // false: every epoch is in file order.
+  bool shuffle = true;  // false: every epoch is in file order.
 };
 
 // One step's share of one rank.

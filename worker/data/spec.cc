@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -28,7 +29,10 @@ const std::vector<Format>& Formats() {
        {0},
        {"samples", "features", "classes", "test", "noise"}},
       {"idx", "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]", {2, 4}, {}},
-      {"csv", "csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]", {1, 2}, {"label", "task"}},
+      {"csv",
+       "csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]",
+       {1, 2},
+       {"label", "task"}},
       {"libsvm", "libsvm:FILE[,TEST_FILE][,task=auto|classification|regression]", {1, 2}, {"task"}},
   };
   return *kFormats;
@@ -52,14 +56,16 @@ absl::Status AddItem(const Format& format, const std::string& item, DatasetSpec&
 }
 
 absl::Status OptionError(const DatasetSpec& spec, const std::string& key, const std::string& expected) {
-  return absl::InvalidArgumentError(absl::StrCat("dataset \"", spec.text, "\": ", key, " is \"",
-                                                 spec.options.at(key), "\"; expected ", expected));
+  return absl::InvalidArgumentError(
+      absl::StrCat("dataset \"", spec.text, "\": ", key, " is \"", spec.options.at(key), "\"; expected ", expected));
 }
 
 }  // namespace
 
 absl::StatusOr<DatasetSpec> ParseDatasetSpec(const std::string& text) {
-  DatasetSpec spec = {.text = text, .format = text.substr(0, text.find(':'))};
+  DatasetSpec spec;
+  spec.text = text;
+  spec.format = text.substr(0, text.find(':'));
   const auto& formats = Formats();
   const auto format =
       std::find_if(formats.begin(), formats.end(), [&](const Format& known) { return known.name == spec.format; });
@@ -71,13 +77,13 @@ absl::StatusOr<DatasetSpec> ParseDatasetSpec(const std::string& text) {
   if (spec.format.size() < text.size()) {
     const std::vector<std::string> items = absl::StrSplit(text.substr(spec.format.size() + 1), ',');
     for (const std::string& item : items) {
-      if (absl::Status status = AddItem(*format, item, spec); !status.ok()) return status;
+      PS_RETURN_IF_ERROR(AddItem(*format, item, spec));
     }
   }
   const auto& counts = format->path_counts;
   if (std::find(counts.begin(), counts.end(), spec.paths.size()) == counts.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("dataset \"", text, "\" names ", spec.paths.size(),
-                                                   " files; expected ", format->usage));
+    return absl::InvalidArgumentError(
+        absl::StrCat("dataset \"", text, "\" names ", spec.paths.size(), " files; expected ", format->usage));
   }
   return spec;
 }

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/random.h"
 #include "worker/data/formats.h"
+#include "worker/data/streams.h"
 
 namespace ps {
 namespace {
@@ -14,10 +15,10 @@ struct Shape {
   int64_t classes;
 };
 
-std::vector<uint8_t> RandomBytes(RandomEngine& engine, size_t count) {
+std::vector<uint8_t> RandomBytes(std::mt19937_64& random, size_t count) {
   std::vector<uint8_t> bytes(count);
   for (size_t i = 0; i < count; i += 8) {
-    uint64_t bits = engine();
+    uint64_t bits = random();
     for (size_t k = i; k < std::min(count, i + 8); ++k, bits >>= 8) bytes[k] = static_cast<uint8_t>(bits);
   }
   return bytes;
@@ -31,7 +32,7 @@ int64_t SquaredDistance(const uint8_t* a, const uint8_t* b, int64_t features) {
 
 // The class centres [classes, features]. Random points lie far apart where there are many features; with few, each
 // centre is the candidate farthest from those before it.
-std::vector<uint8_t> MakeCentres(RandomEngine& engine, const Shape& shape) {
+std::vector<uint8_t> MakeCentres(std::mt19937_64& random, const Shape& shape) {
   constexpr int64_t kManyFeatures = 64;
   const int candidates = shape.features >= kManyFeatures || shape.classes > 1000 ? 1 : 32;
   std::vector<uint8_t> centres;
@@ -39,7 +40,7 @@ std::vector<uint8_t> MakeCentres(RandomEngine& engine, const Shape& shape) {
     std::vector<uint8_t> best;
     int64_t best_distance = -1;
     for (int k = 0; k < candidates; ++k) {
-      std::vector<uint8_t> candidate = RandomBytes(engine, static_cast<size_t>(shape.features));
+      std::vector<uint8_t> candidate = RandomBytes(random, static_cast<size_t>(shape.features));
       int64_t nearest = INT64_MAX;
       for (int64_t other = 0; other < c && candidates > 1; ++other) {
         nearest = std::min(nearest, SquaredDistance(&candidate[0], &centres[other * shape.features], shape.features));
@@ -54,12 +55,12 @@ std::vector<uint8_t> MakeCentres(RandomEngine& engine, const Shape& shape) {
   return centres;
 }
 
-DatasetContent MakeSamples(RandomEngine& engine, const Shape& shape, const std::vector<uint8_t>& centres,
+DatasetContent MakeSamples(std::mt19937_64& random, const Shape& shape, const std::vector<uint8_t>& centres,
                            int64_t samples, double noise) {
   DatasetContent content;
   content.features = shape.features;
   content.classes = static_cast<int32_t>(shape.classes);
-  content.bytes = RandomBytes(engine, static_cast<size_t>(samples * shape.features));
+  content.bytes = RandomBytes(random, static_cast<size_t>(samples * shape.features));
   content.labels.resize(static_cast<size_t>(samples));
   const auto noise_weight = static_cast<uint32_t>(std::lround(noise * 256));
   for (int64_t i = 0; i < samples; ++i) {
@@ -89,14 +90,15 @@ absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, 
   if (!noise.ok()) return noise.status();
   if (*features > bytes_max / (*samples + *test + *classes)) {
     return absl::ResourceExhaustedError(absl::StrCat("dataset \"", spec.text, "\": ", *samples, " + ", *test,
-                                                     " samples of ", *features,
-                                                     " bytes take more than the limit of ", bytes_max, " bytes"));
+                                                     " samples of ", *features, " bytes take more than the limit of ",
+                                                     bytes_max, " bytes"));
   }
-  RandomEngine engine = SeededEngine(seed, kSyntheticStream);
+  std::mt19937_64 random = MakeRandom(seed, kSyntheticStream);
   const Shape shape = {.features = *features, .classes = *classes};
-  const std::vector<uint8_t> centres = MakeCentres(engine, shape);
-  RawSplits splits = {.train = MakeSamples(engine, shape, centres, *samples, *noise)};
-  splits.test = MakeSamples(engine, shape, centres, *test, *noise);
+  const std::vector<uint8_t> centres = MakeCentres(random, shape);
+  RawSplits splits;
+  splits.train = MakeSamples(random, shape, centres, *samples, *noise);
+  splits.test = MakeSamples(random, shape, centres, *test, *noise);
   return splits;
 }
 

@@ -56,7 +56,8 @@ absl::StatusOr<std::vector<double>> FindClasses(const Table& train, LabelMapping
   return values;
 }
 
-absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>& values, const std::string& train_path) {
+absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>& values,
+                                         const std::string& train_path) {
   DatasetContent content;
   content.classes = static_cast<int32_t>(values.size());
   content.labels.reserve(table.labels.size());
@@ -104,8 +105,7 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
   if (task == Task::kClassification) {
     const auto bad = std::find_if_not(train.labels.begin(), train.labels.end(), IsInteger);
     if (bad != train.labels.end()) {
-      return LabelError(train, static_cast<size_t>(bad - train.labels.begin()),
-                        "an integer (task=classification)");
+      return LabelError(train, static_cast<size_t>(bad - train.labels.begin()), "an integer (task=classification)");
     }
   }
   RawSplits splits;
