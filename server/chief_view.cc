@@ -189,11 +189,12 @@ void Chief::AnswerDone(TimePoint now) {
       ++wait;
       continue;
     }
-    absl::StatusOr<v1::DoneReply> answer = serving;
+    absl::StatusOr<v1::DoneReply> answer = v1::DoneReply();
     if (serving.ok()) {
-      answer.emplace();
       answer->set_all_done(all_done);
       if (!all_done) answer->set_waiting_for(WaitingFor(now));
+    } else {
+      answer = serving;
     }
     outbox_.Add([callback = std::move(wait->callback), answer = std::move(answer)] { callback(answer); });
     wait = done_waits_.erase(wait);

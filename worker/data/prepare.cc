@@ -8,8 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/random.h"
-#include "worker/data/streams.h"
+#include "worker/data/permute.h"
 
 namespace ps {
 namespace {
@@ -128,7 +127,7 @@ absl::StatusOr<ValidationSplit> SplitValidation(const DatasetContent& content, s
   std::mt19937_64 random = MakeRandom(seed, kValidationStream);
   std::vector<bool> taken(indices.size());
   for (size_t g = 0; g < groups.size(); ++g) {
-    Shuffle(random, std::span(groups[g]));
+    PermuteInPlace(random, std::span(groups[g]));
     for (int64_t i = 0; i < quotas[g]; ++i) taken[static_cast<size_t>(groups[g][static_cast<size_t>(i)])] = true;
   }
   ValidationSplit split;

@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/random.h"
 #include "worker/data/dataset.h"
+#include "worker/data/permute.h"
 
 namespace ps {
 namespace {
@@ -46,7 +46,7 @@ void Sampler::Permute(int64_t epoch) {
   permutation_.resize(static_cast<size_t>(options_.samples));
   std::iota(permutation_.begin(), permutation_.end(), 0);
   std::mt19937_64 random = MakeRandom(options_.seed, static_cast<uint64_t>(epoch));
-  Shuffle(random, std::span(permutation_));
+  PermuteInPlace(random, std::span(permutation_));
   permuted_epoch_ = epoch;
 }
 

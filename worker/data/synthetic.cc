@@ -3,9 +3,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/random.h"
 #include "worker/data/formats.h"
-#include "worker/data/streams.h"
+#include "worker/data/permute.h"
 
 namespace ps {
 namespace {
