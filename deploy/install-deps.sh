@@ -12,9 +12,10 @@ set -euo pipefail
 readonly LOCK_TIMEOUT_S=300      # For another package manager to finish.
 readonly INSTALL_TIMEOUT_S=1800  # For one call of apt-get.
 
+# ocl-icd-opencl-dev: the CMake file of Debian's libdnnl-dev looks for OpenCL, on which the package does not depend.
 required=(build-essential cmake ninja-build pkg-config git ca-certificates
   protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
-  catch2 libdnnl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
+  catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
 # Data, speed and tools without which the project still builds; a release may lack them.
 optional=(dataset-fashion-mnist python3-grpcio python3-protobuf ccache libbenchmark-dev)
 
@@ -69,19 +70,19 @@ apt() {
 update_lists() {
   local deadline=$((SECONDS + LOCK_TIMEOUT_S))
   until apt update; do
-    if ! tail -n 5 "$log" | grep -q 'Could not get lock' || ((SECONDS >= deadline)); then return 1; fi
+    if [[ $(tail -n 5 "$log") != *'Could not get lock'* ]] || ((SECONDS >= deadline)); then return 1; fi
     sleep 2
   done
 }
 
 # has_candidate PACKAGE: whether this release offers it.
-has_candidate() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | grep -q 'Candidate: [^(]'; }
+has_candidate() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) == *'Candidate: '[!\(]* ]]; }
 
 # absent PACKAGE...: those of them that are wanted and not on offer, in one line.
 absent() {
   local package names=()
   for package in "$@"; do
-    if printf '%s\n' "${wanted[@]}" | grep -qxF "$package" && ! has_candidate "$package"; then names+=("$package"); fi
+    if [[ " ${wanted[*]} " == *" $package "* ]] && ! has_candidate "$package"; then names+=("$package"); fi
   done
   echo "${names[*]}"
 }

@@ -106,6 +106,17 @@ run_tests() {
   passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
 }
 
+# show_findings: what a check found, from its log; of wrongly formatted files the names.
+show_findings() {
+  if grep -q 'Wclang-format-violations' "$log"; then
+    echo "to be formatted (clang-format -i):"
+    sed -n 's/^\([^:]*\):.*Wclang-format-violations.*/    \1/p' "$log" | sort -u
+  else
+    # A finding in a header comes once for every file that includes it.
+    { grep -E '(error|warning): ' "$log" || tail -n 20 "$log"; } | sort -u | head -n 60
+  fi
+}
+
 # check NAME COMMAND...: a check over the sources, counted as one test.
 check() {
   local name=$1
@@ -114,7 +125,7 @@ check() {
     passed=$((passed + 1))
   else
     failed=$((failed + 1))
-    grep -E -A 4 'error:|warning:' "$log" | head -n 60 || tail -n 20 "$log"
+    show_findings
   fi
 }
 

@@ -1,0 +1,60 @@
+#include "common/safetensors.h"
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "tests/catch.h"
+#include "tests/temp_folder.h"
+
+namespace ps {
+namespace {
+
+std::string ReadAll(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST_CASE("What is written comes back, and no temporary file stays") {
+  const TempFolder folder;
+  const std::vector<float> a = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> b = {-0.5F};
+  REQUIRE(WriteSafetensors(folder.File("w"), {{{"a", {2, 3}}, a}, {{"b", {1}}, b}}, {{"version", "7"}}).ok());
+  const auto tensors = ReadSafetensors(folder.File("w"));
+  REQUIRE(tensors.ok());
+  REQUIRE(tensors->size() == 2);
+  CHECK((*tensors)[0].spec == TensorSpec{"a", {2, 3}});
+  CHECK((*tensors)[0].values == a);
+  CHECK((*tensors)[1].values == b);
+  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+}
+
+TEST_CASE("Files of the reference implementation are read") {
+  for (const auto& entry : std::filesystem::directory_iterator(PS_TEST_DATA "/reference")) {
+    if (entry.path().extension() != ".safetensors") continue;
+    const auto tensors = ReadSafetensors(entry.path());
+    REQUIRE(tensors.ok());
+    CHECK((*tensors)[0].spec.name == "layer0.weight");
+  }
+}
+
+TEST_CASE("Corrupt and truncated files are refused with their name") {
+  const TempFolder folder;
+  const std::string good = ReadAll(PS_TEST_DATA "/reference/dt42_init.safetensors").substr(0, 6000);
+  std::mt19937 random(4);
+  int refused = 0;
+  for (int round = 0; round < 500; ++round) {
+    std::string bytes = good;
+    for (uint32_t change = random() % 6; change > 0; --change) bytes[random() % 400] = static_cast<char>(random());
+    bytes.resize(random() % bytes.size());
+    std::ofstream(folder.File("bad"), std::ios::binary) << bytes;
+    const auto tensors = ReadSafetensors(folder.File("bad"));
+    if (!tensors.ok()) ++refused;
+    if (!tensors.ok()) CHECK(std::string(tensors.status().message()).find("bad") != std::string::npos);
+  }
+  CHECK(refused == 500);
+  CHECK(absl::IsNotFound(ReadSafetensors(folder.File("none")).status()));
+}
+
+}  // namespace
+}  // namespace ps

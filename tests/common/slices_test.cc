@@ -1,0 +1,66 @@
+#include "common/slices.h"
+
+#include <algorithm>
+#include <random>
+
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+TEST_CASE("Slices cover every tensor once, in order, with at most 262,144 elements") {
+  const SlicePlan plan({{"a", {1000, 1000}}, {"b", {7}}, {"c", {262144}}}, 3);
+  REQUIRE(plan.slices().size() == 4 + 1 + 1);
+  int64_t covered = 0;
+  for (const SliceInfo& slice : plan.slices()) {
+    CHECK(slice.elements >= 1);
+    CHECK(slice.elements <= kSliceElements);
+    covered += slice.elements;
+  }
+  CHECK(covered == plan.total_elements());
+  CHECK(plan.slices()[3].offset == 3 * kSliceElements);
+  CHECK(plan.slices()[3].elements == 1000000 - 3 * kSliceElements);
+}
+
+TEST_CASE("Shards differ by at most one slice, and their buffers do not overlap") {
+  std::mt19937 random(3);
+  for (int round = 0; round < 50; ++round) {
+    Layout layout;
+    for (uint32_t i = 0; i <= random() % 8; ++i) {
+      layout.push_back({"t" + std::to_string(i), {static_cast<int64_t>(1 + random() % 2000000)}});
+    }
+    const uint32_t shards = 1 + random() % 6;
+    const SlicePlan plan(layout, shards);
+    int64_t least = INT64_MAX;
+    int64_t most = 0;
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      least = std::min(least, plan.shard_elements(shard));
+      most = std::max(most, plan.shard_elements(shard));
+      int64_t end = 0;
+      for (uint32_t index : plan.shard_slices(shard)) {
+        const SliceInfo& slice = plan.slices()[index];
+        CHECK(slice.shard == shard);
+        CHECK(slice.shard_offset >= end);
+        CHECK(slice.shard_offset % kSliceAlignment == 0);
+        end = slice.shard_offset + slice.elements;
+      }
+      CHECK(end <= plan.shard_buffer_elements(shard));
+    }
+    CHECK(most - least <= kSliceElements);
+  }
+}
+
+TEST_CASE("A layout that cannot be right is refused by the tensor's name") {
+  CHECK_FALSE(ValidateLayout({}).ok());
+  CHECK_FALSE(ValidateLayout({{"", {1}}}).ok());
+  CHECK_FALSE(ValidateLayout({{"a", {1}}, {"a", {1}}}).ok());
+  const absl::Status huge = ValidateLayout({{"big", {1LL << 40, 1LL << 40}}});
+  CHECK_FALSE(huge.ok());
+  CHECK(std::string(huge.message()).find("big") != std::string::npos);
+  CHECK_FALSE(ValidateLayout({{"a", {0}}}).ok());
+  CHECK_FALSE(ValidateLayout({{"a", {-3}}}).ok());
+  CHECK(ValidateLayout({{"a", {3, 4}}, {"scalar", {}}}).ok());
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,216 @@
+#include "server/chief.h"
+
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+// A chief with time in the test's hand, and shards that acknowledge at once.
+class TestJob {
+ public:
+  explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
+      : chief({.num_workers = workers, .num_shards = shards, .mode = mode, .settings = {{"learning_rate", "0.1"}}},
+              [this](v1::Phase phase, const std::string& failure) {
+                ended = phase;
+                reason = failure;
+              }) {
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      v1::Registration registration;
+      registration.set_protocol(1);
+      registration.set_shard(shard);
+      registration.set_job("default");
+      registration.set_address("shard-" + std::to_string(shard));
+      (*registration.mutable_settings())["learning_rate"] = "0.1";
+      REQUIRE(chief.RegisterShard(registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); },
+                                  now)
+                  .ok());
+    }
+  }
+
+  v1::JoinRequest Request(const std::string& name) const {
+    v1::JoinRequest request;
+    request.set_protocol(1);
+    request.set_job("default");
+    request.set_name(name);
+    *request.mutable_layout() = ToProto({{"w", {4}}});
+    (*request.mutable_experiment())["seed"] = "1";
+    return request;
+  }
+
+  absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request) {
+    absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("no answer");
+    chief.Join(request, now, now + std::chrono::seconds(1), [&](absl::StatusOr<v1::JoinReply> a) { answer = a; });
+    return answer;
+  }
+
+  void Initialised(uint32_t shard) {
+    v1::ShardReport report;
+    report.set_initialised(true);
+    chief.OnReport(shard, report, now);
+  }
+
+  void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) {
+    for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
+    if (!update.has_view()) return;
+    view = update.view();
+    v1::ShardReport report;
+    report.set_acknowledged_view(view.number());
+    chief.OnReport(shard, report, now);
+  }
+
+  TimePoint now = TimePoint() + std::chrono::hours(1);
+  v1::View view;
+  std::vector<v1::StepDecision> decisions;
+  v1::Phase ended = v1::PHASE_UNSPECIFIED;
+  std::string reason;
+  Chief chief;
+};
+
+TEST_CASE("A job runs when all workers have joined and the weights are there") {
+  TestJob job("bsp", 2);
+  const auto first = job.Join(job.Request("a"));
+  REQUIRE(first.ok());
+  CHECK(first->id().rank() == 0);
+  CHECK(first->initialise());
+  CHECK(job.Join(job.Request("b"))->id().rank() == 1);
+  CHECK(job.view.phase() == v1::PHASE_GATHERING);
+  job.Initialised(0);
+  CHECK(job.view.phase() == v1::PHASE_RUNNING);
+}
+
+TEST_CASE("Joins that do not fit are refused by what does not fit") {
+  TestJob job("bsp", 2);
+  REQUIRE(job.Join(job.Request("a")).ok());
+  const auto refused = [&](const v1::JoinRequest& request, const std::string& naming) {
+    const auto answer = job.Join(request);
+    return !answer.ok() && Message(answer.status()).find(naming) != std::string::npos;
+  };
+  v1::JoinRequest request = job.Request("b");
+  request.set_protocol(9);
+  CHECK(refused(request, "protocol version 9"));
+  request = job.Request("b");
+  request.set_job("other");
+  CHECK(refused(request, "--job=other"));
+  request = job.Request("b");
+  *request.mutable_layout() = ToProto({{"w", {5}}});
+  CHECK(refused(request, "w [5]"));
+  request = job.Request("b");
+  (*request.mutable_experiment())["seed"] = "2";
+  CHECK(refused(request, "--seed=2"));
+  request = job.Request("b");
+  request.set_rank(7);
+  CHECK(refused(request, "--rank=7"));
+  request.set_rank(0);
+  CHECK(refused(request, "held by a"));
+  REQUIRE(job.Join(job.Request("b")).ok());
+  CHECK(refused(job.Request("c"), "--num_workers=2"));
+}
+
+TEST_CASE("A join under a live name takes its rank with a higher incarnation, and fences the old one") {
+  TestJob job("bsp", 1);
+  const auto first = job.Join(job.Request("a"));
+  const auto second = job.Join(job.Request("a"));
+  REQUIRE(second.ok());
+  CHECK(second->id().rank() == first->id().rank());
+  CHECK(second->id().incarnation() > first->id().incarnation());
+  v1::HeartbeatRequest beat;
+  *beat.mutable_id() = first->id();
+  CHECK(absl::IsFailedPrecondition(job.chief.Heartbeat(beat, job.now).status()));
+  *beat.mutable_id() = second->id();
+  CHECK(job.chief.Heartbeat(beat, job.now).ok());
+}
+
+TEST_CASE("A lost rank fails a bsp job by name, and an asp job goes on until nobody is left") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    TestJob job(mode, 2);
+    const auto a = job.Join(job.Request("a"));
+    REQUIRE(job.Join(job.Request("b")).ok());
+    job.Initialised(0);
+    job.now += std::chrono::seconds(6);
+    v1::HeartbeatRequest beat;
+    *beat.mutable_id() = a->id();
+    REQUIRE(job.chief.Heartbeat(beat, job.now).ok());
+    job.now += std::chrono::seconds(6);
+    job.chief.Tick(job.now);
+    CHECK(job.ended == (mode == "bsp" ? v1::PHASE_FAILED : v1::PHASE_UNSPECIFIED));
+    if (mode == "bsp") CHECK(job.reason.find("rank 1 (b") != std::string::npos);
+    job.now += std::chrono::seconds(11);
+    job.chief.Tick(job.now);
+    CHECK(job.ended == v1::PHASE_FAILED);
+  }
+}
+
+TEST_CASE("The grant to initialise passes on when its holder is lost") {
+  TestJob job("bsp", 2);
+  const auto a = job.Join(job.Request("a"));
+  REQUIRE(a->initialise());
+  job.now += std::chrono::seconds(8);
+  const auto b = job.Join(job.Request("b"));
+  CHECK_FALSE(b->initialise());
+  job.now += std::chrono::seconds(4);
+  job.chief.Tick(job.now);
+  v1::HeartbeatRequest beat;
+  *beat.mutable_id() = b->id();
+  CHECK(job.chief.Heartbeat(beat, job.now)->initialise());
+}
+
+TEST_CASE("The job is finished when all are done and have left") {
+  TestJob job("bsp", 2);
+  const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
+  job.Initialised(0);
+  int all_done = 0;
+  for (const v1::Identity& id : ids) {
+    v1::DoneRequest done;
+    *done.mutable_id() = id;
+    job.chief.Done(done, job.now, job.now + std::chrono::seconds(5),
+                   [&](absl::StatusOr<v1::DoneReply> reply) { all_done += reply.ok() && reply->all_done() ? 1 : 0; });
+  }
+  CHECK(all_done == 2);
+  for (const v1::Identity& id : ids) {
+    CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+    v1::LeaveRequest leave;
+    *leave.mutable_id() = id;
+    CHECK(job.chief.Leave(leave, job.now).ok());
+  }
+  CHECK(job.ended == v1::PHASE_FINISHED);
+}
+
+TEST_CASE("Over several shards a step is named once every shard has every push of it") {
+  TestJob job("bsp", 2, 2);
+  REQUIRE(job.Join(job.Request("a")).ok());
+  REQUIRE(job.Join(job.Request("b")).ok());
+  job.Initialised(0);
+  job.Initialised(1);
+  REQUIRE(job.view.phase() == v1::PHASE_RUNNING);
+  const auto complete = [&](uint32_t shard, uint32_t rank) {
+    v1::ShardReport report;
+    v1::PushDone* done = report.add_complete();
+    done->set_rank(rank);
+    job.chief.OnReport(shard, report, job.now);
+  };
+  complete(0, 0);
+  complete(0, 0);
+  complete(0, 1);
+  complete(1, 1);
+  CHECK(job.decisions.empty());
+  complete(1, 0);
+  REQUIRE(job.decisions.size() == 2);  // One to each shard.
+  CHECK(job.decisions[0].step() == 0);
+  CHECK(job.decisions[0].ranks_size() == 2);
+}
+
+TEST_CASE("A shard with other settings is refused by the flag's name") {
+  TestJob job("bsp", 1, 1);
+  v1::Registration registration;
+  registration.set_protocol(1);
+  registration.set_shard(0);
+  registration.set_job("default");
+  (*registration.mutable_settings())["learning_rate"] = "0.2";
+  const absl::Status status = job.chief.RegisterShard(registration, [](const v1::ChiefUpdate&) {}, job.now);
+  CHECK(Message(status).find("--learning_rate=0.2") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,167 @@
+#include "server/modes/mode.h"
+
+#include <array>
+#include <map>
+
+#include "server/ledger.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+constexpr uint32_t kWorkers = 3;
+constexpr uint64_t kSteps = 3;
+
+// A job of three workers and three steps, played in every order. A worker sends step s + 1 only after the version that
+// it computes it on exists, as real ones do. Besides, rank 1's step 1 is sent twice (at any later time), and rank 2's
+// step 0 comes again as late as anybody likes.
+class Interleavings {
+ public:
+  explicit Interleavings(bool bsp) : bsp_(bsp) {}
+
+  struct State {
+    std::unique_ptr<Mode> mode;
+    Ledger ledger;
+    std::array<uint64_t, kWorkers> next = {};
+    bool duplicate_sent = false;
+    bool late_sent = false;
+    std::vector<StepSet> applied;
+    std::map<std::pair<uint32_t, uint64_t>, int> counted;
+  };
+
+  uint64_t Run() {
+    std::vector<int> choices;
+    Explore(choices);
+    CHECK(broken_ == 0);
+    return ends_;
+  }
+
+ private:
+  std::unique_ptr<Mode> NewMode() const { return bsp_ ? MakeBsp(kWorkers) : MakeAsp(); }
+
+  // What a shard does with a complete push. Returns true if it was new.
+  static bool Push(State& state, uint32_t rank, uint64_t step) {
+    if (state.ledger.Seen(rank, step)) {
+      state.ledger.Tell(rank, step);
+      return false;
+    }
+    if (!state.mode->Admit(rank, step, state.ledger.NextStep(rank)).ok()) return false;
+    for (const StepSet& set : state.mode->Complete(rank, step)) {
+      state.mode->Decided(set);
+      for (uint32_t member : set.ranks) {
+        const uint64_t made = state.mode->gathers() ? set.step : step;
+        state.ledger.Record(member, made, v1::APPLIED);
+        ++state.counted[{member, made}];
+      }
+      state.applied.push_back(set);
+    }
+    return true;
+  }
+
+  bool MaySend(const State& state, uint32_t rank) const {
+    if (state.next[rank] == kSteps) return false;
+    return !bsp_ || state.next[rank] <= state.applied.size();  // Version `step` is there.
+  }
+
+  // Plays the choices; the last one is new. False if it is not possible.
+  bool Play(State& state, int choice) const {
+    if (choice < static_cast<int>(kWorkers)) {
+      const auto rank = static_cast<uint32_t>(choice);
+      if (!MaySend(state, rank)) return false;
+      Push(state, rank, state.next[rank]++);
+      return true;
+    }
+    bool& sent = choice == 3 ? state.duplicate_sent : state.late_sent;
+    const uint32_t rank = choice == 3 ? 1 : 2;
+    const uint64_t step = choice == 3 ? 1 : 0;
+    if (sent || state.next[rank] <= step) return false;  // Its first sending comes first.
+    sent = true;
+    Push(state, rank, step);
+    return true;
+  }
+
+  void Expect(bool holds) { broken_ += holds ? 0 : 1; }
+
+  State Replay(const std::vector<int>& choices) {
+    State state;
+    state.mode = NewMode();
+    for (int choice : choices) Expect(Play(state, choice));
+    return state;
+  }
+
+  void Explore(std::vector<int>& choices) {
+    bool moved = false;
+    for (int choice = 0; choice < 5; ++choice) {
+      State state = Replay(choices);
+      if (!Play(state, choice)) continue;
+      moved = true;
+      Check(state);
+      choices.push_back(choice);
+      Explore(choices);
+      choices.pop_back();
+    }
+    if (moved) return;
+    ++ends_;
+    const State state = Replay(choices);
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+      for (uint64_t step = 0; step < kSteps; ++step) Expect(state.counted.contains({rank, step}));
+    }
+    Expect(state.applied.size() == (bsp_ ? kSteps : kSteps * kWorkers));
+  }
+
+  void Check(const State& state) {
+    for (const auto& [push, count] : state.counted) Expect(count == 1);
+    for (size_t version = 0; version < state.applied.size(); ++version) {
+      const StepSet& set = state.applied[version];
+      if (!bsp_) Expect(set.ranks.size() == 1);
+      if (bsp_) Expect(set == StepSet{.step = version, .ranks = {0, 1, 2}});
+    }
+  }
+
+  const bool bsp_;
+  uint64_t ends_ = 0;
+  uint64_t broken_ = 0;  // Guarantees that did not hold; counted, because Catch's macros are slow.
+};
+
+TEST_CASE("bsp: in every order of a small job with a duplicate and a late push, each push counts once, in its step") {
+  CHECK(Interleavings(true).Run() > 1000);
+}
+
+TEST_CASE("asp: in every order of a small job with a duplicate and a late push, each push makes one version") {
+  CHECK(Interleavings(false).Run() > 1000);
+}
+
+TEST_CASE("bsp names whom it waits for, and refuses other steps") {
+  const auto mode = MakeBsp(3);
+  CHECK(mode->Complete(2, 0).empty());
+  CHECK(mode->Complete(2, 0).empty());
+  CHECK(mode->WaitsFor() == std::vector<uint32_t>{0, 1});
+  CHECK(absl::IsOutOfRange(mode->Admit(0, 1, 0)));
+  CHECK(mode->Admit(0, 0, 0).ok());
+}
+
+TEST_CASE("asp takes a rank's next step only") {
+  const auto mode = MakeAsp();
+  CHECK(mode->Admit(0, 5, 5).ok());
+  CHECK(absl::IsOutOfRange(mode->Admit(0, 6, 5)));
+}
+
+TEST_CASE("Modes go by two names; others are refused") {
+  CHECK((*MakeMode("sync", 1))->name() == "bsp");
+  CHECK((*MakeMode("async", 1))->name() == "asp");
+  CHECK_FALSE(MakeMode("fast", 1).ok());
+}
+
+TEST_CASE("The ledger tells APPLIED once, then DUPLICATE, and leaves lower steps alone") {
+  Ledger ledger;
+  ledger.Record(1, 4, v1::APPLIED);
+  CHECK_FALSE(ledger.Seen(1, 5));
+  CHECK_FALSE(ledger.Seen(0, 0));
+  CHECK(ledger.Tell(1, 4) == v1::APPLIED);
+  CHECK(ledger.Tell(1, 4) == v1::DUPLICATE);
+  CHECK(ledger.Tell(1, 3) == v1::STALE);
+  CHECK(ledger.NextStep(1) == 5);
+}
+
+}  // namespace
+}  // namespace ps

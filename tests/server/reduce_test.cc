@@ -1,0 +1,100 @@
+#include "server/reduce.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+std::vector<float> RandomFloats(size_t count, std::mt19937& random) {
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(static_cast<double>(random()) / 1e9 - 2.0);
+  return values;
+}
+
+// The same floats in pieces of odd sizes, at odd addresses.
+struct Scattered {
+  Scattered(const std::vector<float>& values, std::mt19937& random) : bytes(4 * values.size() + 4096) {
+    const auto* source = reinterpret_cast<const uint8_t*>(values.data());
+    std::vector<Piece> pieces;
+    size_t place = 1;
+    for (size_t at = 0; at < 4 * values.size();) {
+      const size_t size = std::min<size_t>(4 * values.size() - at, pieces.size() < 900 ? 1 + random() % 3000 : SIZE_MAX);
+      if (place + size + 1 > bytes.size()) bytes.resize(place + size + 1);
+      std::copy_n(source + at, size, bytes.begin() + static_cast<std::ptrdiff_t>(place));
+      starts.push_back({place, size});
+      place += size + 1;
+      if (place + 4 * values.size() > bytes.size()) bytes.resize(place + 4 * values.size());
+      at += size;
+      pieces.emplace_back();
+    }
+    pieces.clear();
+    for (const auto& [start, size] : starts) pieces.emplace_back(bytes.data() + start, size);
+    payload = Payload(pieces, nullptr);
+  }
+  std::vector<uint8_t> bytes;
+  std::vector<std::pair<size_t, size_t>> starts;
+  Payload payload;
+};
+
+TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instruction set, from scattered payloads") {
+  std::mt19937 random(5);
+  const size_t count = 10007;
+  const std::vector<float> weights = RandomFloats(count, random);
+  const std::vector<float> velocity = RandomFloats(count, random);
+  const std::vector<std::vector<float>> gradients = {RandomFloats(count, random), RandomFloats(count, random),
+                                                     RandomFloats(count, random)};
+  const float c[] = {Coefficient(64, 160), Coefficient(64, 160), Coefficient(32, 160)};
+  const Hyperparameters hyper = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.01F};
+  std::vector<float> expected_weights(count);
+  std::vector<float> expected_velocity(count);
+  for (size_t i = 0; i < count; ++i) {
+    float g = c[0] * gradients[0][i];
+    g = g + c[1] * gradients[1][i];
+    g = g + c[2] * gradients[2][i];
+    expected_velocity[i] = 0.9F * velocity[i] + (g + 0.01F * weights[i]);
+    expected_weights[i] = weights[i] - 0.05F * expected_velocity[i];
+  }
+  std::vector<std::unique_ptr<Scattered>> scattered;
+  std::vector<GradientTerm> terms;
+  for (size_t i = 0; i < 3; ++i) {
+    scattered.push_back(std::make_unique<Scattered>(gradients[i], random));
+    terms.push_back({.gradient = &scattered.back()->payload, .coefficient = c[i]});
+  }
+  const auto momentum = MakeMomentum();
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa > BestIsa()) continue;
+    std::vector<float> w = weights;
+    std::vector<float> v = velocity;
+    std::vector<float> new_w(count);
+    OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = new_w.data()};
+    block.state[0] = v.data();
+    block.new_state[0] = v.data();
+    ReduceAndApply(terms, block, *momentum, hyper, isa);
+    CHECK(new_w == expected_weights);
+    CHECK(v == expected_velocity);
+    CHECK(w == weights);
+    v = velocity;
+    block.new_weights = w.data();  // In place.
+    ReduceAndApply(terms, block, *momentum, hyper, isa);
+    CHECK(w == expected_weights);
+  }
+}
+
+TEST_CASE("A NaN is found in any piece, also where its float straddles two") {
+  std::mt19937 random(6);
+  std::vector<float> values = RandomFloats(5000, random);
+  for (size_t at : {size_t{0}, size_t{1}, size_t{777}, size_t{2500}, size_t{4999}}) {
+    CHECK(AllFinite(Scattered(values, random).payload, BestIsa()));
+    const float kept = values[at];
+    values[at] = std::numeric_limits<float>::quiet_NaN();
+    for (int cut = 0; cut < 20; ++cut) CHECK_FALSE(AllFinite(Scattered(values, random).payload, BestIsa()));
+    values[at] = kept;
+  }
+}
+
+}  // namespace
+}  // namespace ps

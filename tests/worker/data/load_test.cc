@@ -1,0 +1,122 @@
+#include "worker/data/load.h"
+
+#include "tests/catch.h"
+#include "tests/worker/data/files.h"
+
+namespace ps {
+namespace {
+
+using Catch::Matchers::EndsWith;
+
+void WriteMnist(const TempFolder& folder, const std::string& where, const std::string& extension, uint8_t pixel) {
+  const auto write = [&](const std::string& name, const std::string& content) {
+    folder.Write(where + name + extension, extension.empty() ? content : Gzip(content));
+  };
+  const std::string image(4, static_cast<char>(pixel));
+  write("train-images-idx3-ubyte", Idx(0x08, {2, 2, 2}, image + image));
+  write("train-labels-idx1-ubyte", Idx(0x08, {2}, Bytes({3, 9})));
+  write("t10k-images-idx3-ubyte", Idx(0x08, {1, 2, 2}, image));
+  write("t10k-labels-idx1-ubyte", Idx(0x08, {1}, Bytes({5})));
+}
+
+DatasetOptions Named(const std::string& dataset, const std::string& data_dir) {
+  DatasetOptions options;
+  options.dataset = dataset;
+  options.data_dir = data_dir;
+  return options;
+}
+
+TEST_CASE("mnist is found in data_dir, in its folder there and where torchvision puts it, plain and gzip") {
+  for (const char* where : {"", "mnist/", "MNIST/raw/"}) {
+    for (const char* extension : {"", ".gz"}) {
+      const TempFolder folder;
+      WriteMnist(folder, where, extension, 7);
+      const auto splits = LoadDataset(Named("mnist", folder.path()));
+      REQUIRE(splits.ok());
+      CHECK(splits->train.size() == 2);
+      CHECK(splits->test.size() == 1);
+      CHECK(splits->train.classes() == 10);
+      CHECK(splits->train.bytes()[0] == 7);
+    }
+  }
+}
+
+TEST_CASE("a folder of the dataset's own name goes before files beside it") {
+  const TempFolder folder;
+  WriteMnist(folder, "", "", 1);
+  WriteMnist(folder, "mnist/", "", 2);
+  WriteMnist(folder, "fashion-mnist/", "", 3);
+  CHECK(LoadDataset(Named("mnist", folder.path()))->train.bytes()[0] == 2);
+  CHECK(LoadDataset(Named("fashion-mnist", folder.path()))->train.bytes()[0] == 3);
+}
+
+TEST_CASE("a missing dataset says where it was looked for") {
+  const TempFolder folder;
+  const std::string root = folder.path();
+  const DatasetOptions options = Named("mnist", root);
+  CHECK(LoadDataset(options).status().code() == absl::StatusCode::kNotFound);
+  CHECK(LoadError(options) ==
+        "dataset \"mnist\": no train-images-idx3-ubyte[.gz] in " + root + "/mnist, " + root + "/MNIST/raw, " + root);
+  WriteMnist(folder, "mnist/", ".gz", 1);
+  std::filesystem::remove(root + "/mnist/t10k-labels-idx1-ubyte.gz");
+  CHECK(LoadError(options) == "dataset \"mnist\": no t10k-labels-idx1-ubyte[.gz] in " + root + "/mnist");
+}
+
+TEST_CASE("labels past 9 are out of range for mnist") {
+  const TempFolder folder;
+  WriteMnist(folder, "", "", 1);
+  folder.Write("train-labels-idx1-ubyte", Idx(0x08, {2}, Bytes({3, 10})));
+  CHECK_THAT(LoadError(Named("mnist", folder.path())),
+             EndsWith("train-labels-idx1-ubyte: label 10 of sample 1 is out of range; expected 0 to 9"));
+}
+
+TEST_CASE("an unknown name lists those that are known") {
+  for (const char* name : {"", "mnits", "MNIST", ":", "cifar:x"}) {
+    const std::string error = LoadError(name);
+    CHECK_THAT(error, ContainsText("is unknown; expected one of fashion-mnist, mnist, synthetic[:"));
+    CHECK_THAT(error, ContainsText("idx:IMAGES,LABELS") && ContainsText("csv:FILE") && ContainsText("libsvm:FILE"));
+  }
+}
+
+TEST_CASE("a spec with the wrong files or options is refused with the right form") {
+  CHECK_THAT(LoadError("idx:a"), ContainsText("names 1 files; expected idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]"));
+  CHECK_THAT(LoadError("idx:a,b,c"), ContainsText("names 3 files"));
+  CHECK_THAT(LoadError("idx"), ContainsText("names 0 files"));
+  CHECK_THAT(LoadError("csv:"), ContainsText("found \"\"; expected csv:FILE"));
+  CHECK_THAT(LoadError("csv:a,b,c"), ContainsText("names 3 files"));
+  CHECK_THAT(LoadError("csv:a,label=middle"), ContainsText("label is \"middle\"; expected one of first, last"));
+  CHECK_THAT(LoadError("libsvm:a,task=x"),
+             ContainsText("task is \"x\"; expected one of auto, classification, regression"));
+  CHECK_THAT(LoadError("mnist:5"), ContainsText("found \"5\"; expected mnist"));
+}
+
+TEST_CASE("a relative path is looked for in the working folder, then in data_dir") {
+  const TempFolder folder;
+  folder.Write("sub/table.csv", "1,0\n2,1\n");
+  const auto splits = LoadDataset(Named("csv:sub/table.csv", folder.path()));
+  REQUIRE(splits.ok());
+  CHECK(splits->train.size() == 2);
+  CHECK(LoadError(Named("csv:no.csv", folder.path())) ==
+        "dataset \"csv:no.csv\": no file no.csv or " + folder.path() + "/no.csv");
+  CHECK(LoadError("csv:/no/such.csv") == "dataset \"csv:/no/such.csv\": no file /no/such.csv");
+}
+
+TEST_CASE("a folder in the place of a file is refused") {
+  const TempFolder folder;
+  CHECK_THAT(LoadError("csv:" + folder.path()), EndsWith("is not a regular file"));
+}
+
+TEST_CASE("options out of range are refused before any file is read") {
+  DatasetOptions options = Named("mnist", "/no/such");
+  options.validation_split = 1;
+  CHECK(LoadError(options) == "validation_split is 1; expected 0 to below 1");
+  options.validation_split = 0;
+  options.crop = -1;
+  CHECK(LoadError(options) == "crop is -1; expected 0 (none) or more");
+  options.crop = 0;
+  options.samples_per_class = -1;
+  CHECK(LoadError(options) == "samples_per_class is -1; expected 0 (all) or more");
+}
+
+}  // namespace
+}  // namespace ps
