@@ -25,13 +25,13 @@ constexpr float kLow = 0x1.010102p-24F;
 constexpr int64_t kPrefetchBytes = 2048;
 
 struct GatherBytesKernel {
-  PS_KERNEL void Run(const uint8_t* base, const int32_t* indices, int64_t count, int64_t features, float* out) {
+  PS_KERNEL void Run(const uint8_t* base, const int32_t* indices, int64_t count, int64_t features,
+                     float* __restrict out) {
     for (int64_t k = 0; k < count; ++k, out += features) {
       const uint8_t* row = base + indices[k] * features;
       // Rows come in random order, so the processor cannot guess where the next one starts.
       const uint8_t* next = base + indices[k + 1 < count ? k + 1 : k] * features;
       for (int64_t byte = 0; byte < std::min(features, kPrefetchBytes); byte += 64) __builtin_prefetch(next + byte);
-#pragma GCC ivdep
       for (int64_t i = 0; i < features; ++i) {
         const float value = row[i];
         out[i] = value * kHigh + value * kLow;

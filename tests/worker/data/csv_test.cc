@@ -16,7 +16,7 @@ TEST_CASE("a table with a header is read, the label last") {
 }
 
 TEST_CASE("separators, quotes, blanks, line ends, signs, a byte order mark and gzip are understood") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::vector<std::string> texts = {
       "1,-2.5,0\n+3,4e-1,1\n",
       "1;-2.5;0\n3;0.4;1",
@@ -36,7 +36,7 @@ TEST_CASE("separators, quotes, blanks, line ends, signs, a byte order mark and g
 }
 
 TEST_CASE("label=first takes the label from the first field") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string train = folder.Write("t", "label,p0,p1\n2,10,20\n0,30,40\n");
   const std::string test = folder.Write("e", "1,50,60\n");
   const auto splits = Load("csv:" + train + "," + test + ",label=first");
@@ -49,7 +49,7 @@ TEST_CASE("label=first takes the label from the first field") {
 }
 
 TEST_CASE("labels that are not all integers make it a regression, as does the task option") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string reals = folder.Write("r", "1,2\n3,4.5\n");
   const auto splits = Load("csv:" + reals);
   REQUIRE(splits.ok());
@@ -72,7 +72,7 @@ struct BadText {
 };
 
 TEST_CASE("a bad row is refused with its file and line") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::vector<BadText> cases = {
       {"", "t: is empty; expected rows of numbers"},
       {"a,b,label\n", "t: is empty; expected rows of numbers"},
@@ -98,7 +98,7 @@ TEST_CASE("a bad row is refused with its file and line") {
 }
 
 TEST_CASE("a test table must match the training table") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string train = folder.Write("t", "1,2,0\n3,4,1\n");
   CHECK_THAT(LoadError("csv:" + train + "," + folder.Write("wide", "1,2,3,0\n")),
              EndsWith("wide: has 4 fields a row; expected 3 as " + train + " has"));
@@ -107,7 +107,7 @@ TEST_CASE("a test table must match the training table") {
 }
 
 TEST_CASE("a long line spans the reader's buffer") {
-  const TempFolder folder;
+  const DataFolder folder;
   std::string row;
   for (int i = 0; i < 200000; ++i) row += std::to_string(i % 10) + ",";
   const auto splits = Load("csv:" + folder.Write("t", row + "0\n" + row + "1\n" + row + "1"));
@@ -118,7 +118,7 @@ TEST_CASE("a long line spans the reader's buffer") {
 }
 
 TEST_CASE("a table larger than the limit on memory is refused") {
-  const TempFolder folder;
+  const DataFolder folder;
   DatasetOptions options;
   options.dataset = "csv:" + folder.Write("t", "1,2,0\n3,4,1\n");
   options.bytes_max = 12;

@@ -1,10 +1,8 @@
-// Files that a test makes, in a folder of its own that goes when the test ends.
+// Data files that tests make, and loads of them.
 #pragma once
 
-#include <unistd.h>
 #include <zlib.h>
 
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -13,34 +11,21 @@
 
 #include "absl/status/status.h"
 #include "tests/catch.h"
+#include "tests/temp_folder.h"
 #include "worker/data/load.h"
 
 namespace ps {
 
-class TempFolder {
+// A temporary folder that files are written to.
+class DataFolder : public TempFolder {
  public:
-  TempFolder() {
-    static std::atomic<int> count = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("ps-data-test-" + std::to_string(getpid()) + "-" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TempFolder() { std::filesystem::remove_all(path_); }
-  TempFolder(const TempFolder&) = delete;
-  TempFolder& operator=(const TempFolder&) = delete;
-
-  std::string path() const { return path_.string(); }
-
   // Writes a file, and its folder if need be; returns its path.
   std::string Write(const std::string& name, const std::string& content) const {
-    const std::filesystem::path file = path_ / name;
+    const std::filesystem::path file = File(name);
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file, std::ios::binary) << content;
     return file.string();
   }
-
- private:
-  std::filesystem::path path_;
 };
 
 // `content` as a gzip file.

@@ -28,7 +28,7 @@ TEST_CASE("files that another program wrote are read, plain and gzip") {
 }
 
 TEST_CASE("without test files the test split is the training split, and says so") {
-  const TempFolder folder;
+  const DataFolder folder;
   const auto splits = Load("idx:" + folder.Write("i", Gzip(Images())) + "," + folder.Write("l", Labels()));
   REQUIRE(splits.ok());
   CHECK(splits->test_is_train);
@@ -38,7 +38,7 @@ TEST_CASE("without test files the test split is the training split, and says so"
 }
 
 TEST_CASE("float images and int32 labels are read") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string images =
       Idx(0x0D, {2, 2}, BigEndian32(0x3F800000) + BigEndian32(0xC0000000) + BigEndian32(0x3E800000) + BigEndian32(0));
   const std::string labels = Idx(0x0C, {2}, BigEndian32(300) + BigEndian32(0));
@@ -58,7 +58,7 @@ struct BadFile {
 };
 
 TEST_CASE("a bad IDX file is refused in one line that names it") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string cut = Images().substr(0, Images().size() - 5);
   const std::string huge = Idx(0x08, {0x7FFFFFFF, 0x7FFFFFFF, 0x7FFFFFFF}, "");
   const std::vector<BadFile> cases = {
@@ -96,7 +96,7 @@ TEST_CASE("a bad IDX file is refused in one line that names it") {
 }
 
 TEST_CASE("a flipped bit in a gzip file is found") {
-  const TempFolder folder;
+  const DataFolder folder;
   std::string images = Gzip(Images());
   images[images.size() - 6] = static_cast<char>(images[images.size() - 6] ^ 1);  // In the checksum.
   CHECK_THAT(LoadError("idx:" + folder.Write("i", images) + "," + folder.Write("l", Labels())),
@@ -104,7 +104,7 @@ TEST_CASE("a flipped bit in a gzip file is found") {
 }
 
 TEST_CASE("test files must match the training files") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string train = "idx:" + folder.Write("i", Images()) + "," + folder.Write("l", Labels()) + ",";
   const std::string wide = folder.Write("wide", Idx(0x08, {2, 1, 3}, "abcdef"));
   CHECK_THAT(LoadError(train + wide + "," + folder.path() + "/l"), EndsWith("i: 3 features, there 6"));
@@ -114,7 +114,7 @@ TEST_CASE("test files must match the training files") {
 }
 
 TEST_CASE("a limit on memory holds before anything is read") {
-  const TempFolder folder;
+  const DataFolder folder;
   DatasetOptions options;
   options.dataset = "idx:" + folder.Write("i", Images()) + "," + folder.Write("l", Labels());
   options.bytes_max = 11;

@@ -16,7 +16,7 @@ TEST_CASE("sparse lines become dense samples, and -1 and +1 classes 0 and 1") {
 }
 
 TEST_CASE("the test file's labels are mapped as the training file's, and the wider file sets the width") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string train = folder.Write("t", Gzip("7 1:1\n3 2:1\n5 1:2\n"));
   const auto splits = Load("libsvm:" + train + "," + folder.Write("e", "5 4:1\n7\n"));
   REQUIRE(splits.ok());
@@ -29,7 +29,7 @@ TEST_CASE("the test file's labels are mapped as the training file's, and the wid
 }
 
 TEST_CASE("real labels make it a regression") {
-  const TempFolder folder;
+  const DataFolder folder;
   const auto splits = Load("libsvm:" + folder.Write("t", "0.5 1:1\n-3 2:1\n"));
   REQUIRE(splits.ok());
   CHECK(splits->train.classes() == 0);
@@ -37,7 +37,7 @@ TEST_CASE("real labels make it a regression") {
 }
 
 TEST_CASE("a bad line is refused with its file and number") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "t: is empty; expected lines of LABEL INDEX:VALUE ..."},
       {"# only a comment\n\n", "t: is empty; expected lines of LABEL INDEX:VALUE ..."},
@@ -66,7 +66,7 @@ TEST_CASE("a bad line is refused with its file and number") {
 }
 
 TEST_CASE("a small sparse file that would be huge when dense is refused, not allocated") {
-  const TempFolder folder;
+  const DataFolder folder;
   std::string text;
   for (int i = 0; i < 1000; ++i) text += "1 16777216:1\n";
   DatasetOptions options;

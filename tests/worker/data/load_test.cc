@@ -8,7 +8,7 @@ namespace {
 
 using Catch::Matchers::EndsWith;
 
-void WriteMnist(const TempFolder& folder, const std::string& where, const std::string& extension, uint8_t pixel) {
+void WriteMnist(const DataFolder& folder, const std::string& where, const std::string& extension, uint8_t pixel) {
   const auto write = [&](const std::string& name, const std::string& content) {
     folder.Write(where + name + extension, extension.empty() ? content : Gzip(content));
   };
@@ -29,7 +29,7 @@ DatasetOptions Named(const std::string& dataset, const std::string& data_dir) {
 TEST_CASE("mnist is found in data_dir, in its folder there and where torchvision puts it, plain and gzip") {
   for (const char* where : {"", "mnist/", "MNIST/raw/"}) {
     for (const char* extension : {"", ".gz"}) {
-      const TempFolder folder;
+      const DataFolder folder;
       WriteMnist(folder, where, extension, 7);
       const auto splits = LoadDataset(Named("mnist", folder.path()));
       REQUIRE(splits.ok());
@@ -42,7 +42,7 @@ TEST_CASE("mnist is found in data_dir, in its folder there and where torchvision
 }
 
 TEST_CASE("a folder of the dataset's own name goes before files beside it") {
-  const TempFolder folder;
+  const DataFolder folder;
   WriteMnist(folder, "", "", 1);
   WriteMnist(folder, "mnist/", "", 2);
   WriteMnist(folder, "fashion-mnist/", "", 3);
@@ -51,7 +51,7 @@ TEST_CASE("a folder of the dataset's own name goes before files beside it") {
 }
 
 TEST_CASE("a missing dataset says where it was looked for") {
-  const TempFolder folder;
+  const DataFolder folder;
   const std::string root = folder.path();
   const DatasetOptions options = Named("mnist", root);
   CHECK(LoadDataset(options).status().code() == absl::StatusCode::kNotFound);
@@ -63,7 +63,7 @@ TEST_CASE("a missing dataset says where it was looked for") {
 }
 
 TEST_CASE("labels past 9 are out of range for mnist") {
-  const TempFolder folder;
+  const DataFolder folder;
   WriteMnist(folder, "", "", 1);
   folder.Write("train-labels-idx1-ubyte", Idx(0x08, {2}, Bytes({3, 10})));
   CHECK_THAT(LoadError(Named("mnist", folder.path())),
@@ -91,7 +91,7 @@ TEST_CASE("a spec with the wrong files or options is refused with the right form
 }
 
 TEST_CASE("a relative path is looked for in the working folder, then in data_dir") {
-  const TempFolder folder;
+  const DataFolder folder;
   folder.Write("sub/table.csv", "1,0\n2,1\n");
   const auto splits = LoadDataset(Named("csv:sub/table.csv", folder.path()));
   REQUIRE(splits.ok());
@@ -102,7 +102,7 @@ TEST_CASE("a relative path is looked for in the working folder, then in data_dir
 }
 
 TEST_CASE("a folder in the place of a file is refused") {
-  const TempFolder folder;
+  const DataFolder folder;
   CHECK_THAT(LoadError("csv:" + folder.path()), EndsWith("is not a regular file"));
 }
 

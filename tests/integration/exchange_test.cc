@@ -1,0 +1,184 @@
+// Clients and servers over real connections, in one process.
+#include <cmath>
+#include <random>
+
+#include "common/hash.h"
+#include "tests/integration/cluster.h"
+
+namespace ps {
+namespace {
+
+const Layout kLayout = {{"a", {300, 1000}}, {"b", {17}}, {"c", {1}}};  // The first has two slices.
+
+std::vector<std::vector<float>> Filled(float value) {
+  std::vector<std::vector<float>> tensors;
+  for (const TensorSpec& spec : kLayout) tensors.emplace_back(static_cast<size_t>(spec.elements()), value);
+  return tensors;
+}
+
+std::vector<std::vector<float>> RandomGradients(uint32_t rank, uint64_t step) {
+  std::vector<std::vector<float>> tensors = Filled(0);
+  std::mt19937 random(static_cast<uint32_t>(1000 * step + rank));
+  for (auto& tensor : tensors) {
+    for (float& value : tensor) value = static_cast<float>(static_cast<double>(random()) / 4e9 - 0.5);
+  }
+  return tensors;
+}
+
+ConstTensors Const(const std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
+MutableTensors Mutable(std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
+
+struct Disturbance {
+  bool delays = false;
+  bool twice = false;
+};
+
+// Three workers, five steps of made-up gradients. Returns the weights hash.
+std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t seed) {
+  ServerOptions options;
+  options.num_workers = 3;
+  options.num_shards = shards;
+  options.optimizer = "momentum";
+  Cluster cluster(options);
+  std::vector<std::string> hashes(3);
+  std::vector<absl::Status> statuses(3);
+  std::vector<int> applied(3);
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      statuses[rank] = [&]() -> absl::Status {
+        auto client = Client::Join({.server = cluster.address(), .rank = rank}, kLayout);
+        if (!client.ok()) return client.status();
+        std::vector<std::vector<float>> weights = Filled(0);
+        const auto initial = Filled(0.25F);
+        auto result = (*client)->Start(Const(initial), Mutable(weights));
+        if (!result.ok()) return result.status();
+        std::mt19937 random(seed + rank);
+        for (uint64_t step = 0; step < 5; ++step) {
+          const auto gradients = RandomGradients(rank, step);
+          const PushInfo push = {.step = step, .version = step, .samples = 10 + rank};
+          std::vector<std::vector<float>> other = Filled(0);
+          std::shared_ptr<Exchange> repeat;
+          if (disturbance.delays) {
+            Mutex mutex;
+            CondVar never;
+            MutexLock lock(mutex);
+            never.WaitUntil(mutex, Now() + std::chrono::milliseconds(random() % 20));
+          }
+          if (disturbance.twice) repeat = (*client)->StartPushPull(push, Const(gradients), {}, false);
+          result = (*client)->PushPull(push, Const(gradients), Mutable(weights));
+          if (!result.ok()) return result.status();
+          if (result->version != step + 1) return absl::InternalError("wrong version");
+          if (result->answers[0] == PushAnswer::kApplied) ++applied[rank];
+          if (repeat != nullptr) {
+            const auto again = repeat->Wait();
+            if (!again.ok()) return again.status();
+            if (again->answers[0] == PushAnswer::kApplied) ++applied[rank];
+          }
+        }
+        if (const absl::Status done = (*client)->Done(); !done.ok()) return done;
+        const auto hash = (*client)->WeightsHash();
+        if (!hash.ok()) return hash.status();
+        hashes[rank] = *hash;
+        // What the worker has is what the servers have.
+        std::vector<SliceHash> slices;
+        const SlicePlan plan(kLayout, 1);
+        for (const SliceInfo& slice : plan.slices()) {
+          slices.push_back(HashSlice(std::span<const float>(weights[slice.tensor])
+                                         .subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements))));
+        }
+        if (WeightsHash(slices) != *hash) return absl::InternalError("the pulled weights are not the servers'");
+        return (*client)->Leave();
+      }();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    INFO("rank " << rank << ": " << statuses[rank].ToString());
+    REQUIRE(statuses[rank].ok());
+    CHECK(applied[rank] == 5);
+    CHECK(hashes[rank] == hashes[0]);
+  }
+  for (auto& server : cluster.servers) CHECK(server->Wait().ok());
+  return hashes[0];
+}
+
+TEST_CASE("In bsp the weights hash is the same over runs, with delayed workers and with pushes sent twice") {
+  const std::string hash = RunJob(1, {}, 1);
+  CHECK(hash.size() == 32);
+  CHECK(RunJob(1, {}, 2) == hash);
+  CHECK(RunJob(1, {.delays = true}, 3) == hash);
+  CHECK(RunJob(1, {.delays = true, .twice = true}, 4) == hash);
+}
+
+TEST_CASE("In bsp the weights hash is the same on 1, 2, 3 and 5 servers") {
+  const std::string hash = RunJob(1, {}, 1);
+  for (const uint32_t shards : {2U, 3U, 5U}) CHECK(RunJob(shards, {.delays = true, .twice = true}, shards) == hash);
+}
+
+TEST_CASE("In asp every push makes one version, on every server") {
+  for (const uint32_t shards : {1U, 2U}) {
+    ServerOptions options;
+    options.num_workers = 3;
+    options.num_shards = shards;
+    options.mode = "asp";
+    Cluster cluster(options);
+    WorkerOptions worker;
+    worker.model.widths = {20, 16, 5};
+    worker.data.dataset = "synthetic:samples=600,features=20,classes=5";
+    worker.batch_size = 20;
+    worker.epochs = 4;
+    const auto results = cluster.Train(worker, 3);
+    for (const auto& result : results) {
+      INFO(result.status().ToString());
+      REQUIRE(result.ok());
+    }
+    CHECK(cluster.server_status.ok());
+    CHECK(results[0]->version == 3 * 4 * 10);
+    CHECK(results[0]->test_accuracy > 0.5);
+  }
+}
+
+TEST_CASE("A gradient that is not finite is refused by tensor and step, and ends a bsp job by the rank's name") {
+  ServerOptions options;
+  options.num_workers = 1;
+  Cluster cluster(options);
+  auto client = Client::Join({.server = cluster.address()}, kLayout);
+  REQUIRE(client.ok());
+  std::vector<std::vector<float>> weights = Filled(0);
+  const auto initial = Filled(1);
+  REQUIRE((*client)->Start(Const(initial), Mutable(weights)).ok());
+  auto gradients = Filled(0);
+  gradients[1][3] = std::nanf("");
+  const auto result = (*client)->PushPull({.step = 0, .version = 0, .samples = 1}, Const(gradients), Mutable(weights));
+  CHECK(absl::IsInvalidArgument(result.status()));
+  CHECK(std::string(result.status().message()).find("step 0: the gradient of tensor b") != std::string::npos);
+  REQUIRE((*client)->Leave("its gradient is not finite").ok());
+  const absl::Status ended = cluster.servers[0]->Wait();
+  CHECK(std::string(ended.message()).find("its gradient is not finite") != std::string::npos);
+}
+
+TEST_CASE("A server that is not there is reported after connect_timeout, by its address") {
+  const auto client = Client::Join({.server = "127.0.0.1:1", .connect_timeout = absl::Milliseconds(300)}, kLayout);
+  CHECK(absl::IsUnavailable(client.status()));
+  CHECK(std::string(client.status().message()).find("127.0.0.1:1") != std::string::npos);
+}
+
+TEST_CASE("A server that ends lets its worker know, and nothing hangs") {
+  ServerOptions options;
+  options.num_workers = 2;
+  auto cluster = std::make_unique<Cluster>(options);
+  auto client = Client::Join({.server = cluster->address(), .connect_timeout = absl::Seconds(2)}, kLayout);
+  REQUIRE(client.ok());
+  std::thread stopper([&] { cluster->servers[0]->Stop("the operator said so"); });
+  std::vector<std::vector<float>> weights = Filled(0);
+  const auto initial = Filled(1);
+  const auto started = (*client)->Start(Const(initial), Mutable(weights));
+  stopper.join();
+  CHECK_FALSE(started.ok());
+  client->reset();
+  CHECK_FALSE(cluster->servers[0]->Wait().ok());
+}
+
+}  // namespace
+}  // namespace ps

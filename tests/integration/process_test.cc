@@ -1,0 +1,183 @@
+// The real programs: what they print, and how they end.
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+
+#include "common/clock.h"
+#include "tests/integration/cluster.h"
+
+extern char** environ;
+
+namespace ps {
+namespace {
+
+// A program under test; killed and reaped at the latest when it goes out of scope.
+class Process {
+ public:
+  Process(const std::string& program, std::vector<std::string> arguments, const std::string& output) : output_(output) {
+    arguments.insert(arguments.begin(), PS_BIN_DIR "/" + program);
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, (output + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    posix_spawn_file_actions_addopen(&actions, 2, (output + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    REQUIRE(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      Wait();
+    }
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void Signal(int signal) const { kill(pid_, signal); }
+  // The exit status, or 128 + the signal.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  std::string Output() const { return Read(".out"); }
+  std::string Errors() const { return Read(".err"); }
+  // Looks at a file until the text is in it, for at most 20 s.
+  bool WaitFor(const std::string& ending, const std::string& text) const {
+    Mutex mutex;
+    CondVar never;
+    MutexLock lock(mutex);
+    for (const TimePoint deadline = Now() + std::chrono::seconds(20); Now() < deadline;) {
+      if (Read(ending).find(text) != std::string::npos) return true;
+      never.WaitUntil(mutex, Now() + std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  std::string Address() const {
+    REQUIRE(WaitFor(".out", "\n"));
+    const std::string line = Output();
+    REQUIRE(line.rfind("listening on ", 0) == 0);
+    return line.substr(13, line.find('\n') - 13);
+  }
+
+ private:
+  std::string Read(const std::string& ending) const {
+    std::ifstream file(output_ + ending);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::string output_;
+  pid_t pid_ = -1;
+};
+
+const std::vector<std::string> kSmallJob = {"--model=mlp:20,8,4", "--dataset=synthetic:samples=400,features=20,classes=4",
+                                            "--batch_size=20"};
+
+std::vector<std::string> Worker(const std::string& server, std::vector<std::string> more) {
+  more.push_back("--server=" + server);
+  more.insert(more.end(), kSmallJob.begin(), kSmallJob.end());
+  return more;
+}
+
+int RunOnce(const std::string& program, const std::vector<std::string>& arguments, std::string* errors) {
+  const TempFolder folder;
+  Process process(program, arguments, folder.File("p"));
+  const int status = process.Wait();
+  *errors = process.Errors();
+  return status;
+}
+
+TEST_CASE("Server and workers end by themselves with status 0, and rank 0 prints the result") {
+  const TempFolder folder;
+  for (const char* mode : {"bsp", "asp"}) {
+    Process server("ps_server", {"--num_workers=2", std::string("--mode=") + mode}, folder.File("server"));
+    const std::string address = server.Address();
+    Process first("ps_worker", Worker(address, {"--rank=0", "--epochs=2"}), folder.File("first"));
+    Process second("ps_worker", Worker(address, {"--rank=1", "--epochs=2"}), folder.File("second"));
+    CHECK(first.Wait() == 0);
+    CHECK(second.Wait() == 0);
+    CHECK(server.Wait() == 0);
+    CHECK(first.Output().find("weights hash: ") != std::string::npos);
+    CHECK(second.Output().empty());
+  }
+}
+
+TEST_CASE("ps_ctl shows a running job and its weights hash") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
+  const std::string address = server.Address();
+  Process worker("ps_worker", Worker(address, {"--steps=100000000"}), folder.File("worker"));
+  REQUIRE(worker.WaitFor(".err", "rank 0 of 1"));
+  Process hash("ps_ctl", {"--server=" + address, "weights_hash"}, folder.File("hash"));
+  CHECK(hash.Wait() == 0);
+  CHECK(hash.Output().find(" version ") == 32);
+  Process status("ps_ctl", {"--server=" + address, "status"}, folder.File("status"));
+  CHECK(status.Wait() == 0);
+  CHECK(status.Output().find("job default: running") != std::string::npos);
+  CHECK(status.Output().find("workers: 1 of 1") != std::string::npos);
+  worker.Signal(SIGINT);
+  CHECK(worker.Wait() == 1);
+  CHECK(server.Wait() == 1);
+  CHECK(server.Errors().find("rank 0") != std::string::npos);
+}
+
+TEST_CASE("Bad usage ends with status 2 and names every problem") {
+  std::string errors;
+  CHECK(RunOnce("ps_server", {"--mode=fast", "--no_such_flag", "--num_workers=x"}, &errors) == 2);
+  CHECK(errors.find("--no_such_flag: unknown flag") != std::string::npos);
+  CHECK(errors.find("--num_workers=x") != std::string::npos);
+  CHECK(RunOnce("ps_server", {"--mode=fast", "--learning_rate=-1"}, &errors) == 2);
+  CHECK(errors.find("--mode=fast") != std::string::npos);
+  CHECK(errors.find("--learning_rate=-1") != std::string::npos);
+  CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0"}, &errors) == 2);
+  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0"}) CHECK(errors.find(flag) != std::string::npos);
+  CHECK(RunOnce("ps_ctl", {"dance"}, &errors) == 2);
+}
+
+TEST_CASE("What cannot work ends with status 1 and one clear line") {
+  std::string errors;
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
+  const std::string address = server.Address();
+  CHECK(RunOnce("ps_server", {"--listen=" + address}, &errors) == 1);
+  CHECK(errors.find("ps_server: --listen=" + address) != std::string::npos);
+  CHECK(RunOnce("ps_worker", {"--server=127.0.0.1:1", "--connect_timeout=300ms", "--dataset=synthetic"}, &errors) == 1);
+  CHECK(errors.find("--server=127.0.0.1:1") != std::string::npos);
+  CHECK(RunOnce("ps_worker", {"--server=" + address, "--dataset=idx:none,none"}, &errors) == 1);
+  CHECK(errors.find("none") != std::string::npos);
+  CHECK(RunOnce("ps_worker", {"--server=" + address, "--model=mlp:9,4", "--dataset=synthetic"}, &errors) == 1);
+  CHECK(errors.find("--model: the network takes 9 inputs") != std::string::npos);
+}
+
+TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no process stays") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=2", "--lease=500ms"}, folder.File("server"));
+  const std::string address = server.Address();
+  Process first("ps_worker", Worker(address, {"--rank=0", "--steps=100000000"}), folder.File("first"));
+  Process second("ps_worker", Worker(address, {"--rank=1", "--steps=100000000"}), folder.File("second"));
+  REQUIRE(server.WaitFor(".err", "the job runs"));
+  second.Signal(SIGKILL);
+  CHECK(second.Wait() == 128 + SIGKILL);
+  CHECK(first.Wait() == 1);
+  CHECK(first.Errors().find("rank 1") != std::string::npos);
+  CHECK(server.Wait() == 1);
+  CHECK(server.Errors().find("was lost") != std::string::npos);
+}
+
+TEST_CASE("SIGTERM ends a server in order: its worker is told") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
+  Process worker("ps_worker", Worker(server.Address(), {"--steps=100000000"}), folder.File("worker"));
+  REQUIRE(server.WaitFor(".err", "the job runs"));
+  server.Signal(SIGTERM);
+  CHECK(server.Wait() == 1);
+  CHECK(worker.Wait() == 1);
+  CHECK(worker.Errors().find("server 0 was stopped (SIGTERM)") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace ps

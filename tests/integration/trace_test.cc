@@ -1,0 +1,155 @@
+// Training through real servers follows the traces that NumPy and PyTorch left (tests/data/reference).
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "common/safetensors.h"
+#include "tests/integration/cluster.h"
+
+namespace ps {
+namespace {
+
+const std::string kReference = PS_TEST_DATA "/reference/";
+
+nlohmann::json ReadJson(const std::string& name) {
+  std::ifstream file(kReference + name);
+  return nlohmann::json::parse(file);
+}
+
+// The mean loss of each step over all workers' samples.
+std::vector<double> StepLosses(const Cluster& cluster, uint32_t workers) {
+  std::vector<double> sums;
+  std::vector<double> samples;
+  for (uint32_t rank = 0; rank < workers; ++rank) {
+    for (const auto& step : cluster.Events("worker-" + std::to_string(rank) + ".jsonl", "step")) {
+      const auto index = step["step"].get<size_t>();
+      sums.resize(std::max(sums.size(), index + 1));
+      samples.resize(sums.size());
+      sums[index] += step["loss"].get<double>() * step["samples"].get<double>();
+      samples[index] += step["samples"].get<double>();
+    }
+  }
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] /= samples[i];
+  return sums;
+}
+
+// ‖w − reference‖ / ‖reference − initial‖ over all tensors.
+double Distance(const std::string& file, const std::string& reference, const std::string& initial) {
+  const auto w = *ReadSafetensors(file);
+  double difference = 0;
+  double moved = 0;
+  const auto find = [](const std::vector<NamedTensor>& tensors, const std::string& name) -> const std::vector<float>& {
+    for (const NamedTensor& tensor : tensors) {
+      if (tensor.spec.name == name) return tensor.values;
+    }
+    FAIL(name + " is missing");
+    return tensors[0].values;
+  };
+  const auto r = *ReadSafetensors(kReference + reference);
+  const auto i = *ReadSafetensors(kReference + initial);
+  for (const NamedTensor& tensor : w) {
+    const std::vector<float>& expected = find(r, tensor.spec.name);
+    const std::vector<float>& began = find(i, tensor.spec.name);
+    for (size_t k = 0; k < tensor.values.size(); ++k) {
+      difference += std::pow(static_cast<double>(tensor.values[k]) - static_cast<double>(expected[k]), 2);
+      moved += std::pow(static_cast<double>(expected[k]) - static_cast<double>(began[k]), 2);
+    }
+  }
+  return std::sqrt(difference / moved);
+}
+
+double LargestDeviation(const std::vector<double>& losses, const std::vector<double>& expected) {
+  REQUIRE(losses.size() == expected.size());
+  double largest = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    largest = std::max(largest, std::abs(losses[i] - expected[i]) / expected[i]);
+  }
+  return largest;
+}
+
+// Float32 sums in another order than PyTorch's differ by about 1e-7 a step, and training carries that on.
+void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t workers) {
+  const nlohmann::json trace = ReadJson("mlp_trace.json")["optimizers"][name];
+  ServerOptions options = server;
+  options.num_workers = workers;
+  Cluster cluster(options);
+  WorkerOptions worker;
+  worker.model.widths = {784, 64, 32, 10};
+  worker.data.dataset = "fashion-mnist";
+  worker.batch_size = 64 / workers;
+  worker.steps = 50;
+  worker.shuffle = false;
+  worker.init_weights = kReference + "mlp_init.safetensors";
+  for (const auto& result : cluster.Train(worker, workers)) {
+    INFO(result.status().ToString());
+    REQUIRE(result.ok());
+  }
+  CHECK(LargestDeviation(StepLosses(cluster, workers), trace["loss_before_step"]) <= 1e-5);
+  CHECK(Distance(cluster.folder.File("final.safetensors"), trace["final"], "mlp_init.safetensors") <= 1e-4);
+}
+
+bool HasFashionMnist() { return std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"); }
+
+TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch") {
+  if (!HasFashionMnist()) PS_SKIP("Debian's package dataset-fashion-mnist is not installed");
+  ServerOptions sgd;
+  sgd.hyperparameters.learning_rate = 0.1F;
+  ServerOptions decay = sgd;
+  decay.hyperparameters.weight_decay = 0.01F;
+  ServerOptions momentum;
+  momentum.optimizer = "momentum";
+  momentum.hyperparameters = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0};
+  for (const uint32_t workers : {1U, 2U}) {
+    CheckMlp("sgd", sgd, workers);
+    CheckMlp("sgd_weight_decay", decay, workers);
+    CheckMlp("momentum", momentum, workers);
+  }
+}
+
+TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
+  const char* data = std::getenv("PS_DATA_DIR");
+  if (data == nullptr || !std::filesystem::exists(std::string(data) + "/mnist")) {
+    PS_SKIP("PS_DATA_DIR has no folder mnist");
+  }
+  const nlohmann::json trace = ReadJson("dt42_trace.json");
+  for (const uint32_t workers : {1U, 4U}) {
+    ServerOptions server;
+    server.num_workers = workers;
+    server.hyperparameters.learning_rate = 2.0F;
+    Cluster cluster(server);
+    WorkerOptions worker;
+    worker.model = {.widths = {400, 25, 10}, .activation = Activation::kSigmoid, .loss = Loss::kSigmoidCrossEntropy};
+    worker.data = {.dataset = "mnist", .data_dir = data, .crop = 20, .samples_per_class = 500};
+    worker.batch_size = 0;
+    worker.steps = 1000;
+    worker.shuffle = false;
+    worker.init_weights = kReference + "dt42_init.safetensors";
+    for (const auto& result : cluster.Train(worker, workers)) {
+      INFO(result.status().ToString());
+      REQUIRE(result.ok());
+    }
+    std::vector<double> expected = trace["cost_before_step"];
+    expected.resize(1000);
+    CHECK(LargestDeviation(StepLosses(cluster, workers), expected) <= 1e-3);
+    CHECK(Distance(cluster.folder.File("final.safetensors"), "dt42_final.safetensors", "dt42_init.safetensors") <= 1e-3);
+
+    // Training accuracy with the final weights.
+    const auto backend = *CreateCpuBackend(1);
+    const auto network = *Network::Create(worker.model, *backend, 5000);
+    const auto final_weights = *ReadSafetensors(cluster.folder.File("final.safetensors"));
+    for (size_t tensor = 0; tensor < final_weights.size(); ++tensor) {
+      std::copy(final_weights[tensor].values.begin(), final_weights[tensor].values.end(),
+                network->parameters(tensor).begin());
+    }
+    const Dataset train = LoadDataset(worker.data)->train;
+    std::vector<int32_t> indices(5000);
+    for (int32_t i = 0; i < 5000; ++i) indices[static_cast<size_t>(i)] = i;
+    std::vector<float> x(5000 * 400);
+    std::vector<int32_t> labels(5000);
+    train.Gather(indices, x.data(), labels.data());
+    CHECK(network->Evaluate(x.data(), labels.data(), 5000)->correct >= 4850);
+  }
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,110 @@
+#include <cmath>
+#include <random>
+
+#include "tests/catch.h"
+#include "worker/model/network.h"
+
+namespace ps {
+namespace {
+
+struct Case {
+  Activation activation;
+  Loss loss;
+  int64_t batch;
+};
+
+class Fixture {
+ public:
+  explicit Fixture(const Case& test)
+      : backend(*CreateCpuBackend(1)),
+        network(*Network::Create({.widths = {7, 5, 3, 4}, .activation = test.activation, .loss = test.loss}, *backend, 9)),
+        batch(test.batch),
+        x(static_cast<size_t>(7 * batch)),
+        labels(static_cast<size_t>(batch)) {
+    std::mt19937 random(7);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    for (float& value : x) value = uniform(random);
+    for (int32_t& label : labels) label = static_cast<int32_t>(random() % 4);
+    for (size_t tensor = 0; tensor < network->layout().size(); ++tensor) {
+      for (float& value : network->parameters(tensor)) value = uniform(random);
+    }
+  }
+
+  double MeanLoss() { return network->Evaluate(x.data(), labels.data(), batch)->loss / static_cast<double>(batch); }
+
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<Network> network;
+  int64_t batch;
+  std::vector<float> x;
+  std::vector<int32_t> labels;
+};
+
+TEST_CASE("Gradients of every layer, activation and loss agree with finite differences") {
+  for (const Activation activation : {Activation::kSigmoid, Activation::kTanh, Activation::kRelu}) {
+    for (const Loss loss : {Loss::kSoftmaxCrossEntropy, Loss::kSigmoidCrossEntropy, Loss::kMse}) {
+      for (const int64_t batch : {1, 5, 9}) {
+        Fixture test({activation, loss, batch});
+        const auto step = test.network->TrainStep(test.x.data(), test.labels.data(), batch, {});
+        REQUIRE(step.ok());
+        CHECK(step->loss == Approx(test.MeanLoss()).epsilon(1e-6));
+        for (size_t tensor = 0; tensor < test.network->layout().size(); ++tensor) {
+          const std::span<float> gradients = test.network->gradients(tensor);
+          const std::vector<float> analytic(gradients.begin(), gradients.end());
+          for (size_t i = 0; i < analytic.size(); ++i) {
+            float& weight = test.network->parameters(tensor)[i];
+            const float kept = weight;
+            constexpr float kStep = 2e-3F;
+            weight = kept + kStep;
+            const double up = test.MeanLoss();
+            weight = kept - kStep;
+            const double down = test.MeanLoss();
+            weight = kept;
+            const double numeric = (up - down) / (2.0 * static_cast<double>(kStep));
+            // A step over a relu's corner moves the difference by as much as the step.
+            const double margin = activation == Activation::kRelu ? 2e-2 : 2e-3;
+            CHECK(std::abs(numeric - static_cast<double>(analytic[i])) <= margin * std::max(1.0, std::abs(numeric)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Layers say that they are ready from the last to the first, and are read from the first to the last") {
+  Fixture test({Activation::kRelu, Loss::kSoftmaxCrossEntropy, 3});
+  std::vector<int> read;
+  std::vector<int> ready;
+  const StepHooks hooks = {.before_layer = [&](int layer) { read.push_back(layer); return absl::OkStatus(); },
+                           .gradient_ready = [&](int layer) { ready.push_back(layer); return absl::OkStatus(); }};
+  REQUIRE(test.network->TrainStep(test.x.data(), test.labels.data(), 3, hooks).ok());
+  CHECK(read == std::vector<int>{0, 1, 2});
+  CHECK(ready == std::vector<int>{2, 1, 0});
+}
+
+TEST_CASE("An empty batch has no loss, and one that is too large is refused") {
+  Fixture test({Activation::kRelu, Loss::kMse, 3});
+  CHECK(test.network->TrainStep(test.x.data(), test.labels.data(), 0, {})->loss == 0);
+  CHECK(absl::IsInvalidArgument(test.network->TrainStep(test.x.data(), test.labels.data(), 10, {}).status()));
+}
+
+TEST_CASE("Losses have the values of the formulas, and stay finite at extreme outputs") {
+  const auto backend = *CreateCpuBackend(1);
+  const int32_t label = 1;
+  const std::vector<float> z = {1, 2, 0.5F};
+  std::vector<float> dz(3);
+  const auto loss = [&](Loss kind, const std::vector<float>& outputs) {
+    return backend->LossAndGradient(kind, outputs.data(), &label, dz.data(), 1, 3)->loss;
+  };
+  CHECK(loss(Loss::kSoftmaxCrossEntropy, z) == Approx(std::log(std::exp(1) + std::exp(2) + std::exp(0.5)) - 2));
+  CHECK(loss(Loss::kSigmoidCrossEntropy, z) ==
+        Approx(std::log1p(std::exp(1)) + std::log1p(std::exp(-2)) + std::log1p(std::exp(0.5))));
+  CHECK(loss(Loss::kMse, z) == Approx((1.0 + 1.0 + 0.25) / 3));
+  for (const Loss kind : {Loss::kSoftmaxCrossEntropy, Loss::kSigmoidCrossEntropy, Loss::kMse}) {
+    CHECK(std::isfinite(loss(kind, {1000, -1000, 1000})));
+    for (float value : dz) CHECK(std::isfinite(value));
+  }
+  CHECK(loss(Loss::kSoftmaxCrossEntropy, {1000, -1000, 0}) == Approx(2000));
+}
+
+}  // namespace
+}  // namespace ps
