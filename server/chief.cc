@@ -192,7 +192,13 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
 absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) return absl::OkStatus();
+  if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
+    // It knows how the job ended; the server need not wait to tell it.
+    if (membership_.Find(request.id().rank(), request.id().incarnation()) != nullptr) {
+      membership_.Remove(request.id().rank());
+    }
+    return absl::OkStatus();
+  }
   const absl::StatusOr<Member*> found = FindMember(request.id(), now);
   if (!found.ok()) return found.status();
   const Member member = **found;

@@ -27,8 +27,7 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
   PS_RETURN_IF_ERROR(Serving());
   if (Fenced(header.id()) || ledger_.Seen(rank, header.step())) return absl::OkStatus();
   last_heard_[rank] = now;
-  const auto ready = ready_.find(rank);
-  if (ready != ready_.end() && ready->second.step == header.step()) return absl::OkStatus();
+  if (Complete(rank, header.step())) return absl::OkStatus();
   absl::StatusOr<Push*> push = FindOrBeginPush(header);
   if (!push.ok()) return push.status();
   const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
@@ -50,6 +49,17 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
   }
   if (header.samples() == 0 || (*push)->received == (*push)->slices.size()) CompletePush(rank);
   return absl::OkStatus();
+}
+
+bool Shard::Complete(uint32_t rank, uint64_t step) const {
+  const auto ready = ready_.find(rank);
+  if (ready != ready_.end() && ready->second.step == step) return true;
+  for (const ApplyTask& task : apply_queue_) {
+    for (size_t i = 0; i < task.ranks.size(); ++i) {
+      if (task.ranks[i] == rank && task.pushes[i].step == step) return true;
+    }
+  }
+  return false;
 }
 
 absl::StatusOr<Shard::Push*> Shard::FindOrBeginPush(const v1::PushRequest& header) {

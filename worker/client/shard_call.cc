@@ -57,6 +57,11 @@ void ShardCall::Send(const std::vector<uint32_t>& slices, bool last) {
 void ShardCall::WriteNext() {
   if (queue_.empty() && !last_) return;
   writing_ = true;
+  if (queue_.empty() && wrote_) {  // All was sent before it was known to be all.
+    reply_.sent_at = Now();
+    StartWritesDone();
+    return ReleaseHold();
+  }
   outgoing_ = NextMessage();
   wrote_ = true;
   if (queue_.empty() && last_) {

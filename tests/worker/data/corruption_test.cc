@@ -41,9 +41,9 @@ TEST_CASE("no truncation of an IDX file or of a gzip file is taken for a whole o
   const DataFolder folder;
   const std::string labels = folder.Write("l", ValidLabels());
   for (const std::string& valid : {ValidImages(), Gzip(ValidImages())}) {
-    REQUIRE(Loads("idx:" + folder.Write("i", valid) + "," + labels));
+    REQUIRE(Loads(IdxSpec(folder.Write("i", valid), labels)));
     for (size_t size = 0; size < valid.size(); ++size) {
-      REQUIRE_FALSE(Loads("idx:" + folder.Write("i", valid.substr(0, size)) + "," + labels));
+      REQUIRE_FALSE(Loads(IdxSpec(folder.Write("i", valid.substr(0, size)), labels)));
     }
   }
 }
@@ -57,9 +57,9 @@ TEST_CASE("flipped bits in IDX and gzip files never crash a load") {
   for (int round = 0; round < 400; ++round) {
     const int flips = 1 + round % 4;
     const std::string header = Flip(ValidImages().substr(0, 16), random, flips);
-    refused += static_cast<int>(!Loads("idx:" + folder.Write("a", header + ValidImages().substr(16)) + "," + labels));
+    refused += static_cast<int>(!Loads(IdxSpec(folder.Write("a", header + ValidImages().substr(16)), labels)));
     Loads("idx:" + folder.Write("a", Flip(Gzip(ValidImages()), random, flips)) + "," + labels);
-    Loads("idx:" + images + "," + folder.Write("a", Flip(ValidLabels(), random, flips)));
+    Loads(IdxSpec(images, folder.Write("a", Flip(ValidLabels(), random, flips))));
   }
   CHECK(refused > 350);
 }
@@ -69,12 +69,12 @@ TEST_CASE("a bit flipped in compressed pixels never changes what is loaded") {
   std::mt19937 random(12);
   const std::string labels = folder.Write("l", ValidLabels());
   const std::string valid = Gzip(ValidImages());
-  const auto good = Load("idx:" + folder.Write("i", valid) + "," + labels);
+  const auto good = Load(IdxSpec(folder.Write("i", valid), labels));
   REQUIRE(good.ok());
   for (size_t byte = 0; byte < valid.size(); ++byte) {
     std::string flipped = valid;
     flipped[byte] = static_cast<char>(flipped[byte] ^ (1 << random() % 8));
-    const auto splits = Load("idx:" + folder.Write("i", flipped) + "," + labels);
+    const auto splits = Load(IdxSpec(folder.Write("i", flipped), labels));
     // Bytes of the gzip header that name no content (time, system) may change; the content may not.
     if (splits.ok()) REQUIRE(splits->train.Fingerprint() == good->train.Fingerprint());
   }
@@ -90,7 +90,7 @@ TEST_CASE("random bytes never crash a load of any format") {
     if (round % 3 == 1) text = "\x1F\x8B\x08" + text;
     if (round % 3 == 2) text = Idx(0x08, {}, "").substr(0, 3) + "\x03" + text;
     const std::string file = folder.Write("f", text);
-    Loads("idx:" + file + "," + file);
+    Loads(IdxSpec(file, file));
     Loads("csv:" + file);
     Loads("libsvm:" + file);
   }

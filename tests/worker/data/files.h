@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
 #include "worker/data/load.h"
@@ -59,6 +60,11 @@ inline std::string Bytes(const std::vector<int>& values) {
   std::string text;
   for (const int value : values) text += static_cast<char>(value);
   return text;
+}
+
+// The spec of a pair of IDX files.
+inline std::string IdxSpec(const std::string& images, const std::string& labels) {
+  return absl::StrCat("idx:", images, ",", labels);
 }
 
 inline absl::StatusOr<DataSplits> Load(const std::string& dataset) {

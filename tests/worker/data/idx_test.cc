@@ -29,7 +29,7 @@ TEST_CASE("files that another program wrote are read, plain and gzip") {
 
 TEST_CASE("without test files the test split is the training split, and says so") {
   const DataFolder folder;
-  const auto splits = Load("idx:" + folder.Write("i", Gzip(Images())) + "," + folder.Write("l", Labels()));
+  const auto splits = Load(IdxSpec(folder.Write("i", Gzip(Images())), folder.Write("l", Labels())));
   REQUIRE(splits.ok());
   CHECK(splits->test_is_train);
   CHECK(splits->test.Fingerprint() == splits->train.Fingerprint());
@@ -42,12 +42,12 @@ TEST_CASE("float images and int32 labels are read") {
   const std::string images =
       Idx(0x0D, {2, 2}, BigEndian32(0x3F800000) + BigEndian32(0xC0000000) + BigEndian32(0x3E800000) + BigEndian32(0));
   const std::string labels = Idx(0x0C, {2}, BigEndian32(300) + BigEndian32(0));
-  const auto splits = Load("idx:" + folder.Write("i", images) + "," + folder.Write("l", labels));
+  const auto splits = Load(IdxSpec(folder.Write("i", images), folder.Write("l", labels)));
   REQUIRE(splits.ok());
   CHECK(splits->train.classes() == 301);
   CHECK(Features(splits->train, {0, 1}) == std::vector<float>{1, -2, 0.25F, 0});
   const std::string nan = Idx(0x0D, {2, 1}, BigEndian32(0x7FC00000) + BigEndian32(0));
-  CHECK_THAT(LoadError("idx:" + folder.Write("n", nan) + "," + folder.Write("l", labels)),
+  CHECK_THAT(LoadError(IdxSpec(folder.Write("n", nan), folder.Write("l", labels))),
              EndsWith("sample 0 has feature 0 = nan; expected a finite number"));
 }
 
@@ -88,7 +88,7 @@ TEST_CASE("a bad IDX file is refused in one line that names it") {
   for (const BadFile& bad : cases) {
     const std::string images = folder.Write("i", bad.images);
     const std::string labels = folder.Write("l", bad.labels);
-    const std::string error = LoadError("idx:" + images + "," + labels);
+    const std::string error = LoadError(IdxSpec(images, labels));
     CHECK_THAT(error, EndsWith(bad.error));
     CHECK_THAT(error, ContainsText(folder.path()));
     CHECK(error.find('\n') == std::string::npos);
@@ -99,13 +99,13 @@ TEST_CASE("a flipped bit in a gzip file is found") {
   const DataFolder folder;
   std::string images = Gzip(Images());
   images[images.size() - 6] = static_cast<char>(images[images.size() - 6] ^ 1);  // In the checksum.
-  CHECK_THAT(LoadError("idx:" + folder.Write("i", images) + "," + folder.Write("l", Labels())),
+  CHECK_THAT(LoadError(IdxSpec(folder.Write("i", images), folder.Write("l", Labels()))),
              EndsWith("i: gzip stream is corrupt: incorrect data check"));
 }
 
 TEST_CASE("test files must match the training files") {
   const DataFolder folder;
-  const std::string train = "idx:" + folder.Write("i", Images()) + "," + folder.Write("l", Labels()) + ",";
+  const std::string train = IdxSpec(folder.Write("i", Images()), folder.Write("l", Labels())) + ",";
   const std::string wide = folder.Write("wide", Idx(0x08, {2, 1, 3}, "abcdef"));
   CHECK_THAT(LoadError(train + wide + "," + folder.path() + "/l"), EndsWith("i: 3 features, there 6"));
   const std::string unseen = folder.Write("unseen", Idx(0x08, {2}, Bytes({0, 2})));
@@ -116,7 +116,7 @@ TEST_CASE("test files must match the training files") {
 TEST_CASE("a limit on memory holds before anything is read") {
   const DataFolder folder;
   DatasetOptions options;
-  options.dataset = "idx:" + folder.Write("i", Images()) + "," + folder.Write("l", Labels());
+  options.dataset = IdxSpec(folder.Write("i", Images()), folder.Write("l", Labels()));
   options.bytes_max = 11;
   const absl::Status status = LoadDataset(options).status();
   CHECK(status.code() == absl::StatusCode::kResourceExhausted);

@@ -43,6 +43,7 @@ TEST_CASE("the ranks' batches are disjoint and together are the epoch's permutat
        std::vector<std::tuple<int64_t, int32_t, int64_t>>{{100, 3, 8}, {97, 4, 0}, {5, 8, 1}, {5, 8, 0}, {24, 2, 4}}) {
     const std::vector<int32_t> permutation = Epoch(Make({.samples = samples, .batch_size = samples}), 2);
     std::vector<Sampler> ranks;
+    ranks.reserve(static_cast<size_t>(workers));
     for (int32_t r = 0; r < workers; ++r) {
       ranks.push_back(Make({.samples = samples, .num_workers = workers, .rank = r, .batch_size = batch}));
     }
@@ -71,6 +72,7 @@ TEST_CASE("the ranks' batches are disjoint and together are the epoch's permutat
 TEST_CASE("one worker with batch N * B sees the same global batches as N workers with B") {
   Sampler one = Make({.samples = 103, .batch_size = 4 * 6});
   std::vector<Sampler> four;
+  four.reserve(4);
   for (int32_t r = 0; r < 4; ++r) {
     four.push_back(Make({.samples = 103, .num_workers = 4, .rank = r, .batch_size = 6}));
   }

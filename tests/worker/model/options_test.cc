@@ -30,7 +30,8 @@ TEST_CASE("Initial weights depend on the seed only, fill their limits, and biase
   CHECK(largest > 0.24F);
   for (float value : a[1]) CHECK(value == 0);
   float glorot = 0;
-  for (float value : InitialValues(model, Init::kGlorot, 1)[0]) glorot = std::max(glorot, std::abs(value));
+  const auto other = InitialValues(model, Init::kGlorot, 1);
+  for (float value : other[0]) glorot = std::max(glorot, std::abs(value));
   CHECK(glorot < 0.2000001F);  // √(6/150)
   CHECK(glorot > 0.195F);
 }
