@@ -146,7 +146,7 @@ TEST_CASE("asp takes a rank's next step only") {
   CHECK(absl::IsOutOfRange(mode->Admit(0, 6, 5)));
 }
 
-TEST_CASE("Modes go by two names; others are refused") {
+TEST_CASE("Modes go by two names, and others are refused") {
   CHECK((*MakeMode("sync", 1))->name() == "bsp");
   CHECK((*MakeMode("async", 1))->name() == "asp");
   CHECK_FALSE(MakeMode("fast", 1).ok());

@@ -102,7 +102,7 @@ class TestShard {
   Shard shard;
 };
 
-TEST_CASE("A push is applied once; sent again it is a DUPLICATE, and changes nothing") {
+TEST_CASE("A push is applied once, and sent again it is a DUPLICATE that changes nothing") {
   TestShard test("asp");
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);

@@ -22,8 +22,7 @@ TEST_CASE("separators, quotes, blanks, line ends, signs, a byte order mark and g
       "1;-2.5;0\n3;0.4;1",
       "1\t-2.5\t0\r\n\r\n3\t.4\t1\r\n",
       "\n1 , \"-2.5\", 0\n3,.4,\"1\"\n\n",
-      "\xEF\xBB\xBF"
-      "1,-2.5,0\n3,0.4,1.0\n",
+      std::string("\xEF\xBB\xBF") + "1,-2.5,0\n3,0.4,1.0\n",
       Gzip("a,b,c\n1,-2.5,0\n3,0.4,1\n"),
       "\"a b\",\"c\",1\n1,-2.5,0\n3,0.4,1\n",
   };

@@ -52,7 +52,7 @@ TEST_CASE("a folder of the dataset's own name goes before files beside it") {
 
 TEST_CASE("a missing dataset says where it was looked for") {
   const DataFolder folder;
-  const std::string root = folder.path();
+  const std::string& root = folder.path();
   const DatasetOptions options = Named("mnist", root);
   CHECK(LoadDataset(options).status().code() == absl::StatusCode::kNotFound);
   CHECK(LoadError(options) ==
