@@ -27,7 +27,7 @@ TEST_CASE("bounded draws stay in range and are even") {
   CHECK(sum / 10000 == Approx(0.5).margin(0.02));
 }
 
-TEST_CASE("uniform floats are in [0, 1) with 24 bits") {
+TEST_CASE("uniform floats are below 1 with 24 bits") {
   std::mt19937_64 random = MakeRandom(2, 0);
   double sum = 0;
   for (int i = 0; i < 10000; ++i) {

@@ -12,7 +12,7 @@ TEST_CASE("A network's text is read, and anything else is refused") {
   }
 }
 
-TEST_CASE("The layout is weight [out, in] and bias [out] of each layer") {
+TEST_CASE("The layout is a weight and a bias of each layer, out by in") {
   const Layout layout = ModelLayout({.widths = {4, 3, 2}});
   REQUIRE(layout.size() == 4);
   CHECK(layout[0] == TensorSpec{"layer0.weight", {3, 4}});
