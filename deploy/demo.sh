@@ -94,8 +94,11 @@ reap() {
   unset "name_of[$1]" "log_of[$1]"
   case $status in
     0) ;;
-    124 | 137) fail "$name was stopped after $RUN_LIMIT_S s, the limit" "$log" ;;
-    *) fail "$name failed with exit status $status" "$log" ;;
+    124) fail "$name was stopped after $RUN_LIMIT_S s, the limit" "$log" ;;
+    *)
+      if ((status > 128)); then fail "$name was ended by signal $((status - 128))" "$log"; fi
+      fail "$name failed with exit status $status" "$log"
+      ;;
   esac
 }
 

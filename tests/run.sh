@@ -58,11 +58,16 @@ phase() {
   phase_pid=$!
   wait "$phase_pid" || status=$?
   phase_pid=
-  case $status in
-    0) printf 'ok      %5d s\n' $((SECONDS - began)) ;;
-    124 | 137) printf 'TIMEOUT %5d s (limit %d s), log: %s\n' $((SECONDS - began)) "$limit" "${log#"$root"/}" ;;
-    *) printf 'FAILED  %5d s, log: %s\n' $((SECONDS - began)) "${log#"$root"/}" ;;
-  esac
+  local seconds=$((SECONDS - began)) shown=${log#"$root"/}
+  if ((status == 0)); then
+    printf 'ok      %5d s\n' "$seconds"
+  elif ((seconds >= limit)); then
+    printf 'TIMEOUT %5d s (limit %d s), log: %s\n' "$seconds" "$limit" "$shown"
+  elif ((status > 128)); then
+    printf 'KILLED  %5d s by signal %d, log: %s\n' "$seconds" $((status - 128)) "$shown"
+  else
+    printf 'FAILED  %5d s, log: %s\n' "$seconds" "$shown"
+  fi
   return "$status"
 }
 
