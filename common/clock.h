@@ -20,7 +20,7 @@ inline double Seconds(std::chrono::nanoseconds duration) { return std::chrono::d
 // "12 s", "0.3 s", for messages.
 inline std::string FormatSeconds(std::chrono::nanoseconds duration) {
   const double seconds = Seconds(duration);
-  return absl::StrFormat(seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return absl::StrFormat("%.*f s", seconds < 10 ? 1 : 0, seconds);
 }
 
 }  // namespace ps

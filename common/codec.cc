@@ -14,9 +14,9 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "floats are referenced as they lie in memory");
 
+using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 using google::protobuf::io::CodedOutputStream;
-using google::protobuf::internal::WireFormatLite;
 
 constexpr uint32_t kSlicesTag = WireFormatLite::MakeTag(kSlicesField, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 constexpr uint32_t kIndexTag = WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_VARINT);

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include <google/protobuf/message_lite.h>
 #include <grpcpp/support/byte_buffer.h>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace ps {
 

@@ -1,19 +1,19 @@
 #include "common/endpoint.h"
 
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include <grpc/impl/codegen/grpc_types.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/support/channel_arguments.h>
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace ps {
 namespace {
 
-constexpr int kMaxFrameBytes = (16 << 20) - 1;   // The most that HTTP/2 allows (RFC 9113, 4.2).
-constexpr int kWindowBytes = 64 << 20;           // Bytes that a stream may send ahead of its reader.
+constexpr int kMaxFrameBytes = (16 << 20) - 1;  // The most that HTTP/2 allows (RFC 9113, 4.2).
+constexpr int kWindowBytes = 64 << 20;          // Bytes that a stream may send ahead of its reader.
 constexpr int kReadChunkBytes = 4 << 20;
-constexpr int kMaxMessageBytes = 4 << 20;        // gRPC's default, stated: a full slice is 1 MiB.
+constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full slice is 1 MiB.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 

@@ -4,10 +4,10 @@
 #include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
 #include <grpcpp/channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/server_builder.h>
+#include "absl/status/statusor.h"
 
 namespace ps {
 

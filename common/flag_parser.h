@@ -1,12 +1,12 @@
-// Parses a command line into Abseil flags. Abseil's own parser ends the program at the first bad flag with status 1; this
-// one collects every problem and leaves the end to the caller.
+// Parses a command line into Abseil flags. Abseil's own parser ends the program at the first bad flag with status 1;
+// this one collects every problem and leaves the end to the caller.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include <nlohmann/json.hpp>
+#include "absl/status/statusor.h"
 
 namespace ps {
 

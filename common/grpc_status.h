@@ -1,8 +1,8 @@
 // absl::Status and grpc::Status carry the same codes and texts; they are converted here and nowhere else.
 #pragma once
 
-#include "common/status.h"
 #include <grpcpp/support/status.h>
+#include "common/status.h"
 
 namespace ps {
 
@@ -14,8 +14,7 @@ static_assert(static_cast<int>(absl::StatusCode::kUnauthenticated) == grpc::Stat
 
 inline grpc::Status ToGrpc(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return {static_cast<grpc::StatusCode>(status.code()),
-          std::string(status.message().data(), status.message().size())};
+  return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message().data(), status.message().size())};
 }
 
 inline absl::Status FromGrpc(const grpc::Status& status) {

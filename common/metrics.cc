@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "absl/strings/str_cat.h"
-#include "common/version.h"
 #include <google/protobuf/stubs/common.h>
 #include <grpcpp/grpcpp.h>
+#include "absl/strings/str_cat.h"
+#include "common/version.h"
 
 namespace ps {
 namespace {
@@ -29,12 +29,12 @@ std::string HostName() {
 
 nlohmann::ordered_json StartFields() {
   using std::chrono::system_clock;
-  return {{"unix_time", Rounded(std::chrono::duration<double>(system_clock::now().time_since_epoch()).count())},
-          {"program_version", kVersion},
-          {"host", HostName()},
-          {"libraries",
-           {{"grpc", grpc::Version()},
-            {"protobuf", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)}}}};
+  return {
+      {"unix_time", Rounded(std::chrono::duration<double>(system_clock::now().time_since_epoch()).count())},
+      {"program_version", kVersion},
+      {"host", HostName()},
+      {"libraries",
+       {{"grpc", grpc::Version()}, {"protobuf", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)}}}};
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::string& path, const std::string& who) {

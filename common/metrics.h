@@ -6,9 +6,9 @@
 #include <memory>
 #include <string>
 
+#include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "common/sync.h"
-#include <nlohmann/json.hpp>
 
 namespace ps {
 

@@ -3,12 +3,11 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <thread>
 
-#include "absl/strings/str_split.h"
-#include "common/version.h"
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include "absl/strings/str_split.h"
+#include "common/version.h"
 
 namespace ps {
 
@@ -42,18 +41,24 @@ bool StartProgram(int argc, char** argv, const std::string& usage, const std::st
   return !line->help && !line->version;
 }
 
-void OnStopSignal(std::function<void(const std::string&)> on_signal) {
+StopSignal::StopSignal(std::function<void(const std::string&)> on_signal) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread([signals, on_signal = std::move(on_signal)] {
+  thread_ = std::thread([this, signals, on_signal = std::move(on_signal)] {
     int signal = 0;
-    if (sigwait(&signals, &signal) != 0) return;
+    if (sigwait(&signals, &signal) != 0 || ending_) return;
     on_signal(signal == SIGINT ? "SIGINT" : "SIGTERM");
-    if (sigwait(&signals, &signal) == 0) std::_Exit(kExitFailed);
-  }).detach();
+    if (sigwait(&signals, &signal) == 0 && !ending_) std::_Exit(kExitFailed);
+  });
+}
+
+StopSignal::~StopSignal() {
+  ending_ = true;
+  pthread_kill(thread_.native_handle(), SIGTERM);  // Wakes it; the signal stays this thread's own.
+  thread_.join();
 }
 
 }  // namespace ps

@@ -1,8 +1,10 @@
 // What every program does first and last: logs, signals, the command line.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "common/flag_parser.h"
@@ -20,8 +22,19 @@ bool StartProgram(int argc, char** argv, const std::string& usage, const std::st
 // Prints the status's lines to stderr as `program: line` and returns `exit_status`.
 int Complain(const std::string& program, const absl::Status& status, int exit_status);
 
-// From now on, in every thread started later too, SIGINT and SIGTERM do nothing but call `on_signal` with the signal's
-// name, on a thread of its own. A second one ends the program at once with status 1.
-void OnStopSignal(std::function<void(const std::string&)> on_signal);
+// From construction on, in every thread started later too, SIGINT and SIGTERM do nothing but call `on_signal` with the
+// signal's name, on a thread of its own. A second one ends the program at once with status 1. From destruction on,
+// which waits for a call that is being made, they do nothing: the program is about to end.
+class StopSignal {
+ public:
+  explicit StopSignal(std::function<void(const std::string&)> on_signal);
+  ~StopSignal();
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+
+ private:
+  std::atomic<bool> ending_ = false;
+  std::thread thread_;
+};
 
 }  // namespace ps

@@ -9,11 +9,11 @@
 #include <fstream>
 #include <limits>
 
+#include <nlohmann/json.hpp>
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/slices.h"
 #include "common/status.h"
-#include <nlohmann/json.hpp>
 
 namespace ps {
 namespace {
@@ -29,7 +29,8 @@ struct Entry {
 };
 
 bool IsNumbers(const Json& value) {
-  return value.is_array() && std::all_of(value.begin(), value.end(), [](const Json& x) { return x.is_number_unsigned(); });
+  return value.is_array() &&
+         std::all_of(value.begin(), value.end(), [](const Json& x) { return x.is_number_unsigned(); });
 }
 
 absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
@@ -73,12 +74,14 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
   uint64_t at = 0;
   for (const Entry& entry : entries) {
     if (entry.begin != at) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", entry.spec.name, ": its data overlaps or leaves a gap"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", entry.spec.name, ": its data overlaps or leaves a gap"));
     }
     at = entry.end;
   }
   if (at != data_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("truncated, or too long: ", data_bytes, " bytes of data, expected ", at));
+    return absl::InvalidArgumentError(
+        absl::StrCat("truncated, or too long: ", data_bytes, " bytes of data, expected ", at));
   }
   return entries;
 }
@@ -128,7 +131,8 @@ absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path
     NamedTensor& tensor = tensors.emplace_back();
     tensor.spec = entry.spec;
     tensor.values.resize((entry.end - entry.begin) / sizeof(float));
-    if (!file.read(reinterpret_cast<char*>(tensor.values.data()), static_cast<std::streamsize>(entry.end - entry.begin))) {
+    if (!file.read(reinterpret_cast<char*>(tensor.values.data()),
+                   static_cast<std::streamsize>(entry.end - entry.begin))) {
       return Errno(path, "reading");
     }
   }
@@ -141,9 +145,8 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorV
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
   for (const TensorView& tensor : tensors) {
-    header[tensor.spec.name] = {{"dtype", "F32"},
-                                {"shape", tensor.spec.shape},
-                                {"data_offsets", {at, at + tensor.values.size_bytes()}}};
+    header[tensor.spec.name] = {
+        {"dtype", "F32"}, {"shape", tensor.spec.shape}, {"data_offsets", {at, at + tensor.values.size_bytes()}}};
     at += tensor.values.size_bytes();
   }
   std::string text = header.dump();

@@ -17,8 +17,8 @@ struct NamedTensor {
   std::vector<float> values;
 };
 
-// The file's tensors in the order of their data. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if
-// it is no such file, is truncated, or has tensors that overlap, leave gaps or are not float32.
+// The file's tensors in the order of their data. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT
+// if it is no such file, is truncated, or has tensors that overlap, leave gaps or are not float32.
 absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path);
 
 struct TensorView {

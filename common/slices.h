@@ -19,12 +19,12 @@ inline constexpr int64_t kMaxModelElements = int64_t{1} << 36;
 
 // A run of consecutive elements of one tensor.
 struct SliceInfo {
-  uint32_t index = 0;       // In the whole model, in layout order.
-  uint32_t tensor = 0;      // Index in the layout.
-  int64_t offset = 0;       // First element within the tensor.
-  int64_t elements = 0;     // At most kSliceElements.
-  uint32_t shard = 0;       // Which shard holds it.
-  int64_t shard_offset = 0; // First element within that shard's contiguous buffer.
+  uint32_t index = 0;        // In the whole model, in layout order.
+  uint32_t tensor = 0;       // Index in the layout.
+  int64_t offset = 0;        // First element within the tensor.
+  int64_t elements = 0;      // At most kSliceElements.
+  uint32_t shard = 0;        // Which shard holds it.
+  int64_t shard_offset = 0;  // First element within that shard's contiguous buffer.
 
   int64_t bytes() const { return elements * static_cast<int64_t>(sizeof(float)); }
 };

@@ -20,7 +20,7 @@ inline absl::Status Annotate(const absl::Status& status, const std::string& cont
 }  // namespace ps
 
 // Returns the status from the calling function if it is an error.
-#define PS_RETURN_IF_ERROR(expression)                      \
-  do {                                                      \
+#define PS_RETURN_IF_ERROR(expression)                                            \
+  do {                                                                            \
     if (absl::Status ps_status = (expression); !ps_status.ok()) return ps_status; \
   } while (false)

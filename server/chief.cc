@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
 #include "common/status.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 namespace {
@@ -55,8 +55,8 @@ absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
     const std::string theirs = i < layout.size() ? ToString(layout[i]) : "nothing";
     const std::string expected = i < ours.size() ? ToString(ours[i]) : "nothing";
     if (theirs == expected) continue;
-    return absl::FailedPreconditionError(absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs,
-                                                      ", but the job's is ", expected));
+    return absl::FailedPreconditionError(
+        absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ", expected));
   }
   std::vector<std::string> differences;
   for (const auto& [flag, value] : experiment_) {
@@ -89,11 +89,10 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
     status = absl::ResourceExhaustedError("too many workers are joining at once");
   }
   if (!status.ok()) return refuse(status);
-  const std::optional<uint32_t> claim =
-      request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
-  const absl::StatusOr<Member*> joined = membership_.Join(
-      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), StartStep(),
-      now);
+  const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
+  const absl::StatusOr<Member*> joined =
+      membership_.Join(request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim,
+                       request.host(), StartStep(), now);
   if (!joined.ok()) return refuse(joined.status());
   const Member member = **joined;
   if (!plan_.has_value()) {
@@ -130,6 +129,7 @@ v1::JoinReply Chief::MakeJoinReply(const Member& member) const {
   reply.set_name(member.name);
   reply.set_num_workers(options_.num_workers);
   reply.set_mode(mode_->name());
+  reply.set_gathers(mode_->gathers());
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(options_.lease).count()));
@@ -148,8 +148,8 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
   }
   Member* member = membership_.Find(id.rank(), id.incarnation());
   if (member == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job"));
+    return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", id.rank(), ", incarnation ", id.incarnation(),
+                                                      " is no longer a member of the job"));
   }
   member->last_heard = now;
   return member;
@@ -244,8 +244,8 @@ void Chief::Tick(TimePoint now) {
                                               FormatSeconds(now - state.gone_since), " ago"));
     }
     if (phase_ == v1::PHASE_RUNNING && now - last_progress_ > options_.progress_timeout) {
-      SetPhase(v1::PHASE_FAILED, absl::StrCat("no step was made for ", FormatSeconds(now - last_progress_), ": ",
-                                              WaitingFor(now)));
+      SetPhase(v1::PHASE_FAILED,
+               absl::StrCat("no step was made for ", FormatSeconds(now - last_progress_), ": ", WaitingFor(now)));
     }
     if (!expired.empty() || phase_ == v1::PHASE_FAILED) ViewChanged(now);
   }
@@ -280,8 +280,8 @@ v1::StatusReply Chief::Status(TimePoint now) {
     worker->set_host(member.host);
     worker->set_step(member.step);
     worker->set_done(member.done);
-    worker->set_last_heard_ms(static_cast<uint64_t>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(now - member.last_heard).count()));
+    worker->set_last_heard_ms(
+        static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - member.last_heard).count()));
   }
   AddShardInfo(reply.mutable_shards());
   reply.set_waiting_for(WaitingFor(now));

@@ -1,11 +1,11 @@
 // The chief and its shards: views, phases and decisions.
 #include <algorithm>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
 #include "server/chief.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 
@@ -27,24 +27,28 @@ absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunc
     if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (the chief has ", value, ")"));
   }
   if (!differences.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("shard ", registration.shard(),
-                                                      " was started with other settings than the chief: ",
-                                                      absl::StrJoin(differences, ", ")));
+    return absl::FailedPreconditionError(
+        absl::StrCat("shard ", registration.shard(),
+                     " was started with other settings than the chief: ", absl::StrJoin(differences, ", ")));
   }
   if (registration.shard() >= options_.num_shards) {
-    return absl::InvalidArgumentError(absl::StrCat("--shard=", registration.shard(), ": expected 0 to ",
-                                                   options_.num_shards - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--shard=", registration.shard(), ": expected 0 to ", options_.num_shards - 1));
   }
   ShardState& state = shards_[registration.shard()];
   if (state.registered) {
-    return absl::AlreadyExistsError(absl::StrCat("--shard=", registration.shard(), ": already served by the one at ",
-                                                 state.address));
+    return absl::AlreadyExistsError(
+        absl::StrCat("--shard=", registration.shard(), ": already served by the one at ", state.address));
   }
   if (state.ever_registered && phase_ == v1::PHASE_RUNNING) {
-    return absl::FailedPreconditionError(absl::StrCat("shard ", registration.shard(),
-                                                      " cannot come back into a running job: its weights are gone"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("shard ", registration.shard(), " cannot come back into a running job: its weights are gone"));
   }
-  state = {.registered = true, .ever_registered = true, .address = registration.address(), .send = std::move(send), .gone_since = now};
+  state = {.registered = true,
+           .ever_registered = true,
+           .address = registration.address(),
+           .send = std::move(send),
+           .gone_since = now};
   spdlog::info("shard {} at {} registered", registration.shard(), registration.address());
   ViewChanged(now);
   return absl::OkStatus();
@@ -107,7 +111,8 @@ void Chief::Broadcast(const v1::ChiefUpdate& update) {
 void Chief::SetPhase(v1::Phase phase, const std::string& failure) {
   phase_ = phase;
   failure_ = failure;
-  if (phase == v1::PHASE_RUNNING) spdlog::info("the job runs: {} workers, {} shards", options_.num_workers, options_.num_shards);
+  if (phase == v1::PHASE_RUNNING)
+    spdlog::info("the job runs: {} workers, {} shards", options_.num_workers, options_.num_shards);
   if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
 }
@@ -161,9 +166,8 @@ void Chief::AnswerJoins(TimePoint now) {
   for (auto wait = joins_.begin(); wait != joins_.end();) {
     absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("");
     const Member* member = membership_.Find(wait->rank, wait->incarnation);
-    const bool in_force = std::all_of(shards_.begin(), shards_.end(), [&](const ShardState& shard) {
-      return shard.acknowledged_view >= wait->view;
-    });
+    const bool in_force = std::all_of(shards_.begin(), shards_.end(),
+                                      [&](const ShardState& shard) { return shard.acknowledged_view >= wait->view; });
     if (absl::Status serving = Serving(); !serving.ok()) {
       answer = serving;
     } else if (member == nullptr) {
@@ -218,8 +222,7 @@ std::string Chief::WaitingFor(TimePoint now) const {
       return absl::StrCat("waiting for ", options_.num_workers - here, " of ", options_.num_workers,
                           " workers to join");
     }
-    return absl::StrCat("waiting for the initial weights from ",
-                        membership_.Describe({initialiser_.value_or(0)}, now));
+    return absl::StrCat("waiting for the initial weights from ", membership_.Describe({initialiser_.value_or(0)}, now));
   }
   if (phase_ != v1::PHASE_RUNNING) return "";
   std::vector<uint32_t> ranks;

@@ -1,8 +1,8 @@
 #include "server/exchange.h"
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 namespace {
@@ -81,16 +81,17 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
         if (has_request_) return absl::InvalidArgumentError("a pull is one message");
         has_request_ = true;
         return DecodeMessage(message_, &pull_);
-      default: break;
+      default:
+        break;
     }
     v1::PushRequest request;
     absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message_, &request);
     if (!slices.ok()) return slices.status();
     if (has_request_ && (request.step() != push_.step() || request.id().rank() != push_.id().rank() ||
                          request.id().incarnation() != push_.id().incarnation())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("rank ", push_.id().rank(), ", step ", push_.step(), ": the call also carries rank ",
-                       request.id().rank(), ", step ", request.step()));
+      return absl::InvalidArgumentError(absl::StrCat("rank ", push_.id().rank(), ", step ", push_.step(),
+                                                     ": the call also carries rank ", request.id().rank(), ", step ",
+                                                     request.step()));
     }
     has_request_ = true;
     push_ = std::move(request);
@@ -110,10 +111,9 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
     }
     const TimePoint now = Now();
     parked_at_ = now;
-    Parked(shard_.AwaitPush(push_, push_.calls() <= 1, now, Deadline(now, push_.wait_ms()),
-                            [self = shared_from_this()](absl::StatusOr<v1::PushReply> reply) {
-                              self->OnPushAnswered(std::move(reply));
-                            }));
+    Parked(shard_.AwaitPush(
+        push_, push_.calls() <= 1, now, Deadline(now, push_.wait_ms()),
+        [self = shared_from_this()](absl::StatusOr<v1::PushReply> reply) { self->OnPushAnswered(std::move(reply)); }));
   }
 
   void OnPushAnswered(absl::StatusOr<v1::PushReply> reply) {
@@ -128,10 +128,9 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
   void Pull(const v1::Identity& id, std::optional<uint64_t> version, uint32_t wait_ms) {
     const TimePoint now = Now();
     if (method_ == Method::kPull) parked_at_ = now;
-    Parked(shard_.AwaitPull(id, version, now, Deadline(now, wait_ms),
-                            [self = shared_from_this()](absl::StatusOr<VersionPin> pin) {
-                              self->OnPinned(std::move(pin));
-                            }));
+    Parked(shard_.AwaitPull(
+        id, version, now, Deadline(now, wait_ms),
+        [self = shared_from_this()](absl::StatusOr<VersionPin> pin) { self->OnPinned(std::move(pin)); }));
   }
 
   void OnPinned(absl::StatusOr<VersionPin> pin) {

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "server/shard.h"
 #include <grpcpp/generic/async_generic_service.h>
+#include "server/shard.h"
 
 namespace ps {
 

@@ -4,7 +4,8 @@
 #include "common/flag_parser.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
-ABSL_FLAG(std::string, advertise, "", "the address that others are told; empty: what it listens on");
+ABSL_FLAG(std::string, advertise, "",
+          "the address that others are told; empty: what it listens on, with this machine's name for 0.0.0.0");
 ABSL_FLAG(bool, insecure, false, "listen beyond this machine without TLS");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");

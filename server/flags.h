@@ -1,9 +1,9 @@
 // The flags of ps_server.
 #pragma once
 
+#include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "server/options.h"
-#include <nlohmann/json.hpp>
 
 namespace ps {
 

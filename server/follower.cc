@@ -1,9 +1,9 @@
 #include "server/follower.h"
 
-#include "absl/strings/str_cat.h"
-#include "common/grpc_status.h"
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include "absl/strings/str_cat.h"
+#include "common/grpc_status.h"
 
 namespace ps {
 
@@ -92,8 +92,7 @@ Follower::~Follower() {
 absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline) {
   const auto left = deadline - Now();
   if (!channel_->WaitForConnected(std::chrono::system_clock::now() + left)) {
-    return absl::UnavailableError(
-        absl::StrCat("--chief=", address, ": not reachable within ", FormatSeconds(left)));
+    return absl::UnavailableError(absl::StrCat("--chief=", address, ": not reachable within ", FormatSeconds(left)));
   }
   call_ = std::make_shared<Call>(*this);
   call_->Begin(registration);

@@ -21,8 +21,8 @@ class Follower {
   // Cancels the stream and waits for its end.
   ~Follower();
 
-  // Connects and registers. Waits for the chief until the deadline; UNAVAILABLE, naming the address, if it is not there.
-  // A refusal comes by on_end.
+  // Connects and registers. Waits for the chief until the deadline; UNAVAILABLE, naming the address, if it is not
+  // there. A refusal comes by on_end.
   absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline);
   void Report(const v1::ShardReport& report);
 

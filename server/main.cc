@@ -1,19 +1,19 @@
 // ps_server: holds a shard of a model's weights and applies what workers push.
 #include <iostream>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "server/flags.h"
 #include "server/server.h"
-#include <spdlog/spdlog.h>
 
 int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
   CommandLine line;
   int exit_status = kExitDone;
-  if (!StartProgram(argc, argv, "ps_server [flags]: holds a shard of a model's weights and trains it", "server/flags.cc",
-                    &line, &exit_status)) {
+  if (!StartProgram(argc, argv, "ps_server [flags]: holds a shard of a model's weights and trains it",
+                    "server/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
   const ServerOptions options = ServerOptionsFromFlags();
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   Mutex mutex;
   Server* running = nullptr;
   bool stopped = false;
-  OnStopSignal([&](const std::string& signal) {
+  const StopSignal stop_signal([&](const std::string& signal) {
     spdlog::info("{}: stopping", signal);
     MutexLock lock(mutex);
     stopped = true;

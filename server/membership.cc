@@ -19,8 +19,8 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
 absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
                                          const std::string& host, uint64_t start_step, TimePoint now) {
   std::optional<uint32_t> rank;
-  const auto same_name = std::find_if(members_.begin(), members_.end(),
-                                      [&](const auto& entry) { return entry.second.name == name; });
+  const auto same_name =
+      std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
   if (same_name != members_.end()) rank = same_name->first;
   if (claim.has_value()) {
     if (*claim >= num_workers_) {

@@ -18,8 +18,8 @@ struct Member {
   std::string name;
   std::string host;
   uint64_t start_step = 0;
-  uint64_t step = 0;      // As last told.
-  bool done = false;      // Its budget is spent.
+  uint64_t step = 0;  // As last told.
+  bool done = false;  // Its budget is spent.
   TimePoint last_heard;
 
   std::string ToString() const;  // "rank 3 (worker-3 on host-b)"

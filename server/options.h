@@ -1,4 +1,5 @@
-// What a server is started with. Read once, at the edge, from the flags (flags.cc); everything inside gets it as a value.
+// What a server is started with. Read once, at the edge, from the flags (flags.cc); everything inside gets it as a
+// value.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace ps {
 // Fields are the flags of the same name.
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";
-  std::string advertise;  // Empty: what it listens on.
+  std::string advertise;  // Empty: what it listens on, with the host name for 0.0.0.0 and [::].
   bool insecure = false;  // Listen beyond this machine without TLS.
 
   std::string job = "default";
@@ -28,10 +29,10 @@ struct ServerOptions {
   uint32_t num_shards = 1;
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
-  absl::Duration lease = absl::Seconds(10);            // Of a worker, and of a shard's link to the chief.
+  absl::Duration lease = absl::Seconds(10);             // Of a worker, and of a shard's link to the chief.
   absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for so long has failed.
-  absl::Duration connect_timeout = absl::Seconds(30);  // For a shard to find the chief.
-  bool keep_running = false;                           // Stay when the job has ended.
+  absl::Duration connect_timeout = absl::Seconds(30);   // For a shard to find the chief.
+  bool keep_running = false;                            // Stay when the job has ended.
 
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
   uint64_t max_parked = 0;          // Calls that wait; 0: 64 and 8 a worker.

@@ -14,7 +14,7 @@ constexpr size_t kBlockElements = 4096;
 // Received floats lie at any address, so they are read with memcpy, which compiles to unaligned vector loads.
 struct ScaleKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
-#pragma GCC ivdep
+#pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
       float value;
       std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
@@ -25,7 +25,7 @@ struct ScaleKernel {
 
 struct AddScaledKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
-#pragma GCC ivdep
+#pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
       float value;
       std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));

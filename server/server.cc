@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include "absl/strings/str_cat.h"
-#include "common/endpoint.h"
-#include "common/status.h"
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -38,23 +38,24 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
   using std::chrono::system_clock;
   const auto since_epoch = system_clock::now().time_since_epoch();
-  return {.job = options.job,
-          // Microseconds since 1970: larger than at any earlier start.
-          .generation =
-              static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_epoch).count()),
-          .num_workers = options.num_workers,
-          .num_shards = options.num_shards,
-          .mode = options.mode,
-          .lease = ToChrono(options.lease),
-          .progress_timeout = ToChrono(options.progress_timeout),
-          .settings = SharedSettings(options)};
+  return {
+      .job = options.job,
+      // Microseconds since 1970: larger than at any earlier start.
+      .generation = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_epoch).count()),
+      .num_workers = options.num_workers,
+      .num_shards = options.num_shards,
+      .mode = options.mode,
+      .lease = ToChrono(options.lease),
+      .progress_timeout = ToChrono(options.progress_timeout),
+      .settings = SharedSettings(options)};
 }
 
 }  // namespace
 
 Server::Server(const ServerOptions& options) : options_(options) {}
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
+                                                      const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
   std::unique_ptr<Server> server(new Server(options));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
@@ -73,9 +74,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 absl::Status Server::Listen() {
   if (options_.shard == 0) {
-    chief_ = std::make_unique<Chief>(MakeChiefOptions(options_), [this](v1::Phase phase, const std::string& failure) {
-      End(phase, failure);
-    });
+    chief_ = std::make_unique<Chief>(MakeChiefOptions(options_),
+                                     [this](v1::Phase phase, const std::string& failure) { End(phase, failure); });
   }
   shard_ = std::make_unique<Shard>(
       MakeShardOptions(options_),
@@ -108,11 +108,19 @@ absl::Status Server::Listen() {
   return absl::OkStatus();
 }
 
+// What listens on every address of the machine is reached by the machine's name.
+std::string Server::AdvertisedAddress() const {
+  if (!options_.advertise.empty()) return options_.advertise;
+  Endpoint endpoint = *ParseEndpoint("listen", address_);
+  if (endpoint.host == "0.0.0.0" || endpoint.host == "::") endpoint.host = HostName();
+  return endpoint.ToString();
+}
+
 absl::Status Server::JoinChief() {
   v1::Registration registration;
   registration.set_protocol(v1::PROTOCOL_VERSION_1);
   registration.set_shard(options_.shard);
-  registration.set_address(options_.advertise.empty() ? address_ : options_.advertise);
+  registration.set_address(AdvertisedAddress());
   registration.set_job(options_.job);
   const auto settings = SharedSettings(options_);
   registration.mutable_settings()->insert(settings.begin(), settings.end());
@@ -169,7 +177,8 @@ void Server::Stop(const std::string& reason) {
 }
 
 void Server::Linger() {
-  const TimePoint deadline = Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
+  const TimePoint deadline =
+      Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
   while (Now() < deadline && chief_ != nullptr && chief_->Status(Now()).workers_size() > 0) {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, Now() + kTick);

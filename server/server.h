@@ -5,6 +5,7 @@
 #include <string>
 #include <thread>
 
+#include <grpcpp/server.h>
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
 #include "common/sync.h"
@@ -14,7 +15,6 @@
 #include "server/options.h"
 #include "server/services.h"
 #include "server/shard.h"
-#include <grpcpp/server.h>
 
 namespace ps {
 
@@ -39,6 +39,7 @@ class Server {
  private:
   explicit Server(const ServerOptions& options);
   absl::Status Listen();
+  std::string AdvertisedAddress() const;
   absl::Status JoinChief();
   void Tick();
   void End(v1::Phase phase, const std::string& failure);

@@ -2,8 +2,8 @@
 
 #include <deque>
 
-#include "common/hash.h"
 #include "common/grpc_status.h"
+#include "common/hash.h"
 
 namespace ps {
 namespace {
@@ -104,7 +104,7 @@ grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* contex
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
   chief_.Join(*request, now, JoinDeadline(*context, now), [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {
-    if (answer.ok()) *reply = *std::move(answer);
+    if (answer.ok()) *reply = std::move(*answer);
     reactor->Finish(ToGrpc(answer.status()));
   });
   return reactor;
@@ -113,7 +113,7 @@ grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* contex
 grpc::ServerUnaryReactor* ChiefService::Heartbeat(grpc::CallbackServerContext* context,
                                                   const v1::HeartbeatRequest* request, v1::HeartbeatReply* reply) {
   absl::StatusOr<v1::HeartbeatReply> answer = chief_.Heartbeat(*request, Now());
-  if (answer.ok()) *reply = *std::move(answer);
+  if (answer.ok()) *reply = std::move(*answer);
   return Answer(context, answer.status());
 }
 
@@ -122,10 +122,10 @@ grpc::ServerUnaryReactor* ChiefService::Done(grpc::CallbackServerContext* contex
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
   const std::chrono::nanoseconds asked = std::chrono::milliseconds(request->wait_ms());
-  const TimePoint deadline =
-      now + (request->wait_ms() == 0 ? std::chrono::nanoseconds(kWaitDefault) : std::min(asked, std::chrono::nanoseconds(kWaitMax)));
+  const TimePoint deadline = now + (request->wait_ms() == 0 ? std::chrono::nanoseconds(kWaitDefault)
+                                                            : std::min(asked, std::chrono::nanoseconds(kWaitMax)));
   chief_.Done(*request, now, deadline, [reactor, reply](absl::StatusOr<v1::DoneReply> answer) {
-    if (answer.ok()) *reply = *std::move(answer);
+    if (answer.ok()) *reply = std::move(*answer);
     reactor->Finish(ToGrpc(answer.status()));
   });
   return reactor;
@@ -158,8 +158,8 @@ grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* 
     reply->set_version(pin->version());
     for (uint32_t index : plan.shard_slices(shard_.options().shard)) {
       const SliceInfo& slice = plan.slices()[index];
-      const SliceHash hash = HashSlice(pin->weights().subspan(static_cast<size_t>(slice.shard_offset),
-                                                              static_cast<size_t>(slice.elements)));
+      const SliceHash hash = HashSlice(
+          pin->weights().subspan(static_cast<size_t>(slice.shard_offset), static_cast<size_t>(slice.elements)));
       v1::SliceHash* out = reply->add_hashes();
       out->set_slice(index);
       out->set_hash(hash.data(), hash.size());
@@ -169,8 +169,8 @@ grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* 
   return reactor;
 }
 
-grpc::ServerUnaryReactor* ShardService::ShardStatus(grpc::CallbackServerContext* context,
-                                                    const v1::ShardStatusRequest*, v1::ShardStatusReply* reply) {
+grpc::ServerUnaryReactor* ShardService::ShardStatus(grpc::CallbackServerContext* context, const v1::ShardStatusRequest*,
+                                                    v1::ShardStatusReply* reply) {
   *reply = shard_.Status(Now());
   return Answer(context, absl::OkStatus());
 }

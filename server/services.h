@@ -31,10 +31,9 @@ class ChiefService final : public v1::Chief::CallbackService {
 
 // Init, Push, Pull and PushPull are the exchange's (ExchangeService).
 class ShardService final
-    : public v1::Shard::WithGenericMethod_Init<v1::Shard::WithGenericMethod_Push<
-          v1::Shard::WithGenericMethod_Pull<v1::Shard::WithGenericMethod_PushPull<
-              v1::Shard::WithCallbackMethod_HashSlices<v1::Shard::WithCallbackMethod_ShardStatus<
-                  v1::Shard::Service>>>>>> {
+    : public v1::Shard::WithGenericMethod_Init<v1::Shard::WithGenericMethod_Push<v1::Shard::WithGenericMethod_Pull<
+          v1::Shard::WithGenericMethod_PushPull<v1::Shard::WithCallbackMethod_HashSlices<
+              v1::Shard::WithCallbackMethod_ShardStatus<v1::Shard::Service>>>>>> {
  public:
   explicit ShardService(Shard& shard) : shard_(shard) {}
 

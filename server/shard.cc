@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <set>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
 #include "common/status.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 
@@ -75,9 +75,9 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
       options_.max_inflight_bytes > 0 ? options_.max_inflight_bytes : 2 * options_.num_workers * push_bytes;
   const uint64_t needed = (gathers_ ? options_.num_workers : 1) * push_bytes;
   if (max_inflight_bytes_ < needed) {
-    shutdown_ = absl::FailedPreconditionError(
-        absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ", options_.shard, ": ", options_.mode,
-                     " needs at least ", needed, " for this model"));
+    shutdown_ = absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ",
+                                                           options_.shard, ": ", options_.mode, " needs at least ",
+                                                           needed, " for this model"));
     spdlog::error("{}", Message(shutdown_));
   }
   if (mine.empty()) initialised_ = true;
@@ -149,9 +149,8 @@ absl::Status Shard::CheckInitialised() {
   MutexLock lock(mutex_);
   if (initialised_) return absl::OkStatus();
   const auto here = std::count(initial_slices_.begin(), initial_slices_.end(), true);
-  return absl::InvalidArgumentError(
-      absl::StrCat("initial values: ", here, " of the ", initial_slices_.size(), " slices of shard ", options_.shard,
-                   " came"));
+  return absl::InvalidArgumentError(absl::StrCat("initial values: ", here, " of the ", initial_slices_.size(),
+                                                 " slices of shard ", options_.shard, " came"));
 }
 
 absl::Status Shard::CheckSlice(const ReceivedSlice& slice) const {
@@ -161,8 +160,8 @@ absl::Status Shard::CheckSlice(const ReceivedSlice& slice) const {
   }
   if (local_index_[slice.index] < 0) {
     return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " is shard ",
-                                                   plan_->slices()[slice.index].shard, "'s, not shard ",
-                                                   options_.shard, "'s"));
+                                                   plan_->slices()[slice.index].shard, "'s, not shard ", options_.shard,
+                                                   "'s"));
   }
   const SliceInfo& info = plan_->slices()[slice.index];
   if (slice.payload.bytes() != static_cast<size_t>(info.bytes())) {

@@ -1,7 +1,7 @@
 // One shard: the weights that this server holds, the pushes on their way into them, and those who wait.
 //
-//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ apply queue ─▶ pool: reduce + optimizer
-//   AwaitPush, AwaitPull ─▶ waits ◀───────────────(published)────────────────────────────────────────┘
+//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ apply queue ─▶ pool: reduce +
+//   optimizer AwaitPush, AwaitPull ─▶ waits ◀───────────────(published)────────────────────────────────────────┘
 //
 // Thread-safe. Nothing here blocks: what has to wait is parked with a deadline and a callback. Callbacks and reports
 // are made without the lock, in order, one at a time (Outbox). Time is passed in.
@@ -56,7 +56,8 @@ class Shard {
   using PullCallback = std::function<void(absl::StatusOr<VersionPin>)>;
   using ReportFunction = std::function<void(const v1::ShardReport&)>;
 
-  // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the shard.
+  // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the
+  // shard.
   Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics);
   ~Shard();
 

@@ -1,10 +1,10 @@
 // Pushes: from their slices to the version that they make.
 #include <algorithm>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "server/shard.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 namespace {

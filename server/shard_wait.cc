@@ -56,9 +56,9 @@ uint64_t Shard::AwaitPull(const v1::Identity& id, std::optional<uint64_t> versio
   }
   if (id.incarnation() != 0) {
     if (Fenced(id)) {
-      Fail(wait, absl::FailedPreconditionError(absl::StrCat(
-                     "rank ", id.rank(), ", incarnation ", id.incarnation(),
-                     ": fenced: the rank has another owner, or another generation of the job runs")));
+      Fail(wait, absl::FailedPreconditionError(
+                     absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(),
+                                  ": fenced: the rank has another owner, or another generation of the job runs")));
       return 0;
     }
     last_heard_[id.rank()] = now;
@@ -93,8 +93,7 @@ bool Shard::TryAnswer(const Wait& wait) {
   if (wait.version.value_or(0) > store_->version()) return false;
   if (wait.version.has_value() && *wait.version < store_->version()) {
     Fail(wait, absl::FailedPreconditionError(absl::StrCat("version ", *wait.version, " of shard ", options_.shard,
-                                                          " is no longer kept; it is at version ",
-                                                          store_->version())));
+                                                          " is no longer kept; it is at version ", store_->version())));
     return true;
   }
   outbox_.Add([callback = wait.pull_callback, pin = store_->Pin()] { callback(pin); });
@@ -107,10 +106,18 @@ void Shard::AnswerPush(const Wait& wait, v1::Answer answer) {
   reply.set_version(store_ == nullptr ? 0 : store_->version());
   reply.set_generation(view_.generation());
   switch (answer) {
-    case v1::APPLIED: counts_.set_applied(counts_.applied() + 1); break;
-    case v1::DUPLICATE: counts_.set_duplicate(counts_.duplicate() + 1); break;
-    case v1::STALE: counts_.set_stale(counts_.stale() + 1); break;
-    default: counts_.set_fenced(counts_.fenced() + 1); break;
+    case v1::APPLIED:
+      counts_.set_applied(counts_.applied() + 1);
+      break;
+    case v1::DUPLICATE:
+      counts_.set_duplicate(counts_.duplicate() + 1);
+      break;
+    case v1::STALE:
+      counts_.set_stale(counts_.stale() + 1);
+      break;
+    default:
+      counts_.set_fenced(counts_.fenced() + 1);
+      break;
   }
   outbox_.Add([callback = wait.push_callback, reply = std::move(reply)] { callback(reply); });
 }
@@ -148,16 +155,15 @@ std::string Shard::WaitingFor(TimePoint now) const {
     if (!ready_.contains(rank)) missing.push_back(rank);
   }
   if (missing.empty()) return gathers_ ? absl::StrCat("step ", mode_->step(), ": waiting for the other shards") : "";
-  return absl::StrCat("step ", mode_->step(), ": waiting for ",
-                      absl::StrJoin(missing, ", ", [&](std::string* out, uint32_t rank) {
-                        const auto heard = last_heard_.find(rank);
-                        absl::StrAppend(out, "rank ", rank, " (",
-                                        heard == last_heard_.end() ? "not heard of yet"
-                                                                   : absl::StrCat("last heard of ",
-                                                                                  FormatSeconds(now - heard->second),
-                                                                                  " ago"),
-                                        ")");
-                      }));
+  return absl::StrCat(
+      "step ", mode_->step(), ": waiting for ", absl::StrJoin(missing, ", ", [&](std::string* out, uint32_t rank) {
+        const auto heard = last_heard_.find(rank);
+        absl::StrAppend(out, "rank ", rank, " (",
+                        heard == last_heard_.end()
+                            ? "not heard of yet"
+                            : absl::StrCat("last heard of ", FormatSeconds(now - heard->second), " ago"),
+                        ")");
+      }));
 }
 
 std::string Shard::Describe(const Wait& wait, TimePoint now) const {

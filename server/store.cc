@@ -46,8 +46,8 @@ VersionPin VersionStore::Pin() {
   assert(!updating_in_place());
   current_->pins.fetch_add(1, std::memory_order_relaxed);
   VersionPin pin;
-  pin.buffer_ = std::shared_ptr<const WeightBuffer>(
-      current_.get(), [buffer = current_, hook = hook_](const WeightBuffer*) {
+  pin.buffer_ =
+      std::shared_ptr<const WeightBuffer>(current_.get(), [buffer = current_, hook = hook_](const WeightBuffer*) {
         buffer->pins.fetch_sub(1, std::memory_order_acq_rel);
         hook->Released();
       });

@@ -12,9 +12,9 @@ using Catch::Approx;
 #include <string>
 
 // Ends the test case as skipped: CTest reads this line (SKIP_REGULAR_EXPRESSION) and reports the test as skipped.
-#define PS_SKIP(reason)                                        \
-  do {                                                         \
-    std::cout << "SKIPPED: " << (reason) << std::endl;         \
-    SUCCEED("skipped");                                        \
-    return;                                                    \
+#define PS_SKIP(reason)                                \
+  do {                                                 \
+    std::cout << "SKIPPED: " << (reason) << std::endl; \
+    SUCCEED("skipped");                                \
+    return;                                            \
   } while (false)

@@ -11,7 +11,8 @@
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job, as the server has it");
-ABSL_FLAG(std::string, name, "", "name of this worker; one of the same name is replaced; empty: made from host and process");
+ABSL_FLAG(std::string, name, "",
+          "name of this worker; one of the same name is replaced; empty: made from host and process");
 ABSL_FLAG(int64_t, rank, -1, "claims this rank; -1: the lowest free one");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "a server that does not answer for so long is lost");
 ABSL_FLAG(absl::Duration, start_timeout, absl::Minutes(10), "how long to wait for the other workers to join");
@@ -21,9 +22,10 @@ ABSL_FLAG(std::string, loss, "softmax_cross_entropy", "softmax_cross_entropy, si
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
 ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
 ABSL_FLAG(std::string, save_weights, "", "rank 0 saves the final weights to this safetensors file");
-ABSL_FLAG(std::string, dataset, "fashion-mnist",
-          "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
-          "csv:FILE[,TEST_FILE] or libsvm:FILE[,TEST_FILE]");
+ABSL_FLAG(
+    std::string, dataset, "fashion-mnist",
+    "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
+    "csv:FILE[,TEST_FILE] or libsvm:FILE[,TEST_FILE]");
 ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; empty: where Debian's package has them");
 ABSL_FLAG(double, validation_split, 0, "share of the training samples that is put aside, class by class");
 ABSL_FLAG(int, crop, 0, "only the middle N x N pixels of the images; 0: all");
@@ -66,8 +68,9 @@ void ReadBudget(WorkerOptions& options, Reader& reader) {
   if (batch == "full") {
     options.batch_size = 0;
   } else {
-    reader.Check(absl::SimpleAtoi(batch, &options.batch_size) && options.batch_size >= 1 && options.batch_size <= 1 << 24,
-                 absl::StrCat("--batch_size=", batch, ": expected 1 to 2^24, or full"));
+    reader.Check(
+        absl::SimpleAtoi(batch, &options.batch_size) && options.batch_size >= 1 && options.batch_size <= 1 << 24,
+        absl::StrCat("--batch_size=", batch, ": expected 1 to 2^24, or full"));
   }
   options.epochs = absl::GetFlag(FLAGS_epochs);
   options.steps = absl::GetFlag(FLAGS_steps);
@@ -90,8 +93,8 @@ void ReadClient(WorkerOptions& options, Reader& reader) {
   if (rank >= 0) client.rank = static_cast<uint32_t>(rank);
   client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
-  for (const auto& [flag, value] : {std::pair("connect_timeout", client.connect_timeout),
-                                    std::pair("start_timeout", client.start_timeout)}) {
+  for (const auto& [flag, value] :
+       {std::pair("connect_timeout", client.connect_timeout), std::pair("start_timeout", client.start_timeout)}) {
     reader.Check(value > absl::ZeroDuration() && value <= absl::Hours(240),
                  absl::StrCat("--", flag, "=", absl::FormatDuration(value), ": expected more than 0, at most 240h"));
   }

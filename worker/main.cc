@@ -1,12 +1,12 @@
 // ps_worker: computes gradients on its share of the data and exchanges them with the servers.
 #include <iostream>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_format.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "worker/options.h"
 #include "worker/trainer.h"
-#include <spdlog/spdlog.h>
 
 int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
@@ -19,12 +19,13 @@ int main(int argc, char** argv) {
   const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
   if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
   if (!line.arguments.empty()) {
-    return Complain("ps_worker", absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --"),
+    return Complain("ps_worker",
+                    absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --"),
                     kExitUsage);
   }
   InitLogging("ps_worker");
   Trainer trainer(*options);
-  OnStopSignal([&trainer](const std::string& signal) {
+  const StopSignal stop_signal([&trainer](const std::string& signal) {
     spdlog::info("{}: leaving after this step", signal);
     trainer.Stop();
   });

@@ -4,12 +4,12 @@
 #include <optional>
 #include <string>
 
+#include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/client/client.h"
 #include "worker/data/load.h"
 #include "worker/model/options.h"
-#include <nlohmann/json.hpp>
 
 namespace ps {
 
@@ -24,7 +24,7 @@ struct WorkerOptions {
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.
   int64_t steps = 0;
-  double eval_every = 0;     // Epochs between rank 0's evaluations on the test split; 0: at the end only.
+  double eval_every = 0;  // Epochs between rank 0's evaluations on the test split; 0: at the end only.
   uint64_t seed = 1;
   bool shuffle = true;
   bool overlap = true;

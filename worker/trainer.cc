@@ -4,11 +4,11 @@
 #include <cmath>
 #include <numeric>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/safetensors.h"
 #include "common/status.h"
-#include <spdlog/spdlog.h>
 
 namespace ps {
 namespace {
@@ -61,8 +61,8 @@ absl::Status Trainer::Prepare() {
 absl::Status Trainer::FitModelToData() {
   const std::vector<int64_t>& widths = options_.model.widths;
   if (data_.train.classes() == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--dataset=", options_.data.dataset,
-                                                   ": its targets are no class numbers, which --loss needs"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dataset=", options_.data.dataset, ": its targets are no class numbers, which --loss needs"));
   }
   if (data_.train.features() != widths.front()) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", widths.front(),
@@ -86,8 +86,8 @@ absl::StatusOr<std::vector<std::vector<float>>> Trainer::LoadInitialValues() con
     const auto found =
         std::find_if(file->begin(), file->end(), [&](const NamedTensor& tensor) { return tensor.spec == spec; });
     if (found == file->end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--init_weights=", options_.init_weights, ": the model's tensor ", ToString(spec), " is not in it"));
+      return absl::InvalidArgumentError(absl::StrCat("--init_weights=", options_.init_weights, ": the model's tensor ",
+                                                     ToString(spec), " is not in it"));
     }
     values.push_back(std::move(found->values));
   }
@@ -227,7 +227,12 @@ absl::Status Trainer::MaybeEvaluate(int64_t batches_done) {
   const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
   if (epochs + 1e-9 < next_eval_) return absl::OkStatus();
   next_eval_ += options_.eval_every;
-  return Evaluate(data_.test, "test").status();
+  PS_RETURN_IF_ERROR(Evaluate(data_.test, "test").status());
+  if (client_->gathers()) return absl::OkStatus();
+  // The others went on meanwhile; a gradient on these weights would be needlessly stale.
+  const absl::StatusOr<ExchangeResult> pulled = client_->Pull(weights_);
+  if (pulled.ok()) version_ = pulled->version;
+  return pulled.status();
 }
 
 absl::StatusOr<LossSums> Trainer::Evaluate(const Dataset& dataset, const std::string& split) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/metrics.h"
@@ -14,7 +15,6 @@
 #include "worker/model/network.h"
 #include "worker/options.h"
 #include "worker/progress.h"
-#include <nlohmann/json.hpp>
 
 namespace ps {
 
@@ -72,8 +72,8 @@ class Trainer {
   BatchPlan plan_;
   std::vector<float> features_;
   std::vector<int32_t> labels_;
-  int64_t samples_ = 0;  // Trained on.
-  double train_s_ = 0;   // In steps, without evaluations.
+  int64_t samples_ = 0;   // Trained on.
+  double train_s_ = 0;    // In steps, without evaluations.
   double next_eval_ = 0;  // In epochs.
 };
 

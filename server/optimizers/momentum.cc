@@ -6,7 +6,7 @@ namespace {
 struct MomentumKernel {
   PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights,
                      const float* velocity, float* new_velocity, float rate, float momentum, float decay) {
-#pragma GCC ivdep
+#pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
       const float v = momentum * velocity[i] + (gradient[i] + decay * weights[i]);
       new_velocity[i] = v;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <random>
 
+#include <google/protobuf/stubs/logging.h>
 #include "ps/v1/ps.pb.h"
 #include "tests/catch.h"
-#include <google/protobuf/stubs/logging.h>
 
 namespace ps {
 namespace {
@@ -85,7 +85,8 @@ TEST_CASE("The decoder survives any bytes, and never accepts what the generated 
   int refused = 0;
   for (int round = 0; round < 20000; ++round) {
     std::string bytes = good;
-    for (uint32_t change = random() % 4; change > 0; --change) bytes[random() % bytes.size()] = static_cast<char>(random());
+    for (uint32_t change = random() % 4; change > 0; --change)
+      bytes[random() % bytes.size()] = static_cast<char>(random());
     if (random() % 3 == 0) bytes.resize(random() % (bytes.size() + 1));
     v1::PushRequest reference;
     v1::PushRequest decoded;

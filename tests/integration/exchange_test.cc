@@ -84,8 +84,9 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
         std::vector<SliceHash> slices;
         const SlicePlan plan(kLayout, 1);
         for (const SliceInfo& slice : plan.slices()) {
-          slices.push_back(HashSlice(std::span<const float>(weights[slice.tensor])
-                                         .subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements))));
+          slices.push_back(
+              HashSlice(std::span<const float>(weights[slice.tensor])
+                            .subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements))));
         }
         if (WeightsHash(slices) != *hash) return absl::InternalError("the pulled weights are not the servers'");
         return (*client)->Leave();

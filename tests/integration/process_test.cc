@@ -4,7 +4,6 @@
 #include <spawn.h>
 #include <sys/wait.h>
 
-
 #include "common/clock.h"
 #include "tests/integration/cluster.h"
 
@@ -74,8 +73,8 @@ class Process {
   pid_t pid_ = -1;
 };
 
-const std::vector<std::string> kSmallJob = {"--model=mlp:20,8,4", "--dataset=synthetic:samples=400,features=20,classes=4",
-                                            "--batch_size=20"};
+const std::vector<std::string> kSmallJob = {"--model=mlp:20,8,4",
+                                            "--dataset=synthetic:samples=400,features=20,classes=4", "--batch_size=20"};
 
 std::vector<std::string> Worker(const std::string& server, std::vector<std::string> more) {
   more.push_back("--server=" + server);
@@ -134,7 +133,8 @@ TEST_CASE("Bad usage ends with status 2 and names every problem") {
   CHECK(errors.find("--mode=fast") != std::string::npos);
   CHECK(errors.find("--learning_rate=-1") != std::string::npos);
   CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0"}, &errors) == 2);
-  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0"}) CHECK(errors.find(flag) != std::string::npos);
+  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0"})
+    CHECK(errors.find(flag) != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"dance"}, &errors) == 2);
 }
 

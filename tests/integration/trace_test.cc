@@ -88,7 +88,9 @@ void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t wor
   CHECK(Distance(cluster.folder.File("final.safetensors"), trace["final"], "mlp_init.safetensors") <= 1e-4);
 }
 
-bool HasFashionMnist() { return std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"); }
+bool HasFashionMnist() {
+  return std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz");
+}
 
 TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch") {
   if (!HasFashionMnist()) PS_SKIP("Debian's package dataset-fashion-mnist is not installed");
@@ -131,7 +133,8 @@ TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its di
     std::vector<double> expected = trace["cost_before_step"];
     expected.resize(1000);
     CHECK(LargestDeviation(StepLosses(cluster, workers), expected) <= 1e-3);
-    CHECK(Distance(cluster.folder.File("final.safetensors"), "dt42_final.safetensors", "dt42_init.safetensors") <= 1e-3);
+    CHECK(Distance(cluster.folder.File("final.safetensors"), "dt42_final.safetensors", "dt42_init.safetensors") <=
+          1e-3);
 
     // Training accuracy with the final weights.
     const auto backend = *CreateCpuBackend(1);

@@ -23,8 +23,9 @@ class TestJob {
       registration.set_job("default");
       registration.set_address("shard-" + std::to_string(shard));
       (*registration.mutable_settings())["learning_rate"] = "0.1";
-      REQUIRE(chief.RegisterShard(registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); },
-                                  now)
+      REQUIRE(chief
+                  .RegisterShard(
+                      registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
                   .ok());
     }
   }
@@ -208,7 +209,8 @@ TEST_CASE("A shard with other settings is refused by the flag's name") {
   registration.set_shard(0);
   registration.set_job("default");
   (*registration.mutable_settings())["learning_rate"] = "0.2";
-  const absl::Status status = job.chief.RegisterShard(registration, [](const v1::ChiefUpdate&) {}, job.now);
+  const absl::Status status = job.chief.RegisterShard(
+      registration, [](const v1::ChiefUpdate&) {}, job.now);
   CHECK(Message(status).find("--learning_rate=0.2") != std::string::npos);
 }
 

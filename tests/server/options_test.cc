@@ -18,8 +18,8 @@ TEST_CASE("Every bad flag is named at once") {
   options.hyperparameters.momentum = 1;
   options.shard = 3;
   const std::string text = Message(ValidateServerOptions(options));
-  for (const char* flag : {"--listen", "--num_workers", "--mode", "--optimizer", "--learning_rate", "--momentum",
-                           "--shard", "--chief"}) {
+  for (const char* flag :
+       {"--listen", "--num_workers", "--mode", "--optimizer", "--learning_rate", "--momentum", "--shard", "--chief"}) {
     CHECK(text.find(flag) != std::string::npos);
   }
 }

@@ -22,7 +22,8 @@ struct Scattered {
     std::vector<Piece> pieces;
     size_t place = 1;
     for (size_t at = 0; at < 4 * values.size();) {
-      const size_t size = std::min<size_t>(4 * values.size() - at, pieces.size() < 900 ? 1 + random() % 3000 : SIZE_MAX);
+      const size_t size =
+          std::min<size_t>(4 * values.size() - at, pieces.size() < 900 ? 1 + random() % 3000 : SIZE_MAX);
       if (place + size + 1 > bytes.size()) bytes.resize(place + size + 1);
       std::copy_n(source + at, size, bytes.begin() + static_cast<std::ptrdiff_t>(place));
       starts.push_back({place, size});

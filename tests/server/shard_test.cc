@@ -9,11 +9,43 @@
 namespace ps {
 namespace {
 
+// An answer on its way. Copies of its callback may outlive it.
+template <typename T>
+class Reply {
+ public:
+  std::function<void(absl::StatusOr<T>)> Callback() {
+    return [state = state_](absl::StatusOr<T> answer) {
+      MutexLock lock(state->mutex);
+      state->answer = std::move(answer);
+      state->changed.NotifyAll();
+    };
+  }
+
+  absl::StatusOr<T> Wait() {
+    MutexLock lock(state_->mutex);
+    const TimePoint deadline = Now() + std::chrono::seconds(20);
+    while (!state_->answer.has_value()) {
+      if (!state_->changed.WaitUntil(state_->mutex, deadline)) return absl::UnknownError("no answer came");
+    }
+    return *state_->answer;
+  }
+
+ private:
+  struct State {
+    Mutex mutex;
+    CondVar changed;
+    std::optional<absl::StatusOr<T>> answer ABSL_GUARDED_BY(mutex);
+  };
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
 // One shard with two workers on a model of four weights, all 1; the learning rate is 1.
 class TestShard {
  public:
   explicit TestShard(const std::string& mode, ShardOptions options = {})
-      : metrics(*MetricsWriter::Open("", "shard")), shard(With(std::move(options), mode), [](const auto&) {}, metrics.get()) {
+      : metrics(*MetricsWriter::Open("", "shard")),
+        shard(
+            With(std::move(options), mode), [](const auto&) {}, metrics.get()) {
     v1::ChiefUpdate update;
     *update.mutable_view() = View(1, v1::PHASE_GATHERING);
     shard.OnChiefUpdate(update);
@@ -71,33 +103,22 @@ class TestShard {
     return shard.AddSlices(Header(rank, step), {Slice(0, std::move(values))}, now);
   }
 
-  // Waits for the answer; the pool makes it.
+  // Callbacks are made by whichever thread drains the shard's outbox, so every answer is waited for.
   absl::StatusOr<v1::PushReply> Answer(uint32_t rank, uint64_t step) {
-    MutexLock lock(mutex);
-    std::optional<absl::StatusOr<v1::PushReply>> answer;
-    mutex.Unlock();
-    shard.AwaitPush(Header(rank, step), true, now, now + std::chrono::hours(1), [&](absl::StatusOr<v1::PushReply> reply) {
-      MutexLock inner(mutex);
-      answer = std::move(reply);
-      changed.NotifyAll();
-    });
-    mutex.Lock();
-    while (!answer.has_value()) {
-      REQUIRE(changed.WaitUntil(mutex, Now() + std::chrono::seconds(20)));
-    }
-    return *answer;
+    Reply<v1::PushReply> reply;
+    shard.AwaitPush(Header(rank, step), true, now, now + std::chrono::hours(1), reply.Callback());
+    return reply.Wait();
   }
 
+  // The version, or DEADLINE_EXCEEDED if it is not there now.
   absl::StatusOr<VersionPin> Pull(std::optional<uint64_t> version) {
-    absl::StatusOr<VersionPin> answer = absl::UnknownError("no answer yet");
-    shard.AwaitPull(Id(0), version, now, now, [&](absl::StatusOr<VersionPin> pin) { answer = std::move(pin); });
+    Reply<VersionPin> reply;
+    shard.AwaitPull(Id(0), version, now, now, reply.Callback());
     shard.Tick(now);
-    return answer;
+    return reply.Wait();
   }
 
   TimePoint now = TimePoint() + std::chrono::hours(1);
-  Mutex mutex;
-  CondVar changed;
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
 };
@@ -137,7 +158,8 @@ TEST_CASE("An empty contribution completes a step without changing the mean") {
 
 TEST_CASE("Pushes that cannot be right are refused by what is wrong, and the job goes on") {
   TestShard test("bsp");
-  const auto refused = [&](const v1::PushRequest& header, std::vector<ReceivedSlice> slices, const std::string& naming) {
+  const auto refused = [&](const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
+                           const std::string& naming) {
     const absl::Status status = test.shard.AddSlices(header, std::move(slices), test.now);
     return !status.ok() && Message(status).find(naming) != std::string::npos;
   };

@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
+#include "common/grpc_status.h"
 #include "common/hash.h"
 #include "common/layout_proto.h"
 #include "common/metrics.h"
-#include "common/grpc_status.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/client/exchange.h"
 
@@ -50,7 +50,7 @@ class ClientImpl final : public Client {
   uint32_t num_shards() const override { return context_.plan.num_shards(); }
   const std::string& name() const override { return joined_as_.name(); }
   const std::string& mode() const override { return joined_as_.mode(); }
-  bool gathers() const override { return joined_as_.mode() == "bsp"; }
+  bool gathers() const override { return joined_as_.gathers(); }
   uint64_t start_step() const override { return joined_as_.start_step(); }
   bool should_initialise() const override { return initialise_; }
 
@@ -187,8 +187,8 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     // The chief is reached as the user said, the others as they advertise.
     const std::string address = shard.shard() == 0 ? options_.server : shard.address();
     context_.addresses.push_back(address);
-    context_.channels.push_back(
-        shard.shard() == 0 ? channel : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
+    context_.channels.push_back(shard.shard() == 0 ? channel
+                                                   : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
   }
   initialise_ = joined_as_.initialise();
   step_ = joined_as_.start_step();

@@ -31,11 +31,11 @@
 namespace ps {
 
 struct ClientOptions {
-  std::string server;                             // The chief: HOST:PORT or unix:PATH.
+  std::string server;  // The chief: HOST:PORT or unix:PATH.
   std::string job = "default";
-  std::string name;                               // Empty: host, process and a number. A live worker of this name is replaced.
-  std::optional<uint32_t> rank;                   // Claims this rank; else the lowest free one.
-  std::map<std::string, std::string> experiment;  // Settings that must be the same on all workers.
+  std::string name;              // Empty: host, process and a number. A live worker of this name is replaced.
+  std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
+  std::map<std::string, std::string> experiment;       // Settings that must be the same on all workers.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for so long is lost.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
   absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about so often.
@@ -53,9 +53,9 @@ struct PushInfo {
 };
 
 struct ExchangeResult {
-  uint64_t version = 0;                // Of the pulled weights: the lowest over the shards (in bsp all are equal).
-  std::vector<uint64_t> versions;      // By shard.
-  std::vector<PushAnswer> answers;     // By shard; empty for a pull.
+  uint64_t version = 0;             // Of the pulled weights: the lowest over the shards (in bsp all are equal).
+  std::vector<uint64_t> versions;   // By shard.
+  std::vector<PushAnswer> answers;  // By shard; empty for a pull.
   // Where the time went, in seconds: sending, parked at the servers, receiving. They sum to the exchange's duration
   // since its last gradient was ready.
   double push_s = 0;

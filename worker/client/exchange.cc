@@ -60,12 +60,12 @@ ShardCall::Request ShardExchange::MakeCall(uint32_t shard) const {
   call.shard = shard;
   call.out = &request_.out;
   call.in = &request_.in;
-  const auto wait = std::min<std::chrono::nanoseconds>(context_.notice_every,
-                                                       std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
+  const auto wait = std::min<std::chrono::nanoseconds>(
+      context_.notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
   const auto wait_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   const double bytes = static_cast<double>(context_.plan.shard_elements(shard)) * sizeof(float) * 2;
-  call.timeout = wait + kCallMargin +
-                 std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
+  call.timeout =
+      wait + kCallMargin + std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
   if (sends()) {
     *call.push.mutable_id() = context_.id;
     call.push.set_step(request_.push.step);
@@ -111,9 +111,10 @@ void ShardExchange::TensorReady(size_t tensor) {
   if (decided_) return;
   if (!finite) {
     const bool push = request_.kind != ShardCall::Kind::kInit;
-    return End(absl::InvalidArgumentError(absl::StrCat(
-        "rank ", context_.id.rank(), push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
-        " tensor ", context_.plan.layout()[tensor].name, " is not finite")));
+    return End(absl::InvalidArgumentError(
+        absl::StrCat("rank ", context_.id.rank(),
+                     push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
+                     " tensor ", context_.plan.layout()[tensor].name, " is not finite")));
   }
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
   ready_.insert(ready_.end(), slices.begin(), slices.end());
@@ -133,8 +134,9 @@ void ShardExchange::TensorReady(size_t tensor) {
 absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
   const std::string where = absl::StrCat("shard ", shard, " at ", context_.addresses[shard]);
   // The server's own DEADLINE_EXCEEDED comes well before the call's.
-  const bool heard = status.code() == absl::StatusCode::kResourceExhausted ||
-                     (absl::IsDeadlineExceeded(status) && now - state.call_began < context_.notice_every + kCallMargin / 2);
+  const bool heard =
+      status.code() == absl::StatusCode::kResourceExhausted ||
+      (absl::IsDeadlineExceeded(status) && now - state.call_began < context_.notice_every + kCallMargin / 2);
   if (heard) state.last_contact = now;
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!passing) return Annotate(status, where);
@@ -158,10 +160,9 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
       state.ended = true;
       state.reply = reply;
       if (reply.answer == PushAnswer::kFenced) {
-        return End(absl::FailedPreconditionError(absl::StrCat(
-            "rank ", context_.id.rank(), ", incarnation ", context_.id.incarnation(),
-            ": fenced by shard ", shard, ": the rank has another owner, or generation ", reply.generation,
-            " of the job runs")));
+        return End(absl::FailedPreconditionError(
+            absl::StrCat("rank ", context_.id.rank(), ", incarnation ", context_.id.incarnation(), ": fenced by shard ",
+                         shard, ": the rank has another owner, or generation ", reply.generation, " of the job runs")));
       }
       const bool all = std::all_of(shards_.begin(), shards_.end(), [](const ShardState& each) { return each.ended; });
       if (all) End(absl::OkStatus());

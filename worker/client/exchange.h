@@ -16,7 +16,7 @@ namespace ps {
 struct ExchangeContext {
   SlicePlan plan;
   v1::Identity id;
-  std::vector<std::string> addresses;                   // By shard.
+  std::vector<std::string> addresses;                    // By shard.
   std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
   std::chrono::nanoseconds connect_timeout;
   std::chrono::nanoseconds notice_every;

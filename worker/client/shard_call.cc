@@ -1,8 +1,8 @@
 #include "worker/client/shard_call.h"
 
+#include <grpcpp/channel.h>
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
-#include <grpcpp/channel.h>
 
 namespace ps {
 namespace {
@@ -12,18 +12,21 @@ constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
 
 const char* MethodPath(ShardCall::Kind kind) {
   switch (kind) {
-    case ShardCall::Kind::kInit: return "/ps.v1.Shard/Init";
-    case ShardCall::Kind::kPush: return "/ps.v1.Shard/Push";
-    case ShardCall::Kind::kPull: return "/ps.v1.Shard/Pull";
-    case ShardCall::Kind::kPushPull: break;
+    case ShardCall::Kind::kInit:
+      return "/ps.v1.Shard/Init";
+    case ShardCall::Kind::kPush:
+      return "/ps.v1.Shard/Push";
+    case ShardCall::Kind::kPull:
+      return "/ps.v1.Shard/Pull";
+    case ShardCall::Kind::kPushPull:
+      break;
   }
   return "/ps.v1.Shard/PushPull";
 }
 
 }  // namespace
 
-ShardCall::ShardCall(Request request, EndFunction on_end)
-    : request_(std::move(request)), on_end_(std::move(on_end)) {}
+ShardCall::ShardCall(Request request, EndFunction on_end) : request_(std::move(request)), on_end_(std::move(on_end)) {}
 
 void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
   self_ = shared_from_this();

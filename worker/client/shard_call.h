@@ -7,6 +7,9 @@
 #include <string>
 #include <vector>
 
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/codec.h"
@@ -14,9 +17,6 @@
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "worker/client/client.h"
-#include <grpcpp/client_context.h>
-#include <grpcpp/channel.h>
-#include <grpcpp/generic/generic_stub.h>
 
 namespace ps {
 
@@ -26,8 +26,8 @@ struct ShardReply {
   uint64_t generation = 0;
   uint64_t version = 0;
   uint64_t waited_us = 0;
-  size_t slices = 0;       // Received.
-  TimePoint sent_at;       // The last slice was handed to gRPC.
+  size_t slices = 0;  // Received.
+  TimePoint sent_at;  // The last slice was handed to gRPC.
   TimePoint first_reply_at;
 };
 
@@ -41,9 +41,9 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     v1::PullRequest pull;
     const SlicePlan* plan = nullptr;
     uint32_t shard = 0;
-    const ConstTensors* out = nullptr;    // What is sent; lives as long as the call.
-    const MutableTensors* in = nullptr;   // Where what is received goes; likewise.
-    std::chrono::nanoseconds timeout;     // Of the whole call.
+    const ConstTensors* out = nullptr;   // What is sent; lives as long as the call.
+    const MutableTensors* in = nullptr;  // Where what is received goes; likewise.
+    std::chrono::nanoseconds timeout;    // Of the whole call.
   };
   using EndFunction = std::function<void(const absl::Status&, const ShardReply&)>;
 

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <vector>
 
+#include <grpcpp/client_context.h>
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -13,7 +14,6 @@
 #include "common/program.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/ctl/report.h"
-#include <grpcpp/client_context.h>
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
@@ -67,11 +67,16 @@ class JobView {
 
 std::string PhaseName(v1::Phase phase) {
   switch (phase) {
-    case v1::PHASE_GATHERING: return "gathering";
-    case v1::PHASE_RUNNING: return "running";
-    case v1::PHASE_FINISHED: return "finished";
-    case v1::PHASE_FAILED: return "failed";
-    default: return "unknown";
+    case v1::PHASE_GATHERING:
+      return "gathering";
+    case v1::PHASE_RUNNING:
+      return "running";
+    case v1::PHASE_FINISHED:
+      return "finished";
+    case v1::PHASE_FAILED:
+      return "failed";
+    default:
+      return "unknown";
   }
 }
 
@@ -92,8 +97,8 @@ absl::Status PrintStatus(JobView& view) {
   const absl::StatusOr<v1::StatusReply> job = view.Status();
   if (!job.ok()) return job.status();
   PrintJob(*job);
-  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %7s\n", job->num_shards(), "shard", "address",
-                               "version", "slices", "weight bytes", "in flight", "parked");
+  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %7s\n", job->num_shards(), "shard",
+                               "address", "version", "slices", "weight bytes", "in flight", "parked");
   absl::Status result = absl::OkStatus();
   for (const v1::ShardInfo& info : job->shards()) {
     if (info.address().empty()) {
@@ -170,8 +175,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool known = ((command == "status" || command == "weights_hash") && rest.empty()) ||
-                     (command == "report" && !rest.empty());
+  const bool known =
+      ((command == "status" || command == "weights_hash") && rest.empty()) || (command == "report" && !rest.empty());
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }

@@ -5,8 +5,8 @@
 // function returns; what it reads must stay until Synchronize (or an event after it) has been waited for. On a CPU the
 // work is done when the function returns.
 //
-// A backend is used by one thread at a time, the one that made it. Matrices are row-major, without padding. Results have
-// the same bits on the same device with the same number of threads.
+// A backend is used by one thread at a time, the one that made it. Matrices are row-major, without padding. Results
+// have the same bits on the same device with the same number of threads.
 #pragma once
 
 #include <cstdint>

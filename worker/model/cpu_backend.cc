@@ -82,22 +82,39 @@ class CpuBackend final : public Backend {
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
-    return Multiply({.m = batch, .n = out, .k = in, .transpose_a = false, .transpose_b = true, .bias = true,
+    return Multiply({.m = batch,
+                     .n = out,
+                     .k = in,
+                     .transpose_a = false,
+                     .transpose_b = true,
+                     .bias = true,
                      .activation = activation},
                     x, weight, bias, y);
   }
 
   absl::Status DenseBackwardInput(const float* dy, const float* weight, const float* y, float* dx, int64_t batch,
                                   int64_t in, int64_t out, Activation activation) override {
-    PS_RETURN_IF_ERROR(Multiply({.m = batch, .n = in, .k = out, .transpose_a = false, .transpose_b = false,
-                                 .bias = false, .activation = Activation::kNone},
+    PS_RETURN_IF_ERROR(Multiply({.m = batch,
+                                 .n = in,
+                                 .k = out,
+                                 .transpose_a = false,
+                                 .transpose_b = false,
+                                 .bias = false,
+                                 .activation = Activation::kNone},
                                 dy, weight, nullptr, dx));
     const auto n = static_cast<size_t>(batch * in);
     switch (activation) {
-      case Activation::kRelu: RunKernel<ReluBackwardKernel>(isa_, n, y, dx); break;
-      case Activation::kSigmoid: RunKernel<SigmoidBackwardKernel>(isa_, n, y, dx); break;
-      case Activation::kTanh: RunKernel<TanhBackwardKernel>(isa_, n, y, dx); break;
-      case Activation::kNone: break;
+      case Activation::kRelu:
+        RunKernel<ReluBackwardKernel>(isa_, n, y, dx);
+        break;
+      case Activation::kSigmoid:
+        RunKernel<SigmoidBackwardKernel>(isa_, n, y, dx);
+        break;
+      case Activation::kTanh:
+        RunKernel<TanhBackwardKernel>(isa_, n, y, dx);
+        break;
+      case Activation::kNone:
+        break;
     }
     return absl::OkStatus();
   }
@@ -108,7 +125,12 @@ class CpuBackend final : public Backend {
     for (int64_t row = 0; row < batch; ++row) {
       RunKernel<AddRowKernel>(isa_, static_cast<size_t>(out), dy + row * out, d_bias);
     }
-    return Multiply({.m = out, .n = in, .k = batch, .transpose_a = true, .transpose_b = false, .bias = false,
+    return Multiply({.m = out,
+                     .n = in,
+                     .k = batch,
+                     .transpose_a = true,
+                     .transpose_b = false,
+                     .bias = false,
                      .activation = Activation::kNone},
                     dy, x, nullptr, d_weight);
   }
@@ -138,8 +160,8 @@ class CpuBackend final : public Backend {
       stream_.wait();
       return absl::OkStatus();
     } catch (const dnnl::error& error) {
-      return absl::InternalError(absl::StrCat("oneDNN, product of [", key.m, ", ", key.k, "] and [", key.k, ", ", key.n,
-                                              "]: ", error.what()));
+      return absl::InternalError(
+          absl::StrCat("oneDNN, product of [", key.m, ", ", key.k, "] and [", key.k, ", ", key.n, "]: ", error.what()));
     }
   }
 

@@ -55,9 +55,15 @@ LossSums CpuLossAndGradient(Loss loss, const float* outputs, const int32_t* labe
     float* dz = d_outputs == nullptr ? nullptr : d_outputs + sample * classes;
     const int32_t label = labels[sample];
     switch (loss) {
-      case Loss::kSoftmaxCrossEntropy: sums.loss += SoftmaxCrossEntropy(z, label, dz, classes, scale); break;
-      case Loss::kSigmoidCrossEntropy: sums.loss += SigmoidCrossEntropy(z, label, dz, classes, scale); break;
-      case Loss::kMse: sums.loss += MeanSquaredError(z, label, dz, classes, scale); break;
+      case Loss::kSoftmaxCrossEntropy:
+        sums.loss += SoftmaxCrossEntropy(z, label, dz, classes, scale);
+        break;
+      case Loss::kSigmoidCrossEntropy:
+        sums.loss += SigmoidCrossEntropy(z, label, dz, classes, scale);
+        break;
+      case Loss::kMse:
+        sums.loss += MeanSquaredError(z, label, dz, classes, scale);
+        break;
     }
     sums.correct += std::max_element(z, z + classes) - z == label ? 1 : 0;
   }

@@ -79,8 +79,7 @@ absl::Status Network::Backward(int64_t batch, const StepHooks& hooks) {
     PS_RETURN_IF_ERROR(backend_.DenseBackwardWeights(delta, activations_[index].get(), weight.gradients.get(),
                                                      bias.gradients.get(), batch, width(layer), width(layer + 1)));
     for (Tensor* tensor : {&weight, &bias}) {
-      PS_RETURN_IF_ERROR(
-          backend_.CopyToHost(tensor->gradients.get(), tensor->host_gradients.get(), tensor->elements));
+      PS_RETURN_IF_ERROR(backend_.CopyToHost(tensor->gradients.get(), tensor->host_gradients.get(), tensor->elements));
     }
     if (layer > 0) {
       PS_RETURN_IF_ERROR(backend_.DenseBackwardInput(delta, weight.parameters.get(), activations_[index].get(),
@@ -104,9 +103,8 @@ absl::StatusOr<StepResult> Network::TrainStep(const float* x, const int32_t* lab
   if (batch == 0) return result;
   const TimePoint began = Now();
   PS_RETURN_IF_ERROR(Forward(x, batch, hooks));
-  const absl::StatusOr<LossSums> sums =
-      backend_.LossAndGradient(options_.loss, activations_.back().get(), labels, deltas_.back().get(), batch,
-                               options_.widths.back());
+  const absl::StatusOr<LossSums> sums = backend_.LossAndGradient(options_.loss, activations_.back().get(), labels,
+                                                                 deltas_.back().get(), batch, options_.widths.back());
   if (!sums.ok()) return sums.status();
   const TimePoint turned = Now();
   PS_RETURN_IF_ERROR(Backward(batch, hooks));

@@ -45,7 +45,8 @@ class Network {
   std::span<float> parameters(size_t tensor);
   std::span<float> gradients(size_t tensor);
 
-  // Computes the gradients of the mean loss over the batch. x [batch, widths.front()] and labels [batch] are host memory.
+  // Computes the gradients of the mean loss over the batch. x [batch, widths.front()] and labels [batch] are host
+  // memory.
   absl::StatusOr<StepResult> TrainStep(const float* x, const int32_t* labels, int64_t batch, const StepHooks& hooks);
 
   // The loss and the correct answers, summed over the batch.

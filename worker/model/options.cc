@@ -17,8 +17,8 @@ constexpr uint64_t kInitStream = uint64_t{2} << 32;
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> ParseModel(const std::string& text) {
-  const auto wrong = absl::InvalidArgumentError(
-      absl::StrCat("--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ", kMaxWidth));
+  const auto wrong = absl::InvalidArgumentError(absl::StrCat(
+      "--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ", kMaxWidth));
   if (text.rfind("mlp:", 0) != 0) return wrong;
   std::vector<int64_t> widths;
   for (const auto& part : absl::StrSplit(text.substr(4), ',')) {

@@ -17,7 +17,8 @@ class Fixture {
  public:
   explicit Fixture(const Case& test)
       : backend(*CreateCpuBackend(1)),
-        network(*Network::Create({.widths = {7, 5, 3, 4}, .activation = test.activation, .loss = test.loss}, *backend, 9)),
+        network(
+            *Network::Create({.widths = {7, 5, 3, 4}, .activation = test.activation, .loss = test.loss}, *backend, 9)),
         batch(test.batch),
         x(static_cast<size_t>(7 * batch)),
         labels(static_cast<size_t>(batch)) {
@@ -79,8 +80,16 @@ TEST_CASE("Layers say that they are ready from the last to the first, and are re
   Fixture test({Activation::kRelu, Loss::kSoftmaxCrossEntropy, 3});
   std::vector<int> read;
   std::vector<int> ready;
-  const StepHooks hooks = {.before_layer = [&](int layer) { read.push_back(layer); return absl::OkStatus(); },
-                           .gradient_ready = [&](int layer) { ready.push_back(layer); return absl::OkStatus(); }};
+  const StepHooks hooks = {.before_layer =
+                               [&](int layer) {
+                                 read.push_back(layer);
+                                 return absl::OkStatus();
+                               },
+                           .gradient_ready =
+                               [&](int layer) {
+                                 ready.push_back(layer);
+                                 return absl::OkStatus();
+                               }};
   REQUIRE(test.network->TrainStep(test.x.data(), test.labels.data(), 3, hooks).ok());
   CHECK(read == std::vector<int>{0, 1, 2});
   CHECK(ready == std::vector<int>{2, 1, 0});

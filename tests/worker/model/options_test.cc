@@ -7,7 +7,8 @@ namespace {
 
 TEST_CASE("A network's text is read, and anything else is refused") {
   CHECK(*ParseModel("mlp:784,128,10") == std::vector<int64_t>{784, 128, 10});
-  for (const char* bad : {"", "mlp:", "mlp:784", "mlp:784,", "mlp:784,0", "mlp:7,-1", "cnn:1,2", "mlp:1,2,x", "784,10"}) {
+  for (const char* bad :
+       {"", "mlp:", "mlp:784", "mlp:784,", "mlp:784,0", "mlp:7,-1", "cnn:1,2", "mlp:1,2,x", "784,10"}) {
     CHECK_FALSE(ParseModel(bad).ok());
   }
 }
