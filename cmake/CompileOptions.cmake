@@ -1,6 +1,7 @@
 # ps_compile_options: what every target of the project is compiled with.
 add_library(ps_compile_options INTERFACE)
-target_include_directories(ps_compile_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+target_include_directories(ps_compile_options INTERFACE
+  ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/common/include ${PROJECT_SOURCE_DIR}/worker/client/include)
 # No contraction to fused multiply-add: the weights have the same bits on every instruction set. -fopenmp-simd: the
 # kernels' `#pragma omp simd`, which GCC and Clang both know; no OpenMP runtime comes with it.
 target_compile_options(ps_compile_options INTERFACE

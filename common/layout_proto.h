@@ -1,7 +1,7 @@
 // Layouts and slices plans in messages.
 #pragma once
 
-#include "common/tensor.h"
+#include "ps/tensor.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {

@@ -6,7 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/tensor.h"
+#include "ps/tensor.h"
 
 namespace ps {
 

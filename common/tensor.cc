@@ -1,4 +1,4 @@
-#include "common/tensor.h"
+#include "ps/tensor.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

@@ -44,7 +44,7 @@ struct ShardOptions {
   std::string mode = "bsp";
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
-  int apply_threads = 1;
+  int apply_threads = 1;            // 0: updates wait for ApplyPosted.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 0;            // Calls that may wait at once; 0: 64 + 8 × num_workers.
@@ -94,6 +94,8 @@ class Shard {
 
   // Ends the waits whose deadline has passed.
   void Tick(TimePoint now);
+  // Applies on this thread what was decided on and waits for a thread. Returns whether anything did.
+  bool ApplyPosted() { return pool_.RunPosted(); }
   // Ends every wait with this error, and every later one.
   void Shutdown(const absl::Status& status);
 

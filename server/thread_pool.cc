@@ -43,17 +43,31 @@ std::shared_ptr<ThreadPool::Task> ThreadPool::NextTask() {
 }
 
 void ThreadPool::Run() {
-  while (const std::shared_ptr<Task> task = NextTask()) {
-    size_t worked = 0;
-    for (size_t item = task->next.fetch_add(1); item < task->items; item = task->next.fetch_add(1)) {
-      task->work(item);
-      ++worked;
-    }
+  while (const std::shared_ptr<Task> task = NextTask()) Work(task);
+}
+
+void ThreadPool::Work(const std::shared_ptr<Task>& task) {
+  size_t worked = 0;
+  for (size_t item = task->next.fetch_add(1); item < task->items; item = task->next.fetch_add(1)) {
+    task->work(item);
+    ++worked;
+  }
+  {
+    MutexLock lock(mutex_);
+    if (!tasks_.empty() && tasks_.front() == task) tasks_.pop_front();
+  }
+  if (worked > 0 && task->finished.fetch_add(worked) + worked == task->items) task->done();
+}
+
+bool ThreadPool::RunPosted() {
+  for (bool worked = false;; worked = true) {
+    std::shared_ptr<Task> task;
     {
       MutexLock lock(mutex_);
-      if (!tasks_.empty() && tasks_.front() == task) tasks_.pop_front();
+      if (tasks_.empty()) return worked;
+      task = tasks_.front();
     }
-    if (worked > 0 && task->finished.fetch_add(worked) + worked == task->items) task->done();
+    Work(task);
   }
 }
 

@@ -14,6 +14,7 @@ namespace ps {
 
 class ThreadPool {
  public:
+  // With 0 threads what is posted waits for RunPosted: for tests that choose the order of everything.
   explicit ThreadPool(int threads);
   // Finishes what was posted.
   ~ThreadPool();
@@ -21,6 +22,9 @@ class ThreadPool {
   // Calls work(i) once for each i in [0, items), spread over the threads, then done() on the thread that finished last.
   // Does not wait. Tasks are begun in the order in which they were posted.
   void Post(size_t items, std::function<void(size_t)> work, std::function<void()> done);
+
+  // Works on what is posted, on this thread, until nothing is left. Returns whether anything was.
+  bool RunPosted();
 
  private:
   struct Task {
@@ -31,6 +35,7 @@ class ThreadPool {
     std::atomic<size_t> finished = 0;
   };
   void Run();
+  void Work(const std::shared_ptr<Task>& task);
   // The task at the front with items left, or null when stopping.
   std::shared_ptr<Task> NextTask();
 

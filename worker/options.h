@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/client/client.h"
+#include "ps/client.h"
 #include "worker/data/load.h"
 #include "worker/model/options.h"
 

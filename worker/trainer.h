@@ -10,7 +10,7 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/metrics.h"
-#include "worker/client/client.h"
+#include "ps/client.h"
 #include "worker/data/sampler.h"
 #include "worker/model/network.h"
 #include "worker/options.h"

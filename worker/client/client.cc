@@ -1,4 +1,4 @@
-#include "worker/client/client.h"
+#include "ps/client.h"
 
 #include <unistd.h>
 

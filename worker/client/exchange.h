@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/client/client.h"
+#include "ps/client.h"
 #include "worker/client/shard_call.h"
 #include "worker/client/timer.h"
 

@@ -15,8 +15,8 @@
 #include "common/codec.h"
 #include "common/slices.h"
 #include "common/sync.h"
+#include "ps/client.h"
 #include "ps/v1/ps.pb.h"
-#include "worker/client/client.h"
 
 namespace ps {
 

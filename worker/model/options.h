@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/tensor.h"
+#include "ps/tensor.h"
 
 namespace ps {
 

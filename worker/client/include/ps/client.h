@@ -26,7 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/tensor.h"
+#include "ps/tensor.h"
 
 namespace ps {
 

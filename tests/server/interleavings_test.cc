@@ -1,0 +1,278 @@
+// A bsp job of 2 workers, 2 shards and 2 steps: the chief and the shards, joined by queues in place of the network.
+// Every order in which slices, reports, decisions and updates can be brought about is enumerated, and in each of them
+// every point at which a worker can be lost.
+#include <array>
+#include <deque>
+#include <functional>
+#include <set>
+
+#include <spdlog/spdlog.h>
+#include "absl/cleanup/cleanup.h"
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include "server/chief.h"
+#include "server/shard.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+constexpr uint32_t kShards = 2;
+constexpr uint32_t kWorkers = 2;
+constexpr uint64_t kSteps = 2;
+
+enum class Kind { kPush, kReport, kUpdate, kApply, kLose };
+
+struct Event {
+  Kind kind;
+  uint32_t worker = 0;
+  uint32_t shard = 0;
+};
+
+class Job {
+ public:
+  Job() : metrics_(*MetricsWriter::Open("", "shard")) {
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      ShardOptions options;
+      options.shard = shard;
+      options.num_shards = kShards;
+      options.num_workers = kWorkers;
+      options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+      options.apply_threads = 0;
+      shards_[shard] = std::make_unique<Shard>(
+          options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
+      v1::Registration registration;
+      registration.set_protocol(v1::PROTOCOL_VERSION_1);
+      registration.set_shard(shard);
+      registration.set_job("default");
+      REQUIRE(chief_
+                  .RegisterShard(
+                      registration, [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); },
+                      now_)
+                  .ok());
+    }
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
+    // Slice i is shard i's; the initial weight of both is 0.
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(shard, 0)}).ok());
+    }
+    Settle();
+  }
+
+  // What can happen next.
+  std::vector<Event> Possible() const {
+    std::vector<Event> events;
+    for (uint32_t w = 0; w < kWorkers; ++w) {
+      for (uint32_t s = 0; s < kShards; ++s) {
+        if (workers_[w].alive && workers_[w].step < kSteps && !workers_[w].pushed[s]) {
+          events.push_back({Kind::kPush, w, s});
+        }
+      }
+      if (workers_[w].alive && !someone_lost_) events.push_back({Kind::kLose, w});
+    }
+    for (uint32_t s = 0; s < kShards; ++s) {
+      if (!reports_[s].empty()) events.push_back({Kind::kReport, 0, s});
+      if (!updates_[s].empty()) events.push_back({Kind::kUpdate, 0, s});
+      if (to_apply_[s]) events.push_back({Kind::kApply, 0, s});
+    }
+    return events;
+  }
+
+  void Do(const Event& event) {
+    const uint32_t s = event.shard;
+    switch (event.kind) {
+      case Kind::kPush:
+        Push(event.worker, s);
+        break;
+      case Kind::kReport: {
+        const v1::ShardReport report = reports_[s].front();
+        reports_[s].pop_front();
+        for (const auto& done : report.complete()) complete_.insert({s, done.rank(), done.step()});
+        chief_.OnReport(s, report, now_);
+        break;
+      }
+      case Kind::kUpdate: {
+        const v1::ChiefUpdate update = updates_[s].front();
+        updates_[s].pop_front();
+        shards_[s]->OnChiefUpdate(update);
+        to_apply_[s] = to_apply_[s] || update.decisions_size() > 0;
+        break;
+      }
+      case Kind::kApply:
+        shards_[s]->ApplyPosted();
+        to_apply_[s] = false;
+        break;
+      case Kind::kLose: {
+        v1::LeaveRequest leave;
+        *leave.mutable_id() = workers_[event.worker].id;
+        leave.set_reason("lost");
+        REQUIRE(chief_.Leave(leave, now_).ok());
+        workers_[event.worker].alive = false;
+        someone_lost_ = true;
+        break;
+      }
+    }
+    for (Worker& worker : workers_) worker.NextStepIfAnswered();
+  }
+
+  // Brings about all that is on its way. What workers have not sent yet stays unsent.
+  void Settle() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (const Event& event : Possible()) {
+        if (event.kind == Kind::kPush || event.kind == Kind::kLose) continue;
+        Do(event);
+        moved = true;
+        break;
+      }
+    }
+  }
+
+  uint64_t Version(uint32_t shard) const { return shards_[shard]->Status(now_).version(); }
+  bool failed() { return chief_.Status(now_).phase() == v1::PHASE_FAILED; }
+  bool all_answered() const {
+    return std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.step == kSteps; });
+  }
+
+  // Weight of the shard's one slice, by its bits in the version that it is at. Only while the job lives.
+  float Weight(uint32_t shard) {
+    float weight = -1;
+    shards_[shard]->AwaitPull(workers_[0].id, std::nullopt, now_, now_, [&](absl::StatusOr<VersionPin> pin) {
+      if (pin.ok()) weight = pin->weights()[0];
+    });
+    return weight;
+  }
+
+  // Everything that tells one state from another, but for the values of weights, which follow from the versions.
+  std::string Fingerprint() {
+    std::string text;
+    for (uint32_t s = 0; s < kShards; ++s) {
+      text += shards_[s]->Status(now_).SerializeAsString() + "|";
+      for (const auto& report : reports_[s]) text += report.SerializeAsString() + ";";
+      for (const auto& update : updates_[s]) text += update.SerializeAsString() + ";";
+      text += to_apply_[s] ? "a" : "-";
+    }
+    for (const Worker& w : workers_) {
+      text += std::to_string(w.step) + (w.alive ? "alive" : "lost");
+      for (uint32_t s = 0; s < kShards; ++s) text += std::string(w.pushed[s] ? "p" : "-") + (w.answers[s] ? "a" : "-");
+    }
+    for (const auto& [s, rank, step] : complete_) text += std::to_string(100 * s + 10 * rank + step) + ",";
+    return text;
+  }
+
+ private:
+  struct Worker {
+    v1::Identity id;
+    bool alive = true;
+    uint64_t step = 0;
+    std::array<bool, kShards> pushed = {};
+    std::array<bool, kShards> answers = {};  // APPLIED came.
+    void NextStepIfAnswered() {
+      if (!answers[0] || !answers[1]) return;
+      ++step;
+      pushed = answers = {};
+    }
+  };
+
+  void Join(uint32_t rank) {
+    v1::JoinRequest request;
+    request.set_protocol(v1::PROTOCOL_VERSION_1);
+    request.set_job("default");
+    request.set_rank(rank);
+    *request.mutable_layout() = ToProto({{"a", {1}}, {"b", {1}}});
+    absl::StatusOr<v1::JoinReply> joined = absl::UnknownError("no answer");
+    chief_.Join(request, now_, now_ + std::chrono::seconds(1), [&](const auto& answer) { joined = answer; });
+    Settle();
+    REQUIRE(joined.ok());
+    workers_[rank].id = joined->id();
+  }
+
+  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
+  static float Gradient(uint32_t rank, uint64_t step) { return static_cast<float>((rank + 1) << (2 * step)); }
+
+  static ReceivedSlice Slice(uint32_t index, float value) {
+    auto owner = std::make_shared<float>(value);
+    return {.index = index,
+            .payload = Payload({Piece(reinterpret_cast<const uint8_t*>(owner.get()), sizeof(float))}, owner)};
+  }
+
+  void Push(uint32_t w, uint32_t s) {
+    Worker& worker = workers_[w];
+    v1::PushRequest header;
+    *header.mutable_id() = worker.id;
+    header.set_step(worker.step);
+    header.set_version(worker.step);
+    header.set_samples(1);
+    worker.pushed[s] = true;
+    const absl::Status added = shards_[s]->AddSlices(header, {Slice(s, Gradient(w, worker.step))}, now_);
+    if (!added.ok()) return;  // The shard knows already that the job failed.
+    shards_[s]->AwaitPush(header, true, now_, now_ + std::chrono::hours(1),
+                          [&worker, s](const absl::StatusOr<v1::PushReply>& reply) {
+                            if (reply.ok() && reply->answer() == v1::APPLIED) worker.answers[s] = true;
+                          });
+  }
+
+  const TimePoint now_ = TimePoint() + std::chrono::hours(1);
+  std::unique_ptr<MetricsWriter> metrics_;
+  Chief chief_ = Chief({.num_workers = kWorkers, .num_shards = kShards}, [](v1::Phase, const std::string&) {});
+  std::array<std::deque<v1::ShardReport>, kShards> reports_;
+  std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
+  std::array<bool, kShards> to_apply_ = {};
+  std::array<Worker, kWorkers> workers_;
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;
+  bool someone_lost_ = false;
+  std::array<std::unique_ptr<Shard>, kShards> shards_;  // Last: their callbacks use the above.
+};
+
+struct Counts {
+  size_t states = 0;
+  size_t finished = 0;
+  size_t failed = 0;
+  std::set<uint64_t> versions_at_failure;
+};
+
+// Goes on from the state after `path` until nothing is on its way, and looks at what the job came to.
+void CheckOutcome(const std::vector<Event>& path, Counts* counts) {
+  Job job;
+  for (const Event& event : path) job.Do(event);
+  job.Settle();
+  CHECK(job.Version(0) == job.Version(1));
+  if (job.failed()) {
+    ++counts->failed;
+    counts->versions_at_failure.insert(job.Version(0));
+    return;
+  }
+  const float expected[] = {0, -1.5F, -7.5F};  // Means of the gradients 1, 2 and 4, 8, taken off one after the other.
+  for (uint32_t shard = 0; shard < kShards; ++shard) CHECK(job.Weight(shard) == expected[job.Version(shard)]);
+  if (job.all_answered()) ++counts->finished;
+}
+
+TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost, a step is on all shards or on none") {
+  const auto level = spdlog::get_level();
+  spdlog::set_level(spdlog::level::off);  // Thousands of jobs are started and lost.
+  const absl::Cleanup restore = [level] { spdlog::set_level(level); };
+  Counts counts;
+  std::set<std::string> seen;
+  std::vector<std::vector<Event>> paths = {{}};
+  while (!paths.empty()) {
+    const std::vector<Event> path = std::move(paths.back());
+    paths.pop_back();
+    Job job;
+    for (const Event& event : path) job.Do(event);
+    if (!seen.insert(job.Fingerprint()).second) continue;
+    ++counts.states;
+    CheckOutcome(path, &counts);
+    for (const Event& event : job.Possible()) {
+      paths.push_back(path);
+      paths.back().push_back(event);
+    }
+  }
+  // The enumeration reached what it is about: jobs that end well, and losses before, between and after the steps.
+  CHECK(counts.states > 5000);
+  CHECK(counts.finished > 0);
+  CHECK(counts.failed > 0);
+  CHECK(counts.versions_at_failure == std::set<uint64_t>{0, 1, 2});
+}
+
+}  // namespace
+}  // namespace ps
