@@ -1,5 +1,6 @@
 #include "server/options.h"
 
+#include <charconv>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -85,7 +86,11 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 }
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
-  const auto exact = [](float value) { return absl::StrFormat("%.9g", value); };
+  // The shortest text that only this float has.
+  const auto exact = [](float value) {
+    char text[32];
+    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
+  };
   const auto mode = MakeMode(options.mode, options.num_workers);
   return {{"mode", mode.ok() ? (*mode)->name() : options.mode},
           {"optimizer", options.optimizer},

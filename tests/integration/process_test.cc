@@ -153,6 +153,90 @@ TEST_CASE("What cannot work ends with status 1 and one clear line") {
   CHECK(errors.find("--model: the network takes 9 inputs") != std::string::npos);
 }
 
+// The program's last words are one line that begins with its name and says `text`.
+void CheckRefused(const std::string& program, const std::vector<std::string>& arguments, const std::string& text) {
+  const TempFolder folder;
+  Process process(program, arguments, folder.File("p"));
+  const int status = process.Wait();
+  const std::string errors = process.Errors();
+  INFO(program << ": " << errors);
+  CHECK(status == 1);
+  const size_t last = errors.rfind(program + ": ", errors.size());
+  REQUIRE(last != std::string::npos);
+  CHECK(errors.find('\n', last) == errors.size() - 1);
+  CHECK(errors.find(text, last) != std::string::npos);
+}
+
+std::string WriteFile(const TempFolder& folder, const std::string& name, const std::string& bytes) {
+  std::ofstream(folder.File(name), std::ios::binary) << bytes;
+  return folder.File(name);
+}
+
+TEST_CASE("Data that is missing, cut short, corrupt or does not fit is refused by its name, before the job is joined") {
+  const TempFolder folder;
+  const std::string header("\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x02", 16);  // Two images of 2 x 2 bytes.
+  const std::string images = WriteFile(folder, "images", header + "abcdefgh");
+  const std::string truncated = WriteFile(folder, "truncated", header + "abc");
+  const std::string corrupt = WriteFile(folder, "corrupt", "no IDX file at all");
+  const std::string label_header("\0\0\x08\x01\0\0\0\x02", 8);
+  const std::string labels = WriteFile(folder, "labels", label_header + std::string("\0\x01", 2));
+  const std::string far_labels = WriteFile(folder, "far", label_header + std::string("\0\x07", 2));
+  const std::string table = WriteFile(folder, "table.csv", "1,2,0\n3,x,1\n");
+  const std::string sparse = WriteFile(folder, "sparse.txt", "0 1:2\n1 2:\n");
+  const auto refused = [&](const std::string& dataset, const std::string& model, const std::string& text) {
+    CheckRefused("ps_worker", {"--server=127.0.0.1:1", "--dataset=" + dataset, "--model=mlp:" + model}, text);
+  };
+  refused("idx:" + folder.File("none") + "," + labels, "4,2", folder.File("none"));
+  refused("idx:" + truncated + "," + labels, "4,2", truncated);
+  refused("idx:" + corrupt + "," + labels, "4,2", corrupt);
+  refused("idx:" + images + "," + corrupt, "4,2", corrupt);
+  refused("idx:" + images + "," + labels, "9,2", "--model: the network takes 9 inputs");
+  refused("idx:" + images + "," + far_labels, "4,2", "--model: the network has 2 outputs");
+  refused("csv:" + table, "2,2", table + ": line 2");
+  refused("libsvm:" + sparse, "2,2", sparse + ": line 2");
+  refused("cifar", "2,2", "--dataset=cifar");
+}
+
+TEST_CASE("A worker that does not fit its job is refused by what differs, and the job is not harmed") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
+  const std::string address = server.Address();
+  Process worker("ps_worker", Worker(address, {"--steps=100000000"}), folder.File("worker"));
+  REQUIRE(server.WaitFor(".err", "the job runs"));
+  CheckRefused("ps_worker", Worker(address, {"--steps=100000000"}), "--num_workers=1");
+  CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--seed=2"}), "--seed=2 (the job has 1)");
+  CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--rank=5"}), "--rank=5");
+  CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--job=other"}), "--job=other");
+  CheckRefused("ps_worker",
+               {"--server=" + address, "--model=mlp:20,9,4", "--dataset=synthetic:samples=400,features=20,classes=4"},
+               "--model: tensor 0");
+  server.Signal(SIGTERM);
+  CHECK(server.Wait() == 1);
+  CHECK(worker.Wait() == 1);
+}
+
+TEST_CASE("Servers that do not fit together, or are missing, are named") {
+  const TempFolder folder;
+  Process chief("ps_server", {"--num_workers=1", "--num_shards=3"}, folder.File("chief"));
+  const std::string address = chief.Address();
+  const auto shard = [&](const std::string& number, std::vector<std::string> more) {
+    more.insert(more.end(), {"--num_shards=3", "--shard=" + number, "--chief=" + address});
+    return more;
+  };
+  Process one("ps_server", shard("1", {}), folder.File("one"));
+  REQUIRE(chief.WaitFor(".err", "shard 1 at "));
+  CheckRefused("ps_server", shard("2", {"--learning_rate=0.7", "--mode=asp"}),
+               "--learning_rate=0.7 (the chief has 0.1)");
+  CheckRefused("ps_server", shard("1", {}), "--shard=1: already served");
+  CheckRefused("ps_server", {"--num_shards=3", "--shard=2", "--chief=127.0.0.1:1", "--connect_timeout=300ms"},
+               "--chief=127.0.0.1:1");
+  // Shard 2 never comes: the worker says so while it waits, and in the end.
+  CheckRefused("ps_worker", Worker(address, {"--connect_timeout=1s"}), "waiting for shard 2 to register");
+  chief.Signal(SIGTERM);
+  CHECK(chief.Wait() == 1);
+  CHECK(one.Wait() == 1);
+}
+
 TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no process stays") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=2", "--lease=500ms"}, folder.File("server"));

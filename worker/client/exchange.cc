@@ -94,14 +94,17 @@ void ShardExchange::StartCall(uint32_t shard) {
       MakeCall(shard), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
         self->OnCallEnd(shard, status, reply);
       });
+  {
+    // Before it begins: it can end at once, and would leave the state to a call that is over.
+    MutexLock lock(mutex_);
+    ShardState& state = shards_[shard];
+    state.call = call;
+    state.call_began = Now();
+    ++state.attempts;
+    if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
+    if (decided_) call->Cancel();
+  }
   call->Begin(context_.channels[shard]);
-  MutexLock lock(mutex_);
-  ShardState& state = shards_[shard];
-  state.call = call;
-  state.call_began = Now();
-  ++state.attempts;
-  if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
-  if (decided_) call->Cancel();
 }
 
 void ShardExchange::TensorReady(size_t tensor) {

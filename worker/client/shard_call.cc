@@ -37,6 +37,7 @@ void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
   StartRead(&received_);
   {
     MutexLock lock(mutex_);
+    begun_ = true;
     if (!sends_slices()) {
       writing_ = true;
       outgoing_ = EncodeMessage(request_.pull);
@@ -44,6 +45,7 @@ void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
     } else {
       AddHold();
       held_ = true;
+      WriteNext();
     }
   }
   StartCall();
@@ -51,10 +53,10 @@ void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
 
 void ShardCall::Send(const std::vector<uint32_t>& slices, bool last) {
   MutexLock lock(mutex_);
-  if (!held_) return;  // It failed, or all is sent.
+  if (begun_ && !held_) return;  // It failed, or all is sent.
   queue_.insert(queue_.end(), slices.begin(), slices.end());
   last_ = last_ || last;
-  if (!writing_) WriteNext();
+  if (begun_ && !writing_) WriteNext();
 }
 
 void ShardCall::WriteNext() {

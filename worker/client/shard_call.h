@@ -51,8 +51,10 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   ShardCall(Request request, EndFunction on_end);
 
   void Begin(const std::shared_ptr<grpc::Channel>& channel);
-  // These slices (indexes in the model, of this shard) may be sent; `last`: there are no more.
+  // These slices (indexes in the model, of this shard) may be sent; `last`: there are no more. Before Begin they wait
+  // for it.
   void Send(const std::vector<uint32_t>& slices, bool last);
+  // Before Begin, it ends the call as soon as it has begun.
   void Cancel() { context_.TryCancel(); }
 
   void OnWriteDone(bool ok) override;
@@ -82,6 +84,7 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   bool last_ ABSL_GUARDED_BY(mutex_) = false;
   bool wrote_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
   bool held_ ABSL_GUARDED_BY(mutex_) = false;  // Writes may still be started from outside of the call's reactions.
 };
 

@@ -72,7 +72,7 @@ absl::StatusOr<DatasetSpec> ParseDatasetSpec(const std::string& text) {
   if (format == formats.end()) {
     const std::string known =
         absl::StrJoin(formats, ", ", [](std::string* out, const Format& one) { out->append(one.usage); });
-    return absl::InvalidArgumentError(absl::StrCat("dataset \"", text, "\" is unknown; expected one of ", known));
+    return absl::InvalidArgumentError(absl::StrCat("--dataset=", text, " is unknown; expected one of ", known));
   }
   if (spec.format.size() < text.size()) {
     const std::vector<std::string> items = absl::StrSplit(text.substr(spec.format.size() + 1), ',');
