@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::st
   return writer;
 }
 
-void MetricsWriter::Write(const std::string& event, nlohmann::ordered_json fields) {
+void MetricsWriter::Write(const std::string& event, const nlohmann::ordered_json& fields) {
   if (!enabled()) return;
   nlohmann::ordered_json line = {{"event", event}, {"t", Rounded(SecondsSinceStart())}, {who_, number_.load()}};
   line.update(fields);

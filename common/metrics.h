@@ -24,7 +24,7 @@ class MetricsWriter {
 
   // Writes {"event": event, "t": seconds since the process started, who: number, ...fields} and hands the line to the
   // operating system.
-  void Write(const std::string& event, nlohmann::ordered_json fields);
+  void Write(const std::string& event, const nlohmann::ordered_json& fields);
 
  private:
   MetricsWriter() = default;

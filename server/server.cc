@@ -66,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   nlohmann::ordered_json start = StartFields();
   start["mode"] = options.mode;
   start["flags"] = flags;
-  server->metrics_->Write("start", std::move(start));
+  server->metrics_->Write("start", start);
   PS_RETURN_IF_ERROR(server->JoinChief());
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;

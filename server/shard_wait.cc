@@ -156,7 +156,8 @@ std::string Shard::WaitingFor(TimePoint now) const {
   }
   if (missing.empty()) return gathers_ ? absl::StrCat("step ", mode_->step(), ": waiting for the other shards") : "";
   return absl::StrCat(
-      "step ", mode_->step(), ": waiting for ", absl::StrJoin(missing, ", ", [&](std::string* out, uint32_t rank) {
+      "step ", mode_->step(), ": waiting for ",
+      absl::StrJoin(missing, ", ", [&](std::string* out, uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         const auto heard = last_heard_.find(rank);
         absl::StrAppend(out, "rank ", rank, " (",
                         heard == last_heard_.end()

@@ -28,7 +28,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   start["device"] = backend_->name();
   start["generation"] = client_->generation();
   start["flags"] = flags;
-  metrics_->Write("start", std::move(start));
+  metrics_->Write("start", start);
   absl::Status status = Train();
   if (status.ok()) status = Finish(&result);
   metrics_->Write("end", {{"steps", step_},

@@ -18,6 +18,7 @@ class Process {
   Process(const std::string& program, std::vector<std::string> arguments, const std::string& output) : output_(output) {
     arguments.insert(arguments.begin(), PS_BIN_DIR "/" + program);
     std::vector<char*> argv;
+    argv.reserve(arguments.size() + 1);
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
     posix_spawn_file_actions_t actions;

@@ -44,7 +44,8 @@ struct MatmulKey {
   int64_t m, n, k;
   bool transpose_a, transpose_b, bias;
   Activation activation;
-  auto operator<=>(const MatmulKey&) const = default;
+  auto operator<=>(const MatmulKey&) const =
+      default;  // NOLINT(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
 };
 
 struct Matmul {
