@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
@@ -68,6 +70,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   start["flags"] = flags;
   server->metrics_->Write("start", start);
   PS_RETURN_IF_ERROR(server->JoinChief());
+  server->grpc_->GetHealthCheckService()->SetServingStatus(true);
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
@@ -88,6 +91,7 @@ absl::Status Server::Listen() {
   shard_service_ = std::make_unique<ShardService>(*shard_);
   exchange_service_ = std::make_unique<ExchangeService>(*shard_, ExchangeLimits());
 
+  grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetServerArguments(builder);
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
@@ -102,6 +106,7 @@ absl::Status Server::Listen() {
     return absl::UnavailableError(
         absl::StrCat("--listen=", options_.listen, ": the address is in use or not this machine's"));
   }
+  grpc_->GetHealthCheckService()->SetServingStatus(false);  // Until the server has its place in the job.
   Endpoint bound = listen;
   if (!listen.is_unix()) bound.port = port;
   address_ = bound.ToString();
@@ -195,6 +200,7 @@ absl::Status Server::Wait() {
     while (!ended()) changed_.Wait(mutex_);
     phase = end_;
   }
+  grpc_->GetHealthCheckService()->SetServingStatus(false);
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
                                                : absl::AbortedError("the server ends"));

@@ -106,7 +106,7 @@ TEST_CASE("Server and workers end by themselves with status 0, and rank 0 prints
   }
 }
 
-TEST_CASE("ps_ctl shows a running job and its weights hash") {
+TEST_CASE("ps_ctl shows a running job, its servers' health and its weights hash") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
   const std::string address = server.Address();
@@ -119,6 +119,9 @@ TEST_CASE("ps_ctl shows a running job and its weights hash") {
   CHECK(status.Wait() == 0);
   CHECK(status.Output().find("job default: running") != std::string::npos);
   CHECK(status.Output().find("workers: 1 of 1") != std::string::npos);
+  Process health("ps_ctl", {"--server=" + address, "health"}, folder.File("health"));
+  CHECK(health.Wait() == 0);
+  CHECK(health.Output() == "SERVING\n");
   worker.Signal(SIGINT);
   CHECK(worker.Wait() == 1);
   CHECK(server.Wait() == 1);

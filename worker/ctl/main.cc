@@ -12,6 +12,7 @@
 #include "common/grpc_status.h"
 #include "common/hash.h"
 #include "common/program.h"
+#include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/ctl/report.h"
 
@@ -23,6 +24,7 @@ namespace {
 
 constexpr char kUsage[] =
     "ps_ctl [flags] COMMAND\n"
+    "  health          whether this server serves, by gRPC's health service; exit status 0 if it does\n"
     "  status          the job, its shards and workers, and who is waited for\n"
     "  weights_hash    the hash of the newest weights\n"
     "  report DIR…     a table of finished runs, from the metrics files in each folder";
@@ -154,6 +156,19 @@ absl::Status PrintWeightsHash(JobView& view) {
   return absl::OkStatus();
 }
 
+absl::Status PrintHealth(const std::string& server, absl::Duration timeout) {
+  namespace health = grpc::health::v1;
+  const auto stub = health::Health::NewStub(MakeChannel(server, grpc::InsecureChannelCredentials(), 0));
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
+  health::HealthCheckResponse reply;
+  const absl::Status status = FromGrpc(stub->Check(&context, health::HealthCheckRequest(), &reply));
+  if (!status.ok()) return Annotate(status, "--server=" + server);
+  std::cout << health::HealthCheckResponse::ServingStatus_Name(reply.status()) << "\n";
+  if (reply.status() == health::HealthCheckResponse::SERVING) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("--server=", server, ": it does not serve"));
+}
+
 absl::Status PrintReport(const std::vector<std::string>& folders) {
   std::vector<RunSummary> runs;
   for (const std::string& folder : folders) {
@@ -176,7 +191,8 @@ int main(int argc, char** argv) {
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
   const bool known =
-      ((command == "status" || command == "weights_hash") && rest.empty()) || (command == "report" && !rest.empty());
+      ((command == "health" || command == "status" || command == "weights_hash") && rest.empty()) ||
+      (command == "report" && !rest.empty());
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
@@ -186,6 +202,7 @@ int main(int argc, char** argv) {
   }
   JobView view(server, absl::GetFlag(FLAGS_timeout));
   const absl::Status status = command == "report"   ? PrintReport(rest)
+                              : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
                               : command == "status" ? PrintStatus(view)
                                                     : PrintWeightsHash(view);
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
