@@ -9,7 +9,8 @@
 # format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
 # failed. Every phase's full output is in build/logs/.
 #
-# PS_DATA_DIR: the folder that holds mnist/, for the tests that want it.
+# PS_DATA_DIR: the folder that holds mnist/, for the tests that want it. PS_START_DOCKER: a program that starts a Docker
+# engine, for the test of the docker-compose demo, which is among the slow ones.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -45,6 +46,10 @@ mkdir -p "$logs"
 if [[ -z ${PS_DATA_DIR:-} && -d ../shared/data ]]; then
   PS_DATA_DIR=$(cd ../shared/data && pwd)
   export PS_DATA_DIR
+fi
+if [[ -z ${PS_START_DOCKER:-} && -x ../shared/tools/start-docker && $EUID == 0 ]]; then
+  PS_START_DOCKER=$(cd ../shared/tools && pwd)/start-docker
+  export PS_START_DOCKER
 fi
 
 # phase NAME TIMEOUT_S COMMAND...: runs it into a log of its own and prints one line. Returns its status.
