@@ -8,7 +8,7 @@ namespace ps {
 namespace {
 
 // Payload of a reply message: a full slice, or several small ones.
-constexpr size_t kReplyBytes = kSliceElements * sizeof(float);
+constexpr size_t kReplyBytes = 3 * kSliceElements * sizeof(float);
 
 enum class Method { kInit, kPush, kPull, kPushPull };
 

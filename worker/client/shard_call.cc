@@ -8,7 +8,7 @@ namespace ps {
 namespace {
 
 // Payload of a message: a full slice, or several small ones.
-constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
+constexpr size_t kMessageBytes = 3 * kSliceElements * sizeof(float);
 
 const char* MethodPath(ShardCall::Kind kind) {
   switch (kind) {
