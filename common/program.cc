@@ -1,8 +1,11 @@
 #include "common/program.h"
 
+#include <malloc.h>
+
 #include <csignal>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -16,6 +19,13 @@ void InitLogging(const std::string& program) {
   logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %L %n: %v");
   logger->flush_on(spdlog::level::trace);
   spdlog::set_default_logger(std::move(logger));
+}
+
+void KeepFreedMemory() {
+#ifdef __GLIBC__
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // The most that glibc takes (DEFAULT_MMAP_THRESHOLD_MAX).
+  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+#endif
 }
 
 int Complain(const std::string& program, const absl::Status& status, int exit_status) {

@@ -24,7 +24,7 @@ ABSL_FLAG(bool, keep_running, false, "stay when the job has ended, to answer ps_
 ABSL_FLAG(uint64_t, max_inflight_bytes, 0, "limit of gradient bytes held; 0: two pushes a worker");
 ABSL_FLAG(uint64_t, max_parked, 0, "limit of calls that wait; 0: 64 and 8 a worker");
 ABSL_FLAG(int, max_versions, 4, "limit of weight buffers; when all are being read, updates wait");
-ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: half of the processors, at most 8");
+ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: as many as processors, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
 
 namespace ps {

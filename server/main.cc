@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   }
   if (!valid.ok()) return Complain("ps_server", valid, kExitUsage);
 
+  KeepFreedMemory();
   InitLogging("ps_server");
   Mutex mutex;
   Server* running = nullptr;

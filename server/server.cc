@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kFinishLinger(2);
 
 int ApplyThreads(int asked) {
   if (asked > 0) return asked;
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()) / 2, 1, 8);
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
 }
 
 ShardOptions MakeShardOptions(const ServerOptions& options) {

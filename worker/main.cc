@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
                     absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --"),
                     kExitUsage);
   }
+  KeepFreedMemory();
   InitLogging("ps_worker");
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {

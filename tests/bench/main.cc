@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
   }
   const absl::StatusOr<ExchangeBenchOptions> options = OptionsFromFlags();
   if (!options.ok()) return Complain("ps_bench", options.status(), kExitUsage);
+  KeepFreedMemory();
   spdlog::set_level(spdlog::level::warn);
   const absl::StatusOr<std::vector<Measurement>> rows = RunExchangeBench(*options);
   if (!rows.ok()) return Complain("ps_bench", rows.status(), kExitFailed);

@@ -33,14 +33,10 @@ ShardExchange::ShardExchange(const ExchangeContext& context, Timer& timer, Reque
 }
 
 void ShardExchange::Begin() {
-  if (sends() && request_.push.samples == 0 && request_.kind != ShardCall::Kind::kInit) {
+  const bool empty = request_.push.samples == 0 && request_.kind != ShardCall::Kind::kInit;
+  if (!sends() || empty) {
     MutexLock lock(mutex_);
-    ready_tensors_ = tensor_slices_.size();  // Nothing to send but the header.
-    all_ready_at_ = Now();
-  } else if (sends() && !request_.deferred) {
-    for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
-  } else if (!sends()) {
-    MutexLock lock(mutex_);
+    if (empty) ready_tensors_ = tensor_slices_.size();  // Nothing to send but the header.
     all_ready_at_ = Now();
   }
   for (uint32_t shard = 0; shard < context_.plan.num_shards(); ++shard) {
@@ -51,6 +47,8 @@ void ShardExchange::Begin() {
     }
     StartCall(shard);
   }
+  if (!sends() || empty || request_.deferred) return;
+  for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
 }
 
 ShardCall::Request ShardExchange::MakeCall(uint32_t shard) const {
@@ -107,31 +105,42 @@ void ShardExchange::StartCall(uint32_t shard) {
   call->Begin(context_.channels[shard]);
 }
 
+// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never completed,
+// and the servers drop what came of it.
 void ShardExchange::TensorReady(size_t tensor) {
-  const std::span<const float> values = request_.out[tensor];
-  const bool finite = AllFinite(values.data(), values.size(), BestIsa());
-  MutexLock lock(mutex_);
-  if (decided_) return;
-  if (!finite) {
-    const bool push = request_.kind != ShardCall::Kind::kInit;
-    return End(absl::InvalidArgumentError(
-        absl::StrCat("rank ", context_.id.rank(),
-                     push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
-                     " tensor ", context_.plan.layout()[tensor].name, " is not finite")));
-  }
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
-  ready_.insert(ready_.end(), slices.begin(), slices.end());
-  ++ready_tensors_;
+  for (const uint32_t slice : slices) {
+    const SliceInfo& info = context_.plan.slices()[slice];
+    const float* values = request_.out[tensor].data() + info.offset;
+    const bool finite = AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
+    MutexLock lock(mutex_);
+    if (decided_) return;
+    if (!finite) return End(NotFinite(tensor));
+    SliceReady(info, slice == slices.back());
+  }
+}
+
+void ShardExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
+  ready_.push_back(slice.index);
+  if (last_of_tensor) ++ready_tensors_;
   const bool last = ready_tensors_ == tensor_slices_.size();
   if (last) all_ready_at_ = Now();
   for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
     if (shards_[shard].call == nullptr || shards_[shard].ended) continue;
-    std::vector<uint32_t> mine;
-    for (uint32_t slice : slices) {
-      if (context_.plan.slices()[slice].shard == shard) mine.push_back(slice);
+    if (shard == slice.shard) {
+      shards_[shard].call->Send({slice.index}, last);
+    } else if (last) {
+      shards_[shard].call->Send({}, true);
     }
-    if (last || !mine.empty()) shards_[shard].call->Send(mine, last);
   }
+}
+
+absl::Status ShardExchange::NotFinite(size_t tensor) const {
+  const bool push = request_.kind != ShardCall::Kind::kInit;
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", context_.id.rank(),
+                   push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
+                   " tensor ", context_.plan.layout()[tensor].name, " is not finite"));
 }
 
 absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {

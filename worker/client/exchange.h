@@ -56,6 +56,9 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
 
   bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
   void StartCall(uint32_t shard);
+  // The slice may be sent.
+  void SliceReady(const SliceInfo& slice, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status NotFinite(size_t tensor) const;
   ShardCall::Request MakeCall(uint32_t shard) const;
   std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
