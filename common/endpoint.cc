@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxFrameBytes = (16 << 20) - 1;  // The most that HTTP/2 allows (RFC 9113, 4.2).
 constexpr int kWindowBytes = 64 << 20;          // Bytes that a stream may send ahead of its reader.
-constexpr int kReadChunkBytes = 4 << 20;
+constexpr int kReadChunkBytes = 2 << 20;
 constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full slice is 1 MiB.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
