@@ -34,6 +34,16 @@ absl::Status Chief::Serving() const {
 
 // ---- Workers
 
+absl::Status Chief::CheckMemory(const Layout& layout) const {
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : layout) elements += tensor.elements();
+  const int64_t of_each = elements / options_.num_shards;
+  if (of_each <= options_.max_shard_elements) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--model: ", of_each, " parameters on each of ",
+                                                    options_.num_shards, " servers; this one's memory holds ",
+                                                    options_.max_shard_elements));
+}
+
 absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
   if (request.protocol() != v1::PROTOCOL_VERSION_1) {
     return absl::UnimplementedError(absl::StrCat("the worker speaks protocol version ", request.protocol(),
@@ -49,7 +59,7 @@ absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
   }
   const Layout layout = FromProto(request.layout());
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
-  if (!plan_.has_value()) return absl::OkStatus();
+  if (!plan_.has_value()) return CheckMemory(layout);
   const Layout& ours = plan_->layout();
   for (size_t i = 0; i < std::max(layout.size(), ours.size()); ++i) {
     const std::string theirs = i < layout.size() ? ToString(layout[i]) : "nothing";

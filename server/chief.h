@@ -35,6 +35,7 @@ struct ChiefOptions {
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // A running job whose steps stand still for so long has failed.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
+  int64_t max_shard_elements = INT64_MAX;        // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
 };
 
@@ -99,6 +100,7 @@ class Chief {
 
   absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Member*> FindMember(const v1::Identity& id, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckMemory(const Layout& layout) const;
   absl::Status CheckSameJob(const v1::JoinRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t StartStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::JoinReply MakeJoinReply(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

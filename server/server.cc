@@ -1,5 +1,7 @@
 #include "server/server.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
@@ -37,6 +39,14 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
+// Weights, one more version, the optimizer's state and a gradient of each worker have to fit into the machine's memory.
+int64_t MaxShardElements(const ServerOptions& options) {
+  const auto memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  const auto optimizer = MakeOptimizer(options.optimizer);
+  const int64_t floats = 2 + (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers;
+  return memory / (floats * static_cast<int64_t>(sizeof(float)));
+}
+
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
   using std::chrono::system_clock;
   const auto since_epoch = system_clock::now().time_since_epoch();
@@ -49,6 +59,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
       .mode = options.mode,
       .lease = ToChrono(options.lease),
       .progress_timeout = ToChrono(options.progress_timeout),
+      .max_shard_elements = MaxShardElements(options),
       .settings = SharedSettings(options)};
 }
 

@@ -11,7 +11,11 @@ namespace {
 class TestJob {
  public:
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
-      : chief({.num_workers = workers, .num_shards = shards, .mode = mode, .settings = {{"learning_rate", "0.1"}}},
+      : chief({.num_workers = workers,
+               .num_shards = shards,
+               .mode = mode,
+               .max_shard_elements = 1000,
+               .settings = {{"learning_rate", "0.1"}}},
               [this](v1::Phase phase, const std::string& failure) {
                 ended = phase;
                 reason = failure;
@@ -107,6 +111,16 @@ TEST_CASE("Joins that do not fit are refused by what does not fit") {
   CHECK(refused(request, "held by a"));
   REQUIRE(job.Join(job.Request("b")).ok());
   CHECK(refused(job.Request("c"), "--num_workers=2"));
+}
+
+TEST_CASE("A model that no server's memory holds is refused, and the job can still get another") {
+  TestJob job("bsp", 1, 2);
+  v1::JoinRequest request = job.Request("a");
+  *request.mutable_layout() = ToProto({{"w", {2002}}});
+  const auto answer = job.Join(request);
+  CHECK(Message(answer.status()) == "--model: 1001 parameters on each of 2 servers; this one's memory holds 1000");
+  *request.mutable_layout() = ToProto({{"w", {2000}}});
+  CHECK(job.Join(request).ok());
 }
 
 TEST_CASE("A join under a live name takes its rank with a higher incarnation, and fences the old one") {
