@@ -14,6 +14,7 @@ constexpr int kMaxFrameBytes = (16 << 20) - 1;  // The most that HTTP/2 allows (
 constexpr int kWindowBytes = 64 << 20;          // Bytes that a stream may send ahead of its reader.
 constexpr int kReadChunkBytes = 2 << 20;
 constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full slice is 1 MiB.
+constexpr int kMaxStreams = 128;           // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 
@@ -83,6 +84,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
 }
 
 void SetServerArguments(grpc::ServerBuilder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetTransportArguments([&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);

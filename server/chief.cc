@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxTextBytes = 256;          // Of a name or host from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
-constexpr size_t kMaxJoinWaitsPerWorker = 4;
+constexpr size_t kMaxWaitsPerWorker = 4;       // For joins, and for the end.
 
 }  // namespace
 
@@ -95,7 +95,7 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   };
   absl::Status status = Serving();
   if (status.ok()) status = CheckSameJob(request);
-  if (status.ok() && joins_.size() >= kMaxJoinWaitsPerWorker * options_.num_workers) {
+  if (status.ok() && joins_.size() >= kMaxWaitsPerWorker * options_.num_workers) {
     status = absl::ResourceExhaustedError("too many workers are joining at once");
   }
   if (!status.ok()) return refuse(status);
@@ -186,8 +186,12 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = FindMember(request.id(), now);
-  if (!member.ok()) {
-    outbox_.Add([callback, status = member.status()] { callback(status); });
+  absl::Status refused = member.status();
+  if (refused.ok() && done_waits_.size() >= kMaxWaitsPerWorker * options_.num_workers) {
+    refused = absl::ResourceExhaustedError("too many calls wait for the end of the job");
+  }
+  if (!refused.ok()) {
+    outbox_.Add([callback, refused] { callback(refused); });
     return;
   }
   if (!(*member)->done) {

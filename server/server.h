@@ -33,6 +33,9 @@ class Server {
   // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it.
   absl::Status Wait();
 
+  // This server's shard at a glance.
+  v1::ShardStatusReply ShardStatus() const { return shard_->Status(Now()); }
+
   // Asks for the end. The job, if it runs, fails for this reason. Thread-safe, any number of times.
   void Stop(const std::string& reason);
 

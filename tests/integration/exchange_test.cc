@@ -1,4 +1,5 @@
 // Clients and servers over real connections, in one process.
+#include <atomic>
 #include <cmath>
 #include <random>
 
@@ -31,6 +32,7 @@ MutableTensors Mutable(std::vector<std::vector<float>>& tensors) { return {tenso
 struct Disturbance {
   bool delays = false;
   bool twice = false;
+  bool unix_socket = false;
 };
 
 // Three workers, five steps of made-up gradients. Returns the weights hash.
@@ -39,6 +41,8 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
   options.num_workers = 3;
   options.num_shards = shards;
   options.optimizer = "momentum";
+  const TempFolder folder;
+  if (disturbance.unix_socket) options.listen = "unix:" + folder.File("socket");
   Cluster cluster(options);
   std::vector<std::string> hashes(3);
   std::vector<absl::Status> statuses(3);
@@ -110,6 +114,60 @@ TEST_CASE("In bsp the weights hash is the same over runs, with delayed workers a
   CHECK(RunJob(1, {}, 2) == hash);
   CHECK(RunJob(1, {.delays = true}, 3) == hash);
   CHECK(RunJob(1, {.delays = true, .twice = true}, 4) == hash);
+}
+
+TEST_CASE("In bsp the weights hash is the same over TCP and over a Unix socket") {
+  CHECK(RunJob(1, {.unix_socket = true}, 1) == RunJob(1, {}, 1));
+}
+
+TEST_CASE("32 workers on a server that holds 3 gradients at most lose nothing, and the limit holds") {
+  constexpr uint32_t kWorkers = 32;
+  constexpr uint64_t kSteps = 4;
+  constexpr uint64_t kGradientBytes = 4 * (300000 + 17 + 1);
+  ServerOptions options;
+  options.num_workers = kWorkers;
+  options.mode = "asp";
+  options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+  options.max_inflight_bytes = 3 * kGradientBytes;
+  Cluster cluster(options);
+  std::vector<absl::Status> statuses(kWorkers, absl::UnknownError("did not run"));
+  std::atomic<uint64_t> most_bytes = 0;
+  std::vector<float> last;
+  std::vector<std::thread> threads;
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    threads.emplace_back([&, rank] {
+      statuses[rank] = [&]() -> absl::Status {
+        auto client = Client::Join({.server = cluster.address(), .rank = rank}, kLayout);
+        if (!client.ok()) return client.status();
+        const auto zeros = Filled(0);
+        const auto ones = Filled(1);
+        auto weights = Filled(0);
+        auto result = (*client)->Start(Const(zeros), Mutable(weights));
+        for (uint64_t step = 0; result.ok() && step < kSteps; ++step) {
+          const PushInfo push = {.step = step, .version = result->version, .samples = 1};
+          result = (*client)->PushPull(push, Const(ones), Mutable(weights));
+          const uint64_t bytes = cluster.servers[0]->ShardStatus().inflight_bytes();
+          for (uint64_t seen = most_bytes; bytes > seen && !most_bytes.compare_exchange_weak(seen, bytes);) {
+          }
+        }
+        if (!result.ok()) return result.status();
+        if (const absl::Status done = (*client)->Done(); !done.ok()) return done;
+        result = (*client)->Pull(Mutable(weights));
+        if (rank == 0) last = weights[0];
+        const absl::Status left = (*client)->Leave();
+        return result.ok() ? left : result.status();
+      }();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (uint32_t rank = 0; rank < kWorkers; ++rank) {
+    INFO("rank " << rank << ": " << statuses[rank].ToString());
+    CHECK(statuses[rank].ok());
+  }
+  CHECK(cluster.servers[0]->Wait().ok());
+  CHECK(most_bytes > 0);
+  CHECK(most_bytes <= options.max_inflight_bytes);
+  CHECK(std::all_of(last.begin(), last.end(), [](float weight) { return weight == -1.0F * kWorkers * kSteps; }));
 }
 
 TEST_CASE("In bsp the weights hash is the same on 1, 2, 3 and 5 servers") {
