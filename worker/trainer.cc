@@ -20,9 +20,8 @@ constexpr int64_t kEvaluationBatch = 500;
 absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(Prepare());
   PS_RETURN_IF_ERROR(JoinJob());
-  TrainingResult result;
-  result.rank = client_->rank();
-  metrics_->set_number(result.rank);
+  result_.rank = client_->rank();
+  metrics_->set_number(result_.rank);
   nlohmann::ordered_json start = StartFields();
   start["mode"] = client_->mode();
   start["device"] = backend_->name();
@@ -30,18 +29,19 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   start["flags"] = flags;
   metrics_->Write("start", start);
   absl::Status status = Train();
-  if (status.ok()) status = Finish(&result);
-  metrics_->Write("end", {{"steps", step_},
-                          {"samples", samples_},
-                          {"samples_per_s", train_s_ > 0 ? static_cast<double>(samples_) / train_s_ : 0.0},
-                          {"status", status.ToString()}});
+  if (status.ok()) status = Finish();
+  metrics_->Write(
+      "end", {{"steps", step_},
+              {"samples", result_.samples},
+              {"samples_per_s", result_.train_s > 0 ? static_cast<double>(result_.samples) / result_.train_s : 0.0},
+              {"status", status.ToString()}});
   if (!status.ok()) {
     // The job need not wait for the lease to know. If it knows already, or cannot be told, nothing is lost.
     (void)client_->Leave(Message(status));
     return status;
   }
   PS_RETURN_IF_ERROR(client_->Leave());
-  return result;
+  return result_;
 }
 
 absl::Status Trainer::Prepare() {
@@ -192,8 +192,12 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
                            {"pull_s", exchanged.pull_s}});
   version_ = exchanged.version;
   ++step_;
-  samples_ += samples;
-  train_s_ += Seconds(now - began);
+  result_.samples += samples;
+  result_.train_s += Seconds(now - began);
+  result_.compute_s += computed.forward_s + computed.backward_s;
+  result_.push_s += exchanged.push_s;
+  result_.wait_s += exchanged.wait_s;
+  result_.pull_s += exchanged.pull_s;
   progress_->Step(batch + 1, computed.loss, samples, now);
   return absl::OkStatus();
 }
@@ -260,20 +264,20 @@ absl::StatusOr<LossSums> Trainer::Evaluate(const Dataset& dataset, const std::st
   return sums;
 }
 
-absl::Status Trainer::Finish(TrainingResult* result) {
+absl::Status Trainer::Finish() {
   PS_RETURN_IF_ERROR(client_->Done());
   if (client_->rank() != 0) return absl::OkStatus();
   const absl::StatusOr<ExchangeResult> last = client_->Pull(weights_);
   if (!last.ok()) return last.status();
-  result->version = version_ = last->version;
+  result_.version = version_ = last->version;
   if (data_.validation.size() > 0) PS_RETURN_IF_ERROR(Evaluate(data_.validation, "validation").status());
   const absl::StatusOr<LossSums> test = Evaluate(data_.test, "test");
   if (!test.ok()) return test.status();
-  result->test_loss = test->loss / static_cast<double>(data_.test.size());
-  result->test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
+  result_.test_loss = test->loss / static_cast<double>(data_.test.size());
+  result_.test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
   const absl::StatusOr<std::string> hash = client_->WeightsHash();
   if (!hash.ok()) return hash.status();
-  result->weights_hash = *hash;
+  result_.weights_hash = *hash;
   return Save();
 }
 

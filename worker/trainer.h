@@ -25,6 +25,14 @@ struct TrainingResult {
   double test_accuracy = 0;  // In [0, 1].
   std::string weights_hash;
   uint64_t version = 0;
+
+  // Every rank's own: its samples, and the seconds in its steps, in all and by what they went into.
+  int64_t samples = 0;
+  double train_s = 0;
+  double compute_s = 0;
+  double push_s = 0;
+  double wait_s = 0;
+  double pull_s = 0;
 };
 
 // Used by one thread, but for Stop.
@@ -50,7 +58,7 @@ class Trainer {
   void TakeBatch(int64_t batch);
   absl::Status MaybeEvaluate(int64_t batches_done);
   absl::StatusOr<LossSums> Evaluate(const Dataset& dataset, const std::string& split);
-  absl::Status Finish(TrainingResult* result);
+  absl::Status Finish();
   absl::Status Save() const;
 
   const WorkerOptions options_;
@@ -72,9 +80,8 @@ class Trainer {
   BatchPlan plan_;
   std::vector<float> features_;
   std::vector<int32_t> labels_;
-  int64_t samples_ = 0;   // Trained on.
-  double train_s_ = 0;    // In steps, without evaluations.
-  double next_eval_ = 0;  // In epochs.
+  TrainingResult result_;  // What there is of it so far.
+  double next_eval_ = 0;   // In epochs.
 };
 
 }  // namespace ps

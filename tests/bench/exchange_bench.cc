@@ -18,30 +18,10 @@
 namespace ps {
 namespace {
 
-constexpr int kWarmUp = 3;
 // Powers of two, so that every weight is exact: w = 1 − rate · gradient · steps.
 constexpr float kLearningRate = 1.0F / 1024;
 constexpr float kGradient = 0.5F;
 constexpr float kInitial = 1.0F;
-
-Measurement Summarize(const std::string& name, std::vector<double> seconds, double bytes) {
-  std::sort(seconds.begin(), seconds.end());
-  const auto at = [&](double share) {
-    return seconds[static_cast<size_t>(share * static_cast<double>(seconds.size() - 1) + 0.5)];
-  };
-  return {.name = name, .p50_s = at(0.5), .p99_s = at(0.99), .bytes = bytes};
-}
-
-template <typename Work>
-Measurement Measure(const std::string& name, int repeats, double bytes, Work work) {
-  std::vector<double> seconds;
-  for (int i = 0; i < repeats + kWarmUp; ++i) {
-    const TimePoint began = Now();
-    work();
-    if (i >= kWarmUp) seconds.push_back(Seconds(Now() - began));
-  }
-  return Summarize(name, seconds, bytes);
-}
 
 class Bench {
  public:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tests/bench/measurement.h"
 
 namespace ps {
 
@@ -15,14 +16,6 @@ struct ExchangeBenchOptions {
   uint32_t servers = 1;
   std::string op = "push_pull";  // Or push, pull.
   int repeats = 30;
-};
-
-struct Measurement {
-  std::string name;
-  double p50_s = 0;
-  double p99_s = 0;
-  double bytes = 0;  // That have to move in one repeat; GB/s is bytes / p50_s.
-  double ratio = 0;  // GB/s over the raw stream's GB/s in the same run; 0: none.
 };
 
 // Runs servers and workers on threads of this process, over real sockets on this machine, and beside them the

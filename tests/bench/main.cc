@@ -1,4 +1,4 @@
-// ps_bench: measures the exchange beside what the machine allows.
+// ps_bench: measures beside what the machine, the network or the computation alone allow.
 #include <iostream>
 
 #include <spdlog/spdlog.h>
@@ -6,60 +6,86 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/endpoint.h"
 #include "common/metrics.h"
 #include "common/program.h"
 #include "tests/bench/exchange_bench.h"
+#include "tests/bench/network_bench.h"
+#include "tests/bench/train_bench.h"
+#include "worker/model/options.h"
 
-ABSL_FLAG(std::string, transport, "tcp", "tcp or unix");
-ABSL_FLAG(int64_t, bytes, 16 << 20, "bytes of the model, a multiple of 4");
-ABSL_FLAG(uint32_t, workers, 1, "number of workers");
-ABSL_FLAG(uint32_t, servers, 1, "number of servers");
-ABSL_FLAG(std::string, op, "push_pull", "push, pull or push_pull");
-ABSL_FLAG(int, repeats, 30, "repeats that are measured");
+ABSL_FLAG(std::string, transport, "tcp", "exchange: tcp or unix");
+ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange, network: bytes of the model, a multiple of 4");
+ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: from 1 up to so many");
+ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
+ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
+ABSL_FLAG(int, repeats, 30, "exchange, network: repeats that are measured");
+ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
+ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
+ABSL_FLAG(int64_t, batch_size, 128, "train: batch of a worker");
+ABSL_FLAG(std::string, mode, "bsp", "train: bsp or asp");
+ABSL_FLAG(int64_t, steps, 300, "train: steps of a worker");
 ABSL_FLAG(bool, json, false, "print JSON, not a table");
 
 namespace ps {
 namespace {
 
 constexpr char kUsage[] =
-    "ps_bench [flags] exchange\n"
-    "  exchange   time and GB/s of an exchange through real servers, beside the raw stream, memcpy and SGD in place\n"
-    "GB/s is the bytes that have to move (workers x bytes, each way) over the median time; ratio is GB/s over the raw\n"
-    "stream's. The weights are checked in every repeat";
+    "ps_bench [flags] COMMAND\n"
+    "  exchange   time and GB/s of an exchange through real servers, beside the raw stream, memcpy and SGD in place;\n"
+    "             GB/s is the bytes that have to move (workers x bytes, each way) over the median time, ratio is GB/s\n"
+    "             over the raw stream's; the weights are checked in every repeat\n"
+    "  train      samples/s with servers for 1 up to --workers workers, beside the same computation without exchange\n"
+    "  network    round trip and bandwidth both ways to --server";
 
-absl::StatusOr<ExchangeBenchOptions> OptionsFromFlags() {
-  ExchangeBenchOptions options = {.transport = absl::GetFlag(FLAGS_transport),
-                                  .bytes = absl::GetFlag(FLAGS_bytes),
-                                  .workers = absl::GetFlag(FLAGS_workers),
-                                  .servers = absl::GetFlag(FLAGS_servers),
-                                  .op = absl::GetFlag(FLAGS_op),
-                                  .repeats = absl::GetFlag(FLAGS_repeats)};
-  std::string problems;
-  const auto expect = [&](bool holds, const std::string& problem) {
-    if (!holds) absl::StrAppend(&problems, problems.empty() ? "" : "\n", problem);
+class Problems {
+ public:
+  void Expect(bool holds, const std::string& problem) {
+    if (!holds) absl::StrAppend(&text_, text_.empty() ? "" : "\n", problem);
+  }
+  absl::Status status() const { return text_.empty() ? absl::OkStatus() : absl::InvalidArgumentError(text_); }
+
+ private:
+  std::string text_;
+};
+
+absl::Status CheckFlags(const std::string& command) {
+  Problems problems;
+  const auto one_of = [](const std::string& value, std::initializer_list<const char*> known) {
+    return std::find(known.begin(), known.end(), value) != known.end();
   };
-  expect(options.transport == "tcp" || options.transport == "unix", "--transport: expected tcp or unix");
-  expect(options.op == "push" || options.op == "pull" || options.op == "push_pull",
-         "--op: expected push, pull or push_pull");
-  expect(options.bytes >= 4 && options.bytes % 4 == 0 && options.bytes <= (int64_t{1} << 34),
-         "--bytes: expected a multiple of 4, at most 2^34");
-  expect(options.workers >= 1 && options.workers <= 256, "--workers: expected 1 to 256");
-  expect(options.servers >= 1 && options.servers <= 64, "--servers: expected 1 to 64");
-  expect(options.repeats >= 1 && options.repeats <= 100000, "--repeats: expected 1 to 100000");
-  if (!problems.empty()) return absl::InvalidArgumentError(problems);
-  return options;
+  const int64_t bytes = absl::GetFlag(FLAGS_bytes);
+  problems.Expect(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix"}), "--transport: expected tcp or unix");
+  problems.Expect(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
+                  "--op: expected push, pull or push_pull");
+  problems.Expect(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp"}), "--mode: expected bsp or asp");
+  problems.Expect(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
+                  "--bytes: expected a multiple of 4, at most 2^34");
+  problems.Expect(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= 256,
+                  "--workers: expected 1 to 256");
+  problems.Expect(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
+                  "--servers: expected 1 to 64");
+  problems.Expect(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
+                  "--repeats: expected 1 to 100000");
+  problems.Expect(absl::GetFlag(FLAGS_batch_size) >= 1 && absl::GetFlag(FLAGS_batch_size) <= 65536,
+                  "--batch_size: expected 1 to 65536");
+  problems.Expect(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
+  const auto widths = ParseModel(absl::GetFlag(FLAGS_model));
+  problems.Expect(widths.ok(), std::string(widths.status().message()));
+  if (command == "network") {
+    const auto endpoint = ParseEndpoint("server", absl::GetFlag(FLAGS_server));
+    problems.Expect(endpoint.ok(), std::string(endpoint.status().message()));
+  }
+  return problems.status();
 }
 
-void Print(const std::vector<Measurement>& rows, bool json) {
-  if (json) {
+void PrintMeasurements(const std::vector<Measurement>& rows) {
+  if (absl::GetFlag(FLAGS_json)) {
     nlohmann::ordered_json out = StartFields();
     for (const Measurement& row : rows) {
-      out["rows"].push_back({{"name", row.name},
-                             {"p50_s", row.p50_s},
-                             {"p99_s", row.p99_s},
-                             {"bytes", row.bytes},
-                             {"gb_per_s", row.bytes / row.p50_s / 1e9},
-                             {"ratio_to_raw_stream", row.ratio}});
+      out["rows"].push_back({{"name", row.name}, {"p50_s", row.p50_s}, {"p99_s", row.p99_s}, {"bytes", row.bytes}});
+      if (row.bytes > 0) out["rows"].back()["gb_per_s"] = row.bytes / row.p50_s / 1e9;
+      if (row.ratio > 0) out["rows"].back()["ratio"] = row.ratio;
     }
     std::cout << out.dump() << "\n";
     return;
@@ -68,9 +94,61 @@ void Print(const std::vector<Measurement>& rows, bool json) {
                                "GB/s", "ratio", std::string(41, '-'), std::string(10, '-'), std::string(10, '-'),
                                std::string(8, '-'), std::string(6, '-'));
   for (const Measurement& row : rows) {
-    std::cout << absl::StrFormat("| %-40s | %9.3f | %9.3f | %7.2f | %5.2f |\n", row.name, row.p50_s * 1e3,
-                                 row.p99_s * 1e3, row.bytes / row.p50_s / 1e9, row.ratio);
+    const std::string rate = row.bytes > 0 ? absl::StrFormat("%.3f", row.bytes / row.p50_s / 1e9) : "";
+    const std::string ratio = row.ratio > 0 ? absl::StrFormat("%.2f", row.ratio) : "";
+    std::cout << absl::StrFormat("| %-40s | %9.3f | %9.3f | %7s | %5s |\n", row.name, row.p50_s * 1e3, row.p99_s * 1e3,
+                                 rate, ratio);
   }
+}
+
+void PrintTraining(const std::vector<TrainRow>& rows) {
+  if (absl::GetFlag(FLAGS_json)) {
+    nlohmann::ordered_json out = StartFields();
+    for (const TrainRow& row : rows) {
+      out["rows"].push_back({{"workers", row.workers},
+                             {"samples_per_s", row.samples_per_s},
+                             {"alone_samples_per_s", row.alone_samples_per_s},
+                             {"efficiency", row.efficiency},
+                             {"compute", row.compute},
+                             {"push", row.push},
+                             {"wait", row.wait},
+                             {"pull", row.pull}});
+    }
+    std::cout << out.dump() << "\n";
+    return;
+  }
+  std::cout << "| workers | samples/s | without exchange | ratio | efficiency | compute | push | wait | pull |\n"
+            << "|--------:|----------:|-----------------:|------:|-----------:|--------:|-----:|-----:|-----:|\n";
+  for (const TrainRow& row : rows) {
+    std::cout << absl::StrFormat(
+        "| %7d | %9.0f | %16.0f | %5.2f | %10.2f | %5.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n", row.workers,
+        row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s, row.efficiency,
+        100 * row.compute, 100 * row.push, 100 * row.wait, 100 * row.pull);
+  }
+}
+
+absl::Status Run(const std::string& command) {
+  if (command == "train") {
+    const absl::StatusOr<std::vector<TrainRow>> rows = RunTrainBench({.widths = *ParseModel(absl::GetFlag(FLAGS_model)),
+                                                                      .batch_size = absl::GetFlag(FLAGS_batch_size),
+                                                                      .workers = absl::GetFlag(FLAGS_workers),
+                                                                      .servers = absl::GetFlag(FLAGS_servers),
+                                                                      .mode = absl::GetFlag(FLAGS_mode),
+                                                                      .steps = absl::GetFlag(FLAGS_steps)});
+    if (rows.ok()) PrintTraining(*rows);
+    return rows.status();
+  }
+  const absl::StatusOr<std::vector<Measurement>> rows =
+      command == "network"
+          ? RunNetworkBench(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
+          : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
+                              .bytes = absl::GetFlag(FLAGS_bytes),
+                              .workers = absl::GetFlag(FLAGS_workers),
+                              .servers = absl::GetFlag(FLAGS_servers),
+                              .op = absl::GetFlag(FLAGS_op),
+                              .repeats = absl::GetFlag(FLAGS_repeats)});
+  if (rows.ok()) PrintMeasurements(*rows);
+  return rows.status();
 }
 
 }  // namespace
@@ -81,15 +159,13 @@ int main(int argc, char** argv) {
   CommandLine line;
   int exit_status = kExitDone;
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
-  if (line.arguments.size() != 1 || line.arguments[0] != "exchange") {
+  const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
+  if (command != "exchange" && command != "train" && command != "network") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
-  const absl::StatusOr<ExchangeBenchOptions> options = OptionsFromFlags();
-  if (!options.ok()) return Complain("ps_bench", options.status(), kExitUsage);
+  if (const absl::Status flags = CheckFlags(command); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
   KeepFreedMemory();
   spdlog::set_level(spdlog::level::warn);
-  const absl::StatusOr<std::vector<Measurement>> rows = RunExchangeBench(*options);
-  if (!rows.ok()) return Complain("ps_bench", rows.status(), kExitFailed);
-  Print(*rows, absl::GetFlag(FLAGS_json));
-  return kExitDone;
+  const absl::Status status = Run(command);
+  return status.ok() ? kExitDone : Complain("ps_bench", status, kExitFailed);
 }

@@ -1,0 +1,124 @@
+#include "tests/bench/train_bench.h"
+
+#include <barrier>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "server/server.h"
+#include "worker/trainer.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kWarmUpSteps = 10;
+
+// Runs work(i) on a thread each; the first error of any.
+template <typename Work>
+absl::Status OnThreads(uint32_t count, Work work) {
+  std::vector<absl::Status> statuses(count);
+  std::vector<std::thread> threads;
+  for (uint32_t i = 0; i < count; ++i) threads.emplace_back([&, i] { statuses[i] = work(i); });
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) PS_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+// Steps of one network on one thread, with nobody to wait for. Returns its seconds for `steps` steps.
+absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, std::barrier<>& together) {
+  const auto backend = CreateCpuBackend(1);
+  if (!backend.ok()) return backend.status();
+  const ModelOptions model = {.widths = options.widths};
+  const auto network = Network::Create(model, **backend, options.batch_size);
+  if (!network.ok()) return network.status();
+  const auto values = InitialValues(model, Init::kHe, 1);
+  for (size_t tensor = 0; tensor < values.size(); ++tensor) {
+    std::copy(values[tensor].begin(), values[tensor].end(), (*network)->parameters(tensor).begin());
+  }
+  const std::vector<float> x(static_cast<size_t>(options.batch_size * options.widths.front()), 0.5F);
+  const std::vector<int32_t> labels(static_cast<size_t>(options.batch_size), 0);
+  TimePoint began;
+  together.arrive_and_wait();
+  for (int64_t step = -kWarmUpSteps; step < options.steps; ++step) {
+    if (step == 0) began = Now();
+    const auto result = (*network)->TrainStep(x.data(), labels.data(), options.batch_size, {});
+    if (!result.ok()) return result.status();
+  }
+  return Seconds(Now() - began);
+}
+
+absl::StatusOr<double> RateAlone(const TrainBenchOptions& options, uint32_t workers) {
+  std::barrier<> together(workers);
+  std::vector<double> seconds(workers);
+  PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t i) {
+    const absl::StatusOr<double> alone = ComputeAlone(options, together);
+    if (!alone.ok()) together.arrive_and_drop();
+    if (alone.ok()) seconds[i] = *alone;
+    return alone.status();
+  }));
+  double rate = 0;
+  for (double each : seconds) rate += static_cast<double>(options.steps * options.batch_size) / each;
+  return rate;
+}
+
+absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t workers) {
+  ServerOptions server_options;
+  server_options.num_workers = workers;
+  server_options.num_shards = options.servers;
+  server_options.mode = options.mode;
+  server_options.optimizer = "momentum";
+  server_options.hyperparameters = {.learning_rate = 0.001F, .momentum = 0.9F, .weight_decay = 0};
+  std::vector<std::unique_ptr<Server>> servers;
+  for (uint32_t shard = 0; shard < options.servers; ++shard) {
+    server_options.shard = shard;
+    if (shard > 0) server_options.chief = servers[0]->address();
+    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(server_options);
+    if (!server.ok()) return server.status();
+    servers.push_back(*std::move(server));
+  }
+  WorkerOptions worker;
+  worker.client.server = servers[0]->address();
+  worker.model.widths = options.widths;
+  worker.batch_size = options.batch_size;
+  worker.steps = options.steps;
+  worker.data.dataset = absl::StrCat("synthetic:samples=", 20 * options.batch_size,
+                                     ",test=100,features=", options.widths.front(), ",classes=", options.widths.back());
+  TrainRow row = {.workers = workers};
+  std::vector<TrainingResult> results(workers);
+  PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t rank) {
+    absl::StatusOr<TrainingResult> result = Trainer(worker).Run({});
+    if (result.ok()) results[rank] = *std::move(result);
+    return result.status();
+  }));
+  for (const auto& server : servers) PS_RETURN_IF_ERROR(server->Wait());
+  double seconds = 0;
+  for (const TrainingResult& result : results) {
+    row.samples_per_s += static_cast<double>(result.samples) / result.train_s;
+    seconds += result.train_s;
+    row.compute += result.compute_s;
+    row.push += result.push_s;
+    row.wait += result.wait_s;
+    row.pull += result.pull_s;
+  }
+  for (double* share : {&row.compute, &row.push, &row.wait, &row.pull}) *share /= seconds;
+  return row;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& options) {
+  std::vector<TrainRow> rows;
+  for (uint32_t workers = 1; workers <= options.workers; ++workers) {
+    absl::StatusOr<TrainRow> row = TrainWith(options, workers);
+    if (!row.ok()) return row.status();
+    const absl::StatusOr<double> alone = RateAlone(options, workers);
+    if (!alone.ok()) return alone.status();
+    row->alone_samples_per_s = *alone;
+    rows.push_back(*row);
+    rows.back().efficiency = row->samples_per_s / (workers * rows.front().samples_per_s);
+  }
+  return rows;
+}
+
+}  // namespace ps

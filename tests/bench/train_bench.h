@@ -1,0 +1,32 @@
+// ps_bench train: what training costs with servers, beside the same computation without any exchange.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ps {
+
+struct TrainBenchOptions {
+  std::vector<int64_t> widths;  // Of the network.
+  int64_t batch_size = 128;     // Of a worker.
+  uint32_t workers = 2;         // Measured with 1 up to so many.
+  uint32_t servers = 1;
+  std::string mode = "bsp";
+  int64_t steps = 300;
+};
+
+struct TrainRow {
+  uint32_t workers = 0;
+  double samples_per_s = 0;                          // Of all workers together.
+  double alone_samples_per_s = 0;                    // The same networks on as many threads, without any exchange.
+  double efficiency = 0;                             // samples_per_s over workers × that of one worker.
+  double compute = 0, push = 0, wait = 0, pull = 0;  // Shares of the workers' time.
+};
+
+// On synthetic data, over TCP on this machine; servers and workers on threads of this process.
+absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& options);
+
+}  // namespace ps
