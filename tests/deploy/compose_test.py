@@ -26,11 +26,15 @@ def output(*command, **options):
 def find_compose():
     """The command that is Docker Compose here, or a reason why there is none."""
     if start := os.environ.get("PS_START_DOCKER"):
-        subprocess.run([start], check=True, timeout=UP_TIMEOUT_S, stdout=subprocess.DEVNULL)
+        if subprocess.run([start], timeout=UP_TIMEOUT_S, stdout=subprocess.DEVNULL).returncode != 0:
+            return None, f"{start} failed"
     if shutil.which("docker") is None:
         return None, "docker is not installed"
     if subprocess.run(["docker", "info"], capture_output=True, timeout=OTHER_TIMEOUT_S).returncode != 0:
         return None, "no Docker engine runs"
+    probe = ["docker", "run", "--rm", "debian:bookworm-slim", "apt-get", "update", "-q", "--error-on=any"]
+    if subprocess.run(probe, capture_output=True, timeout=OTHER_TIMEOUT_S).returncode != 0:
+        return None, "containers do not reach Debian's packages"
     for command in (["docker", "compose"], ["docker-compose"]):
         if shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0:
             return command, None
