@@ -35,7 +35,7 @@ struct ChiefOptions {
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // A running job whose steps stand still for so long has failed.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
-  int64_t max_shard_elements = INT64_MAX;        // Of a model that a server's memory holds.
+  int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
 };
 

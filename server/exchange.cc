@@ -7,7 +7,7 @@
 namespace ps {
 namespace {
 
-// Payload of a reply message: a full slice, or several small ones.
+// Payload of a reply message: up to three full slices, which a default stub (4 MiB) still reads.
 constexpr size_t kReplyBytes = 3 * kSliceElements * sizeof(float);
 
 enum class Method { kInit, kPush, kPull, kPushPull };

@@ -13,6 +13,7 @@
 #include "ps/client.h"
 #include "server/optimizers/optimizer.h"
 #include "server/server.h"
+#include "tests/bench/mpi_baseline.h"
 #include "tests/bench/raw_stream.h"
 
 namespace ps {
@@ -146,6 +147,14 @@ absl::StatusOr<std::vector<Measurement>> RunExchangeBench(const ExchangeBenchOpt
   rows.push_back(Measure("SGD in place, one thread", options.repeats, moved, [&] {
     sgd->Apply(block, {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}, BestIsa());
   }));
+  for (const bool tcp : {false, true}) {
+    if (options.op != "push_pull" || options.workers < 2) continue;
+    const auto mpi = MeasureMpiAllreduce(tcp, options.bytes, options.workers, options.repeats);
+    if (!mpi.ok()) continue;
+    rows.push_back(
+        Summarize(absl::StrCat("MPI_Allreduce, ", tcp ? "tcp, " : "shared memory, ", options.workers, " ranks"), *mpi,
+                  2 * moved * options.workers));
+  }
   absl::StatusOr<Measurement> exchange = Bench(options).Run();
   if (!exchange.ok()) return exchange.status();
   rows.push_back(*std::move(exchange));

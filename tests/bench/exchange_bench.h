@@ -19,8 +19,9 @@ struct ExchangeBenchOptions {
 };
 
 // Runs servers and workers on threads of this process, over real sockets on this machine, and beside them the
-// baselines: the raw stream, memcpy, SGD in place. The weights that come of it are compared with those that have to; a
-// difference is an error. In bsp, with sgd.
+// baselines: the raw stream, memcpy, SGD in place, and for a push_pull of several workers MPI_Allreduce of the same
+// bytes among as many ranks, where MPI is installed (its bytes are counted like the exchange's). The weights that come
+// of it are compared with those that have to; a difference is an error. In bsp, with sgd.
 absl::StatusOr<std::vector<Measurement>> RunExchangeBench(const ExchangeBenchOptions& options);
 
 }  // namespace ps

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -21,7 +22,7 @@ struct Measurement {
 inline Measurement Summarize(const std::string& name, std::vector<double> seconds, double bytes) {
   std::sort(seconds.begin(), seconds.end());
   const auto at = [&](double share) {
-    return seconds[static_cast<size_t>(share * static_cast<double>(seconds.size() - 1) + 0.5)];
+    return seconds[static_cast<size_t>(std::lround(share * static_cast<double>(seconds.size() - 1)))];
   };
   return {.name = name, .p50_s = at(0.5), .p99_s = at(0.99), .bytes = bytes};
 }

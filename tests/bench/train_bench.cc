@@ -86,10 +86,11 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
                                      ",test=100,features=", options.widths.front(), ",classes=", options.widths.back());
   TrainRow row = {.workers = workers};
   std::vector<TrainingResult> results(workers);
-  PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t rank) {
+  PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t rank) -> absl::Status {
     absl::StatusOr<TrainingResult> result = Trainer(worker).Run({});
-    if (result.ok()) results[rank] = *std::move(result);
-    return result.status();
+    if (!result.ok()) return result.status();
+    results[rank] = *std::move(result);
+    return absl::OkStatus();
   }));
   for (const auto& server : servers) PS_RETURN_IF_ERROR(server->Wait());
   double seconds = 0;

@@ -105,8 +105,8 @@ void ShardExchange::StartCall(uint32_t shard) {
   call->Begin(context_.channels[shard]);
 }
 
-// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never completed,
-// and the servers drop what came of it.
+// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never
+// completed, and the servers drop what came of it.
 void ShardExchange::TensorReady(size_t tensor) {
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
   for (const uint32_t slice : slices) {

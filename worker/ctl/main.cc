@@ -190,9 +190,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool known =
-      ((command == "health" || command == "status" || command == "weights_hash") && rest.empty()) ||
-      (command == "report" && !rest.empty());
+  const bool known = ((command == "health" || command == "status" || command == "weights_hash") && rest.empty()) ||
+                     (command == "report" && !rest.empty());
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
