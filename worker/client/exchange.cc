@@ -88,8 +88,10 @@ std::vector<uint32_t> ShardExchange::ReadySlices(uint32_t shard) const {
 
 // Counted in open_calls_ by the caller.
 void ShardExchange::StartCall(uint32_t shard) {
+  ShardCall::Request request = MakeCall(shard);
+  request.hold = std::shared_ptr<void>(nullptr, [self = shared_from_this()](void*) { self->OnCallGone(); });
   auto call = std::make_shared<ShardCall>(
-      MakeCall(shard), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
+      std::move(request), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
         self->OnCallEnd(shard, status, reply);
       });
   {
@@ -166,8 +168,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
     MutexLock lock(mutex_);
     ShardState& state = shards_[shard];
     state.call = nullptr;
-    --open_calls_;
-    if (decided_) return End(absl::OkStatus());
+    if (decided_) return;
     if (status.ok()) {
       state.ended = true;
       state.reply = reply;
@@ -212,6 +213,12 @@ void ShardExchange::End(const absl::Status& status) {
   finished_ = true;
   changed_.NotifyAll();
   if (callback_) timer_.At(Now(), [self = shared_from_this()] { self->callback_(self->Wait()); });
+}
+
+void ShardExchange::OnCallGone() {
+  MutexLock lock(mutex_);
+  --open_calls_;
+  if (decided_) End(absl::OkStatus());
 }
 
 void ShardExchange::Abort(const absl::Status& status) {

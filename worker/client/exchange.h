@@ -62,6 +62,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   ShardCall::Request MakeCall(uint32_t shard) const;
   std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
+  // A call is gone, and with it every reference to the memory.
+  void OnCallGone();
   // The status that ends the exchange, or OK if the call is to be made again.
   absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -83,7 +85,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   std::vector<uint32_t> ready_ ABSL_GUARDED_BY(mutex_);  // Slices, in the order in which they became ready.
   size_t ready_tensors_ ABSL_GUARDED_BY(mutex_) = 0;
   TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
-  uint32_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls of gRPC that have not ended; they use the memory.
+  uint32_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls that are not gone, or about to begin; they use the memory.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;     // The result is fixed.
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;    // Decided, and no call is open.
   absl::StatusOr<ExchangeResult> result_ ABSL_GUARDED_BY(mutex_) = absl::UnknownError("");

@@ -89,7 +89,8 @@ grpc::ByteBuffer ShardCall::NextMessage() {
     slices.push_back({.index = info.index,
                       .values = (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset),
                                                                      static_cast<size_t>(info.elements)),
-                      .release = [self = shared_from_this()] {}});
+                      // Not the call: gRPC keeps what it has not sent for as long as the call lives.
+                      .release = [hold = request_.hold] {}});
     queue_.pop_front();
   }
   if (request_.kind != Kind::kInit) return EncodeSlices(request_.push, std::move(slices));

@@ -43,7 +43,10 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     uint32_t shard = 0;
     const ConstTensors* out = nullptr;   // What is sent; lives as long as the call.
     const MutableTensors* in = nullptr;  // Where what is received goes; likewise.
-    std::chrono::nanoseconds timeout;    // Of the whole call.
+    // Let go of when the call is gone and gRPC no longer looks at `out`: after the call's end, what was not sent may
+    // still lie in a connection's buffers.
+    std::shared_ptr<void> hold;
+    std::chrono::nanoseconds timeout;  // Of the whole call.
   };
   using EndFunction = std::function<void(const absl::Status&, const ShardReply&)>;
 
