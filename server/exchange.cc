@@ -35,8 +35,9 @@ class Unimplemented final : public grpc::ServerGenericBidiReactor {
 // the shard or one write is under way, and the wait's callback is the only one that moves the call on.
 class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::enable_shared_from_this<ExchangeCall> {
  public:
-  ExchangeCall(Shard& shard, const ExchangeLimits& limits, Method method)
-      : shard_(shard), limits_(limits), method_(method) {}
+  ExchangeCall(Shard& shard, const ExchangeLimits& limits, const grpc::GenericCallbackServerContext& context,
+               Method method)
+      : shard_(shard), limits_(limits), context_(context), method_(method) {}
 
   void Begin() {
     self_ = shared_from_this();  // gRPC's hold, until OnDone.
@@ -95,10 +96,12 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
     }
     has_request_ = true;
     push_ = std::move(request);
-    return shard_.AddSlices(push_, *std::move(slices), Now());
+    return shard_.AddSlices(push_, *std::move(slices), Now(), this);
   }
 
   void OnRequestsEnd() {
+    // A broken or cancelled call ends like one that has said all; but its push may be on its way in another by now.
+    if (context_.IsCancelled()) return End(absl::CancelledError("the caller is gone"));
     if (method_ == Method::kInit) {
       const absl::Status initialised = shard_.CheckInitialised();
       if (!initialised.ok()) return End(initialised);
@@ -111,9 +114,10 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
     }
     const TimePoint now = Now();
     parked_at_ = now;
-    Parked(shard_.AwaitPush(
-        push_, push_.calls() <= 1, now, Deadline(now, push_.wait_ms()),
-        [self = shared_from_this()](absl::StatusOr<v1::PushReply> reply) { self->OnPushAnswered(std::move(reply)); }));
+    const auto answered = [self = shared_from_this()](absl::StatusOr<v1::PushReply> reply) {
+      self->OnPushAnswered(std::move(reply));
+    };
+    Parked(shard_.AwaitPush(push_, push_.calls() <= 1, now, Deadline(now, push_.wait_ms()), answered, this));
   }
 
   void OnPushAnswered(absl::StatusOr<v1::PushReply> reply) {
@@ -202,6 +206,7 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
 
   Shard& shard_;
   const ExchangeLimits& limits_;
+  const grpc::GenericCallbackServerContext& context_;  // gRPC's; lives until OnDone.
   const Method method_;
   std::shared_ptr<ExchangeCall> self_;
 
@@ -227,7 +232,7 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
 grpc::ServerGenericBidiReactor* ExchangeService::CreateReactor(grpc::GenericCallbackServerContext* context) {
   const std::optional<Method> method = ParseMethod(context->method());
   if (!method.has_value()) return new Unimplemented(context->method());
-  auto call = std::make_shared<ExchangeCall>(shard_, limits_, *method);
+  auto call = std::make_shared<ExchangeCall>(shard_, limits_, *context, *method);
   call->Begin();
   return call.get();
 }

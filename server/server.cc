@@ -231,8 +231,11 @@ Server::~Server() {
   if (ticker_.joinable()) ticker_.join();
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  // Reports find the follower or the chief until none is made; what the chief says finds the shard until nothing is
+  // said.
+  if (shard_ != nullptr) shard_->StopApplying();
   follower_.reset();
-  shard_.reset();  // Its last reports still find the chief.
+  shard_.reset();
 }
 
 }  // namespace ps

@@ -22,7 +22,10 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
   follows_decisions_ = gathers_ && options.num_shards > 1;
 }
 
-Shard::~Shard() { Shutdown(absl::CancelledError("the server ends")); }
+Shard::~Shard() {
+  Shutdown(absl::CancelledError("the server ends"));
+  StopApplying();
+}
 
 // ---- The chief's word
 
@@ -66,9 +69,8 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
   const auto elements = static_cast<size_t>(plan_->shard_buffer_elements(options_.shard));
   for (int k = 0; k < optimizer_->state_tensors(); ++k) state_.emplace_back(elements);
   store_ = std::make_unique<VersionStore>(elements, options_.max_versions, [this] {
-    OutboxDrain drain(outbox_);
     MutexLock lock(mutex_);
-    StartApply();
+    StartApply();  // Makes no calls: this may run wherever a pin goes, in the middle of one.
   });
   const auto push_bytes = static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);
   max_inflight_bytes_ =
@@ -192,6 +194,16 @@ void Shard::Shutdown(const absl::Status& status) {
   MutexLock lock(mutex_);
   if (shutdown_.ok()) shutdown_ = status;
   AnswerWaits();
+}
+
+void Shard::StopApplying() {
+  VersionStore* store = nullptr;
+  {
+    MutexLock lock(mutex_);
+    store = store_.get();
+  }
+  if (store != nullptr) store->ClearOnRelease();
+  pool_.Stop();
 }
 
 v1::ShardStatusReply Shard::Status(TimePoint now) {

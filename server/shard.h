@@ -72,12 +72,15 @@ class Shard {
 
   // Some slices of a push. A push that has its answer already is left alone (AwaitPush tells it). INVALID_ARGUMENT
   // names the slice or tensor that is wrong, and drops what came of the push before.
-  absl::Status AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now);
+  // `caller` tells one call from another.
+  absl::Status AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
+                         const void* caller = nullptr);
 
   // Calls back when the push has its answer, at `deadline` with whom it waited for, or at once with an error. Returns a
-  // number for CancelWait. `complete_now`: the caller has no more slices to bring, and nobody else has.
+  // number for CancelWait. `complete_now`: the caller has no more slices to bring, and nobody else has; if
+  // some are missing the push is dropped, unless a later call is bringing it anew.
   uint64_t AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
-                     PushCallback callback);
+                     PushCallback callback, const void* caller = nullptr);
 
   // Calls back with a pin on exactly `version`, or on the newest where there is none. The identity may be empty (a
   // reader that is no worker).
@@ -98,6 +101,8 @@ class Shard {
   bool ApplyPosted() { return pool_.RunPosted(); }
   // Ends every wait with this error, and every later one.
   void Shutdown(const absl::Status& status);
+  // After Shutdown: finishes what is being applied. From then on the shard reports nothing by itself.
+  void StopApplying();
 
   v1::ShardStatusReply Status(TimePoint now);
   // The cut of the model, once the layout is known; null before. Stays valid as long as the shard.
@@ -108,6 +113,7 @@ class Shard {
   // A push on its way: from its first slice until it is applied.
   struct Push {
     uint64_t incarnation = 0;
+    const void* caller = nullptr;  // That brought the newest of its slices.
     uint64_t step = 0;
     uint64_t version = 0;  // That the gradient was computed on.
     uint32_t samples = 0;

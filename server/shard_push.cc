@@ -19,7 +19,8 @@ const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa
 
 }  // namespace
 
-absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now) {
+absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
+                              const void* caller) {
   const ReceivedSlice* not_finite = FindNotFinite(slices, isa_);  // The costly look, without the lock.
   const uint32_t rank = header.id().rank();
   OutboxDrain drain(outbox_);
@@ -30,6 +31,7 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
   if (Complete(rank, header.step())) return absl::OkStatus();
   absl::StatusOr<Push*> push = FindOrBeginPush(header);
   if (!push.ok()) return push.status();
+  (*push)->caller = caller;
   const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   for (ReceivedSlice& slice : slices) {
     absl::Status checked = CheckSlice(slice);

@@ -6,7 +6,7 @@
 namespace ps {
 
 uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
-                          PushCallback callback) {
+                          PushCallback callback, const void* caller) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const uint32_t rank = header.id().rank();
@@ -27,7 +27,8 @@ uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, Time
     return 0;
   }
   const auto push = assembling_.find(rank);
-  if (complete_now && push != assembling_.end() && push->second.step == header.step()) {
+  if (complete_now && push != assembling_.end() && push->second.step == header.step() &&
+      push->second.caller == caller) {
     const absl::Status incomplete = absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, ", step ", header.step(), ": only ", push->second.received, " of the ",
                      push->second.slices.size(), " slices of shard ", options_.shard, " came"));

@@ -37,7 +37,9 @@ VersionStore::VersionStore(size_t elements, size_t max_versions, std::function<v
   current_ = std::make_shared<WeightBuffer>(elements);
 }
 
-VersionStore::~VersionStore() {
+VersionStore::~VersionStore() { ClearOnRelease(); }
+
+void VersionStore::ClearOnRelease() {
   MutexLock lock(hook_->mutex);
   hook_->call = nullptr;
 }
@@ -48,16 +50,17 @@ VersionPin VersionStore::Pin() {
   VersionPin pin;
   pin.buffer_ =
       std::shared_ptr<const WeightBuffer>(current_.get(), [buffer = current_, hook = hook_](const WeightBuffer*) {
-        buffer->pins.fetch_sub(1, std::memory_order_acq_rel);
+        buffer->pins.fetch_sub(1);
         hook->Released();
       });
   return pin;
 }
 
 std::shared_ptr<WeightBuffer> VersionStore::FreeBuffer() {
-  if (current_->pins.load(std::memory_order_acquire) == 0) return current_;
+  // Sequentially consistent, as the release is: either the pin is seen gone here, or its release sees `blocked`.
+  if (current_->pins.load() == 0) return current_;
   for (const auto& buffer : spare_) {
-    if (buffer->pins.load(std::memory_order_acquire) == 0) return buffer;
+    if (buffer->pins.load() == 0) return buffer;
   }
   if (spare_.size() + 1 >= max_versions_) return nullptr;
   spare_.push_back(std::make_shared<WeightBuffer>(elements_));

@@ -61,6 +61,9 @@ class VersionStore {
   VersionStore(size_t elements, size_t max_versions, std::function<void()> on_release);
   ~VersionStore();
 
+  // From now on nobody is told of a pin that goes. Waits for a call that is being made.
+  void ClearOnRelease();
+
   uint64_t version() const { return current_->version; }
   // True while the current version is being updated in place: it can be neither read nor pinned.
   bool updating_in_place() const { return update_ == current_.get(); }

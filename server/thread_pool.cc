@@ -7,13 +7,15 @@ ThreadPool::ThreadPool(int threads) {
   for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 
-ThreadPool::~ThreadPool() {
+void ThreadPool::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
   }
   posted_.NotifyAll();
-  for (std::thread& thread : threads_) thread.join();
+  for (std::thread& thread : threads_) {
+    if (thread.joinable()) thread.join();
+  }
 }
 
 void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::function<void()> done) {

@@ -16,8 +16,10 @@ class ThreadPool {
  public:
   // With 0 threads what is posted waits for RunPosted: for tests that choose the order of everything.
   explicit ThreadPool(int threads);
-  // Finishes what was posted.
-  ~ThreadPool();
+  ~ThreadPool() { Stop(); }
+
+  // Finishes what was posted; what is posted later is never begun.
+  void Stop();
 
   // Calls work(i) once for each i in [0, items), spread over the threads, then done() on the thread that finished last.
   // Does not wait. Tasks are begun in the order in which they were posted.

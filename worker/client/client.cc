@@ -37,6 +37,7 @@ class ClientImpl final : public Client {
   }
 
   ~ClientImpl() override {
+    EndExchanges(absl::CancelledError("the client ends"));
     if (joined_ && !left_) (void)Leave("the worker ended without leaving");
     timer_.Stop();  // Before what its calls use.
   }
@@ -100,12 +101,30 @@ class ClientImpl final : public Client {
   std::shared_ptr<ShardExchange> Run(ShardExchange::Request request, absl::Duration limit, DoneCallback callback) {
     request.give_up = limit == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(limit);
     auto exchange = std::make_shared<ShardExchange>(context_, timer_, std::move(request), std::move(callback));
+    absl::Status failure;
     {
       MutexLock lock(mutex_);
-      running_ = exchange;
+      std::erase_if(running_, [](const auto& other) { return other.expired(); });
+      running_.push_back(exchange);
+      failure = failure_;
     }
     exchange->Begin();
+    if (!failure.ok()) exchange->Abort(failure);
     return exchange;
+  }
+  // Ends all that are under way with this error, and waits until they have let go of their memory.
+  void EndExchanges(const absl::Status& status) {
+    std::vector<std::weak_ptr<ShardExchange>> running;
+    {
+      MutexLock lock(mutex_);
+      running.swap(running_);
+    }
+    for (const auto& each : running) {
+      if (const auto exchange = each.lock(); exchange != nullptr) {
+        exchange->Abort(status);
+        (void)exchange->Wait();
+      }
+    }
   }
   void Notice(const std::string& text) const {
     if (options_.on_notice) options_.on_notice(text);
@@ -126,7 +145,7 @@ class ClientImpl final : public Client {
   std::atomic<bool> initialise_ = false;
   std::atomic<uint64_t> step_ = 0;
   Mutex mutex_;
-  std::weak_ptr<ShardExchange> running_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<ShardExchange>> running_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // The job's, as a heartbeat told.
   CondVar heartbeat_ended_;
   bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
@@ -139,7 +158,9 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, Call call) {
   for (;;) {
     const TimePoint began = Now();
     const absl::Status status = call();
-    if (!absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status)) return status;
+    const bool passing =
+        absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
+    if (!passing) return status;
     const TimePoint now = Now();
     const auto silent = now - heard;
     if (silent > ToChrono(options_.connect_timeout)) {
@@ -243,16 +264,17 @@ void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatRepl
     failure = FromGrpc(status);
   }
   if (status.ok()) initialise_ = reply.initialise();
-  std::shared_ptr<ShardExchange> running;
+  std::vector<std::weak_ptr<ShardExchange>> running;
   {
     MutexLock lock(mutex_);
     if (!failure.ok() && !left_) {
       failure_ = failure;
-      running = running_.lock();
+      running = running_;
     }
   }
-  if (running != nullptr) running->Abort(failure);
-  running.reset();
+  for (const auto& each : running) {
+    if (const auto exchange = each.lock(); exchange != nullptr) exchange->Abort(failure);
+  }
   if (failure.ok()) ScheduleHeartbeat();
   MutexLock lock(mutex_);
   heartbeating_ = false;

@@ -145,19 +145,23 @@ absl::Status ShardExchange::NotFinite(size_t tensor) const {
                    " tensor ", context_.plan.layout()[tensor].name, " is not finite"));
 }
 
-absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
+absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint sent_at,
+                                  TimePoint now) {
   const std::string where = absl::StrCat("shard ", shard, " at ", context_.addresses[shard]);
-  // The server's own DEADLINE_EXCEEDED comes well before the call's.
-  const bool heard =
-      status.code() == absl::StatusCode::kResourceExhausted ||
-      (absl::IsDeadlineExceeded(status) && now - state.call_began < context_.notice_every + kCallMargin / 2);
+  // The server's own DEADLINE_EXCEEDED comes well before the call's; its wait begins when all is sent.
+  const bool heard = status.code() == absl::StatusCode::kResourceExhausted ||
+                     (absl::IsDeadlineExceeded(status) &&
+                      now - std::max(state.call_began, sent_at) < context_.notice_every + kCallMargin / 2);
   if (heard) state.last_contact = now;
+  // While gradients are still being computed, nobody has anything to say.
+  const bool all_ready = !sends() || ready_tensors_ == tensor_slices_.size();
+  const auto silent = all_ready ? now - std::max(state.last_contact, all_ready_at_) : std::chrono::nanoseconds(0);
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!passing) return Annotate(status, where);
   if (now >= request_.give_up) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
-  if (now - state.last_contact > context_.connect_timeout) {
-    return absl::UnavailableError(absl::StrCat(where, ": not reachable for ", FormatSeconds(now - state.last_contact),
-                                               " (--connect_timeout): ", Message(status)));
+  if (silent > context_.connect_timeout) {
+    return absl::UnavailableError(
+        absl::StrCat(where, ": not reachable for ", FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
   }
   return absl::OkStatus();
 }
@@ -182,7 +186,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
       return;
     }
     const TimePoint now = Now();
-    if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
+    if (absl::Status judged = Judge(state, shard, status, reply.sent_at, now); !judged.ok()) return End(judged);
     const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
     const bool parked = absl::IsDeadlineExceeded(status);
     if (parked || state.attempts == 4) notice = absl::StrCat(Message(status), parked ? "" : "; trying again");

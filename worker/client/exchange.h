@@ -65,7 +65,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   // A call is gone, and with it every reference to the memory.
   void OnCallGone();
   // The status that ends the exchange, or OK if the call is to be made again.
-  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
+  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint sent_at, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
