@@ -3,12 +3,24 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
 
 // Payload of a reply message: up to three full slices, which a default stub (4 MiB) still reads.
 constexpr size_t kReplyBytes = 3 * kSliceElements * sizeof(float);
+
+// What a message may hold beside its payload. All of it is kept as long as the payload is, and only that is reserved.
+constexpr size_t kMaxHeaderBytes = 64 << 10;
+
+absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector<ReceivedSlice>& slices) {
+  size_t payload = 0;
+  for (const ReceivedSlice& slice : slices) payload += slice.payload.bytes();
+  if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
+                                                 " bytes of slices; at most ", kMaxHeaderBytes, " may be others"));
+}
 
 enum class Method { kInit, kPush, kPull, kPushPull };
 
@@ -94,6 +106,7 @@ class ExchangeCall final : public grpc::ServerGenericBidiReactor, public std::en
                                                      ": the call also carries rank ", request.id().rank(), ", step ",
                                                      request.step()));
     }
+    PS_RETURN_IF_ERROR(CheckHeaderBytes(message_, *slices));
     has_request_ = true;
     push_ = std::move(request);
     return shard_.AddSlices(push_, *std::move(slices), Now(), this);

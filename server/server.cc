@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -39,9 +40,20 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
-// Weights, one more version, the optimizer's state and a gradient of each worker have to fit into the machine's memory.
+// Bytes that this process may use: the machine's, or its control group's where that is less.
+int64_t MemoryBytes() {
+  int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  // https://docs.kernel.org/admin-guide/cgroup-v2.html and v1's memory.txt; a container sees its own group there.
+  for (const char* limit : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    int64_t bytes = 0;
+    if (std::ifstream(limit) >> bytes && bytes > 0) memory = std::min(memory, bytes);
+  }
+  return memory;
+}
+
+// Weights, one more version, the optimizer's state and a gradient of each worker have to fit into memory.
 int64_t MaxShardElements(const ServerOptions& options) {
-  const auto memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  const int64_t memory = MemoryBytes();
   const auto optimizer = MakeOptimizer(options.optimizer);
   const int64_t floats = 2 + (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));

@@ -3,7 +3,6 @@
 #include <deque>
 
 #include "common/grpc_status.h"
-#include "common/hash.h"
 
 namespace ps {
 namespace {
@@ -52,7 +51,8 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
       chief_.OnReport(*shard_, report_, Now());
     }
     report_.Clear();
-    StartRead(&report_);
+    MutexLock lock(mutex_);
+    if (!ended_) StartRead(&report_);
   }
 
   void OnWriteDone(bool ok) override {
@@ -152,19 +152,9 @@ grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* 
                                                    v1::HashSlicesReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
-  shard_.AwaitPull({}, std::nullopt, now, now + kHashWait, [this, reactor, reply](absl::StatusOr<VersionPin> pin) {
-    if (!pin.ok()) return reactor->Finish(ToGrpc(pin.status()));
-    const SlicePlan& plan = *shard_.plan();
-    reply->set_version(pin->version());
-    for (uint32_t index : plan.shard_slices(shard_.options().shard)) {
-      const SliceInfo& slice = plan.slices()[index];
-      const SliceHash hash = HashSlice(
-          pin->weights().subspan(static_cast<size_t>(slice.shard_offset), static_cast<size_t>(slice.elements)));
-      v1::SliceHash* out = reply->add_hashes();
-      out->set_slice(index);
-      out->set_hash(hash.data(), hash.size());
-    }
-    reactor->Finish(grpc::Status::OK);
+  shard_.AwaitHashes(now, now + kHashWait, [reactor, reply](absl::StatusOr<v1::HashSlicesReply> answer) {
+    if (answer.ok()) *reply = *std::move(answer);
+    reactor->Finish(ToGrpc(answer.status()));
   });
   return reactor;
 }

@@ -54,6 +54,7 @@ class Shard {
  public:
   using PushCallback = std::function<void(absl::StatusOr<v1::PushReply>)>;
   using PullCallback = std::function<void(absl::StatusOr<VersionPin>)>;
+  using HashesCallback = std::function<void(absl::StatusOr<v1::HashSlicesReply>)>;
   using ReportFunction = std::function<void(const v1::ShardReport&)>;
 
   // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the
@@ -86,6 +87,9 @@ class Shard {
   // reader that is no worker).
   uint64_t AwaitPull(const v1::Identity& id, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
                      PullCallback callback);
+
+  // Calls back with the hashes of this shard's slices at the newest version; they are made where updates are.
+  void AwaitHashes(TimePoint now, TimePoint deadline, HashesCallback callback);
 
   // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
   std::optional<uint64_t> VersionAfter(uint64_t step) const {

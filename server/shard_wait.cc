@@ -1,6 +1,7 @@
 // Those who wait for a shard: for the answer to a push, or for a version.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/hash.h"
 #include "server/shard.h"
 
 namespace ps {
@@ -65,6 +66,23 @@ uint64_t Shard::AwaitPull(const v1::Identity& id, std::optional<uint64_t> versio
     last_heard_[id.rank()] = now;
   }
   return Park(std::move(wait));
+}
+
+void Shard::AwaitHashes(TimePoint now, TimePoint deadline, HashesCallback callback) {
+  AwaitPull({}, std::nullopt, now, deadline, [this, callback](absl::StatusOr<VersionPin> pin) {
+    if (!pin.ok()) return callback(pin.status());
+    const std::vector<uint32_t>& mine = plan_->shard_slices(options_.shard);
+    auto reply = std::make_shared<v1::HashSlicesReply>();
+    reply->set_version(pin->version());
+    for (const uint32_t index : mine) reply->add_hashes()->set_slice(index);
+    const auto hash_slice = [this, reply, &mine, pin = *pin](size_t local) {
+      const SliceInfo& slice = plan_->slices()[mine[local]];
+      const SliceHash hash = HashSlice(
+          pin.weights().subspan(static_cast<size_t>(slice.shard_offset), static_cast<size_t>(slice.elements)));
+      reply->mutable_hashes(static_cast<int>(local))->set_hash(hash.data(), hash.size());
+    };
+    pool_.Post(mine.size(), hash_slice, [reply, callback] { callback(*reply); });
+  });
 }
 
 uint64_t Shard::Park(Wait wait) {
@@ -150,6 +168,11 @@ void Shard::CancelWait(uint64_t id) {
 std::string Shard::WaitingFor(TimePoint now) const {
   if (view_.phase() != v1::PHASE_RUNNING) {
     return view_.waiting_for().empty() ? "waiting for the chief" : view_.waiting_for();
+  }
+  if (!apply_queue_.empty() && !applying_) {
+    return absl::StrCat("version ", store_->version() + 1,
+                        ": waiting for readers, who hold all of --max_versions=", options_.max_versions,
+                        " buffers of weights");
   }
   std::vector<uint32_t> missing;
   for (uint32_t rank : mode_->WaitsFor()) {

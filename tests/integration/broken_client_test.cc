@@ -228,6 +228,11 @@ void PushWrongly(const RawWorker& raw, uint64_t step) {
   Says(raw.Push(0, {raw.Header(step)}).status(), kInvalid, "only 0 of the");
   Says(raw.Push(0, {}).status(), kInvalid, "without a message");
 
+  // Held as long as the slices are, but not reserved.
+  request = raw.Good(0, step);
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(1000, std::string(1 << 20, 'x'));
+  Says(raw.Push(0, {request}).status(), kInvalid, "may be others");
+
   request = raw.Good(0, step);
   request.set_version(1000);
   Says(raw.Push(0, {request}).status(), kInvalid, "version 1000");

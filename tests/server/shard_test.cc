@@ -240,5 +240,20 @@ TEST_CASE("When the job fails, whoever waits is told why") {
   CHECK(Message(told).find("rank 1 was lost") != std::string::npos);
 }
 
+TEST_CASE("An update that all buffers of weights are pinned against says so, and is made when one is let go") {
+  TestShard test("asp", {.max_versions = 1});
+  auto pin = test.Pull(0);
+  REQUIRE(pin.ok());
+  REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
+  Reply<v1::PushReply> early;
+  test.shard.AwaitPush(TestShard::Header(0, 0), true, test.now, test.now, early.Callback());
+  test.shard.Tick(test.now);
+  CHECK(Message(early.Wait().status()).find("--max_versions=1") != std::string::npos);
+  CHECK(pin->weights()[0] == 1);
+  pin = absl::CancelledError("let go");
+  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
+  CHECK(test.Pull(1)->weights()[0] == 0);
+}
+
 }  // namespace
 }  // namespace ps
