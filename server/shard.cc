@@ -52,7 +52,7 @@ void Shard::SetView(const v1::View& view) {
   std::vector<uint32_t> fenced;
   for (const auto& [rank, push] : assembling_) {
     const auto member = members_.find(rank);
-    if (member == members_.end() || member->second.incarnation() != push.incarnation) fenced.push_back(rank);
+    if (member == members_.end() || member->second.incarnation() != push->incarnation) fenced.push_back(rank);
   }
   for (uint32_t rank : fenced) DropPush(rank);
   v1::ShardReport report;
@@ -70,7 +70,7 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
   for (int k = 0; k < optimizer_->state_tensors(); ++k) state_.emplace_back(elements);
   store_ = std::make_unique<VersionStore>(elements, options_.max_versions, [this] {
     MutexLock lock(mutex_);
-    StartApply();  // Makes no calls: this may run wherever a pin goes, in the middle of one.
+    StartBuild();  // Makes no calls: this may run wherever a pin goes, in the middle of one.
   });
   const auto push_bytes = static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);
   max_inflight_bytes_ =

@@ -1,7 +1,13 @@
 // One shard: the weights that this server holds, the pushes on their way into them, and those who wait.
 //
-//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ apply queue ─▶ pool: reduce +
-//   optimizer AwaitPush, AwaitPull ─▶ waits ◀───────────────(published)────────────────────────────────────────┘
+//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ decided ─▶ build on the pool: reduce
+//   +
+//                    └────(a slice is there of every worker)────────────────────▶ optimizer ─▶ published version
+//   AwaitPush, AwaitPull ─▶ waits ◀─────────────────────────────────────────────────────────────────┘
+//
+// In a mode that gathers, a slice of the next version is built in second buffers as soon as all contributions to it are
+// here. What was built is dropped if the contributions change; weights that are read stay as they are until the set is
+// decided on and all slices are done.
 //
 // Thread-safe. Nothing here blocks: what has to wait is parked with a deadline and a callback. Callbacks and reports
 // are made without the lock, in order, one at a time (Outbox). Time is passed in.
@@ -114,7 +120,8 @@ class Shard {
   const ShardOptions& options() const { return options_; }
 
  private:
-  // A push on its way: from its first slice until it is applied.
+  // A push on its way: from its first slice until it is applied. Under the shard's lock, but for slices that are here,
+  // which do not change and which the pool reads.
   struct Push {
     uint64_t incarnation = 0;
     const void* caller = nullptr;  // That brought the newest of its slices.
@@ -125,11 +132,23 @@ class Shard {
     size_t received = 0;
     uint64_t reserved_bytes = 0;
   };
-  struct ApplyTask {
-    std::vector<uint32_t> ranks;
-    std::vector<Push> pushes;         // Parallel to ranks.
-    std::vector<float> coefficients;  // Likewise; an empty contribution's is not used.
-    TimePoint began;
+  // A version in the making.
+  struct Build {
+    std::vector<uint32_t> ranks;                // Ascending in a mode that gathers.
+    std::vector<std::shared_ptr<Push>> pushes;  // Parallel to ranks.
+    std::vector<float> coefficients;            // Likewise; an empty contribution's is not used.
+    // Set when it begins, constant afterwards; the pool reads them.
+    VersionStore::Update weights;
+    const float* state[kMaxStateTensors] = {};
+    float* new_state[kMaxStateTensors] = {};
+    bool eager = false;  // Begun before the set was decided on, in second buffers.
+    // Under the shard's lock.
+    std::vector<size_t> missing;  // Contributions to each slice that are not here yet. Eager builds only.
+    size_t posted = 0;            // Items with the pool.
+    size_t built = 0;             // Slices.
+    bool decided = false;
+    bool dropped = false;  // To be forgotten when the pool has let go of it.
+    TimePoint decided_at;
   };
   struct Wait {
     uint64_t id = 0;
@@ -148,16 +167,33 @@ class Shard {
   absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Fenced(const v1::Identity& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::StatusOr<Push*> FindOrBeginPush(const v1::PushRequest& header) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<Push>> FindOrBeginPush(const v1::PushRequest& header)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The push has all of its slices and waits for its set, or is being applied: it is not in the ledger yet.
   bool Complete(uint32_t rank, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Push> FindPush(uint32_t rank, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // shard_apply.cc
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void StartApply() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ApplySlice(const ApplyTask& task, const VersionStore::Update& update, size_t local) const;
-  void FinishApply();
-  void RecordApply(const ApplyTask& task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::shared_ptr<Build> MakeBuild(std::vector<uint32_t> ranks, std::vector<std::shared_ptr<Push>> pushes) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins what was decided on first, if nothing else is being built and a buffer is free.
+  void StartBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Slices `arrived` (local indices) of this push have come: builds what can be built of the version in the making.
+  void BuildEagerly(const Push& push, const std::vector<size_t>& arrived) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginEagerly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UseState(Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PostSlices(size_t first, size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BuildSlice(const Build& build, size_t local) const;
+  void OnBuilt(size_t slices);
+  // Forgets what was built before the decision.
+  void DropBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Publishes or forgets the build, if it has come to that.
+  void MaybeEndBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordApply(const Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   uint64_t Park(Wait wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -187,12 +223,12 @@ class Shard {
   std::map<uint32_t, TimePoint> last_heard_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, Push> assembling_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, Push> ready_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::shared_ptr<Push>> assembling_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::shared_ptr<Push>> ready_ ABSL_GUARDED_BY(mutex_);
   uint64_t inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t max_inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<ApplyTask> apply_queue_ ABSL_GUARDED_BY(mutex_);
-  bool applying_ ABSL_GUARDED_BY(mutex_) = false;  // The front of the queue is with the pool.
+  std::deque<std::shared_ptr<Build>> decided_ ABSL_GUARDED_BY(mutex_);  // And not begun.
+  std::shared_ptr<Build> building_ ABSL_GUARDED_BY(mutex_);
   std::list<Wait> waits_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;
   v1::ShardStatusReply counts_ ABSL_GUARDED_BY(mutex_);
@@ -200,7 +236,9 @@ class Shard {
   // Set once with the layout, constant afterwards; the pool's threads read them without the lock.
   std::unique_ptr<SlicePlan> plan_;
   std::vector<int32_t> local_index_;  // Of each slice of the model; -1: another shard's.
-  std::vector<FloatBuffer> state_;    // The optimizer's, laid out like the weights. The pool's while applying_.
+  // The optimizer's, laid out like the weights, and second buffers for an eager build. The pool's while building_.
+  std::vector<FloatBuffer> state_;
+  std::vector<FloatBuffer> next_state_;
   std::unique_ptr<VersionStore> store_;
   std::vector<bool> initial_slices_ ABSL_GUARDED_BY(mutex_);
   uint64_t initialiser_ ABSL_GUARDED_BY(mutex_) = 0;  // Incarnation that the slices so far are from.

@@ -29,9 +29,11 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
   if (Fenced(header.id()) || ledger_.Seen(rank, header.step())) return absl::OkStatus();
   last_heard_[rank] = now;
   if (Complete(rank, header.step())) return absl::OkStatus();
-  absl::StatusOr<Push*> push = FindOrBeginPush(header);
-  if (!push.ok()) return push.status();
-  (*push)->caller = caller;
+  const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBeginPush(header);
+  if (!found.ok()) return found.status();
+  Push& push = **found;
+  push.caller = caller;
+  std::vector<size_t> arrived;
   const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   for (ReceivedSlice& slice : slices) {
     absl::Status checked = CheckSlice(slice);
@@ -44,27 +46,39 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
       DropPush(rank);
       return Annotate(checked, who);
     }
-    Payload& place = (*push)->slices[static_cast<size_t>(local_index_[slice.index])];
-    if (place.bytes() > 0) continue;  // Sent again; the first counts.
-    place = std::move(slice.payload);
-    ++(*push)->received;
+    const auto local = static_cast<size_t>(local_index_[slice.index]);
+    if (push.slices[local].bytes() > 0) continue;  // Sent again; the first counts.
+    push.slices[local] = std::move(slice.payload);
+    ++push.received;
+    arrived.push_back(local);
   }
-  if (header.samples() == 0 || (*push)->received == (*push)->slices.size()) CompletePush(rank);
+  BuildEagerly(push, arrived);
+  if (header.samples() == 0 || push.received == push.slices.size()) CompletePush(rank);
   return absl::OkStatus();
 }
 
 bool Shard::Complete(uint32_t rank, uint64_t step) const {
   const auto ready = ready_.find(rank);
-  if (ready != ready_.end() && ready->second.step == step) return true;
-  for (const ApplyTask& task : apply_queue_) {
-    for (size_t i = 0; i < task.ranks.size(); ++i) {
-      if (task.ranks[i] == rank && task.pushes[i].step == step) return true;
+  if (ready != ready_.end() && ready->second->step == step) return true;
+  const auto holds = [&](const std::shared_ptr<Build>& build) {
+    for (size_t i = 0; i < build->ranks.size(); ++i) {
+      if (build->ranks[i] == rank && build->pushes[i]->step == step) return true;
     }
-  }
-  return false;
+    return false;
+  };
+  return (building_ != nullptr && building_->decided && holds(building_)) ||
+         std::any_of(decided_.begin(), decided_.end(), holds);
 }
 
-absl::StatusOr<Shard::Push*> Shard::FindOrBeginPush(const v1::PushRequest& header) {
+std::shared_ptr<Shard::Push> Shard::FindPush(uint32_t rank, uint64_t step) const {
+  for (const auto* pushes : {&ready_, &assembling_}) {
+    const auto found = pushes->find(rank);
+    if (found != pushes->end() && found->second->step == step) return found->second;
+  }
+  return nullptr;
+}
+
+absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::PushRequest& header) {
   const uint32_t rank = header.id().rank();
   const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   if (view_.phase() != v1::PHASE_RUNNING) {
@@ -74,7 +88,7 @@ absl::StatusOr<Shard::Push*> Shard::FindOrBeginPush(const v1::PushRequest& heade
   PS_RETURN_IF_ERROR(mode_->Admit(rank, header.step(), expected));
   if (ready_.contains(rank)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(who, ": step ", ready_[rank].step, " of this rank has no answer yet"));
+        absl::StrCat(who, ": step ", ready_[rank]->step, " of this rank has no answer yet"));
   }
   if (header.version() > store_->version()) {
     return absl::InvalidArgumentError(absl::StrCat(who, ": computed on version ", header.version(), ", but shard ",
@@ -82,9 +96,9 @@ absl::StatusOr<Shard::Push*> Shard::FindOrBeginPush(const v1::PushRequest& heade
   }
   const auto found = assembling_.find(rank);
   if (found != assembling_.end()) {
-    Push& push = found->second;
+    const Push& push = *found->second;
     if (push.step == header.step() && push.samples == header.samples() && push.version == header.version()) {
-      return &push;
+      return found->second;
     }
     DropPush(rank);  // The rank starts it anew, or another.
   }
@@ -96,26 +110,27 @@ absl::StatusOr<Shard::Push*> Shard::FindOrBeginPush(const v1::PushRequest& heade
                                                      "--max_inflight_bytes=", max_inflight_bytes_));
   }
   inflight_bytes_ += bytes;
-  Push& push = assembling_[rank];
-  push = {.incarnation = header.id().incarnation(),
-          .step = header.step(),
-          .version = header.version(),
-          .samples = header.samples(),
-          .slices = std::vector<Payload>(plan_->shard_slices(options_.shard).size()),
-          .reserved_bytes = bytes};
-  return &push;
+  auto push = std::make_shared<Push>();
+  push->incarnation = header.id().incarnation();
+  push->step = header.step();
+  push->version = header.version();
+  push->samples = header.samples();
+  push->slices.resize(plan_->shard_slices(options_.shard).size());
+  push->reserved_bytes = bytes;
+  assembling_[rank] = push;
+  return push;
 }
 
 void Shard::DropPush(uint32_t rank) {
   const auto push = assembling_.find(rank);
   if (push == assembling_.end()) return;
-  inflight_bytes_ -= push->second.reserved_bytes;
+  if (building_ != nullptr && !building_->decided) DropBuild();
+  inflight_bytes_ -= push->second->reserved_bytes;
   assembling_.erase(push);
 }
 
 void Shard::CompletePush(uint32_t rank) {
-  auto node = assembling_.extract(rank);
-  const Push& push = ready_[rank] = std::move(node.mapped());
+  const Push& push = *(ready_[rank] = assembling_.extract(rank).mapped());
   if (follows_decisions_) {
     v1::ShardReport report;
     v1::PushDone* done = report.add_complete();
@@ -126,89 +141,6 @@ void Shard::CompletePush(uint32_t rank) {
     return;
   }
   for (const StepSet& set : mode_->Complete(rank, push.step)) Decide(set);
-}
-
-void Shard::Decide(const StepSet& set) {
-  if (gathers_ && set.step < mode_->step()) return;  // Said twice.
-  ApplyTask task;
-  uint64_t total = 0;
-  for (uint32_t rank : set.ranks) {
-    auto node = ready_.extract(rank);
-    if (node.empty() || (gathers_ && node.mapped().step != set.step)) {
-      shutdown_ = absl::InternalError(absl::StrCat("step ", set.step, ": the push of rank ", rank,
-                                                   " was decided on but is not on shard ", options_.shard));
-      spdlog::error("{}", Message(shutdown_));
-      return;
-    }
-    total += node.mapped().samples;
-    task.ranks.push_back(rank);
-    task.pushes.push_back(std::move(node.mapped()));
-  }
-  for (const Push& push : task.pushes) {
-    task.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push.samples, total));
-  }
-  mode_->Decided(set);
-  apply_queue_.push_back(std::move(task));
-  StartApply();
-}
-
-void Shard::StartApply() {
-  if (applying_ || apply_queue_.empty()) return;
-  const VersionStore::Update* update = store_->BeginUpdate();
-  if (update == nullptr) return;  // All buffers are pinned; the store calls when one is free.
-  applying_ = true;
-  ApplyTask& task = apply_queue_.front();
-  task.began = Now();
-  pool_.Post(
-      plan_->shard_slices(options_.shard).size(),
-      [this, &task, update = *update](size_t local) { ApplySlice(task, update, local); }, [this] { FinishApply(); });
-}
-
-void Shard::ApplySlice(const ApplyTask& task, const VersionStore::Update& update, size_t local) const {
-  const SliceInfo& info = plan_->slices()[plan_->shard_slices(options_.shard)[local]];
-  std::vector<GradientTerm> terms;
-  for (size_t i = 0; i < task.pushes.size(); ++i) {
-    if (task.pushes[i].samples == 0) continue;
-    terms.push_back({.gradient = &task.pushes[i].slices[local], .coefficient = task.coefficients[i]});
-  }
-  OptimizerBlock slice = {.elements = static_cast<size_t>(info.elements),
-                          .weights = update.weights + info.shard_offset,
-                          .new_weights = update.new_weights + info.shard_offset};
-  for (size_t k = 0; k < state_.size(); ++k) {
-    slice.state[k] = slice.new_state[k] = const_cast<float*>(state_[k].data()) + info.shard_offset;
-  }
-  ReduceAndApply(terms, slice, *optimizer_, options_.hyperparameters, isa_);
-}
-
-void Shard::FinishApply() {
-  ApplyTask task;  // Its payloads are freed last, without the lock.
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  task = std::move(apply_queue_.front());
-  apply_queue_.pop_front();
-  applying_ = false;
-  RecordApply(task);
-  AnswerWaits();
-  StartApply();
-}
-
-void Shard::RecordApply(const ApplyTask& task) {
-  nlohmann::ordered_json staleness = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < task.ranks.size(); ++i) {
-    const Push& push = task.pushes[i];
-    ledger_.Record(task.ranks[i], push.step, v1::APPLIED);
-    inflight_bytes_ -= push.reserved_bytes;
-    staleness.push_back(store_->version() - push.version);
-  }
-  store_->Publish();
-  if (metrics_->enabled()) {
-    metrics_->Write("apply", {{"version", store_->version()},
-                              {"contributions", task.ranks.size()},
-                              {"ranks", task.ranks},
-                              {"staleness", std::move(staleness)},
-                              {"apply_s", Seconds(Now() - task.began)}});
-  }
-  if (follows_decisions_) Report({});
 }
 
 }  // namespace ps

@@ -28,11 +28,11 @@ uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, Time
     return 0;
   }
   const auto push = assembling_.find(rank);
-  if (complete_now && push != assembling_.end() && push->second.step == header.step() &&
-      push->second.caller == caller) {
+  if (complete_now && push != assembling_.end() && push->second->step == header.step() &&
+      push->second->caller == caller) {
     const absl::Status incomplete = absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank, ", step ", header.step(), ": only ", push->second.received, " of the ",
-                     push->second.slices.size(), " slices of shard ", options_.shard, " came"));
+        absl::StrCat("rank ", rank, ", step ", header.step(), ": only ", push->second->received, " of the ",
+                     push->second->slices.size(), " slices of shard ", options_.shard, " came"));
     DropPush(rank);
     Fail(wait, incomplete);
     return 0;
@@ -169,7 +169,7 @@ std::string Shard::WaitingFor(TimePoint now) const {
   if (view_.phase() != v1::PHASE_RUNNING) {
     return view_.waiting_for().empty() ? "waiting for the chief" : view_.waiting_for();
   }
-  if (!apply_queue_.empty() && !applying_) {
+  if (!decided_.empty() && building_ == nullptr) {
     return absl::StrCat("version ", store_->version() + 1,
                         ": waiting for readers, who hold all of --max_versions=", options_.max_versions,
                         " buffers of weights");

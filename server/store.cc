@@ -56,9 +56,9 @@ VersionPin VersionStore::Pin() {
   return pin;
 }
 
-std::shared_ptr<WeightBuffer> VersionStore::FreeBuffer() {
+std::shared_ptr<WeightBuffer> VersionStore::FreeBuffer(bool in_place) {
   // Sequentially consistent, as the release is: either the pin is seen gone here, or its release sees `blocked`.
-  if (current_->pins.load() == 0) return current_;
+  if (in_place && current_->pins.load() == 0) return current_;
   for (const auto& buffer : spare_) {
     if (buffer->pins.load() == 0) return buffer;
   }
@@ -67,18 +67,24 @@ std::shared_ptr<WeightBuffer> VersionStore::FreeBuffer() {
   return spare_.back();
 }
 
-const VersionStore::Update* VersionStore::BeginUpdate() {
+const VersionStore::Update* VersionStore::BeginUpdate(bool in_place) {
   assert(update_ == nullptr);
-  next_ = FreeBuffer();
-  if (next_ == nullptr) {
+  next_ = FreeBuffer(in_place);
+  if (next_ == nullptr && in_place) {
     hook_->blocked = true;
-    next_ = FreeBuffer();  // A pin may have gone between the two.
-    if (next_ == nullptr) return nullptr;
-    hook_->blocked = false;
+    next_ = FreeBuffer(in_place);  // A pin may have gone between the two.
+    if (next_ != nullptr) hook_->blocked = false;
   }
+  if (next_ == nullptr) return nullptr;
   update_ = next_.get();
   pointers_ = {.weights = current_->weights.data(), .new_weights = next_->weights.data()};
   return &pointers_;
+}
+
+void VersionStore::AbandonUpdate() {
+  assert(update_ != nullptr && next_ != current_);
+  next_ = nullptr;
+  update_ = nullptr;
 }
 
 void VersionStore::Publish() {

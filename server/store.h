@@ -78,14 +78,17 @@ class VersionStore {
     const float* weights;
     float* new_weights;
   };
-  // Begins an update; null if max_versions buffers exist and all are pinned (on_release follows).
-  const Update* BeginUpdate();
+  // Begins an update; null if max_versions buffers exist and all are pinned (on_release follows). If it must not be
+  // made in place, null also says that there is no other buffer, and on_release does not follow.
+  const Update* BeginUpdate(bool in_place);
+  // What BeginUpdate began is forgotten. It must not have been made in place.
+  void AbandonUpdate();
   // What BeginUpdate began is the current version from now on.
   void Publish();
 
  private:
   struct ReleaseHook;
-  std::shared_ptr<WeightBuffer> FreeBuffer();
+  std::shared_ptr<WeightBuffer> FreeBuffer(bool in_place);
 
   const size_t elements_;
   const size_t max_versions_;

@@ -22,6 +22,7 @@ class Asp final : public Mode {
   void Decided(const StepSet&) override {}
   uint64_t StartStep(uint64_t highest) const override { return highest; }
   std::vector<uint32_t> WaitsFor() const override { return {}; }
+  std::vector<uint32_t> Foreseen() const override { return {}; }
   uint64_t step() const override { return 0; }
 };
 

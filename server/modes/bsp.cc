@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "absl/strings/str_cat.h"
 #include "server/modes/mode.h"
 
@@ -39,6 +41,12 @@ class Bsp final : public Mode {
       if (!arrived_.contains(rank)) missing.push_back(rank);
     }
     return missing;
+  }
+
+  std::vector<uint32_t> Foreseen() const override {
+    std::vector<uint32_t> all(num_workers_);
+    std::iota(all.begin(), all.end(), 0U);
+    return all;
   }
 
   uint64_t step() const override { return step_; }

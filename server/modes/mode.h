@@ -54,6 +54,10 @@ class Mode {
   // The ranks that the version in the making waits for; empty where a version waits for nobody.
   virtual std::vector<uint32_t> WaitsFor() const = 0;
 
+  // The ranks that the version in the making will be made of, ascending, where that is known before their pushes are
+  // complete, so that it can be built ahead; else empty.
+  virtual std::vector<uint32_t> Foreseen() const = 0;
+
   // The step in the making, for messages. 0 where a version waits for nobody.
   virtual uint64_t step() const = 0;
 };

@@ -42,31 +42,34 @@ class Reply {
 // One shard with two workers on a model of four weights, all 1; the learning rate is 1.
 class TestShard {
  public:
-  explicit TestShard(const std::string& mode, ShardOptions options = {})
-      : metrics(*MetricsWriter::Open("", "shard")),
+  explicit TestShard(const std::string& mode, ShardOptions options = {}, const Layout& model = {{"w", {4}}})
+      : layout(model),
+        metrics(*MetricsWriter::Open("", "shard")),
         shard(
             With(std::move(options), mode), [](const auto&) {}, metrics.get()) {
     v1::ChiefUpdate update;
-    *update.mutable_view() = View(1, v1::PHASE_GATHERING);
+    *update.mutable_view() = View(1, v1::PHASE_GATHERING, layout);
     shard.OnChiefUpdate(update);
-    REQUIRE(shard.AddInitialSlices(Id(0), {Slice(0, {1, 1, 1, 1})}).ok());
-    *update.mutable_view() = View(2, v1::PHASE_RUNNING);
+    for (uint32_t slice = 0; slice < layout.size(); ++slice) {
+      REQUIRE(shard.AddInitialSlices(Id(0), {Slice(slice, std::vector<float>(layout[slice].elements(), 1))}).ok());
+    }
+    *update.mutable_view() = View(2, v1::PHASE_RUNNING, layout);
     shard.OnChiefUpdate(update);
   }
 
   static ShardOptions With(ShardOptions options, const std::string& mode) {
     options.mode = mode;
     options.num_workers = 2;
-    options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+    options.hyperparameters = {.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0};
     return options;
   }
 
-  static v1::View View(uint64_t number, v1::Phase phase) {
+  static v1::View View(uint64_t number, v1::Phase phase, const Layout& layout = {{"w", {4}}}) {
     v1::View view;
     view.set_number(number);
     view.set_generation(1);
     view.set_phase(phase);
-    *view.mutable_layout() = ToProto({{"w", {4}}});
+    *view.mutable_layout() = ToProto(layout);
     for (uint32_t rank : {0U, 1U}) {
       v1::Member* member = view.add_members();
       member->set_rank(rank);
@@ -118,6 +121,7 @@ class TestShard {
     return reply.Wait();
   }
 
+  const Layout layout;
   TimePoint now = TimePoint() + std::chrono::hours(1);
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
@@ -253,6 +257,39 @@ TEST_CASE("An update that all buffers of weights are pinned against says so, and
   pin = absl::CancelledError("let go");
   CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
   CHECK(test.Pull(1)->weights()[0] == 0);
+}
+
+TEST_CASE("What was built ahead of a push that turns out wrong is dropped, weights and state") {
+  ShardOptions options;
+  options.optimizer = "momentum";
+  options.apply_threads = 0;
+  TestShard test("bsp", options, {{"a", {2}}, {"b", {2}}});
+  const auto add = [&](uint32_t rank, uint64_t step, uint32_t slice, std::vector<float> values) {
+    return test.shard.AddSlices(TestShard::Header(rank, step), {TestShard::Slice(slice, std::move(values))}, test.now);
+  };
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  float velocity = 0;
+  float weight = 1;
+  for (uint64_t step = 0; step < 3; ++step) {
+    REQUIRE(add(0, step, 0, {2, 2}).ok());
+    CHECK_FALSE(test.shard.ApplyPosted());
+    REQUIRE(add(1, step, 0, {100, 100}).ok());
+    if (step % 2 == 0) CHECK(test.shard.ApplyPosted());  // Else it is dropped while it waits for a thread.
+    CHECK(test.Pull(step)->weights()[0] == weight);
+    CHECK(absl::IsInvalidArgument(add(1, step, 1, {nan, 0})));
+    REQUIRE(add(1, step, 0, {4, 4}).ok());
+    REQUIRE(add(1, step, 1, {4, 4}).ok());
+    CHECK(test.Pull(step)->weights()[0] == weight);
+    REQUIRE(add(0, step, 1, {2, 2}).ok());
+    CHECK(test.shard.ApplyPosted());
+    CHECK(test.Answer(0, step)->answer() == v1::APPLIED);
+    velocity = 0.5F * velocity + 3;
+    weight -= velocity;
+    const auto pin = test.Pull(step + 1);
+    REQUIRE(pin.ok());
+    for (const float each : pin->weights().first(2)) CHECK(each == weight);
+  }
+  CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
 }
 
 }  // namespace

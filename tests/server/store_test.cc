@@ -7,7 +7,7 @@ namespace {
 
 TEST_CASE("An update is in place where nobody reads, else a copy, and a pinned version never changes") {
   VersionStore store(16, 2, [] {});
-  const auto* update = store.BeginUpdate();
+  const auto* update = store.BeginUpdate(true);
   REQUIRE(update != nullptr);
   CHECK(update->weights == update->new_weights);
   CHECK(store.updating_in_place());
@@ -16,7 +16,7 @@ TEST_CASE("An update is in place where nobody reads, else a copy, and a pinned v
   CHECK(store.version() == 1);
 
   const VersionPin pin = store.Pin();
-  update = store.BeginUpdate();
+  update = store.BeginUpdate(true);
   REQUIRE(update != nullptr);
   CHECK(update->weights != update->new_weights);
   CHECK_FALSE(store.updating_in_place());
@@ -31,14 +31,14 @@ TEST_CASE("When every buffer is pinned an update waits, and the last release cal
   int released = 0;
   VersionStore store(16, 2, [&] { ++released; });
   VersionPin first = store.Pin();
-  REQUIRE(store.BeginUpdate() != nullptr);
+  REQUIRE(store.BeginUpdate(true) != nullptr);
   store.Publish();
   VersionPin second = store.Pin();
-  CHECK(store.BeginUpdate() == nullptr);
+  CHECK(store.BeginUpdate(true) == nullptr);
   CHECK(released == 0);
   first = VersionPin();
   CHECK(released == 1);
-  CHECK(store.BeginUpdate() != nullptr);
+  CHECK(store.BeginUpdate(true) != nullptr);
   store.Publish();
   CHECK(second.version() == 1);
 }
