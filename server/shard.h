@@ -95,7 +95,7 @@ class Shard {
                      PullCallback callback);
 
   // Calls back with the hashes of this shard's slices at the newest version; they are made where updates are.
-  void AwaitHashes(TimePoint now, TimePoint deadline, HashesCallback callback);
+  void AwaitHashes(TimePoint now, TimePoint deadline, const HashesCallback& callback);
 
   // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
   std::optional<uint64_t> VersionAfter(uint64_t step) const {
@@ -144,7 +144,7 @@ class Shard {
     bool eager = false;  // Begun before the set was decided on, in second buffers.
     // Under the shard's lock.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet. Eager builds only.
-    size_t posted = 0;            // Items with the pool.
+    size_t posted = 0;            // Parts that are being built.
     size_t built = 0;             // Slices.
     bool decided = false;
     bool dropped = false;  // To be forgotten when the pool has let go of it.
@@ -169,6 +169,8 @@ class Shard {
   absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBeginPush(const v1::PushRequest& header)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
+                           const void* caller, std::shared_ptr<const Build>* build, std::vector<size_t>* ahead);
   // The push has all of its slices and waits for its set, or is being applied: it is not in the ledger yet.
   bool Complete(uint32_t rank, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -181,11 +183,14 @@ class Shard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Begins what was decided on first, if nothing else is being built and a buffer is free.
   void StartBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Slices `arrived` (local indices) of this push have come: builds what can be built of the version in the making.
-  void BuildEagerly(const Push& push, const std::vector<size_t>& arrived) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void BeginEagerly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Slices `arrived` (local indices) of this push have come. Returns those of building_ that the caller is to build
+  // now, without the lock, and then report with OnBuilt.
+  std::vector<size_t> BuildAhead(const Push& push, const std::vector<size_t>& arrived)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<size_t> BeginAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Has the pool build these slices (local indices) of building_.
+  void PostSlices(std::vector<size_t> slices) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UseState(Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void PostSlices(size_t first, size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void BuildSlice(const Build& build, size_t local) const;
   void OnBuilt(size_t slices);
   // Forgets what was built before the decision.

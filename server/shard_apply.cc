@@ -1,5 +1,6 @@
 // Versions in the making: from the decision on a set of pushes, or from before it, to the published version.
 #include <algorithm>
+#include <numeric>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -7,6 +8,12 @@
 #include "server/shard.h"
 
 namespace ps {
+namespace {
+
+// Slices that whoever brought the last contribution builds itself: a message's. More are spread over the pool.
+constexpr size_t kBuiltByCaller = 4;
+
+}  // namespace
 
 void Shard::Decide(const StepSet& set) {
   if (gathers_ && set.step < mode_->step()) return;  // Said twice.
@@ -57,7 +64,17 @@ void Shard::StartBuild() {
   building_->weights = *update;
   building_->decided_at = Now();
   UseState(*building_);
-  PostSlices(0, plan_->shard_slices(options_.shard).size());
+  building_->posted = 1;
+  std::vector<size_t> all(plan_->shard_slices(options_.shard).size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  PostSlices(std::move(all));
+}
+
+void Shard::PostSlices(std::vector<size_t> slices) {
+  const size_t count = slices.size();
+  pool_.Post(
+      count, [this, build = building_, slices = std::move(slices)](size_t i) { BuildSlice(*build, slices[i]); },
+      [this, count] { OnBuilt(count); });
 }
 
 void Shard::UseState(Build& build) {
@@ -70,38 +87,48 @@ void Shard::UseState(Build& build) {
 
 // ---- Before the decision
 
-void Shard::BuildEagerly(const Push& push, const std::vector<size_t>& arrived) {
-  if (push.slices.empty()) return;
-  if (building_ == nullptr) return BeginEagerly();
-  if (!building_->eager || building_->decided || building_->dropped) return;
-  for (const size_t local : arrived) {
-    if (--building_->missing[local] == 0) PostSlices(local, 1);
+std::vector<size_t> Shard::BuildAhead(const Push& push, const std::vector<size_t>& arrived) {
+  if (push.slices.empty()) return {};
+  std::vector<size_t> ready;
+  if (building_ == nullptr) {
+    ready = BeginAhead();
+  } else if (building_->eager && !building_->decided && !building_->dropped) {
+    for (const size_t local : arrived) {
+      if (--building_->missing[local] == 0) ready.push_back(local);
+    }
   }
+  if (ready.empty()) return ready;
+  ++building_->posted;
+  if (ready.size() <= kBuiltByCaller) return ready;
+  PostSlices(std::move(ready));
+  return {};
 }
 
 // All that take part in the step have begun their push, so that the coefficients are known.
-void Shard::BeginEagerly() {
+std::vector<size_t> Shard::BeginAhead() {
   std::vector<uint32_t> ranks = mode_->Foreseen();
-  if (!decided_.empty() || ranks.empty()) return;
+  if (!decided_.empty() || ranks.empty()) return {};
   std::vector<std::shared_ptr<Push>> pushes;
   for (const uint32_t rank : ranks) {
     pushes.push_back(FindPush(rank, mode_->step()));
-    if (pushes.back() == nullptr) return;
+    if (pushes.back() == nullptr) return {};
   }
   const VersionStore::Update* update = store_->BeginUpdate(/*in_place=*/false);
-  if (update == nullptr) return;
+  if (update == nullptr) return {};
   building_ = MakeBuild(std::move(ranks), std::move(pushes));
   building_->eager = true;
   building_->weights = *update;
   UseState(*building_);
   const size_t slices = plan_->shard_slices(options_.shard).size();
+  std::vector<size_t> ready;
   building_->missing.resize(slices);
   for (size_t local = 0; local < slices; ++local) {
     for (const auto& push : building_->pushes) {
       if (push->samples > 0 && push->slices[local].bytes() == 0) ++building_->missing[local];
     }
-    if (building_->missing[local] == 0) PostSlices(local, 1);
+    if (building_->missing[local] == 0) ready.push_back(local);
   }
+  return ready;
 }
 
 void Shard::DropBuild() {
@@ -109,14 +136,7 @@ void Shard::DropBuild() {
   MaybeEndBuild();
 }
 
-// ---- On the pool
-
-void Shard::PostSlices(size_t first, size_t count) {
-  ++building_->posted;
-  pool_.Post(
-      count, [this, build = building_, first](size_t i) { BuildSlice(*build, first + i); },
-      [this, count] { OnBuilt(count); });
-}
+// ---- Without the lock
 
 void Shard::BuildSlice(const Build& build, size_t local) const {
   const SliceInfo& info = plan_->slices()[plan_->shard_slices(options_.shard)[local]];

@@ -21,6 +21,17 @@ const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa
 
 absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
                               const void* caller) {
+  std::shared_ptr<const Build> build;
+  std::vector<size_t> ahead;  // What this thread builds of it, while the gradients are in its cache.
+  PS_RETURN_IF_ERROR(PlaceSlices(header, std::move(slices), now, caller, &build, &ahead));
+  if (ahead.empty()) return absl::OkStatus();
+  for (const size_t local : ahead) BuildSlice(*build, local);
+  OnBuilt(ahead.size());
+  return absl::OkStatus();
+}
+
+absl::Status Shard::PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
+                                const void* caller, std::shared_ptr<const Build>* build, std::vector<size_t>* ahead) {
   const ReceivedSlice* not_finite = FindNotFinite(slices, isa_);  // The costly look, without the lock.
   const uint32_t rank = header.id().rank();
   OutboxDrain drain(outbox_);
@@ -52,7 +63,8 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
     ++push.received;
     arrived.push_back(local);
   }
-  BuildEagerly(push, arrived);
+  *ahead = BuildAhead(push, arrived);
+  if (!ahead->empty()) *build = building_;
   if (header.samples() == 0 || push.received == push.slices.size()) CompletePush(rank);
   return absl::OkStatus();
 }

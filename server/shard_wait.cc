@@ -68,7 +68,7 @@ uint64_t Shard::AwaitPull(const v1::Identity& id, std::optional<uint64_t> versio
   return Park(std::move(wait));
 }
 
-void Shard::AwaitHashes(TimePoint now, TimePoint deadline, HashesCallback callback) {
+void Shard::AwaitHashes(TimePoint now, TimePoint deadline, const HashesCallback& callback) {
   AwaitPull({}, std::nullopt, now, deadline, [this, callback](absl::StatusOr<VersionPin> pin) {
     if (!pin.ok()) return callback(pin.status());
     const std::vector<uint32_t>& mine = plan_->shard_slices(options_.shard);

@@ -156,10 +156,16 @@ absl::Status Trainer::Train() {
   const auto first = static_cast<int64_t>(step_);
   progress_ = std::make_unique<Progress>(first, total_batches_, Now());
   next_eval_ = options_.eval_every;
+  // An early layer's weights are computed on while later ones come only where they cannot be of another version.
+  const bool into_forward = options_.overlap && client_->gathers();
   for (int64_t batch = first; batch < total_batches_; ++batch) {
     if (stop_) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
+    const TimePoint began = Now();
     PS_RETURN_IF_ERROR(TrainBatch(batch));
-    PS_RETURN_IF_ERROR(MaybeEvaluate(batch + 1));
+    const bool evaluates = EvaluationDue(batch + 1);
+    if (!into_forward || evaluates || batch + 1 == total_batches_) PS_RETURN_IF_ERROR(EndExchange());
+    result_.train_s += Seconds(Now() - began);
+    if (evaluates) PS_RETURN_IF_ERROR(EvaluateNow());
   }
   return absl::OkStatus();
 }
@@ -171,65 +177,107 @@ void Trainer::TakeBatch(int64_t batch) {
   taken_ = batch;
 }
 
-absl::Status Trainer::TrainBatch(int64_t batch) {
-  const TimePoint began = Now();
-  TakeBatch(batch);
-  const auto samples = static_cast<int64_t>(plan_.indices.size());
-  if (samples == 0 && !client_->gathers()) return absl::OkStatus();
-  const PushInfo push = {.step = step_, .version = version_, .samples = static_cast<uint32_t>(samples)};
-  StepResult computed;
-  ExchangeResult exchanged;
-  PS_RETURN_IF_ERROR(ComputeAndExchange(push, &computed, &exchanged));
-  const TimePoint now = Now();
-  metrics_->Write("step", {{"step", step_},
-                           {"version", version_},
-                           {"loss", computed.loss},
-                           {"samples", samples},
-                           {"forward_s", computed.forward_s},
-                           {"backward_s", computed.backward_s},
-                           {"push_s", exchanged.push_s},
-                           {"wait_s", exchanged.wait_s},
-                           {"pull_s", exchanged.pull_s}});
-  version_ = exchanged.version;
-  ++step_;
-  result_.samples += samples;
-  result_.train_s += Seconds(now - began);
-  result_.compute_s += computed.forward_s + computed.backward_s;
-  result_.push_s += exchanged.push_s;
-  result_.wait_s += exchanged.wait_s;
-  result_.pull_s += exchanged.pull_s;
-  progress_->Step(batch + 1, computed.loss, samples, now);
-  return absl::OkStatus();
-}
-
 // The exchange begins before the gradients are there, and takes each layer's as soon as it is final. While the servers
 // are at work the next batch is prepared.
-absl::Status Trainer::ComputeAndExchange(const PushInfo& push, StepResult* computed, ExchangeResult* exchanged) {
-  std::shared_ptr<Exchange> exchange;
+absl::Status Trainer::TrainBatch(int64_t batch) {
+  TakeBatch(batch);
+  const auto samples = static_cast<uint32_t>(plan_.indices.size());
+  if (samples == 0 && !client_->gathers()) return absl::OkStatus();
   StepHooks hooks;
-  if (options_.overlap && push.samples > 0) {
-    exchange = client_->StartPushPull(push, gradients_, weights_, /*deferred=*/true);
-    hooks.gradient_ready = [&exchange](int layer) {
-      exchange->TensorReady(2 * static_cast<size_t>(layer));
-      exchange->TensorReady(2 * static_cast<size_t>(layer) + 1);
+  double blocked_s = 0;  // On the last step's exchange.
+  hooks.before_layer = [&](int layer) {
+    const TimePoint began = Now();
+    absl::Status status = AwaitWeights(layer);
+    blocked_s += Seconds(Now() - began);
+    return status;
+  };
+  const bool overlap = options_.overlap && samples > 0;
+  double ended_s = 0;
+  hooks.before_backward = [&]() -> absl::Status {
+    const TimePoint began = Now();
+    PS_RETURN_IF_ERROR(EndExchange());
+    if (overlap) StartExchange(samples, /*deferred=*/true);
+    ended_s = Seconds(Now() - began);
+    return absl::OkStatus();
+  };
+  if (overlap) {
+    hooks.gradient_ready = [this](int layer) {
+      pending_.exchange->TensorReady(2 * static_cast<size_t>(layer));
+      pending_.exchange->TensorReady(2 * static_cast<size_t>(layer) + 1);
       return absl::OkStatus();
     };
   }
-  const absl::StatusOr<StepResult> step = network_->TrainStep(features_.data(), labels_.data(), push.samples, hooks);
+  absl::StatusOr<StepResult> step = network_->TrainStep(features_.data(), labels_.data(), samples, hooks);
   if (!step.ok()) return step.status();
-  if (exchange == nullptr) exchange = client_->StartPushPull(push, gradients_, weights_, /*deferred=*/false);
-  TakeBatch(taken_ + 1);
-  absl::StatusOr<ExchangeResult> result = exchange->Wait();
-  if (!result.ok()) return result.status();
-  *computed = *step;
-  *exchanged = *std::move(result);
+  if (samples == 0) PS_RETURN_IF_ERROR(EndExchange());
+  if (!overlap) StartExchange(samples, /*deferred=*/false);
+  step->forward_s -= blocked_s;
+  step->backward_s -= ended_s;
+  pending_.computed = *step;
+  pending_.batch = batch;
+  const TimePoint ready = Now();
+  TakeBatch(batch + 1);
+  pending_.exposed_s = Seconds(Now() - ready);
   return absl::OkStatus();
 }
 
-absl::Status Trainer::MaybeEvaluate(int64_t batches_done) {
-  if (client_->rank() != 0 || options_.eval_every <= 0 || batches_done == total_batches_) return absl::OkStatus();
+void Trainer::StartExchange(uint32_t samples, bool deferred) {
+  pending_ = {.exchange = nullptr, .push = {.step = step_, .version = version_, .samples = samples}};
+  pending_.exchange = client_->StartPushPull(pending_.push, gradients_, weights_, deferred);
+}
+
+absl::Status Trainer::AwaitWeights(int layer) {
+  if (pending_.exchange == nullptr) return absl::OkStatus();
+  const TimePoint began = Now();
+  absl::Status status = pending_.exchange->WaitTensor(2 * static_cast<size_t>(layer));
+  if (status.ok()) status = pending_.exchange->WaitTensor(2 * static_cast<size_t>(layer) + 1);
+  pending_.exposed_s += Seconds(Now() - began);
+  return status;
+}
+
+absl::Status Trainer::EndExchange() {
+  if (pending_.exchange == nullptr) return absl::OkStatus();
+  const TimePoint began = Now();
+  absl::StatusOr<ExchangeResult> exchanged = pending_.exchange->Wait();
+  pending_.exchange = nullptr;
+  if (!exchanged.ok()) return exchanged.status();
+  const TimePoint now = Now();
+  pending_.exposed_s += Seconds(now - began);
+  // What was hidden behind computation came last.
+  double hidden_s = exchanged->push_s + exchanged->wait_s + exchanged->pull_s - pending_.exposed_s;
+  for (double* part : {&exchanged->pull_s, &exchanged->wait_s, &exchanged->push_s}) {
+    const double less = std::clamp(hidden_s, 0.0, *part);
+    *part -= less;
+    hidden_s -= less;
+  }
+  const StepResult& computed = pending_.computed;
+  metrics_->Write("step", {{"step", pending_.push.step},
+                           {"version", pending_.push.version},
+                           {"loss", computed.loss},
+                           {"samples", pending_.push.samples},
+                           {"forward_s", computed.forward_s},
+                           {"backward_s", computed.backward_s},
+                           {"push_s", exchanged->push_s},
+                           {"wait_s", exchanged->wait_s},
+                           {"pull_s", exchanged->pull_s}});
+  version_ = exchanged->version;
+  ++step_;
+  result_.samples += pending_.push.samples;
+  result_.compute_s += computed.forward_s + computed.backward_s;
+  result_.push_s += exchanged->push_s;
+  result_.wait_s += exchanged->wait_s;
+  result_.pull_s += exchanged->pull_s;
+  progress_->Step(pending_.batch + 1, computed.loss, pending_.push.samples, now);
+  return absl::OkStatus();
+}
+
+bool Trainer::EvaluationDue(int64_t batches_done) const {
+  if (client_->rank() != 0 || options_.eval_every <= 0 || batches_done == total_batches_) return false;
   const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
-  if (epochs + 1e-9 < next_eval_) return absl::OkStatus();
+  return epochs + 1e-9 >= next_eval_;
+}
+
+absl::Status Trainer::EvaluateNow() {
   next_eval_ += options_.eval_every;
   PS_RETURN_IF_ERROR(Evaluate(data_.test, "test").status());
   if (client_->gathers()) return absl::OkStatus();

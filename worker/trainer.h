@@ -54,9 +54,13 @@ class Trainer {
   std::map<std::string, std::string> Experiment() const;
   absl::Status Train();
   absl::Status TrainBatch(int64_t batch);
-  absl::Status ComputeAndExchange(const PushInfo& push, StepResult* computed, ExchangeResult* exchanged);
+  void StartExchange(uint32_t samples, bool deferred);
+  absl::Status AwaitWeights(int layer);
+  // The exchange under way, if any: waits for it and records its step.
+  absl::Status EndExchange();
+  bool EvaluationDue(int64_t batches_done) const;
   void TakeBatch(int64_t batch);
-  absl::Status MaybeEvaluate(int64_t batches_done);
+  absl::Status EvaluateNow();
   absl::StatusOr<LossSums> Evaluate(const Dataset& dataset, const std::string& split);
   absl::Status Finish();
   absl::Status Save() const;
@@ -80,6 +84,16 @@ class Trainer {
   BatchPlan plan_;
   std::vector<float> features_;
   std::vector<int32_t> labels_;
+
+  // The step whose exchange is under way. In a mode that gathers it goes on into the next step's forward pass.
+  struct Pending {
+    std::shared_ptr<Exchange> exchange;
+    PushInfo push;
+    int64_t batch = 0;
+    StepResult computed;
+    double exposed_s = 0;  // Since the last gradient was ready, without what was computed meanwhile.
+  };
+  Pending pending_;
   TrainingResult result_;  // What there is of it so far.
   double next_eval_ = 0;   // In epochs.
 };

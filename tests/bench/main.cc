@@ -36,6 +36,7 @@ constexpr char kUsage[] =
     "             GB/s is the bytes that have to move (workers x bytes, each way) over the median time, ratio is GB/s\n"
     "             over the raw stream's; the weights are checked in every repeat\n"
     "  train      samples/s with servers for 1 up to --workers workers, beside the same computation without exchange\n"
+    "             and, where MPI is, in ranks that sum gradients with it\n"
     "  network    round trip and bandwidth both ways to --server";
 
 class Problems {
@@ -108,6 +109,7 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
       out["rows"].push_back({{"workers", row.workers},
                              {"samples_per_s", row.samples_per_s},
                              {"alone_samples_per_s", row.alone_samples_per_s},
+                             {"mpi_samples_per_s", row.mpi_samples_per_s},
                              {"efficiency", row.efficiency},
                              {"compute", row.compute},
                              {"push", row.push},
@@ -117,12 +119,15 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
     std::cout << out.dump() << "\n";
     return;
   }
-  std::cout << "| workers | samples/s | without exchange | ratio | efficiency | compute | push | wait | pull |\n"
-            << "|--------:|----------:|-----------------:|------:|-----------:|--------:|-----:|-----:|-----:|\n";
+  std::cout
+      << "| workers | samples/s | without exchange | ratio | MPI on TCP | efficiency | compute | push | wait | pull |\n"
+      << "|--------:|----------:|-----------------:|------:|-----------:|-----------:|--------:|-----:|-----:|-----:|"
+         "\n";
   for (const TrainRow& row : rows) {
     std::cout << absl::StrFormat(
-        "| %7d | %9.0f | %16.0f | %5.2f | %10.2f | %5.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n", row.workers,
-        row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s, row.efficiency,
+        "| %7d | %9.0f | %16.0f | %5.2f | %10s | %10.2f | %5.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n", row.workers,
+        row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s,
+        row.mpi_samples_per_s > 0 ? absl::StrFormat("%.0f", row.mpi_samples_per_s) : "-", row.efficiency,
         100 * row.compute, 100 * row.push, 100 * row.wait, 100 * row.pull);
   }
 }

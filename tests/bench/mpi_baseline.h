@@ -1,15 +1,20 @@
-// MPI's allreduce beside the exchange, where MPI is installed.
+// MPI beside the exchange, where it is installed: runs ps_bench_mpi (mpi_ranks.cc) on this machine.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace ps {
 
-// Seconds of each repeat of an MPI_Allreduce of `bytes` among so many ranks on this machine, over TCP or through shared
-// memory. NOT_FOUND where mpirun, or the program that it is to run, is not there.
+// Seconds of each repeat of an MPI_Allreduce of `bytes` among so many ranks, over TCP or through shared memory.
+// NOT_FOUND where mpirun, or the program that it is to run, is not there.
 absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats);
+
+// samples/s of all ranks together, training the network with MPI_Iallreduce of each layer's gradient. Likewise.
+absl::StatusOr<double> MeasureMpiTraining(bool tcp, const std::vector<int64_t>& widths, int64_t batch, uint32_t ranks,
+                                          int64_t steps);
 
 }  // namespace ps

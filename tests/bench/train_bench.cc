@@ -7,6 +7,8 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "server/server.h"
+#include "tests/bench/bench_network.h"
+#include "tests/bench/mpi_baseline.h"
 #include "worker/trainer.h"
 
 namespace ps {
@@ -27,23 +29,13 @@ absl::Status OnThreads(uint32_t count, Work work) {
 
 // Steps of one network on one thread, with nobody to wait for. Returns its seconds for `steps` steps.
 absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, std::barrier<>& together) {
-  const auto backend = CreateCpuBackend(1);
-  if (!backend.ok()) return backend.status();
-  const ModelOptions model = {.widths = options.widths};
-  const auto network = Network::Create(model, **backend, options.batch_size);
-  if (!network.ok()) return network.status();
-  const auto values = InitialValues(model, Init::kHe, 1);
-  for (size_t tensor = 0; tensor < values.size(); ++tensor) {
-    std::copy(values[tensor].begin(), values[tensor].end(), (*network)->parameters(tensor).begin());
-  }
-  const std::vector<float> x(static_cast<size_t>(options.batch_size * options.widths.front()), 0.5F);
-  const std::vector<int32_t> labels(static_cast<size_t>(options.batch_size), 0);
+  const auto bench = BenchNetwork::Create(options.widths, options.batch_size);
+  if (!bench.ok()) return bench.status();
   TimePoint began;
   together.arrive_and_wait();
   for (int64_t step = -kWarmUpSteps; step < options.steps; ++step) {
     if (step == 0) began = Now();
-    const auto result = (*network)->TrainStep(x.data(), labels.data(), options.batch_size, {});
-    if (!result.ok()) return result.status();
+    PS_RETURN_IF_ERROR((*bench)->Step());
   }
   return Seconds(Now() - began);
 }
@@ -116,6 +108,8 @@ absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& opt
     const absl::StatusOr<double> alone = RateAlone(options, workers);
     if (!alone.ok()) return alone.status();
     row->alone_samples_per_s = *alone;
+    const auto mpi = MeasureMpiTraining(/*tcp=*/true, options.widths, options.batch_size, workers, options.steps);
+    row->mpi_samples_per_s = mpi.value_or(0);
     rows.push_back(*row);
     rows.back().efficiency = row->samples_per_s / (workers * rows.front().samples_per_s);
   }

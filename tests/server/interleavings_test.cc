@@ -205,7 +205,6 @@ class Job {
     header.set_samples(1);
     worker.pushed[s] = true;
     const absl::Status added = shards_[s]->AddSlices(header, {Slice(s, Gradient(w, worker.step))}, now_);
-    to_apply_[s] = to_apply_[s] || (workers_[0].pushed[s] && workers_[1].pushed[s]);  // Built ahead of the decision.
     if (!added.ok()) return;  // The shard knows already that the job failed.
     shards_[s]->AwaitPush(header, true, now_, now_ + std::chrono::hours(1),
                           [&worker, s](const absl::StatusOr<v1::PushReply>& reply) {

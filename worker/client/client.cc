@@ -201,6 +201,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   }
   context_.plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   context_.id = joined_as_.id();
+  context_.gathers = joined_as_.gathers();
   context_.connect_timeout = ToChrono(options_.connect_timeout);
   context_.notice_every = ToChrono(options_.notice_every);
   context_.on_notice = options_.on_notice;

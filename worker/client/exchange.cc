@@ -30,6 +30,9 @@ ShardExchange::ShardExchange(const ExchangeContext& context, Timer& timer, Reque
       tensor_slices_(context.plan.layout().size()),
       shards_(context.plan.num_shards()) {
   for (const SliceInfo& slice : context.plan.slices()) tensor_slices_[slice.tensor].push_back(slice.index);
+  if (request_.in.empty() || !exact()) return;
+  here_.assign(context.plan.slices().size(), false);
+  for (const auto& slices : tensor_slices_) missing_slices_.push_back(slices.size());
 }
 
 void ShardExchange::Begin() {
@@ -51,13 +54,17 @@ void ShardExchange::Begin() {
   for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
 }
 
-ShardCall::Request ShardExchange::MakeCall(uint32_t shard) const {
+ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
   ShardCall::Request call;
   call.kind = request_.kind;
   call.plan = &context_.plan;
   call.shard = shard;
   call.out = &request_.out;
   call.in = &request_.in;
+  if (exact()) {
+    call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
+    call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
+  }
   const auto wait = std::min<std::chrono::nanoseconds>(
       context_.notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
   const auto wait_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
@@ -212,6 +219,7 @@ void ShardExchange::End(const absl::Status& status) {
     for (ShardState& state : shards_) {
       if (state.call != nullptr) state.call->Cancel();
     }
+    changed_.NotifyAll();
   }
   if (open_calls_ > 0 || finished_) return;
   finished_ = true;
@@ -228,6 +236,25 @@ void ShardExchange::OnCallGone() {
 void ShardExchange::Abort(const absl::Status& status) {
   MutexLock lock(mutex_);
   if (!decided_) End(status);
+}
+
+// Whoever computes on it already must not see it written again.
+bool ShardExchange::WantsSlice(uint32_t slice) {
+  MutexLock lock(mutex_);
+  return !here_[slice];
+}
+
+void ShardExchange::OnSlice(uint32_t slice) {
+  MutexLock lock(mutex_);
+  here_[slice] = true;
+  if (--missing_slices_[context_.plan.slices()[slice].tensor] == 0) changed_.NotifyAll();
+}
+
+absl::Status ShardExchange::WaitTensor(size_t tensor) {
+  if (request_.in.empty() || !exact()) return Wait().status();
+  MutexLock lock(mutex_);
+  while (missing_slices_[tensor] > 0 && !decided_) changed_.Wait(mutex_);  // Bounded as in Wait.
+  return missing_slices_[tensor] == 0 ? absl::OkStatus() : result_.status();
 }
 
 absl::StatusOr<ExchangeResult> ShardExchange::Wait() {

@@ -18,6 +18,7 @@ struct ExchangeContext {
   v1::Identity id;
   std::vector<std::string> addresses;                    // By shard.
   std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
+  bool gathers = false;  // The mode does: a push is answered with exactly one version, whenever it is asked.
   std::chrono::nanoseconds connect_timeout;
   std::chrono::nanoseconds notice_every;
   std::function<void(const std::string&)> on_notice;
@@ -40,6 +41,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
 
   void Begin();
   void TensorReady(size_t tensor) override;
+  absl::Status WaitTensor(size_t tensor) override;
   absl::StatusOr<ExchangeResult> Wait() override;
   // Ends it with this status. Nothing happens if it has ended.
   void Abort(const absl::Status& status);
@@ -55,11 +57,17 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   };
 
   bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
+  // However often it is asked, the answer is the same version: what is here of it is final.
+  bool exact() const {
+    return request_.kind == ShardCall::Kind::kPushPull ? context_.gathers : request_.version.has_value();
+  }
+  bool WantsSlice(uint32_t slice);
+  void OnSlice(uint32_t slice);
   void StartCall(uint32_t shard);
   // The slice may be sent.
   void SliceReady(const SliceInfo& slice, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
-  ShardCall::Request MakeCall(uint32_t shard) const;
+  ShardCall::Request MakeCall(uint32_t shard);
   std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
   // A call is gone, and with it every reference to the memory.
@@ -84,6 +92,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> ready_ ABSL_GUARDED_BY(mutex_);  // Slices, in the order in which they became ready.
   size_t ready_tensors_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<bool> here_ ABSL_GUARDED_BY(mutex_);              // Slices of the weights that came, if exact.
+  std::vector<size_t> missing_slices_ ABSL_GUARDED_BY(mutex_);  // Of each tensor, likewise.
   TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
   uint32_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls that are not gone, or about to begin; they use the memory.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;     // The result is fixed.

@@ -160,9 +160,11 @@ absl::Status ShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices) {
       return absl::InternalError(absl::StrCat("shard ", request_.shard, " sent slice ", slice.index, " with ",
                                               slice.payload.bytes(), " bytes, which is not its own"));
     }
+    ++reply_.slices;
+    if (request_.wants_slice && !request_.wants_slice(slice.index)) continue;
     const SliceInfo& info = all[slice.index];
     slice.payload.CopyTo((*request_.in)[info.tensor].data() + info.offset);
-    ++reply_.slices;
+    if (request_.on_slice) request_.on_slice(slice.index);
   }
   return absl::OkStatus();
 }

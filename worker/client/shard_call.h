@@ -43,6 +43,9 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     uint32_t shard = 0;
     const ConstTensors* out = nullptr;   // What is sent; lives as long as the call.
     const MutableTensors* in = nullptr;  // Where what is received goes; likewise.
+    // Whether a received slice is to be written to `in`, and that it was. May be empty; called from threads of gRPC.
+    std::function<bool(uint32_t slice)> wants_slice;
+    std::function<void(uint32_t slice)> on_slice;
     // Let go of when the call is gone and gRPC no longer looks at `out`: after the call's end, what was not sent may
     // still lie in a connection's buffers.
     std::shared_ptr<void> hold;

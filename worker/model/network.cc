@@ -107,6 +107,7 @@ absl::StatusOr<StepResult> Network::TrainStep(const float* x, const int32_t* lab
                                                                  deltas_.back().get(), batch, options_.widths.back());
   if (!sums.ok()) return sums.status();
   const TimePoint turned = Now();
+  if (hooks.before_backward) PS_RETURN_IF_ERROR(hooks.before_backward());
   PS_RETURN_IF_ERROR(Backward(batch, hooks));
   result.loss = sums->loss / static_cast<double>(batch);
   result.forward_s = Seconds(turned - began);

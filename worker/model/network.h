@@ -14,10 +14,12 @@
 namespace ps {
 
 // Called during a step, on its thread, so that the exchange can overlap with it. Each may be empty; an error ends the
-// step.
+// step. Their time counts as the pass's that they are called in, before_backward's as the backward pass's.
 struct StepHooks {
   // Before the first read of the layer's parameters.
   std::function<absl::Status(int layer)> before_layer;
+  // All parameters were read, and no gradient was written yet.
+  std::function<absl::Status()> before_backward;
   // The layer's gradients are final in host memory, and its parameters were read for the last time in this step. Layers
   // come from the last to the first.
   std::function<absl::Status(int layer)> gradient_ready;

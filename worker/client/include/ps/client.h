@@ -74,6 +74,10 @@ class Exchange {
   virtual ~Exchange() = default;
   // For an exchange started with `deferred`: the gradient of this tensor is final and may be sent. Never blocks.
   virtual void TensorReady(size_t tensor) = 0;
+  // Blocks until these weights are here and will not change any more, so that a forward pass can begin with the first
+  // layers'; tensors come in layout order. In a mode that does not gather, a pull that is tried again may bring another
+  // version: there it waits for the end. The error, if the exchange has ended with one.
+  virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the end.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
 };

@@ -1,0 +1,126 @@
+// The baselines that ps_bench starts where MPI is.
+//
+//   mpirun -np N ps_bench_mpi allreduce BYTES REPEATS   MPI_Allreduce of floats; rank 0 prints each repeat's seconds
+//   mpirun -np N ps_bench_mpi train MODEL BATCH STEPS   data-parallel training, every rank with the whole model: each
+//                                                       layer's gradient is summed by MPI_Iallreduce as soon as it is
+//                                                       there, then momentum SGD; rank 0 prints samples/s of all ranks
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "server/optimizers/optimizer.h"
+#include "tests/bench/bench_network.h"
+
+namespace ps {
+namespace {
+
+constexpr int kWarmUpRepeats = 3;
+constexpr int kWarmUpSteps = 10;
+
+bool Allreduce(int elements, int repeats, int rank, int ranks) {
+  const std::vector<float> mine(static_cast<size_t>(elements), 1);
+  std::vector<float> sum(mine.size());
+  bool right = true;
+  for (int i = -kWarmUpRepeats; i < repeats; ++i) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    const double began = MPI_Wtime();
+    MPI_Allreduce(mine.data(), sum.data(), elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    const double took = MPI_Wtime() - began;
+    for (float value : sum) right = right && value == static_cast<float>(ranks);
+    if (rank == 0 && i >= 0) std::printf("%.9f\n", took);
+  }
+  return right;
+}
+
+// The same optimizer kernels as the server's, on the sum of all ranks' gradients.
+class Replica {
+ public:
+  Replica(Network& network, int ranks) : network_(network), optimizer_(MakeMomentum()), isa_(BestIsa()) {
+    for (size_t tensor = 0; tensor < network.layout().size(); ++tensor) {
+      velocity_.emplace_back(network.gradients(tensor).size());
+    }
+    hyperparameters_ = {.learning_rate = 0.001F / static_cast<float>(ranks), .momentum = 0.9F, .weight_decay = 0};
+  }
+
+  void Reduce(size_t tensor) {
+    const std::span<float> gradient = network_.gradients(tensor);
+    requests_.emplace_back();
+    MPI_Iallreduce(MPI_IN_PLACE, gradient.data(), static_cast<int>(gradient.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
+                   &requests_.back());
+  }
+
+  void Apply() {
+    MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
+    requests_.clear();
+    for (size_t tensor = 0; tensor < velocity_.size(); ++tensor) {
+      float* weights = network_.parameters(tensor).data();
+      OptimizerBlock block = {.elements = velocity_[tensor].size(),
+                              .gradient = network_.gradients(tensor).data(),
+                              .weights = weights,
+                              .new_weights = weights};
+      block.state[0] = block.new_state[0] = velocity_[tensor].data();
+      optimizer_->Apply(block, hyperparameters_, isa_);
+    }
+  }
+
+ private:
+  Network& network_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  const Isa isa_;
+  Hyperparameters hyperparameters_;
+  std::vector<std::vector<float>> velocity_;
+  std::vector<MPI_Request> requests_;
+};
+
+bool Train(const std::string& model, int64_t batch, int steps, int rank, int ranks) {
+  const auto widths = ParseModel(model);
+  if (!widths.ok()) return false;
+  const auto bench = BenchNetwork::Create(*widths, batch);
+  if (!bench.ok()) return false;
+  Replica replica((*bench)->network(), ranks);
+  StepHooks hooks;
+  hooks.gradient_ready = [&](int layer) {
+    replica.Reduce(2 * static_cast<size_t>(layer));
+    replica.Reduce(2 * static_cast<size_t>(layer) + 1);
+    return absl::OkStatus();
+  };
+  double began = 0;
+  for (int step = -kWarmUpSteps; step < steps; ++step) {
+    if (step == 0) {
+      MPI_Barrier(MPI_COMM_WORLD);
+      began = MPI_Wtime();
+    }
+    if (!(*bench)->Step(hooks).ok()) return false;
+    replica.Apply();
+  }
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == 0) std::printf("%.3f\n", static_cast<double>(ranks * batch * steps) / (MPI_Wtime() - began));
+  return true;
+}
+
+}  // namespace
+}  // namespace ps
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  int ranks = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  bool right = false;
+  if (arguments.size() == 3 && arguments[0] == "allreduce") {
+    const auto elements = static_cast<int>(std::stoll(arguments[1]) / static_cast<long long>(sizeof(float)));
+    right = ps::Allreduce(elements, std::stoi(arguments[2]), rank, ranks);
+  } else if (arguments.size() == 4 && arguments[0] == "train") {
+    right = ps::Train(arguments[1], std::stoll(arguments[2]), std::stoi(arguments[3]), rank, ranks);
+  } else if (rank == 0) {
+    std::fprintf(stderr, "usage: ps_bench_mpi allreduce BYTES REPEATS | train MODEL BATCH STEPS\n");
+  }
+  MPI_Finalize();
+  return right ? 0 : 1;
+}
