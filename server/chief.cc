@@ -143,7 +143,7 @@ v1::JoinReply Chief::MakeJoinReply(const Member& member) const {
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(options_.lease).count()));
-  reply.set_initialise(initialiser_ == member.rank && !AllShardsInitialised());
+  reply.set_initialise(MayInitialise(member.rank));
   reply.set_slice_elements(kSliceElements);
   AddShardInfo(reply.mutable_shards());
   return reply;
@@ -173,7 +173,7 @@ absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& 
     if (!member.ok()) return member.status();
     if (request.step() != (*member)->step) last_progress_ = now;
     (*member)->step = request.step();
-    reply.set_initialise(initialiser_ == (*member)->rank && !AllShardsInitialised());
+    reply.set_initialise(MayInitialise((*member)->rank));
   }
   reply.set_phase(phase_);
   reply.set_failure(failure_);
@@ -216,20 +216,26 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   const absl::StatusOr<Member*> found = FindMember(request.id(), now);
   if (!found.ok()) return found.status();
   const Member member = **found;
-  if (!member.done) {
+  if (!member.done || !request.reason().empty()) {
     LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done" : request.reason()));
   } else {
-    const bool all_done = membership_.all_done();
-    membership_.Remove(member.rank);
     spdlog::info("{} left", member.ToString());
-    if (all_done && membership_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
+    RemoveDone(member);
   }
   ViewChanged(now);
   return absl::OkStatus();
 }
 
+void Chief::RemoveDone(const Member& member) {
+  const bool all_done = membership_.all_done();
+  membership_.Remove(member.rank);
+  if (all_done && membership_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
+}
+
 void Chief::LoseMember(const Member& member, const std::string& why) {
   spdlog::warn("{} {}", member.ToString(), why);
+  // All that it had to give is here; but rank 0 still had to evaluate and save.
+  if (member.done && member.rank != 0) return RemoveDone(member);
   membership_.Remove(member.rank);
   if (phase_ != v1::PHASE_RUNNING) return;
   if (mode_->gathers()) {

@@ -107,6 +107,8 @@ class Chief {
   void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountComplete(uint32_t shard, const v1::PushDone& done, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A member that is done is gone; with the last one the job is finished.
+  void RemoveDone(const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseMember(const Member& member, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetPhase(v1::Phase phase, const std::string& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the grant to initialise, starts or finishes the job where it is time, tells shards the new view, and answers
@@ -118,6 +120,8 @@ class Chief {
   void AnswerDone(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<uint32_t> MissingShards() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether this rank is the one to send initial values, and every shard knows that it is.
+  bool MayInitialise(uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool AllShardsInitialised() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ChiefOptions options_;
@@ -133,6 +137,7 @@ class Chief {
   std::optional<SlicePlan> plan_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, std::string> experiment_ ABSL_GUARDED_BY(mutex_);
   std::optional<uint32_t> initialiser_ ABSL_GUARDED_BY(mutex_);
+  uint64_t initialiser_view_ ABSL_GUARDED_BY(mutex_) = 0;  // The first view that names it.
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   std::list<JoinWait> joins_ ABSL_GUARDED_BY(mutex_);
   std::list<DoneWait> done_waits_ ABSL_GUARDED_BY(mutex_);

@@ -121,6 +121,11 @@ bool Chief::AllShardsInitialised() const {
   return std::all_of(shards_.begin(), shards_.end(), [](const ShardState& shard) { return shard.initialised; });
 }
 
+bool Chief::MayInitialise(uint32_t rank) const {
+  const auto knows = [this](const ShardState& shard) { return shard.acknowledged_view >= initialiser_view_; };
+  return initialiser_ == rank && !AllShardsInitialised() && std::all_of(shards_.begin(), shards_.end(), knows);
+}
+
 void Chief::ViewChanged(TimePoint now) {
   const bool shards_here = MissingShards().empty();
   if (phase_ == v1::PHASE_GATHERING && shards_here && AllShardsInitialised() && membership_.full()) {
@@ -130,6 +135,7 @@ void Chief::ViewChanged(TimePoint now) {
   if (!AllShardsInitialised() && (!initialiser_.has_value() || !membership_.members().contains(*initialiser_))) {
     initialiser_.reset();
     if (!membership_.members().empty()) initialiser_ = membership_.members().begin()->first;
+    initialiser_view_ = view_ + 1;
   }
   ++view_;
   v1::ChiefUpdate update;

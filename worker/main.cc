@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   InitLogging("ps_worker");
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {
-    spdlog::info("{}: leaving after this step", signal);
+    spdlog::info("{}: leaving the job", signal);
     trainer.Stop();
   });
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());

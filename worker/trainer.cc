@@ -112,6 +112,7 @@ std::map<std::string, std::string> Trainer::Experiment() const {
 absl::Status Trainer::JoinJob() {
   ClientOptions client_options = options_.client;
   client_options.experiment = Experiment();
+  client_options.stop = stop_.get_token();
   client_options.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, ModelLayout(options_.model));
   if (!client.ok()) return client.status();
@@ -159,7 +160,7 @@ absl::Status Trainer::Train() {
   // An early layer's weights are computed on while later ones come only where they cannot be of another version.
   const bool into_forward = options_.overlap && client_->gathers();
   for (int64_t batch = first; batch < total_batches_; ++batch) {
-    if (stop_) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
+    if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
     const TimePoint began = Now();
     PS_RETURN_IF_ERROR(TrainBatch(batch));
     const bool evaluates = EvaluationDue(batch + 1);

@@ -1,8 +1,8 @@
 // One worker's part of a job, from joining to leaving.
 #pragma once
 
-#include <atomic>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -43,8 +43,8 @@ class Trainer {
   // Everything. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
   absl::StatusOr<TrainingResult> Run(const nlohmann::ordered_json& flags);
 
-  // The step under way is the last; Run leaves the job and returns CANCELLED. Thread-safe.
-  void Stop() { stop_ = true; }
+  // Run waits for nobody any more, leaves the job and returns CANCELLED. Thread-safe.
+  void Stop() { stop_.request_stop(); }
 
  private:
   absl::Status Prepare();
@@ -66,7 +66,7 @@ class Trainer {
   absl::Status Save() const;
 
   const WorkerOptions options_;
-  std::atomic<bool> stop_ = false;
+  std::stop_source stop_;
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
   std::unique_ptr<Backend> backend_;

@@ -1,6 +1,7 @@
 // Clients and servers over real connections, in one process.
 #include <atomic>
 #include <cmath>
+#include <future>
 #include <random>
 
 #include "common/hash.h"
@@ -215,6 +216,35 @@ TEST_CASE("A gradient that is not finite is refused by tensor and step, and ends
   REQUIRE((*client)->Leave("its gradient is not finite").ok());
   const absl::Status ended = cluster.servers[0]->Wait();
   CHECK(std::string(ended.message()).find("its gradient is not finite") != std::string::npos);
+}
+
+TEST_CASE(
+    "Each tensor of a bsp answer can be used as soon as it is there; a callback is made even as the client ends") {
+  ServerOptions options;
+  options.num_shards = 2;
+  options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+  Cluster cluster(options);
+  auto client = Client::Join({.server = cluster.address()}, kLayout);
+  REQUIRE(client.ok());
+  auto weights = Filled(0);
+  REQUIRE((*client)->Start(Const(weights), Mutable(weights)).ok());
+  const auto ones = Filled(1);
+  for (uint64_t step = 0; step < 5; ++step) {
+    const auto exchange =
+        (*client)->StartPushPull({.step = step, .version = step, .samples = 1}, Const(ones), Mutable(weights), false);
+    for (size_t tensor = 0; tensor < kLayout.size(); ++tensor) {
+      REQUIRE(exchange->WaitTensor(tensor).ok());
+      for (const float weight : weights[tensor]) REQUIRE(weight == -static_cast<float>(step + 1));
+    }
+    REQUIRE(exchange->Wait().ok());
+  }
+  std::promise<absl::Status> told;
+  const auto exchange = (*client)->StartPushPull(
+      {.step = 5, .version = 5, .samples = 1}, Const(ones), Mutable(weights), /*deferred=*/true,
+      [&told](const absl::StatusOr<ExchangeResult>& result) { told.set_value(result.status()); });
+  client->reset();
+  CHECK(absl::IsCancelled(told.get_future().get()));
+  CHECK(absl::IsCancelled(exchange->WaitTensor(0)));
 }
 
 TEST_CASE("A server that is not there is reported after connect_timeout, by its address") {

@@ -235,7 +235,8 @@ TEST_CASE("Servers that do not fit together, or are missing, are named") {
   CheckRefused("ps_server", {"--num_shards=3", "--shard=2", "--chief=127.0.0.1:1", "--connect_timeout=300ms"},
                "--chief=127.0.0.1:1");
   // Shard 2 never comes: the worker says so while it waits, and in the end.
-  CheckRefused("ps_worker", Worker(address, {"--connect_timeout=1s"}), "waiting for shard 2 to register");
+  CheckRefused("ps_worker", Worker(address, {"--connect_timeout=1s", "--start_timeout=1s"}),
+               "waiting for shard 2 to register");
   chief.Signal(SIGTERM);
   CHECK(chief.Wait() == 1);
   CHECK(one.Wait() == 1);
@@ -254,6 +255,34 @@ TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no 
   CHECK(first.Errors().find("rank 1") != std::string::npos);
   CHECK(server.Wait() == 1);
   CHECK(server.Errors().find("was lost") != std::string::npos);
+}
+
+TEST_CASE("A worker that waits for others leaves at once on SIGTERM, and its rank is free again") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=2"}, folder.File("server"));
+  const std::string address = server.Address();
+  Process worker("ps_worker", Worker(address, {"--steps=3"}), folder.File("worker"));
+  REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
+  worker.Signal(SIGTERM);
+  CHECK(worker.Wait() == 1);
+  CHECK(worker.Errors().find("stopped") != std::string::npos);
+  Process first("ps_worker", Worker(address, {"--steps=3"}), folder.File("first"));
+  Process second("ps_worker", Worker(address, {"--steps=3"}), folder.File("second"));
+  CHECK(first.Wait() == 0);
+  CHECK(second.Wait() == 0);
+  CHECK(server.Wait() == 0);
+}
+
+TEST_CASE("A server that dies before the job runs is given up after connect_timeout, not start_timeout") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=2"}, folder.File("server"));
+  Process worker("ps_worker", Worker(server.Address(), {"--connect_timeout=1s", "--start_timeout=1h"}),
+                 folder.File("worker"));
+  REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
+  server.Signal(SIGKILL);
+  CHECK(server.Wait() == 128 + SIGKILL);
+  CHECK(worker.Wait() == 1);
+  CHECK(worker.Errors().find("not reachable") != std::string::npos);
 }
 
 TEST_CASE("SIGTERM ends a server in order: its worker is told") {

@@ -45,9 +45,11 @@ class TestJob {
   }
 
   absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request) {
-    absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("no answer");
-    chief.Join(request, now, now + std::chrono::seconds(1), [&](absl::StatusOr<v1::JoinReply> a) { answer = a; });
-    return answer;
+    // The answer may come after this returns.
+    const auto answer = std::make_shared<absl::StatusOr<v1::JoinReply>>(absl::UnknownError("no answer"));
+    chief.Join(request, now, now + std::chrono::seconds(1), [answer](const auto& reply) { *answer = reply; });
+    if (answer->ok() && first.generation() == 0) first = (*answer)->id();
+    return *answer;
   }
 
   void Initialised(uint32_t shard) {
@@ -60,12 +62,15 @@ class TestJob {
     for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
     if (!update.has_view()) return;
     view = update.view();
+    if (deaf) return;
     v1::ShardReport report;
     report.set_acknowledged_view(view.number());
     chief.OnReport(shard, report, now);
   }
 
   TimePoint now = TimePoint() + std::chrono::hours(1);
+  bool deaf = false;   // Shards acknowledge nothing.
+  v1::Identity first;  // Of the first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
   v1::Phase ended = v1::PHASE_UNSPECIFIED;
@@ -190,6 +195,58 @@ TEST_CASE("The job is finished when all are done and have left") {
     CHECK(job.chief.Leave(leave, job.now).ok());
   }
   CHECK(job.ended == v1::PHASE_FINISHED);
+}
+
+TEST_CASE("Once done, a worker may be lost: its work is here; but not rank 0, which still has to save") {
+  for (const uint32_t lost : {0U, 1U}) {
+    TestJob job("bsp", 2);
+    const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
+    job.Initialised(0);
+    for (const v1::Identity& id : ids) {
+      v1::DoneRequest done;
+      *done.mutable_id() = id;
+      job.chief.Done(done, job.now, job.now + std::chrono::seconds(1), [](const auto&) {});
+    }
+    job.now += std::chrono::seconds(6);
+    v1::HeartbeatRequest beat;
+    *beat.mutable_id() = ids[1 - lost];
+    REQUIRE(job.chief.Heartbeat(beat, job.now).ok());
+    job.now += std::chrono::seconds(6);
+    job.chief.Tick(job.now);
+    if (lost == 0) {
+      CHECK(job.ended == v1::PHASE_FAILED);
+      CHECK(job.reason.find("rank 0") != std::string::npos);
+      continue;
+    }
+    CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+    v1::LeaveRequest leave;
+    *leave.mutable_id() = ids[0];
+    CHECK(job.chief.Leave(leave, job.now).ok());
+    CHECK(job.ended == v1::PHASE_FINISHED);
+  }
+}
+
+TEST_CASE("The grant to initialise is said when every shard knows of it") {
+  TestJob job("bsp", 2, 2);
+  REQUIRE(job.Join(job.Request("a")).ok());
+  job.deaf = true;
+  const auto second = job.Join(job.Request("b"));
+  CHECK_FALSE(second.ok());  // Its view is not in force.
+  v1::LeaveRequest leave;
+  *leave.mutable_id() = job.first;
+  REQUIRE(job.chief.Leave(leave, job.now).ok());
+  v1::HeartbeatRequest beat;
+  *beat.mutable_id() = job.first;
+  beat.mutable_id()->set_rank(1);
+  auto reply = job.chief.Heartbeat(beat, job.now);
+  REQUIRE(reply.ok());
+  CHECK_FALSE(reply->initialise());
+  v1::ShardReport report;
+  report.set_acknowledged_view(job.view.number());
+  job.chief.OnReport(0, report, job.now);
+  CHECK_FALSE(job.chief.Heartbeat(beat, job.now)->initialise());
+  job.chief.OnReport(1, report, job.now);
+  CHECK(job.chief.Heartbeat(beat, job.now)->initialise());
 }
 
 TEST_CASE("Over several shards a step is named once every shard has every push of it") {

@@ -19,6 +19,12 @@ namespace {
 constexpr std::chrono::milliseconds kRetry(200);
 constexpr std::chrono::seconds kCallTime(10);  // Of a control call.
 constexpr std::chrono::milliseconds kDoneMargin(5000);
+// gRPC ends a call at its deadline no earlier than this before it.
+constexpr std::chrono::milliseconds kDeadlineSlack(100);
+
+TimePoint After(absl::Duration time) {
+  return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
+}
 
 std::string DefaultName() {
   static std::atomic<int> count = 0;
@@ -37,6 +43,7 @@ class ClientImpl final : public Client {
   }
 
   ~ClientImpl() override {
+    on_stop_.reset();
     EndExchanges(absl::CancelledError("the client ends"));
     if (joined_ && !left_) (void)Leave("the worker ended without leaving");
     timer_.Stop();  // Before what its calls use.
@@ -99,7 +106,7 @@ class ClientImpl final : public Client {
 
  private:
   std::shared_ptr<ShardExchange> Run(ShardExchange::Request request, absl::Duration limit, DoneCallback callback) {
-    request.give_up = limit == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(limit);
+    request.give_up = After(limit);
     auto exchange = std::make_shared<ShardExchange>(context_, timer_, std::move(request), std::move(callback));
     absl::Status failure;
     {
@@ -129,9 +136,13 @@ class ClientImpl final : public Client {
   void Notice(const std::string& text) const {
     if (options_.on_notice) options_.on_notice(text);
   }
-  // Calls until it is answered, the error is final, or the chief was silent for connect_timeout.
+  // Calls until it is answered, the error is final, the chief was silent for connect_timeout, or what it waits for did
+  // not come until `give_up`. `call` takes the context and the number of calls before it.
   template <typename Call>
-  absl::Status UntilAnswered(const std::string& what, Call call);
+  absl::Status UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
+                             const std::stop_token& stop, Call call);
+  // Ends what is under way and what begins later with this error.
+  void Fail(const absl::Status& failure);
   void ScheduleHeartbeat();
   void Heartbeat();
   void OnHeartbeat(const grpc::Status& status, const v1::HeartbeatReply& reply);
@@ -150,28 +161,52 @@ class ClientImpl final : public Client {
   CondVar heartbeat_ended_;
   bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
   Timer timer_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 
 template <typename Call>
-absl::Status ClientImpl::UntilAnswered(const std::string& what, Call call) {
+absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
+                                       const std::stop_token& stop, Call call) {
   TimePoint heard = Now();
-  for (;;) {
+  for (int calls = 0;; ++calls) {
     const TimePoint began = Now();
-    const absl::Status status = call();
-    const bool passing =
-        absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status);
-    if (!passing) return status;
+    grpc::ClientContext context;
+    SetDeadline(context, call_time);
+    absl::Status status;
+    {
+      const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
+      status = call(context, calls);
+    }
+    if (stop.stop_requested()) return absl::CancelledError(what + ": stopped");
     const TimePoint now = Now();
-    const auto silent = now - heard;
-    if (silent > ToChrono(options_.connect_timeout)) {
+    const bool late = absl::IsDeadlineExceeded(status);
+    const bool answered = absl::IsResourceExhausted(status) || (late && now < began + call_time - kDeadlineSlack);
+    if (!answered && !late && !absl::IsUnavailable(status)) return status;
+    if (answered) heard = now;
+    if (answered && now >= give_up) return status;
+    if (now - heard > ToChrono(options_.connect_timeout)) {
       return absl::UnavailableError(absl::StrCat("--server=", options_.server, ": ", what, ": no answer within ",
-                                                 FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
+                                                 FormatSeconds(now - heard),
+                                                 " (--connect_timeout): ", Message(status)));
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
-    if (absl::IsDeadlineExceeded(status)) Notice(Message(status));
+    if (late && answered) Notice(Message(status));
     MutexLock lock(mutex_);
     CondVar pause;
     if (now - began < kRetry) pause.WaitUntil(mutex_, began + kRetry);
+  }
+}
+
+void ClientImpl::Fail(const absl::Status& failure) {
+  std::vector<std::weak_ptr<ShardExchange>> running;
+  {
+    MutexLock lock(mutex_);
+    if (left_ || !failure_.ok()) return;
+    failure_ = failure;
+    running = running_;
+  }
+  for (const auto& each : running) {
+    if (const auto exchange = each.lock(); exchange != nullptr) exchange->Abort(failure);
   }
 }
 
@@ -189,12 +224,12 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options_.experiment.begin(), options_.experiment.end());
   request.set_host(HostName());
-  PS_RETURN_IF_ERROR(UntilAnswered("joining", [&] {
-    grpc::ClientContext context;
-    SetDeadline(context, std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout)));
-    context.set_wait_for_ready(true);
-    return FromGrpc(chief_->Join(&context, request, &joined_as_));
-  }));
+  const auto call_time = std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout));
+  PS_RETURN_IF_ERROR(UntilAnswered("joining", call_time, After(options_.start_timeout), options_.stop,
+                                   [&](grpc::ClientContext& context, int) {
+                                     context.set_wait_for_ready(true);
+                                     return FromGrpc(chief_->Join(&context, request, &joined_as_));
+                                   }));
   if (joined_as_.slice_elements() != kSliceElements) {
     return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
                                                       " elements; this client of ", kSliceElements));
@@ -215,22 +250,26 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   initialise_ = joined_as_.initialise();
   step_ = joined_as_.start_step();
   joined_ = true;
+  on_stop_.emplace(options_.stop, [this] { Fail(absl::CancelledError("stopped")); });
   ScheduleHeartbeat();
   return absl::OkStatus();
 }
 
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
-  const TimePoint deadline = Now() + ToChrono(options_.start_timeout);
-  if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
+  const TimePoint deadline = After(options_.start_timeout);
+  TimePoint heard = Now();
   for (;;) {
+    if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
     // Short waits, so that a grant to initialise that passes on is seen.
     ShardExchange::Request request;
     request.in = weights;
     const auto left = std::min<std::chrono::nanoseconds>(deadline - Now(), ToChrono(options_.notice_every));
     absl::StatusOr<ExchangeResult> pulled = Run(std::move(request), absl::FromChrono(left), nullptr)->Wait();
-    if (!absl::IsDeadlineExceeded(pulled.status()) || Now() >= deadline) return pulled;
+    const TimePoint now = Now();
+    if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
+    const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
+    if (!passing || now >= deadline || now - heard > ToChrono(options_.connect_timeout)) return pulled;
     Notice(Message(pulled.status()));
-    if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
   }
 }
 
@@ -265,17 +304,7 @@ void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatRepl
     failure = FromGrpc(status);
   }
   if (status.ok()) initialise_ = reply.initialise();
-  std::vector<std::weak_ptr<ShardExchange>> running;
-  {
-    MutexLock lock(mutex_);
-    if (!failure.ok() && !left_) {
-      failure_ = failure;
-      running = running_;
-    }
-  }
-  for (const auto& each : running) {
-    if (const auto exchange = each.lock(); exchange != nullptr) exchange->Abort(failure);
-  }
+  if (!failure.ok()) Fail(failure);
   if (failure.ok()) ScheduleHeartbeat();
   MutexLock lock(mutex_);
   heartbeating_ = false;
@@ -288,11 +317,10 @@ absl::Status ClientImpl::Done() {
   request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
   for (;;) {
     v1::DoneReply reply;
-    PS_RETURN_IF_ERROR(UntilAnswered("waiting for the end", [&] {
-      grpc::ClientContext context;
-      SetDeadline(context, std::chrono::milliseconds(request.wait_ms()) + kDoneMargin);
-      return FromGrpc(chief_->Done(&context, request, &reply));
-    }));
+    const auto call_time = std::chrono::milliseconds(request.wait_ms()) + kDoneMargin;
+    PS_RETURN_IF_ERROR(UntilAnswered(
+        "waiting for the end", call_time, TimePoint::max(), options_.stop,
+        [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Done(&context, request, &reply)); }));
     if (reply.all_done()) return absl::OkStatus();
     Notice(reply.waiting_for());
   }
@@ -305,13 +333,20 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
     left_ = true;
     while (heartbeating_) heartbeat_ended_.Wait(mutex_);  // Bounded by the call's deadline.
   }
-  grpc::ClientContext context;
-  SetDeadline(context, kCallTime);
   v1::LeaveRequest request;
   *request.mutable_id() = context_.id;
   request.set_reason(reason);
   v1::LeaveReply reply;
-  return Annotate(FromGrpc(chief_->Leave(&context, request, &reply)), "leaving");
+  if (!reason.empty()) {  // The job is lost or goes on without this worker; one call is enough to say so.
+    grpc::ClientContext context;
+    SetDeadline(context, kCallTime);
+    return Annotate(FromGrpc(chief_->Leave(&context, request, &reply)), "leaving");
+  }
+  return UntilAnswered("leaving", kCallTime, TimePoint::max(), {}, [&](grpc::ClientContext& context, int calls) {
+    absl::Status status = FromGrpc(chief_->Leave(&context, request, &reply));
+    // It was heard the first time, and only the answer was lost.
+    return calls > 0 && absl::IsFailedPrecondition(status) ? absl::OkStatus() : Annotate(status, "leaving");
+  });
 }
 
 absl::StatusOr<std::string> ClientImpl::WeightsHash() {

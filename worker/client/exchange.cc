@@ -14,6 +14,8 @@ constexpr std::chrono::milliseconds kBackoffMost(1000);
 // A call is given its wait at the server, and on top this and a byte a 10 MB/s to move its bytes.
 constexpr std::chrono::seconds kCallMargin(10);
 constexpr double kSlowestBytesPerSecond = 10e6;
+// gRPC ends a call at its deadline no earlier than this before it.
+constexpr std::chrono::milliseconds kDeadlineSlack(100);
 
 std::chrono::nanoseconds Backoff(int attempts) {
   return std::min<std::chrono::nanoseconds>(kBackoffFirst * (1 << std::min(attempts, 6)), kBackoffMost);
@@ -46,8 +48,8 @@ void ShardExchange::Begin() {
     {
       MutexLock lock(mutex_);
       shards_[shard].last_contact = Now();
-      ++open_calls_;
     }
+    OpenCall();
     StartCall(shard);
   }
   if (!sends() || empty || request_.deferred) return;
@@ -96,6 +98,7 @@ std::vector<uint32_t> ShardExchange::ReadySlices(uint32_t shard) const {
 // Counted in open_calls_ by the caller.
 void ShardExchange::StartCall(uint32_t shard) {
   ShardCall::Request request = MakeCall(shard);
+  const auto timeout = request.timeout;
   request.hold = std::shared_ptr<void>(nullptr, [self = shared_from_this()](void*) { self->OnCallGone(); });
   auto call = std::make_shared<ShardCall>(
       std::move(request), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
@@ -106,7 +109,7 @@ void ShardExchange::StartCall(uint32_t shard) {
     MutexLock lock(mutex_);
     ShardState& state = shards_[shard];
     state.call = call;
-    state.call_began = Now();
+    state.call_ends = Now() + timeout;
     ++state.attempts;
     if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
     if (decided_) call->Cancel();
@@ -152,21 +155,22 @@ absl::Status ShardExchange::NotFinite(size_t tensor) const {
                    " tensor ", context_.plan.layout()[tensor].name, " is not finite"));
 }
 
-absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint sent_at,
-                                  TimePoint now) {
+absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
   const std::string where = absl::StrCat("shard ", shard, " at ", context_.addresses[shard]);
-  // The server's own DEADLINE_EXCEEDED comes well before the call's; its wait begins when all is sent.
-  const bool heard = status.code() == absl::StatusCode::kResourceExhausted ||
-                     (absl::IsDeadlineExceeded(status) &&
-                      now - std::max(state.call_began, sent_at) < context_.notice_every + kCallMargin / 2);
+  // The server's own DEADLINE_EXCEEDED comes before the call's.
+  const bool heard =
+      absl::IsResourceExhausted(status) || (absl::IsDeadlineExceeded(status) && now < state.call_ends - kDeadlineSlack);
   if (heard) state.last_contact = now;
+  if (state.failing_since.has_value() && state.last_contact > *state.failing_since) state.failing_since.reset();
+  // A connection that breaks is retried from then on; a call without an answer has been silent before it ended.
+  if (!state.failing_since.has_value()) state.failing_since = absl::IsUnavailable(status) ? now : state.last_contact;
   // While gradients are still being computed, nobody has anything to say.
   const bool all_ready = !sends() || ready_tensors_ == tensor_slices_.size();
-  const auto silent = all_ready ? now - std::max(state.last_contact, all_ready_at_) : std::chrono::nanoseconds(0);
+  const auto silent = all_ready ? now - std::max(*state.failing_since, all_ready_at_) : std::chrono::nanoseconds(0);
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!passing) return Annotate(status, where);
-  if (now >= request_.give_up) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
-  if (silent > context_.connect_timeout) {
+  if (now >= request_.give_up && heard) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
+  if (now >= request_.give_up || silent > context_.connect_timeout) {
     return absl::UnavailableError(
         absl::StrCat(where, ": not reachable for ", FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
   }
@@ -193,44 +197,50 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
       return;
     }
     const TimePoint now = Now();
-    if (absl::Status judged = Judge(state, shard, status, reply.sent_at, now); !judged.ok()) return End(judged);
+    state.last_contact = std::max({state.last_contact, reply.written_at, reply.read_at});
+    if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
     const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
     const bool parked = absl::IsDeadlineExceeded(status);
     if (parked || state.attempts == 4) notice = absl::StrCat(Message(status), parked ? "" : "; trying again");
-    ++open_calls_;  // The next one, from now on.
+    OpenCall();  // The next one, from now on.
     const auto again = [self = shared_from_this(), shard] { self->StartCall(shard); };
     if (!timer_.At(now + delay, again)) {
-      --open_calls_;
       End(absl::CancelledError("the client ends"));
+      OnCallGone();
     }
   }
   if (!notice.empty()) Notice(notice);
 }
 
-// Fixes the result, unless it is, and finishes when the last call has let go of the memory.
+void ShardExchange::OpenCall() {
+  MutexLock lock(end_mutex_);
+  ++open_calls_;
+}
+
+// Fixes the result. The exchange finishes when the last call has let go of the memory.
 void ShardExchange::End(const absl::Status& status) {
-  if (!decided_) {
-    decided_ = true;
-    if (status.ok()) {
-      result_ = MakeResult();
-    } else {
-      result_ = status;
-    }
-    for (ShardState& state : shards_) {
-      if (state.call != nullptr) state.call->Cancel();
-    }
-    changed_.NotifyAll();
+  decided_ = true;
+  for (ShardState& state : shards_) {
+    if (state.call != nullptr) state.call->Cancel();
   }
-  if (open_calls_ > 0 || finished_) return;
-  finished_ = true;
   changed_.NotifyAll();
+  absl::StatusOr<ExchangeResult> result = status.ok() ? absl::StatusOr<ExchangeResult>(MakeResult()) : status;
+  MutexLock lock(end_mutex_);
+  result_ = std::move(result);
+  MaybeFinish();
+}
+
+void ShardExchange::MaybeFinish() {
+  if (!result_.has_value() || open_calls_ > 0 || finished_) return;
+  finished_ = true;
+  ended_.NotifyAll();
   if (callback_) timer_.At(Now(), [self = shared_from_this()] { self->callback_(self->Wait()); });
 }
 
 void ShardExchange::OnCallGone() {
-  MutexLock lock(mutex_);
+  MutexLock lock(end_mutex_);
   --open_calls_;
-  if (decided_) End(absl::OkStatus());
+  MaybeFinish();
 }
 
 void ShardExchange::Abort(const absl::Status& status) {
@@ -252,15 +262,18 @@ void ShardExchange::OnSlice(uint32_t slice) {
 
 absl::Status ShardExchange::WaitTensor(size_t tensor) {
   if (request_.in.empty() || !exact()) return Wait().status();
-  MutexLock lock(mutex_);
-  while (missing_slices_[tensor] > 0 && !decided_) changed_.Wait(mutex_);  // Bounded as in Wait.
-  return missing_slices_[tensor] == 0 ? absl::OkStatus() : result_.status();
+  {
+    MutexLock lock(mutex_);
+    while (missing_slices_[tensor] > 0 && !decided_) changed_.Wait(mutex_);  // Bounded as in Wait.
+    if (missing_slices_[tensor] == 0) return absl::OkStatus();
+  }
+  return Wait().status();
 }
 
 absl::StatusOr<ExchangeResult> ShardExchange::Wait() {
-  MutexLock lock(mutex_);
-  while (!finished_) changed_.Wait(mutex_);  // Bounded: Judge ends every call, and gRPC every cancelled one.
-  return result_;
+  MutexLock lock(end_mutex_);
+  while (!finished_) ended_.Wait(end_mutex_);  // Bounded: Judge ends every call, and gRPC every cancelled one.
+  return *result_;
 }
 
 ExchangeResult ShardExchange::MakeResult() const {

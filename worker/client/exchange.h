@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -51,8 +52,9 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
     std::shared_ptr<ShardCall> call;
     int attempts = 0;
     bool ended = false;
-    TimePoint call_began;
-    TimePoint last_contact;  // The shard was heard of.
+    TimePoint call_ends;                     // Its deadline.
+    TimePoint last_contact;                  // The shard was heard of, or bytes moved.
+    std::optional<TimePoint> failing_since;  // It was not, from then on.
     ShardReply reply;
   };
 
@@ -73,9 +75,11 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   // A call is gone, and with it every reference to the memory.
   void OnCallGone();
   // The status that ends the exchange, or OK if the call is to be made again.
-  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint sent_at, TimePoint now)
+  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);
+  void OpenCall();
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Notice(const std::string& text) const {
     if (context_.on_notice) context_.on_notice(text);
@@ -95,10 +99,15 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   std::vector<bool> here_ ABSL_GUARDED_BY(mutex_);              // Slices of the weights that came, if exact.
   std::vector<size_t> missing_slices_ ABSL_GUARDED_BY(mutex_);  // Of each tensor, likewise.
   TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
-  uint32_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;  // Calls that are not gone, or about to begin; they use the memory.
-  bool decided_ ABSL_GUARDED_BY(mutex_) = false;     // The result is fixed.
-  bool finished_ ABSL_GUARDED_BY(mutex_) = false;    // Decided, and no call is open.
-  absl::StatusOr<ExchangeResult> result_ ABSL_GUARDED_BY(mutex_) = absl::UnknownError("");
+  bool decided_ ABSL_GUARDED_BY(mutex_) = false;  // The result is fixed.
+
+  // A lock of its own: gRPC may let go of memory in the middle of a call into it, which is made under mutex_.
+  // Lock order: mutex_, then this one.
+  Mutex end_mutex_;
+  CondVar ended_;
+  uint32_t open_calls_ ABSL_GUARDED_BY(end_mutex_) = 0;  // That are not gone, or about to begin; they use the memory.
+  std::optional<absl::StatusOr<ExchangeResult>> result_ ABSL_GUARDED_BY(end_mutex_);
+  bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and no call is open.
 };
 
 }  // namespace ps

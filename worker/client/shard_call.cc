@@ -64,14 +64,12 @@ void ShardCall::WriteNext() {
   if (queue_.empty() && !last_) return;
   writing_ = true;
   if (queue_.empty() && wrote_) {  // All was sent before it was known to be all.
-    reply_.sent_at = Now();
     StartWritesDone();
     return ReleaseHold();
   }
   outgoing_ = NextMessage();
   wrote_ = true;
   if (queue_.empty() && last_) {
-    reply_.sent_at = Now();
     StartWriteLast(&outgoing_, grpc::WriteOptions());
     ReleaseHold();
   } else {
@@ -110,8 +108,9 @@ void ShardCall::OnWriteDone(bool ok) {
   if (!ok) {
     queue_.clear();
     ReleaseHold();
-  } else if (held_) {
-    WriteNext();
+  } else {
+    reply_.written_at = Now();
+    if (held_) WriteNext();
   }
 }
 
@@ -121,7 +120,8 @@ void ShardCall::OnReadDone(bool ok) {
     ReleaseHold();  // The server has ended the call.
     return;
   }
-  if (reply_.first_reply_at == TimePoint()) reply_.first_reply_at = Now();
+  reply_.read_at = Now();
+  if (reply_.first_reply_at == TimePoint()) reply_.first_reply_at = reply_.read_at;
   if (read_error_.ok()) {
     read_error_ = OnMessage();
     if (!read_error_.ok()) context_.TryCancel();

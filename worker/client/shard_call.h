@@ -27,8 +27,9 @@ struct ShardReply {
   uint64_t version = 0;
   uint64_t waited_us = 0;
   size_t slices = 0;  // Received.
-  TimePoint sent_at;  // The last slice was handed to gRPC.
   TimePoint first_reply_at;
+  TimePoint written_at;  // The last message that went out, and that came in.
+  TimePoint read_at;
 };
 
 class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,

@@ -14,7 +14,6 @@ namespace ps {
 class Timer {
  public:
   Timer() : thread_([this] { Run(); }) {}
-  // Calls nothing any more; waits for a call under way.
   ~Timer() { Stop(); }
 
   // `call` must not block. Returns false after Stop, and then calls nothing.
@@ -26,6 +25,7 @@ class Timer {
     return true;
   }
 
+  // Makes the calls that are due, and no others; waits for them.
   void Stop() {
     {
       MutexLock lock(mutex_);
@@ -38,17 +38,20 @@ class Timer {
  private:
   void Run() {
     mutex_.Lock();
-    while (!stopping_) {
-      if (calls_.empty()) {
-        changed_.Wait(mutex_);
-      } else if (const TimePoint first = calls_.begin()->first; first > Now()) {
-        changed_.WaitUntil(mutex_, first);
-      } else {
+    for (;;) {
+      const bool due = !calls_.empty() && calls_.begin()->first <= Now();
+      if (due) {
         const std::function<void()> call = std::move(calls_.begin()->second);
         calls_.erase(calls_.begin());
         mutex_.Unlock();
         call();
         mutex_.Lock();
+      } else if (stopping_) {
+        break;
+      } else if (calls_.empty()) {
+        changed_.Wait(mutex_);
+      } else {
+        changed_.WaitUntil(mutex_, calls_.begin()->first);
       }
     }
     calls_.clear();

@@ -20,6 +20,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,8 @@ struct ClientOptions {
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for so long is lost.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
   absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about so often.
+  // When a stop is requested, whatever waits ends with CANCELLED, and so does all that begins later but Leave.
+  std::stop_token stop;
   // Told what is waited for, and what is tried again: one line. Called from any thread; must not call the client.
   std::function<void(const std::string&)> on_notice;
 };
