@@ -5,7 +5,7 @@
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(std::string, advertise, "",
-          "the address that others are told; empty: what it listens on, with this machine's name for 0.0.0.0");
+          "the address that others are told; empty: what it listens on, with this machine's name for 0.0.0.0 and [::]");
 ABSL_FLAG(bool, insecure, false, "listen beyond this machine without TLS");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
@@ -18,11 +18,13 @@ ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that share the model");
 ABSL_FLAG(std::string, chief, "", "address of server 0; for the other servers");
 ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is silent for so long is lost");
-ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10), "a running job without a step for so long has failed");
+ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
+          "a job that runs (all workers have joined) without a step for so long has failed");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard looks for the chief");
 ABSL_FLAG(bool, keep_running, false, "stay when the job has ended, to answer ps_ctl");
-ABSL_FLAG(uint64_t, max_inflight_bytes, 0, "limit of gradient bytes held; 0: two pushes a worker");
-ABSL_FLAG(uint64_t, max_parked, 0, "limit of calls that wait; 0: 64 and 8 a worker");
+ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
+          "limit of gradient bytes that this server holds; 0: room for two pushes of each worker");
+ABSL_FLAG(uint64_t, max_parked, 0, "limit of calls that wait; 0: 64, and 8 for each worker");
 ABSL_FLAG(int, max_versions, 4, "limit of weight buffers; when all are being read, updates wait");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: as many as processors, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");

@@ -37,7 +37,7 @@ struct ServerOptions {
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
   uint64_t max_parked = 0;          // Calls that wait; 0: 64 and 8 a worker.
   int max_versions = 4;             // Buffers of weights.
-  int apply_threads = 0;            // 0: half of the processors, at most 8.
+  int apply_threads = 0;            // 0: as many as processors, at most 8.
 
   std::string metrics_file;
 };

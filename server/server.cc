@@ -51,11 +51,12 @@ int64_t MemoryBytes() {
   return memory;
 }
 
-// Weights, one more version, the optimizer's state and a gradient of each worker have to fit into memory.
+// Weights and the optimizer's state, one more version of both (bsp builds it ahead), and a gradient of each worker have
+// to fit into memory.
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
   const auto optimizer = MakeOptimizer(options.optimizer);
-  const int64_t floats = 2 + (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers;
+  const int64_t floats = 2 + 2 * (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 

@@ -26,7 +26,8 @@ ABSL_FLAG(
     std::string, dataset, "fashion-mnist",
     "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
     "csv:FILE[,TEST_FILE] or libsvm:FILE[,TEST_FILE]");
-ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; empty: where Debian's package has them");
+ABSL_FLAG(std::string, data_dir, "",
+          "folder of the data set's files; empty: /usr/share/datasets/NAME, where Debian has Fashion-MNIST");
 ABSL_FLAG(double, validation_split, 0, "share of the training samples that is put aside, class by class");
 ABSL_FLAG(int, crop, 0, "only the middle N x N pixels of the images; 0: all");
 ABSL_FLAG(int, samples_per_class, 0, "only the first N samples of each class; 0: all");
@@ -36,8 +37,8 @@ ABSL_FLAG(int64_t, steps, 0, "steps instead of epochs");
 ABSL_FLAG(double, eval_every, 0, "rank 0 evaluates on the test split every so many epochs; 0: at the end only");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the initial weights, the shuffling and the split");
 ABSL_FLAG(bool, shuffle, true, "new order of the samples in every epoch; false: the files' order");
-ABSL_FLAG(bool, overlap, true, "send gradients while others are still computed");
-ABSL_FLAG(std::string, device, "cpu", "cpu, or auto (the best there is)");
+ABSL_FLAG(bool, overlap, true, "send gradients while others are computed, and compute on weights while others come");
+ABSL_FLAG(std::string, device, "cpu", "cpu, or auto: the best that this build has, which is the cpu");
 ABSL_FLAG(int, threads, 1, "threads for the matrix products");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
 

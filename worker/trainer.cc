@@ -51,6 +51,10 @@ absl::Status Trainer::Prepare() {
   absl::StatusOr<DataSplits> data = LoadDataset(options_.data);
   if (!data.ok()) return data.status();
   data_ = *std::move(data);
+  if (data_.test_is_train) {
+    spdlog::warn("--dataset={}: there is no test split; what is called test below is the training split",
+                 options_.data.dataset);
+  }
   PS_RETURN_IF_ERROR(FitModelToData());
   absl::StatusOr<std::unique_ptr<Backend>> backend = CreateCpuBackend(options_.threads);
   if (!backend.ok()) return backend.status();

@@ -16,7 +16,8 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/ctl/report.h"
 
-ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
+ABSL_FLAG(std::string, server, "127.0.0.1:5000",
+          "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
 
 namespace ps {
