@@ -218,8 +218,7 @@ TEST_CASE("A gradient that is not finite is refused by tensor and step, and ends
   CHECK(std::string(ended.message()).find("its gradient is not finite") != std::string::npos);
 }
 
-TEST_CASE(
-    "Each tensor of a bsp answer can be used as soon as it is there; a callback is made even as the client ends") {
+TEST_CASE("Each tensor of a bsp answer can be used as soon as it is there, also as the client ends") {
   ServerOptions options;
   options.num_shards = 2;
   options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};

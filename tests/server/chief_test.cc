@@ -197,7 +197,7 @@ TEST_CASE("The job is finished when all are done and have left") {
   CHECK(job.ended == v1::PHASE_FINISHED);
 }
 
-TEST_CASE("Once done, a worker may be lost: its work is here; but not rank 0, which still has to save") {
+TEST_CASE("Once done, a worker may be lost: its work is here, but not rank 0, which still has to save") {
   for (const uint32_t lost : {0U, 1U}) {
     TestJob job("bsp", 2);
     const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
