@@ -51,11 +51,11 @@ class ClientImpl final : public Client {
 
   absl::Status JoinJob(const Layout& layout);
 
-  uint32_t rank() const override { return context_.id.rank(); }
-  uint64_t incarnation() const override { return context_.id.incarnation(); }
-  uint64_t generation() const override { return context_.id.generation(); }
+  uint32_t rank() const override { return context_->id.rank(); }
+  uint64_t incarnation() const override { return context_->id.incarnation(); }
+  uint64_t generation() const override { return context_->id.generation(); }
   uint32_t num_workers() const override { return joined_as_.num_workers(); }
-  uint32_t num_shards() const override { return context_.plan.num_shards(); }
+  uint32_t num_shards() const override { return context_->plan.num_shards(); }
   const std::string& name() const override { return joined_as_.name(); }
   const std::string& mode() const override { return joined_as_.mode(); }
   bool gathers() const override { return joined_as_.gathers(); }
@@ -150,7 +150,7 @@ class ClientImpl final : public Client {
   ClientOptions options_;
   std::unique_ptr<v1::Chief::Stub> chief_;
   v1::JoinReply joined_as_;
-  ExchangeContext context_;
+  const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
   bool joined_ = false;
   bool left_ = false;
   std::atomic<bool> initialise_ = false;
@@ -234,18 +234,18 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
                                                       " elements; this client of ", kSliceElements));
   }
-  context_.plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
-  context_.id = joined_as_.id();
-  context_.gathers = joined_as_.gathers();
-  context_.connect_timeout = ToChrono(options_.connect_timeout);
-  context_.notice_every = ToChrono(options_.notice_every);
-  context_.on_notice = options_.on_notice;
+  context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
+  context_->id = joined_as_.id();
+  context_->gathers = joined_as_.gathers();
+  context_->connect_timeout = ToChrono(options_.connect_timeout);
+  context_->notice_every = ToChrono(options_.notice_every);
+  context_->on_notice = options_.on_notice;
   for (const v1::ShardInfo& shard : joined_as_.shards()) {
     // The chief is reached as the user said, the others as they advertise.
     const std::string address = shard.shard() == 0 ? options_.server : shard.address();
-    context_.addresses.push_back(address);
-    context_.channels.push_back(shard.shard() == 0 ? channel
-                                                   : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
+    context_->addresses.push_back(address);
+    context_->channels.push_back(shard.shard() == 0 ? channel
+                                                    : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
   }
   initialise_ = joined_as_.initialise();
   step_ = joined_as_.start_step();
@@ -285,7 +285,7 @@ void ClientImpl::Heartbeat() {
   };
   auto beat = std::make_shared<Beat>();
   SetDeadline(beat->context, std::chrono::milliseconds(joined_as_.lease_ms()));
-  *beat->request.mutable_id() = context_.id;
+  *beat->request.mutable_id() = context_->id;
   beat->request.set_step(step_);
   {
     MutexLock lock(mutex_);
@@ -313,7 +313,7 @@ void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatRepl
 
 absl::Status ClientImpl::Done() {
   v1::DoneRequest request;
-  *request.mutable_id() = context_.id;
+  *request.mutable_id() = context_->id;
   request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
   for (;;) {
     v1::DoneReply reply;
@@ -334,7 +334,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
     while (heartbeating_) heartbeat_ended_.Wait(mutex_);  // Bounded by the call's deadline.
   }
   v1::LeaveRequest request;
-  *request.mutable_id() = context_.id;
+  *request.mutable_id() = context_->id;
   request.set_reason(reason);
   v1::LeaveReply reply;
   if (!reason.empty()) {  // The job is lost or goes on without this worker; one call is enough to say so.
@@ -350,13 +350,13 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
 }
 
 absl::StatusOr<std::string> ClientImpl::WeightsHash() {
-  std::vector<SliceHash> hashes(context_.plan.slices().size());
+  std::vector<SliceHash> hashes(context_->plan.slices().size());
   std::optional<uint64_t> version;
-  for (size_t shard = 0; shard < context_.channels.size(); ++shard) {
+  for (size_t shard = 0; shard < context_->channels.size(); ++shard) {
     grpc::ClientContext context;
     SetDeadline(context, 4 * kCallTime);
     v1::HashSlicesReply reply;
-    const auto stub = v1::Shard::NewStub(context_.channels[shard]);
+    const auto stub = v1::Shard::NewStub(context_->channels[shard]);
     PS_RETURN_IF_ERROR(Annotate(FromGrpc(stub->HashSlices(&context, v1::HashSlicesRequest(), &reply)),
                                 absl::StrCat("hashing shard ", shard)));
     if (version.value_or(reply.version()) != reply.version()) {

@@ -23,17 +23,17 @@ std::chrono::nanoseconds Backoff(int attempts) {
 
 }  // namespace
 
-ShardExchange::ShardExchange(const ExchangeContext& context, Timer& timer, Request request,
+ShardExchange::ShardExchange(std::shared_ptr<const ExchangeContext> context, Timer& timer, Request request,
                              Client::DoneCallback callback)
-    : context_(context),
+    : context_(std::move(context)),
       timer_(timer),
       request_(std::move(request)),
       callback_(std::move(callback)),
-      tensor_slices_(context.plan.layout().size()),
-      shards_(context.plan.num_shards()) {
-  for (const SliceInfo& slice : context.plan.slices()) tensor_slices_[slice.tensor].push_back(slice.index);
+      tensor_slices_(context_->plan.layout().size()),
+      shards_(context_->plan.num_shards()) {
+  for (const SliceInfo& slice : context_->plan.slices()) tensor_slices_[slice.tensor].push_back(slice.index);
   if (request_.in.empty() || !exact()) return;
-  here_.assign(context.plan.slices().size(), false);
+  here_.assign(context_->plan.slices().size(), false);
   for (const auto& slices : tensor_slices_) missing_slices_.push_back(slices.size());
 }
 
@@ -44,7 +44,7 @@ void ShardExchange::Begin() {
     if (empty) ready_tensors_ = tensor_slices_.size();  // Nothing to send but the header.
     all_ready_at_ = Now();
   }
-  for (uint32_t shard = 0; shard < context_.plan.num_shards(); ++shard) {
+  for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) {
     {
       MutexLock lock(mutex_);
       shards_[shard].last_contact = Now();
@@ -59,7 +59,7 @@ void ShardExchange::Begin() {
 ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
   ShardCall::Request call;
   call.kind = request_.kind;
-  call.plan = &context_.plan;
+  call.plan = &context_->plan;
   call.shard = shard;
   call.out = &request_.out;
   call.in = &request_.in;
@@ -68,19 +68,19 @@ ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
     call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
   }
   const auto wait = std::min<std::chrono::nanoseconds>(
-      context_.notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
+      context_->notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
   const auto wait_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
-  const double bytes = static_cast<double>(context_.plan.shard_elements(shard)) * sizeof(float) * 2;
+  const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
   call.timeout =
       wait + kCallMargin + std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
   if (sends()) {
-    *call.push.mutable_id() = context_.id;
+    *call.push.mutable_id() = context_->id;
     call.push.set_step(request_.push.step);
     call.push.set_version(request_.push.version);
     call.push.set_samples(request_.push.samples);
     call.push.set_wait_ms(wait_ms);
   } else {
-    *call.pull.mutable_id() = context_.id;
+    *call.pull.mutable_id() = context_->id;
     if (request_.version.has_value()) call.pull.set_version(*request_.version);
     call.pull.set_wait_ms(wait_ms);
   }
@@ -90,7 +90,7 @@ ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
 std::vector<uint32_t> ShardExchange::ReadySlices(uint32_t shard) const {
   std::vector<uint32_t> slices;
   for (uint32_t slice : ready_) {
-    if (context_.plan.slices()[slice].shard == shard) slices.push_back(slice);
+    if (context_->plan.slices()[slice].shard == shard) slices.push_back(slice);
   }
   return slices;
 }
@@ -114,7 +114,7 @@ void ShardExchange::StartCall(uint32_t shard) {
     if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
     if (decided_) call->Cancel();
   }
-  call->Begin(context_.channels[shard]);
+  call->Begin(context_->channels[shard]);
 }
 
 // Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never
@@ -122,7 +122,7 @@ void ShardExchange::StartCall(uint32_t shard) {
 void ShardExchange::TensorReady(size_t tensor) {
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
   for (const uint32_t slice : slices) {
-    const SliceInfo& info = context_.plan.slices()[slice];
+    const SliceInfo& info = context_->plan.slices()[slice];
     const float* values = request_.out[tensor].data() + info.offset;
     const bool finite = AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
     MutexLock lock(mutex_);
@@ -150,13 +150,13 @@ void ShardExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
 absl::Status ShardExchange::NotFinite(size_t tensor) const {
   const bool push = request_.kind != ShardCall::Kind::kInit;
   return absl::InvalidArgumentError(
-      absl::StrCat("rank ", context_.id.rank(),
+      absl::StrCat("rank ", context_->id.rank(),
                    push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
-                   " tensor ", context_.plan.layout()[tensor].name, " is not finite"));
+                   " tensor ", context_->plan.layout()[tensor].name, " is not finite"));
 }
 
 absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
-  const std::string where = absl::StrCat("shard ", shard, " at ", context_.addresses[shard]);
+  const std::string where = absl::StrCat("shard ", shard, " at ", context_->addresses[shard]);
   // The server's own DEADLINE_EXCEEDED comes before the call's.
   const bool heard =
       absl::IsResourceExhausted(status) || (absl::IsDeadlineExceeded(status) && now < state.call_ends - kDeadlineSlack);
@@ -170,7 +170,7 @@ absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl:
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   if (!passing) return Annotate(status, where);
   if (now >= request_.give_up && heard) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
-  if (now >= request_.give_up || silent > context_.connect_timeout) {
+  if (now >= request_.give_up || silent > context_->connect_timeout) {
     return absl::UnavailableError(
         absl::StrCat(where, ": not reachable for ", FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
   }
@@ -188,9 +188,9 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
       state.ended = true;
       state.reply = reply;
       if (reply.answer == PushAnswer::kFenced) {
-        return End(absl::FailedPreconditionError(
-            absl::StrCat("rank ", context_.id.rank(), ", incarnation ", context_.id.incarnation(), ": fenced by shard ",
-                         shard, ": the rank has another owner, or generation ", reply.generation, " of the job runs")));
+        return End(absl::FailedPreconditionError(absl::StrCat(
+            "rank ", context_->id.rank(), ", incarnation ", context_->id.incarnation(), ": fenced by shard ", shard,
+            ": the rank has another owner, or generation ", reply.generation, " of the job runs")));
       }
       const bool all = std::all_of(shards_.begin(), shards_.end(), [](const ShardState& each) { return each.ended; });
       if (all) End(absl::OkStatus());
@@ -257,7 +257,7 @@ bool ShardExchange::WantsSlice(uint32_t slice) {
 void ShardExchange::OnSlice(uint32_t slice) {
   MutexLock lock(mutex_);
   here_[slice] = true;
-  if (--missing_slices_[context_.plan.slices()[slice].tensor] == 0) changed_.NotifyAll();
+  if (--missing_slices_[context_->plan.slices()[slice].tensor] == 0) changed_.NotifyAll();
 }
 
 absl::Status ShardExchange::WaitTensor(size_t tensor) {

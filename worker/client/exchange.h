@@ -37,8 +37,9 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
     TimePoint give_up;  // Waits for others end here at the latest.
   };
 
-  // Context and timer must outlive the exchange's end.
-  ShardExchange(const ExchangeContext& context, Timer& timer, Request request, Client::DoneCallback callback);
+  // The timer must outlive the exchange's end.
+  ShardExchange(std::shared_ptr<const ExchangeContext> context, Timer& timer, Request request,
+                Client::DoneCallback callback);
 
   void Begin();
   void TensorReady(size_t tensor) override;
@@ -61,7 +62,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
   // However often it is asked, the answer is the same version: what is here of it is final.
   bool exact() const {
-    return request_.kind == ShardCall::Kind::kPushPull ? context_.gathers : request_.version.has_value();
+    return request_.kind == ShardCall::Kind::kPushPull ? context_->gathers : request_.version.has_value();
   }
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
@@ -82,10 +83,10 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   void OpenCall();
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Notice(const std::string& text) const {
-    if (context_.on_notice) context_.on_notice(text);
+    if (context_->on_notice) context_->on_notice(text);
   }
 
-  const ExchangeContext& context_;
+  const std::shared_ptr<const ExchangeContext> context_;
   Timer& timer_;
   const Request request_;
   Client::DoneCallback callback_;
