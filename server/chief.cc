@@ -100,17 +100,16 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   }
   if (!status.ok()) return refuse(status);
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
-  const absl::StatusOr<Member*> joined =
-      membership_.Join(request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim,
-                       request.host(), StartStep(), now);
+  const absl::StatusOr<Member*> joined = membership_.Join(
+      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
   if (!joined.ok()) return refuse(joined.status());
   const Member member = **joined;
   if (!plan_.has_value()) {
     plan_.emplace(FromProto(request.layout()), options_.num_shards);
     experiment_ = {request.experiment().begin(), request.experiment().end()};
   }
-  spdlog::info("{} joined ({} of {}), incarnation {}, from step {}", member.ToString(), membership_.members().size(),
-               options_.num_workers, member.incarnation, member.start_step);
+  spdlog::info("{} joined ({} of {}), incarnation {}", member.ToString(), membership_.members().size(),
+               options_.num_workers, member.incarnation);
   joins_.push_back({.rank = member.rank,
                     .incarnation = member.incarnation,
                     .view = view_ + 1,

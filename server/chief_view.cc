@@ -160,7 +160,6 @@ v1::View Chief::MakeView(TimePoint now) const {
     out->set_rank(rank);
     out->set_incarnation(member.incarnation);
     out->set_name(member.name);
-    out->set_start_step(member.start_step);
     out->set_initialiser(initialiser_ == rank);
   }
   view.set_waiting_for(WaitingFor(now));
@@ -171,7 +170,7 @@ void Chief::AnswerJoins(TimePoint now) {
   const bool shards_here = MissingShards().empty();
   for (auto wait = joins_.begin(); wait != joins_.end();) {
     absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("");
-    const Member* member = membership_.Find(wait->rank, wait->incarnation);
+    Member* member = membership_.Find(wait->rank, wait->incarnation);
     const bool in_force = std::all_of(shards_.begin(), shards_.end(),
                                       [&](const ShardState& shard) { return shard.acknowledged_view >= wait->view; });
     if (absl::Status serving = Serving(); !serving.ok()) {
@@ -179,6 +178,10 @@ void Chief::AnswerJoins(TimePoint now) {
     } else if (member == nullptr) {
       answer = absl::FailedPreconditionError("another worker joined under the same name");
     } else if (shards_here && in_force) {
+      // With the view in force the old owner of the rank is fenced, and what the shards acknowledged it with is the
+      // last that it did.
+      member->start_step = member->step = StartStep();
+      spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
       answer = MakeJoinReply(*member);
     } else if (wait->deadline <= now) {
       answer = absl::DeadlineExceededError("joining: " + WaitingFor(now));

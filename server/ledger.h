@@ -29,7 +29,15 @@ class Ledger {
     return std::exchange(entry.told, true) ? v1::DUPLICATE : v1::APPLIED;
   }
 
-  void Record(uint32_t rank, uint64_t step, v1::Answer answer) { entries_[rank] = {.step = step, .answer = answer}; }
+  void Record(uint32_t rank, uint64_t incarnation, uint64_t step, v1::Answer answer) {
+    entries_[rank] = {.incarnation = incarnation, .step = step, .answer = answer};
+  }
+
+  // The owner of the rank that the last push was of; 0 if there was none.
+  uint64_t Incarnation(uint32_t rank) const {
+    const auto entry = entries_.find(rank);
+    return entry == entries_.end() ? 0 : entry->second.incarnation;
+  }
 
   // The step after the rank's last one.
   uint64_t NextStep(uint32_t rank) const {
@@ -46,6 +54,7 @@ class Ledger {
 
  private:
   struct Entry {
+    uint64_t incarnation = 0;
     uint64_t step = 0;
     v1::Answer answer = v1::ANSWER_UNSPECIFIED;
     bool told = false;

@@ -17,7 +17,7 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
 }
 
 absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
-                                         const std::string& host, uint64_t start_step, TimePoint now) {
+                                         const std::string& host, TimePoint now) {
   std::optional<uint32_t> rank;
   const auto same_name =
       std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
@@ -41,13 +41,7 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
         absl::StrCat("the job has all of its workers already (--num_workers=", num_workers_, ")"));
   }
   Member& member = members_[*rank];
-  member = {.rank = *rank,
-            .incarnation = ++incarnations_[*rank],
-            .name = name,
-            .host = host,
-            .start_step = start_step,
-            .step = start_step,
-            .last_heard = now};
+  member = {.rank = *rank, .incarnation = ++incarnations_[*rank], .name = name, .host = host, .last_heard = now};
   return &member;
 }
 

@@ -17,9 +17,9 @@ struct Member {
   uint64_t incarnation = 0;
   std::string name;
   std::string host;
-  uint64_t start_step = 0;
-  uint64_t step = 0;  // As last told.
-  bool done = false;  // Its budget is spent.
+  uint64_t start_step = 0;  // Known once its join is answered.
+  uint64_t step = 0;        // As last told.
+  bool done = false;        // Its budget is spent.
   TimePoint last_heard;
 
   std::string ToString() const;  // "rank 3 (worker-3 on host-b)"
@@ -33,7 +33,7 @@ class Membership {
   // that it claims, or the lowest free one. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS if somebody else
   // holds the rank, INVALID_ARGUMENT if there is no such rank.
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
-                               uint64_t start_step, TimePoint now);
+                               TimePoint now);
 
   // The member of this rank and incarnation, or null.
   Member* Find(uint32_t rank, uint64_t incarnation);

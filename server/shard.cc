@@ -96,8 +96,19 @@ void Shard::Report(v1::ShardReport report) {
   if (view_.number() > report.acknowledged_view()) report.set_acknowledged_view(view_.number());
   report.set_initialised(initialised_ && plan_ != nullptr);
   report.set_applied_version(store_ == nullptr ? 0 : store_->version());
-  report.set_highest_step(ledger_.HighestStep());
+  report.set_highest_step(HighestStep());
   outbox_.Add([this, report = std::move(report)] { report_(report); });
+}
+
+uint64_t Shard::HighestStep() const {
+  uint64_t highest = ledger_.HighestStep();
+  const auto see = [&](const std::shared_ptr<Push>& push) { highest = std::max(highest, push->step + 1); };
+  for (const auto& [rank, push] : ready_) see(push);
+  for (const auto& build : decided_) std::for_each(build->pushes.begin(), build->pushes.end(), see);
+  if (building_ != nullptr && building_->decided) {
+    std::for_each(building_->pushes.begin(), building_->pushes.end(), see);
+  }
+  return highest;
 }
 
 absl::Status Shard::Serving() const {

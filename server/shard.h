@@ -1,9 +1,10 @@
 // One shard: the weights that this server holds, the pushes on their way into them, and those who wait.
 //
-//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ decided ─▶ build on the pool: reduce
-//   +
-//                    └────(a slice is there of every worker)────────────────────▶ optimizer ─▶ published version
-//   AwaitPush, AwaitPull ─▶ waits ◀─────────────────────────────────────────────────────────────────┘
+// clang-format off
+//   AddSlices ─▶ assembling ─(last slice)─▶ ready ─(mode's or chief's decision)─▶ decided ─▶ build: reduce + optimizer
+//                    └─────────────────(a slice is here of every worker)────────────────────────▶  │
+//   AwaitPush, AwaitPull ─▶ waits ◀────────────────────────────────────────── published version ◀──┘
+// clang-format on
 //
 // In a mode that gathers, a slice of the next version is built in second buffers as soon as all contributions to it are
 // here. What was built is dropped if the contributions change; weights that are read stay as they are until the set is
@@ -51,6 +52,7 @@ struct ShardOptions {
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
   int apply_threads = 1;            // 0: updates wait for ApplyPosted.
+  size_t built_by_caller = 4;       // Slices at most that whoever brings their last contribution builds; a message's.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 0;            // Calls that may wait at once; 0: 64 + 8 × num_workers.
@@ -169,8 +171,14 @@ class Shard {
   absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBeginPush(const v1::PushRequest& header)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
-                           const void* caller, std::shared_ptr<const Build>* build, std::vector<size_t>* ahead);
+  // What the caller of AddSlices is to build, without the lock, and then report with OnBuilt.
+  struct Ahead {
+    std::shared_ptr<const Build> build;
+    std::vector<size_t> slices;  // Local indices.
+  };
+  // AddSlices, but for the building.
+  absl::StatusOr<Ahead> PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
+                                    const void* caller);
   // The push has all of its slices and waits for its set, or is being applied: it is not in the ledger yet.
   bool Complete(uint32_t rank, uint64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -200,6 +208,8 @@ class Shard {
   void RecordApply(const Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One more than the highest step of any push that is complete.
+  uint64_t HighestStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   uint64_t Park(Wait wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Answers the wait if it can be answered now.

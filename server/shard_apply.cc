@@ -8,13 +8,6 @@
 #include "server/shard.h"
 
 namespace ps {
-namespace {
-
-// Slices that whoever brought the last contribution builds itself: a message's. More are spread over the pool.
-constexpr size_t kBuiltByCaller = 4;
-
-}  // namespace
-
 void Shard::Decide(const StepSet& set) {
   if (gathers_ && set.step < mode_->step()) return;  // Said twice.
   std::vector<std::shared_ptr<Push>> pushes;
@@ -99,7 +92,7 @@ std::vector<size_t> Shard::BuildAhead(const Push& push, const std::vector<size_t
   }
   if (ready.empty()) return ready;
   ++building_->posted;
-  if (ready.size() <= kBuiltByCaller) return ready;
+  if (ready.size() <= options_.built_by_caller) return ready;  // More are spread over the pool.
   PostSlices(std::move(ready));
   return {};
 }
@@ -182,7 +175,7 @@ void Shard::RecordApply(const Build& build) {
   nlohmann::ordered_json staleness = nlohmann::ordered_json::array();
   for (size_t i = 0; i < build.ranks.size(); ++i) {
     const Push& push = *build.pushes[i];
-    ledger_.Record(build.ranks[i], push.step, v1::APPLIED);
+    ledger_.Record(build.ranks[i], push.incarnation, push.step, v1::APPLIED);
     inflight_bytes_ -= push.reserved_bytes;
     staleness.push_back(store_->version() - push.version);
   }

@@ -21,25 +21,24 @@ const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa
 
 absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
                               const void* caller) {
-  std::shared_ptr<const Build> build;
-  std::vector<size_t> ahead;  // What this thread builds of it, while the gradients are in its cache.
-  PS_RETURN_IF_ERROR(PlaceSlices(header, std::move(slices), now, caller, &build, &ahead));
-  if (ahead.empty()) return absl::OkStatus();
-  for (const size_t local : ahead) BuildSlice(*build, local);
-  OnBuilt(ahead.size());
+  const absl::StatusOr<Ahead> ahead = PlaceSlices(header, std::move(slices), now, caller);
+  if (!ahead.ok()) return ahead.status();
+  if (ahead->slices.empty()) return absl::OkStatus();
+  for (const size_t local : ahead->slices) BuildSlice(*ahead->build, local);  // The gradients are in this core's cache.
+  OnBuilt(ahead->slices.size());
   return absl::OkStatus();
 }
 
-absl::Status Shard::PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
-                                const void* caller, std::shared_ptr<const Build>* build, std::vector<size_t>* ahead) {
+absl::StatusOr<Shard::Ahead> Shard::PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
+                                                TimePoint now, const void* caller) {
   const ReceivedSlice* not_finite = FindNotFinite(slices, isa_);  // The costly look, without the lock.
   const uint32_t rank = header.id().rank();
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   PS_RETURN_IF_ERROR(Serving());
-  if (Fenced(header.id()) || ledger_.Seen(rank, header.step())) return absl::OkStatus();
+  if (Fenced(header.id()) || ledger_.Seen(rank, header.step())) return Ahead();
   last_heard_[rank] = now;
-  if (Complete(rank, header.step())) return absl::OkStatus();
+  if (Complete(rank, header.step())) return Ahead();
   const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBeginPush(header);
   if (!found.ok()) return found.status();
   Push& push = **found;
@@ -63,10 +62,11 @@ absl::Status Shard::PlaceSlices(const v1::PushRequest& header, std::vector<Recei
     ++push.received;
     arrived.push_back(local);
   }
-  *ahead = BuildAhead(push, arrived);
-  if (!ahead->empty()) *build = building_;
+  Ahead ahead;
+  ahead.slices = BuildAhead(push, arrived);
+  if (!ahead.slices.empty()) ahead.build = building_;
   if (header.samples() == 0 || push.received == push.slices.size()) CompletePush(rank);
-  return absl::OkStatus();
+  return ahead;
 }
 
 bool Shard::Complete(uint32_t rank, uint64_t step) const {
@@ -96,7 +96,9 @@ absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::Pu
   if (view_.phase() != v1::PHASE_RUNNING) {
     return absl::FailedPreconditionError(absl::StrCat(who, ": the job is not running yet: ", view_.waiting_for()));
   }
-  const uint64_t expected = std::max(ledger_.NextStep(rank), members_[rank].start_step());
+  // A new owner of the rank starts where its join said, which may be further on.
+  const bool first = ledger_.Incarnation(rank) != header.id().incarnation();
+  const uint64_t expected = first ? std::max(ledger_.NextStep(rank), header.step()) : ledger_.NextStep(rank);
   PS_RETURN_IF_ERROR(mode_->Admit(rank, header.step(), expected));
   if (ready_.contains(rank)) {
     return absl::FailedPreconditionError(

@@ -218,6 +218,38 @@ TEST_CASE("A gradient that is not finite is refused by tensor and step, and ends
   CHECK(std::string(ended.message()).find("its gradient is not finite") != std::string::npos);
 }
 
+TEST_CASE("A worker that is replaced in the middle of a job goes on at the step and version where that is") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    for (const uint32_t shards : {1U, 2U}) {
+      ServerOptions options;
+      options.num_shards = shards;
+      options.mode = mode;
+      options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+      Cluster cluster(options);
+      const auto gradients = Filled(1);
+      auto weights = Filled(0);
+      std::vector<std::unique_ptr<Client>> clients;
+      for (uint64_t step = 0; step < 9;) {
+        auto client = Client::Join({.server = cluster.address(), .name = "again"}, kLayout);
+        REQUIRE(client.ok());
+        clients.push_back(*std::move(client));
+        REQUIRE(clients.back()->start_step() == step);
+        REQUIRE(clients.back()->Start(Const(Filled(100)), Mutable(weights))->version == step);
+        CHECK(weights[0][0] == 100.0F - static_cast<float>(step));
+        for (const uint64_t end = step + 3; step < end; ++step) {
+          const PushInfo push = {.step = step, .version = step, .samples = 1};
+          const auto result = clients.back()->PushPull(push, Const(gradients), Mutable(weights));
+          REQUIRE(result.ok());
+          CHECK(result->answers == std::vector<PushAnswer>(shards, PushAnswer::kApplied));
+        }
+      }
+      CHECK(weights[2][0] == 91);
+      REQUIRE(clients.back()->Done().ok());
+      REQUIRE(clients.back()->Leave().ok());
+    }
+  }
+}
+
 TEST_CASE("Each tensor of a bsp answer can be used as soon as it is there, also as the client ends") {
   ServerOptions options;
   options.num_shards = 2;

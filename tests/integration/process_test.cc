@@ -43,7 +43,9 @@ class Process {
     int status = 0;
     waitpid(pid_, &status, 0);
     pid_ = -1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (ended > 2 && ended < 128) std::cerr << Errors();  // None of ours: a sanitizer's, which says why.
+    return ended;
   }
   std::string Output() const { return Read(".out"); }
   std::string Errors() const { return Read(".err"); }

@@ -1,6 +1,6 @@
-// A bsp job of 2 workers, 2 shards and 2 steps: the chief and the shards, joined by queues in place of the network.
-// Every order in which slices, reports, decisions and updates can be brought about is enumerated, and in each of them
-// every point at which a worker can be lost.
+// Small bsp jobs of 2 workers and 2 shards: the chief and the shards, joined by queues in place of the network. Every
+// order in which slices, the building of the next version, reports and decisions can be brought about is enumerated,
+// and in each of them every point at which a worker can be lost.
 #include <array>
 #include <deque>
 #include <functional>
@@ -19,9 +19,13 @@ namespace {
 
 constexpr uint32_t kShards = 2;
 constexpr uint32_t kWorkers = 2;
-constexpr uint64_t kSteps = 2;
 
-enum class Kind { kPush, kReport, kUpdate, kApply, kLose };
+struct Size {
+  uint64_t steps = 1;
+  uint32_t slices = 1;  // Of each shard.
+};
+
+enum class Kind { kPush, kReport, kUpdate, kBuild, kLose };
 
 struct Event {
   Kind kind;
@@ -31,7 +35,7 @@ struct Event {
 
 class Job {
  public:
-  Job() : metrics_(*MetricsWriter::Open("", "shard")) {
+  explicit Job(const Size& size) : size_(size), metrics_(*MetricsWriter::Open("", "shard")) {
     for (uint32_t shard = 0; shard < kShards; ++shard) {
       ShardOptions options;
       options.shard = shard;
@@ -39,6 +43,7 @@ class Job {
       options.num_workers = kWorkers;
       options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
       options.apply_threads = 0;
+      options.built_by_caller = 0;  // All is built by events of their own.
       shards_[shard] = std::make_unique<Shard>(
           options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
       v1::Registration registration;
@@ -52,9 +57,13 @@ class Job {
                   .ok());
     }
     for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
-    // Slice i is shard i's; the initial weight of both is 0.
+    const SlicePlan plan(Model(), kShards);
     for (uint32_t shard = 0; shard < kShards; ++shard) {
-      REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(shard, 0)}).ok());
+      slices_[shard] = plan.shard_slices(shard);
+      REQUIRE(slices_[shard].size() == size_.slices);
+      for (const uint32_t slice : slices_[shard]) {
+        REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
+      }
     }
     Settle();
   }
@@ -64,7 +73,7 @@ class Job {
     std::vector<Event> events;
     for (uint32_t w = 0; w < kWorkers; ++w) {
       for (uint32_t s = 0; s < kShards; ++s) {
-        if (workers_[w].alive && workers_[w].step < kSteps && !workers_[w].pushed[s]) {
+        if (workers_[w].alive && workers_[w].step < size_.steps && workers_[w].pushed[s] < size_.slices) {
           events.push_back({Kind::kPush, w, s});
         }
       }
@@ -73,7 +82,7 @@ class Job {
     for (uint32_t s = 0; s < kShards; ++s) {
       if (!reports_[s].empty()) events.push_back({Kind::kReport, 0, s});
       if (!updates_[s].empty()) events.push_back({Kind::kUpdate, 0, s});
-      if (to_apply_[s]) events.push_back({Kind::kApply, 0, s});
+      if (to_build_[s]) events.push_back({Kind::kBuild, 0, s});
     }
     return events;
   }
@@ -95,12 +104,12 @@ class Job {
         const v1::ChiefUpdate update = updates_[s].front();
         updates_[s].pop_front();
         shards_[s]->OnChiefUpdate(update);
-        to_apply_[s] = to_apply_[s] || update.decisions_size() > 0;
+        to_build_[s] = to_build_[s] || update.decisions_size() > 0;
         break;
       }
-      case Kind::kApply:
-        shards_[s]->ApplyPosted();
-        to_apply_[s] = false;
+      case Kind::kBuild:
+        built_ = shards_[s]->ApplyPosted() || built_;
+        to_build_[s] = false;
         break;
       case Kind::kLose: {
         v1::LeaveRequest leave;
@@ -114,6 +123,8 @@ class Job {
     }
     for (Worker& worker : workers_) worker.NextStepIfAnswered();
   }
+  // Some build was an event of its own.
+  bool built() const { return built_; }
 
   // Brings about all that is on its way. What workers have not sent yet stays unsent.
   void Settle() {
@@ -131,14 +142,19 @@ class Job {
   uint64_t Version(uint32_t shard) const { return shards_[shard]->Status(now_).version(); }
   bool failed() { return chief_.Status(now_).phase() == v1::PHASE_FAILED; }
   bool all_answered() const {
-    return std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.step == kSteps; });
+    return std::all_of(workers_.begin(), workers_.end(), [this](const Worker& w) { return w.step == size_.steps; });
   }
 
-  // Weight of the shard's one slice, by its bits in the version that it is at. Only while the job lives.
+  // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
   float Weight(uint32_t shard) {
     float weight = -1;
     shards_[shard]->AwaitPull(workers_[0].id, std::nullopt, now_, now_, [&](absl::StatusOr<VersionPin> pin) {
-      if (pin.ok()) weight = pin->weights()[0];
+      if (!pin.ok()) return;
+      weight = pin->weights()[0];
+      const SlicePlan& plan = *shards_[shard]->plan();
+      for (const uint32_t slice : slices_[shard]) {
+        CHECK(pin->weights()[static_cast<size_t>(plan.slices()[slice].shard_offset)] == weight);
+      }
     });
     return weight;
   }
@@ -150,11 +166,11 @@ class Job {
       text += shards_[s]->Status(now_).SerializeAsString() + "|";
       for (const auto& report : reports_[s]) text += report.SerializeAsString() + ";";
       for (const auto& update : updates_[s]) text += update.SerializeAsString() + ";";
-      text += to_apply_[s] ? "a" : "-";
+      text += to_build_[s] ? "b" : "-";
     }
     for (const Worker& w : workers_) {
       text += std::to_string(w.step) + (w.alive ? "alive" : "lost");
-      for (uint32_t s = 0; s < kShards; ++s) text += std::string(w.pushed[s] ? "p" : "-") + (w.answers[s] ? "a" : "-");
+      for (uint32_t s = 0; s < kShards; ++s) text += std::to_string(w.pushed[s]) + (w.answers[s] ? "a" : "-");
     }
     for (const auto& [s, rank, step] : complete_) text += std::to_string(100 * s + 10 * rank + step) + ",";
     return text;
@@ -165,21 +181,30 @@ class Job {
     v1::Identity id;
     bool alive = true;
     uint64_t step = 0;
-    std::array<bool, kShards> pushed = {};
-    std::array<bool, kShards> answers = {};  // APPLIED came.
+    std::array<uint32_t, kShards> pushed = {};  // Slices.
+    std::array<bool, kShards> answers = {};     // APPLIED came.
     void NextStepIfAnswered() {
       if (!answers[0] || !answers[1]) return;
       ++step;
-      pushed = answers = {};
+      pushed = {};
+      answers = {};
     }
   };
+
+  Layout Model() const {
+    Layout layout;
+    for (uint32_t tensor = 0; tensor < kShards * size_.slices; ++tensor) {
+      layout.push_back({.name = std::string(1, static_cast<char>('a' + tensor)), .shape = {1}});
+    }
+    return layout;
+  }
 
   void Join(uint32_t rank) {
     v1::JoinRequest request;
     request.set_protocol(v1::PROTOCOL_VERSION_1);
     request.set_job("default");
     request.set_rank(rank);
-    *request.mutable_layout() = ToProto({{"a", {1}}, {"b", {1}}});
+    *request.mutable_layout() = ToProto(Model());
     absl::StatusOr<v1::JoinReply> joined = absl::UnknownError("no answer");
     chief_.Join(request, now_, now_ + std::chrono::seconds(1), [&](const auto& answer) { joined = answer; });
     Settle();
@@ -203,21 +228,27 @@ class Job {
     header.set_step(worker.step);
     header.set_version(worker.step);
     header.set_samples(1);
-    worker.pushed[s] = true;
-    const absl::Status added = shards_[s]->AddSlices(header, {Slice(s, Gradient(w, worker.step))}, now_);
-    if (!added.ok()) return;  // The shard knows already that the job failed.
+    const uint32_t slice = slices_[s][worker.pushed[s]++];
+    // Of all that both have pushed here in this step, something is new.
+    const Worker& other = workers_[1 - w];
+    if (other.step == worker.step && other.pushed[s] > 0) to_build_[s] = true;
+    const absl::Status added = shards_[s]->AddSlices(header, {Slice(slice, Gradient(w, worker.step))}, now_);
+    if (!added.ok() || worker.pushed[s] < size_.slices) return;  // If not, the shard knows that the job failed.
     shards_[s]->AwaitPush(header, true, now_, now_ + std::chrono::hours(1),
                           [&worker, s](const absl::StatusOr<v1::PushReply>& reply) {
                             if (reply.ok() && reply->answer() == v1::APPLIED) worker.answers[s] = true;
                           });
   }
 
+  const Size size_;
   const TimePoint now_ = TimePoint() + std::chrono::hours(1);
   std::unique_ptr<MetricsWriter> metrics_;
   Chief chief_ = Chief({.num_workers = kWorkers, .num_shards = kShards}, [](v1::Phase, const std::string&) {});
   std::array<std::deque<v1::ShardReport>, kShards> reports_;
   std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
-  std::array<bool, kShards> to_apply_ = {};
+  std::array<std::vector<uint32_t>, kShards> slices_;
+  std::array<bool, kShards> to_build_ = {};
+  bool built_ = false;
   std::array<Worker, kWorkers> workers_;
   std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;
   bool someone_lost_ = false;
@@ -226,17 +257,19 @@ class Job {
 
 struct Counts {
   size_t states = 0;
+  size_t built = 0;
   size_t finished = 0;
   size_t failed = 0;
   std::set<uint64_t> versions_at_failure;
 };
 
 // Goes on from the state after `path` until nothing is on its way, and looks at what the job came to.
-void CheckOutcome(const std::vector<Event>& path, Counts* counts) {
-  Job job;
+void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* counts) {
+  Job job(size);
   for (const Event& event : path) job.Do(event);
   job.Settle();
   CHECK(job.Version(0) == job.Version(1));
+  if (job.built()) ++counts->built;
   if (job.failed()) {
     ++counts->failed;
     counts->versions_at_failure.insert(job.Version(0));
@@ -247,7 +280,7 @@ void CheckOutcome(const std::vector<Event>& path, Counts* counts) {
   if (job.all_answered()) ++counts->finished;
 }
 
-TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost, a step is on all shards or on none") {
+Counts Enumerate(const Size& size) {
   const auto level = spdlog::get_level();
   spdlog::set_level(spdlog::level::off);  // Thousands of jobs are started and lost.
   const absl::Cleanup restore = [level] { spdlog::set_level(level); };
@@ -257,21 +290,40 @@ TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost
   while (!paths.empty()) {
     const std::vector<Event> path = std::move(paths.back());
     paths.pop_back();
-    Job job;
+    Job job(size);
     for (const Event& event : path) job.Do(event);
     if (!seen.insert(job.Fingerprint()).second) continue;
     ++counts.states;
-    CheckOutcome(path, &counts);
+    CheckOutcome(size, path, &counts);
     for (const Event& event : job.Possible()) {
       paths.push_back(path);
       paths.back().push_back(event);
     }
   }
-  // The enumeration reached what it is about: jobs that end well, and losses before, between and after the steps.
+  return counts;
+}
+
+// The enumerations reach what they are about: jobs that end well, losses before, between and after the steps, and
+// builds that wait while other things happen.
+
+TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost, a step is on all shards or on none") {
+  const Counts counts = Enumerate({.steps = 2, .slices = 1});
+  CAPTURE(counts.states);
   CHECK(counts.states > 5000);
+  CHECK(counts.built > 0);
   CHECK(counts.finished > 0);
   CHECK(counts.failed > 0);
   CHECK(counts.versions_at_failure == std::set<uint64_t>{0, 1, 2});
+}
+
+TEST_CASE("2 shards of 2 slices: a step that is half pushed, or built ahead, is on all shards or on none") {
+  const Counts counts = Enumerate({.steps = 1, .slices = 2});
+  CAPTURE(counts.states);
+  CHECK(counts.states > 1000);
+  CHECK(counts.built > 0);
+  CHECK(counts.finished > 0);
+  CHECK(counts.failed > 0);
+  CHECK(counts.versions_at_failure == std::set<uint64_t>{0, 1});
 }
 
 }  // namespace

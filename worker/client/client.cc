@@ -258,15 +258,25 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
   const TimePoint deadline = After(options_.start_timeout);
   TimePoint heard = Now();
+  std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
   for (;;) {
     if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
     // Short waits, so that a grant to initialise that passes on is seen.
     ShardExchange::Request request;
     request.in = weights;
+    request.version = version;
     const auto left = std::min<std::chrono::nanoseconds>(deadline - Now(), ToChrono(options_.notice_every));
     absl::StatusOr<ExchangeResult> pulled = Run(std::move(request), absl::FromChrono(left), nullptr)->Wait();
     const TimePoint now = Now();
     if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
+    if (pulled.ok() && context_->gathers) {
+      // A shard may not have published yet what others have: all weights are to be of one version.
+      const uint64_t newest =
+          std::max(start_step(), *std::max_element(pulled->versions.begin(), pulled->versions.end()));
+      if (pulled->version == newest) return pulled;
+      version = newest;
+      continue;
+    }
     const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
     if (!passing || now >= deadline || now - heard > ToChrono(options_.connect_timeout)) return pulled;
     Notice(Message(pulled.status()));
@@ -284,7 +294,8 @@ void ClientImpl::Heartbeat() {
     v1::HeartbeatReply reply;
   };
   auto beat = std::make_shared<Beat>();
-  SetDeadline(beat->context, std::chrono::milliseconds(joined_as_.lease_ms()));
+  SetDeadline(beat->context,
+              std::min<std::chrono::nanoseconds>(kCallTime, std::chrono::milliseconds(joined_as_.lease_ms())));
   *beat->request.mutable_id() = context_->id;
   beat->request.set_step(step_);
   {

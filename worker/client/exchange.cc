@@ -52,6 +52,7 @@ void ShardExchange::Begin() {
     OpenCall();
     StartCall(shard);
   }
+  OnCallGone();  // Begin itself.
   if (!sends() || empty || request_.deferred) return;
   for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
 }

@@ -106,7 +106,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   // Lock order: mutex_, then this one.
   Mutex end_mutex_;
   CondVar ended_;
-  uint32_t open_calls_ ABSL_GUARDED_BY(end_mutex_) = 0;  // That are not gone, or about to begin; they use the memory.
+  uint32_t open_calls_ ABSL_GUARDED_BY(end_mutex_) =
+      1;  // Not gone, or about to begin; they use the memory. Begin is one.
   std::optional<absl::StatusOr<ExchangeResult>> result_ ABSL_GUARDED_BY(end_mutex_);
   bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and no call is open.
 };
