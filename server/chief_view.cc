@@ -122,7 +122,7 @@ bool Chief::AllShardsInitialised() const {
 }
 
 bool Chief::MayInitialise(uint32_t rank) const {
-  const auto knows = [this](const ShardState& shard) { return shard.acknowledged_view >= initialiser_view_; };
+  const auto knows = [view = initialiser_view_](const ShardState& shard) { return shard.acknowledged_view >= view; };
   return initialiser_ == rank && !AllShardsInitialised() && std::all_of(shards_.begin(), shards_.end(), knows);
 }
 

@@ -152,8 +152,8 @@ grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* 
                                                    v1::HashSlicesReply* reply) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
-  shard_.AwaitHashes(now, now + kHashWait, [reactor, reply](absl::StatusOr<v1::HashSlicesReply> answer) {
-    if (answer.ok()) *reply = *std::move(answer);
+  shard_.AwaitHashes(now, now + kHashWait, [reactor, reply](const absl::StatusOr<v1::HashSlicesReply>& answer) {
+    if (answer.ok()) *reply = *answer;
     reactor->Finish(ToGrpc(answer.status()));
   });
   return reactor;

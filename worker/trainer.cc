@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -177,9 +178,11 @@ absl::Status Trainer::Train() {
 
 void Trainer::TakeBatch(int64_t batch) {
   if (taken_ == batch || batch >= total_batches_) return;
+  const TimePoint began = Now();
   plan_ = sampler_->Batch(batch);
   data_.train.Gather(plan_.indices, features_.data(), labels_.data());
   taken_ = batch;
+  prepared_s_ += Seconds(Now() - began);
 }
 
 // The exchange begins before the gradients are there, and takes each layer's as soon as it is final. While the servers
@@ -218,11 +221,10 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
   if (!overlap) StartExchange(samples, /*deferred=*/false);
   step->forward_s -= blocked_s;
   step->backward_s -= ended_s;
+  step->forward_s += std::exchange(prepared_s_, 0.0);
   pending_.computed = *step;
   pending_.batch = batch;
-  const TimePoint ready = Now();
   TakeBatch(batch + 1);
-  pending_.exposed_s = Seconds(Now() - ready);
   return absl::OkStatus();
 }
 

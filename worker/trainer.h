@@ -78,9 +78,10 @@ class Trainer {
   MutableTensors weights_;
 
   int64_t total_batches_ = 0;
-  uint64_t step_ = 0;     // Of the next push.
-  uint64_t version_ = 0;  // Of the weights.
-  int64_t taken_ = -1;    // The batch that is in features_ and labels_.
+  uint64_t step_ = 0;      // Of the next push.
+  uint64_t version_ = 0;   // Of the weights.
+  int64_t taken_ = -1;     // The batch that is in features_ and labels_.
+  double prepared_s_ = 0;  // What taking it took; a part of its step's forward pass.
   BatchPlan plan_;
   std::vector<float> features_;
   std::vector<int32_t> labels_;

@@ -109,12 +109,12 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
       out["rows"].push_back({{"workers", row.workers},
                              {"samples_per_s", row.samples_per_s},
                              {"alone_samples_per_s", row.alone_samples_per_s},
-                             {"mpi_samples_per_s", row.mpi_samples_per_s},
                              {"efficiency", row.efficiency},
                              {"compute", row.compute},
                              {"push", row.push},
                              {"wait", row.wait},
                              {"pull", row.pull}});
+      if (row.mpi_samples_per_s > 0) out["rows"].back()["mpi_samples_per_s"] = row.mpi_samples_per_s;
     }
     std::cout << out.dump() << "\n";
     return;

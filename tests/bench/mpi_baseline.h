@@ -10,10 +10,11 @@
 namespace ps {
 
 // Seconds of each repeat of an MPI_Allreduce of `bytes` among so many ranks, over TCP or through shared memory.
-// NOT_FOUND where mpirun, or the program that it is to run, is not there.
+// NOT_FOUND where mpirun, or the program that it is to run, is not there; INTERNAL if it failed or the sum was wrong.
 absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats);
 
-// samples/s of all ranks together, training the network with MPI_Iallreduce of each layer's gradient. Likewise.
+// samples/s of all ranks together, training the network: the better of an MPI_Iallreduce of each layer's gradient
+// during the backward pass, and one MPI_Allreduce of all of them after it. Likewise.
 absl::StatusOr<double> MeasureMpiTraining(bool tcp, const std::vector<int64_t>& widths, int64_t batch, uint32_t ranks,
                                           int64_t steps);
 

@@ -1,5 +1,6 @@
 #include "tests/bench/train_bench.h"
 
+#include <algorithm>
 #include <barrier>
 #include <thread>
 
@@ -13,8 +14,6 @@
 
 namespace ps {
 namespace {
-
-constexpr int64_t kWarmUpSteps = 10;
 
 // Runs work(i) on a thread each; the first error of any.
 template <typename Work>
@@ -31,12 +30,9 @@ absl::Status OnThreads(uint32_t count, Work work) {
 absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, std::barrier<>& together) {
   const auto bench = BenchNetwork::Create(options.widths, options.batch_size);
   if (!bench.ok()) return bench.status();
-  TimePoint began;
   together.arrive_and_wait();
-  for (int64_t step = -kWarmUpSteps; step < options.steps; ++step) {
-    if (step == 0) began = Now();
-    PS_RETURN_IF_ERROR((*bench)->Step());
-  }
+  const TimePoint began = Now();
+  for (int64_t step = 0; step < options.steps; ++step) PS_RETURN_IF_ERROR((*bench)->Step());
   return Seconds(Now() - began);
 }
 
@@ -74,8 +70,10 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   worker.model.widths = options.widths;
   worker.batch_size = options.batch_size;
   worker.steps = options.steps;
-  worker.data.dataset = absl::StrCat("synthetic:samples=", 20 * options.batch_size,
-                                     ",test=100,features=", options.widths.front(), ",classes=", options.widths.back());
+  // Whole steps only: no rank is left without samples at the end of an epoch.
+  worker.data.dataset = absl::StrCat("synthetic:samples=", 20 * workers * options.batch_size,
+                                     ",test=", std::max<int64_t>(100, options.widths.back()),
+                                     ",features=", options.widths.front(), ",classes=", options.widths.back());
   TrainRow row = {.workers = workers};
   std::vector<TrainingResult> results(workers);
   PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t rank) -> absl::Status {
@@ -109,7 +107,8 @@ absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& opt
     if (!alone.ok()) return alone.status();
     row->alone_samples_per_s = *alone;
     const auto mpi = MeasureMpiTraining(/*tcp=*/true, options.widths, options.batch_size, workers, options.steps);
-    row->mpi_samples_per_s = mpi.value_or(0);
+    if (mpi.ok()) row->mpi_samples_per_s = *mpi;
+    if (!mpi.ok() && !absl::IsNotFound(mpi.status())) return mpi.status();
     rows.push_back(*row);
     rows.back().efficiency = row->samples_per_s / (workers * rows.front().samples_per_s);
   }

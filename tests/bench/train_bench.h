@@ -21,8 +21,8 @@ struct TrainBenchOptions {
 struct TrainRow {
   uint32_t workers = 0;
   double samples_per_s = 0;        // Of all workers together.
-  double alone_samples_per_s = 0;  // The same networks on as many threads, without any exchange.
-  double mpi_samples_per_s = 0;    // The same in as many ranks with MPI_Iallreduce over TCP; 0: there is no MPI.
+  double alone_samples_per_s = 0;  // The same networks on as many threads, on one batch, without any exchange.
+  double mpi_samples_per_s = 0;    // The same in as many ranks that sum with MPI over TCP; 0: there is no MPI.
   double efficiency = 0;           // samples_per_s over workers × that of one worker.
   double compute = 0, push = 0, wait = 0, pull = 0;  // Shares of the workers' time.
 };
