@@ -38,8 +38,11 @@ ABSL_FLAG(double, eval_every, 0, "rank 0 evaluates on the test split every so ma
 ABSL_FLAG(uint64_t, seed, 1, "seed of the initial weights, the shuffling and the split");
 ABSL_FLAG(bool, shuffle, true, "new order of the samples in every epoch; false: the files' order");
 ABSL_FLAG(bool, overlap, true, "send gradients while others are computed, and compute on weights while others come");
-ABSL_FLAG(std::string, device, "cpu", "cpu, or auto: the best that this build has, which is the cpu");
-ABSL_FLAG(int, threads, 1, "threads for the matrix products");
+ABSL_FLAG(
+    std::string, device, "cpu",
+    "cpu; cuda: the GPU of number rank modulo the host's GPUs; cuda:I; auto: a GPU if one can be used, else the cpu");
+ABSL_FLAG(std::string, math, "float32", "how a GPU multiplies: float32, tf32 or bfloat16");
+ABSL_FLAG(int, threads, 1, "threads of the cpu for the matrix products");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
 
 namespace ps {
@@ -126,12 +129,13 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   options.seed = options.data.seed = absl::GetFlag(FLAGS_seed);
   options.shuffle = absl::GetFlag(FLAGS_shuffle);
   options.overlap = absl::GetFlag(FLAGS_overlap);
-  options.device = absl::GetFlag(FLAGS_device);
-  reader.Check(options.device == "cpu" || options.device == "auto",
-               absl::StrCat("--device=", options.device, ": expected cpu or auto"));
-  options.threads = absl::GetFlag(FLAGS_threads);
-  reader.Check(options.threads >= 1 && options.threads <= 1024,
-               absl::StrCat("--threads=", options.threads, ": expected 1 to 1024"));
+  options.device.device = absl::GetFlag(FLAGS_device);
+  options.device.math = reader.Take(ParseMath(absl::GetFlag(FLAGS_math)));
+  options.device.threads = absl::GetFlag(FLAGS_threads);
+  const absl::Status device = CheckDeviceOptions(options.device);
+  reader.Check(device.ok(), Message(device));
+  reader.Check(options.device.threads >= 1 && options.device.threads <= 1024,
+               absl::StrCat("--threads=", options.device.threads, ": expected 1 to 1024"));
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
   ReadBudget(options, reader);
   if (absl::Status status = reader.ToStatus(); !status.ok()) return status;

@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "ps/client.h"
 #include "worker/data/load.h"
+#include "worker/model/device.h"
 #include "worker/model/options.h"
 
 namespace ps {
@@ -28,8 +29,7 @@ struct WorkerOptions {
   uint64_t seed = 1;
   bool shuffle = true;
   bool overlap = true;
-  std::string device = "cpu";
-  int threads = 1;
+  DeviceOptions device;
   std::string metrics_file;
 };
 

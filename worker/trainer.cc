@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -57,9 +58,11 @@ absl::Status Trainer::Prepare() {
                  options_.data.dataset);
   }
   PS_RETURN_IF_ERROR(FitModelToData());
-  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateCpuBackend(options_.threads);
-  if (!backend.ok()) return backend.status();
-  backend_ = *std::move(backend);
+  std::string fallback;
+  const absl::StatusOr<DeviceOptions> device = FindDevice(options_.device, &fallback);
+  if (!device.ok()) return device.status();
+  device_ = *device;
+  if (!fallback.empty()) spdlog::warn("{}", fallback);
   return absl::OkStatus();
 }
 
@@ -122,6 +125,9 @@ absl::Status Trainer::JoinJob() {
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, ModelLayout(options_.model));
   if (!client.ok()) return client.status();
   client_ = *std::move(client);
+  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(device_, client_->rank());
+  if (!backend.ok()) return backend.status();
+  backend_ = *std::move(backend);
   spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
                client_->mode(), backend_->name());
 
@@ -145,8 +151,13 @@ absl::Status Trainer::JoinJob() {
     gradients_.emplace_back(network_->gradients(tensor));
     weights_.push_back(network_->parameters(tensor));
   }
-  features_.resize(static_cast<size_t>(max_batch * data_.train.features()));
-  labels_.resize(static_cast<size_t>(max_batch));
+  for (const auto& [dataset, batches, largest] : {std::tuple(&data_.train, &train_batches_, sampler_->batch_size()),
+                                                  std::tuple(&data_.test, &test_batches_, kEvaluationBatch)}) {
+    absl::StatusOr<std::unique_ptr<Batches>> made = Batches::Create(*dataset, *backend_, largest);
+    if (!made.ok()) return made.status();
+    *batches = *std::move(made);
+    if (!(*batches)->resident()) spdlog::info("{} are too many for the device's memory", ToString(*dataset));
+  }
 
   const absl::StatusOr<std::vector<std::vector<float>>> initial = LoadInitialValues();
   if (!initial.ok()) return initial.status();
@@ -176,19 +187,22 @@ absl::Status Trainer::Train() {
   return absl::OkStatus();
 }
 
-void Trainer::TakeBatch(int64_t batch) {
-  if (taken_ == batch || batch >= total_batches_) return;
+absl::Status Trainer::TakeBatch(int64_t batch) {
+  if (taken_ == batch || batch >= total_batches_) return absl::OkStatus();
   const TimePoint began = Now();
   plan_ = sampler_->Batch(batch);
-  data_.train.Gather(plan_.indices, features_.data(), labels_.data());
+  const absl::StatusOr<Batch> loaded = train_batches_->Load(plan_.indices);
+  if (!loaded.ok()) return loaded.status();
+  batch_ = *loaded;
   taken_ = batch;
   prepared_s_ += Seconds(Now() - began);
+  return absl::OkStatus();
 }
 
 // The exchange begins before the gradients are there, and takes each layer's as soon as it is final. While the servers
 // are at work the next batch is prepared.
 absl::Status Trainer::TrainBatch(int64_t batch) {
-  TakeBatch(batch);
+  PS_RETURN_IF_ERROR(TakeBatch(batch));
   const auto samples = static_cast<uint32_t>(plan_.indices.size());
   if (samples == 0 && !client_->gathers()) return absl::OkStatus();
   StepHooks hooks;
@@ -215,7 +229,7 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
       return absl::OkStatus();
     };
   }
-  absl::StatusOr<StepResult> step = network_->TrainStep(features_.data(), labels_.data(), samples, hooks);
+  absl::StatusOr<StepResult> step = network_->TrainStep(batch_, hooks);
   if (!step.ok()) return step.status();
   if (samples == 0) PS_RETURN_IF_ERROR(EndExchange());
   if (!overlap) StartExchange(samples, /*deferred=*/false);
@@ -224,8 +238,7 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
   step->forward_s += std::exchange(prepared_s_, 0.0);
   pending_.computed = *step;
   pending_.batch = batch;
-  TakeBatch(batch + 1);
-  return absl::OkStatus();
+  return TakeBatch(batch + 1);
 }
 
 void Trainer::StartExchange(uint32_t samples, bool deferred) {
@@ -270,7 +283,8 @@ absl::Status Trainer::EndExchange() {
   version_ = exchanged->version;
   ++step_;
   result_.samples += pending_.push.samples;
-  result_.compute_s += computed.forward_s + computed.backward_s;
+  result_.forward_s += computed.forward_s;
+  result_.backward_s += computed.backward_s;
   result_.push_s += exchanged->push_s;
   result_.wait_s += exchanged->wait_s;
   result_.pull_s += exchanged->pull_s;
@@ -286,7 +300,7 @@ bool Trainer::EvaluationDue(int64_t batches_done) const {
 
 absl::Status Trainer::EvaluateNow() {
   next_eval_ += options_.eval_every;
-  PS_RETURN_IF_ERROR(Evaluate(data_.test, "test").status());
+  PS_RETURN_IF_ERROR(Evaluate(*test_batches_, "test").status());
   if (client_->gathers()) return absl::OkStatus();
   // The others went on meanwhile; a gradient on these weights would be needlessly stale.
   const absl::StatusOr<ExchangeResult> pulled = client_->Pull(weights_);
@@ -294,16 +308,18 @@ absl::Status Trainer::EvaluateNow() {
   return pulled.status();
 }
 
-absl::StatusOr<LossSums> Trainer::Evaluate(const Dataset& dataset, const std::string& split) {
+absl::StatusOr<LossSums> Trainer::Evaluate(Batches& batches, const std::string& split) {
+  const Dataset& dataset = batches.dataset();
   LossSums sums;
   std::vector<int32_t> indices(static_cast<size_t>(dataset.size()));
   std::iota(indices.begin(), indices.end(), 0);
-  taken_ = -1;  // The batch's memory is used.
+  PS_RETURN_IF_ERROR(network_->LoadParameters());
   for (int64_t first = 0; first < dataset.size(); first += kEvaluationBatch) {
-    const auto batch = std::min(kEvaluationBatch, dataset.size() - first);
-    dataset.Gather(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(batch)), features_.data(),
-                   labels_.data());
-    const absl::StatusOr<LossSums> part = network_->Evaluate(features_.data(), labels_.data(), batch);
+    const auto count = std::min(kEvaluationBatch, dataset.size() - first);
+    const absl::StatusOr<Batch> batch =
+        batches.Load(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+    if (!batch.ok()) return batch.status();
+    const absl::StatusOr<LossSums> part = network_->Evaluate(*batch);
     if (!part.ok()) return part.status();
     sums.loss += part->loss;
     sums.correct += part->correct;
@@ -325,8 +341,12 @@ absl::Status Trainer::Finish() {
   const absl::StatusOr<ExchangeResult> last = client_->Pull(weights_);
   if (!last.ok()) return last.status();
   result_.version = version_ = last->version;
-  if (data_.validation.size() > 0) PS_RETURN_IF_ERROR(Evaluate(data_.validation, "validation").status());
-  const absl::StatusOr<LossSums> test = Evaluate(data_.test, "test");
+  if (data_.validation.size() > 0) {
+    const auto validation = Batches::Create(data_.validation, *backend_, kEvaluationBatch);
+    if (!validation.ok()) return validation.status();
+    PS_RETURN_IF_ERROR(Evaluate(**validation, "validation").status());
+  }
+  const absl::StatusOr<LossSums> test = Evaluate(*test_batches_, "test");
   if (!test.ok()) return test.status();
   result_.test_loss = test->loss / static_cast<double>(data_.test.size());
   result_.test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());

@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "ps/client.h"
+#include "worker/batches.h"
 #include "worker/data/sampler.h"
 #include "worker/model/network.h"
 #include "worker/options.h"
@@ -29,7 +30,8 @@ struct TrainingResult {
   // Every rank's own: its samples, and the seconds in its steps, in all and by what they went into.
   int64_t samples = 0;
   double train_s = 0;
-  double compute_s = 0;
+  double forward_s = 0;
+  double backward_s = 0;
   double push_s = 0;
   double wait_s = 0;
   double pull_s = 0;
@@ -59,9 +61,9 @@ class Trainer {
   // The exchange under way, if any: waits for it and records its step.
   absl::Status EndExchange();
   bool EvaluationDue(int64_t batches_done) const;
-  void TakeBatch(int64_t batch);
+  absl::Status TakeBatch(int64_t batch);
   absl::Status EvaluateNow();
-  absl::StatusOr<LossSums> Evaluate(const Dataset& dataset, const std::string& split);
+  absl::StatusOr<LossSums> Evaluate(Batches& batches, const std::string& split);
   absl::Status Finish();
   absl::Status Save() const;
 
@@ -69,7 +71,10 @@ class Trainer {
   std::stop_source stop_;
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
+  DeviceOptions device_;  // As found.
   std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Batches> train_batches_;
+  std::unique_ptr<Batches> test_batches_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Sampler> sampler_;
@@ -80,11 +85,10 @@ class Trainer {
   int64_t total_batches_ = 0;
   uint64_t step_ = 0;      // Of the next push.
   uint64_t version_ = 0;   // Of the weights.
-  int64_t taken_ = -1;     // The batch that is in features_ and labels_.
+  int64_t taken_ = -1;     // The batch that is in batch_.
   double prepared_s_ = 0;  // What taking it took; a part of its step's forward pass.
   BatchPlan plan_;
-  std::vector<float> features_;
-  std::vector<int32_t> labels_;
+  Batch batch_;
 
   // The step whose exchange is under way. In a mode that gathers it goes on into the next step's forward pass.
   struct Pending {

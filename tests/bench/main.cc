@@ -6,10 +6,12 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "common/endpoint.h"
 #include "common/metrics.h"
 #include "common/program.h"
 #include "tests/bench/exchange_bench.h"
+#include "tests/bench/gemm_bench.h"
 #include "tests/bench/network_bench.h"
 #include "tests/bench/train_bench.h"
 #include "worker/model/options.h"
@@ -25,6 +27,9 @@ ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch of a worker");
 ABSL_FLAG(std::string, mode, "bsp", "train: bsp or asp");
 ABSL_FLAG(int64_t, steps, 300, "train: steps of a worker");
+ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: one or more, with commas between");
+ABSL_FLAG(std::string, math, "float32", "train, gemm: how a GPU multiplies: float32, tf32 or bfloat16");
+ABSL_FLAG(int, threads, 1, "train, gemm: threads of the cpu for the matrix products");
 ABSL_FLAG(bool, json, false, "print JSON, not a table");
 
 namespace ps {
@@ -37,6 +42,7 @@ constexpr char kUsage[] =
     "             over the raw stream's; the weights are checked in every repeat\n"
     "  train      samples/s with servers for 1 up to --workers workers, beside the same computation without exchange\n"
     "             and, where MPI is, in ranks that sum gradients with it\n"
+    "  gemm       matrix products on each --device, with and without the copies, and where a GPU overtakes the CPU\n"
     "  network    round trip and bandwidth both ways to --server";
 
 class Problems {
@@ -73,6 +79,10 @@ absl::Status CheckFlags(const std::string& command) {
   problems.Expect(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
   const auto widths = ParseModel(absl::GetFlag(FLAGS_model));
   problems.Expect(widths.ok(), std::string(widths.status().message()));
+  const auto math = ParseMath(absl::GetFlag(FLAGS_math));
+  problems.Expect(math.ok(), std::string(math.status().message()));
+  problems.Expect(absl::GetFlag(FLAGS_threads) >= 1 && absl::GetFlag(FLAGS_threads) <= 1024,
+                  "--threads: expected 1 to 1024");
   if (command == "network") {
     const auto endpoint = ParseEndpoint("server", absl::GetFlag(FLAGS_server));
     problems.Expect(endpoint.ok(), std::string(endpoint.status().message()));
@@ -110,7 +120,8 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
                              {"samples_per_s", row.samples_per_s},
                              {"alone_samples_per_s", row.alone_samples_per_s},
                              {"efficiency", row.efficiency},
-                             {"compute", row.compute},
+                             {"forward", row.forward},
+                             {"backward", row.backward},
                              {"push", row.push},
                              {"wait", row.wait},
                              {"pull", row.pull}});
@@ -120,26 +131,64 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
     return;
   }
   std::cout
-      << "| workers | samples/s | without exchange | ratio | MPI on TCP | efficiency | compute | push | wait | pull |\n"
-      << "|--------:|----------:|-----------------:|------:|-----------:|-----------:|--------:|-----:|-----:|-----:|"
-         "\n";
+      << "| workers | samples/s | without exchange | ratio | MPI on TCP | efficiency | forward | backward | push | "
+         "wait | pull |\n"
+         "|--------:|----------:|-----------------:|------:|-----------:|-----------:|--------:|---------:|-----:|"
+         "-----:|-----:|\n";
   for (const TrainRow& row : rows) {
     std::cout << absl::StrFormat(
-        "| %7d | %9.0f | %16.0f | %5.2f | %10s | %10.2f | %5.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n", row.workers,
-        row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s,
+        "| %7d | %9.0f | %16.0f | %5.2f | %10s | %10.2f | %5.0f %% | %6.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n",
+        row.workers, row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s,
         row.mpi_samples_per_s > 0 ? absl::StrFormat("%.0f", row.mpi_samples_per_s) : "-", row.efficiency,
-        100 * row.compute, 100 * row.push, 100 * row.wait, 100 * row.pull);
+        100 * row.forward, 100 * row.backward, 100 * row.push, 100 * row.wait, 100 * row.pull);
   }
 }
 
+absl::Status RunGemm() {
+  const absl::StatusOr<std::vector<GemmRow>> rows =
+      RunGemmBench({.devices = absl::StrSplit(absl::GetFlag(FLAGS_device), ','),
+                    .math = *ParseMath(absl::GetFlag(FLAGS_math)),
+                    .threads = absl::GetFlag(FLAGS_threads)});
+  if (!rows.ok()) return rows.status();
+  if (!absl::GetFlag(FLAGS_json)) {
+    std::cout << GemmTable(*rows);
+    return absl::OkStatus();
+  }
+  nlohmann::ordered_json out = StartFields();
+  for (const GemmRow& row : *rows) {
+    out["rows"].push_back({{"device", row.device},
+                           {"m", row.m},
+                           {"k", row.k},
+                           {"n", row.n},
+                           {"compute_s", row.compute_s},
+                           {"with_copies_s", row.with_copies_s}});
+  }
+  std::cout << out.dump() << "\n";
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceOptions> Device() {
+  std::string fallback;
+  absl::StatusOr<DeviceOptions> device = FindDevice({.device = absl::GetFlag(FLAGS_device),
+                                                     .math = *ParseMath(absl::GetFlag(FLAGS_math)),
+                                                     .threads = absl::GetFlag(FLAGS_threads)},
+                                                    &fallback);
+  if (!fallback.empty()) std::cerr << fallback << "\n";
+  return device;
+}
+
 absl::Status Run(const std::string& command) {
+  if (command == "gemm") return RunGemm();
   if (command == "train") {
+    const absl::StatusOr<DeviceOptions> device = Device();
+    if (!device.ok()) return device.status();
     const absl::StatusOr<std::vector<TrainRow>> rows = RunTrainBench({.widths = *ParseModel(absl::GetFlag(FLAGS_model)),
                                                                       .batch_size = absl::GetFlag(FLAGS_batch_size),
                                                                       .workers = absl::GetFlag(FLAGS_workers),
                                                                       .servers = absl::GetFlag(FLAGS_servers),
                                                                       .mode = absl::GetFlag(FLAGS_mode),
-                                                                      .steps = absl::GetFlag(FLAGS_steps)});
+                                                                      .steps = absl::GetFlag(FLAGS_steps),
+                                                                      .device = *device});
     if (rows.ok()) PrintTraining(*rows);
     return rows.status();
   }
@@ -165,7 +214,7 @@ int main(int argc, char** argv) {
   int exit_status = kExitDone;
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
-  if (command != "exchange" && command != "train" && command != "network") {
+  if (command != "exchange" && command != "train" && command != "network" && command != "gemm") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

@@ -27,12 +27,13 @@ absl::Status OnThreads(uint32_t count, Work work) {
 }
 
 // Steps of one network on one thread, with nobody to wait for. Returns its seconds for `steps` steps.
-absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, std::barrier<>& together) {
-  const auto bench = BenchNetwork::Create(options.widths, options.batch_size);
+absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, uint32_t rank, std::barrier<>& together) {
+  const auto bench = BenchNetwork::Create(options.widths, options.batch_size, options.device, rank);
   if (!bench.ok()) return bench.status();
   together.arrive_and_wait();
   const TimePoint began = Now();
-  for (int64_t step = 0; step < options.steps; ++step) PS_RETURN_IF_ERROR((*bench)->Step());
+  for (int64_t step = 0; step < options.steps; ++step) PS_RETURN_IF_ERROR((*bench)->Compute());
+  PS_RETURN_IF_ERROR((*bench)->backend().Synchronize());
   return Seconds(Now() - began);
 }
 
@@ -40,7 +41,7 @@ absl::StatusOr<double> RateAlone(const TrainBenchOptions& options, uint32_t work
   std::barrier<> together(workers);
   std::vector<double> seconds(workers);
   PS_RETURN_IF_ERROR(OnThreads(workers, [&](uint32_t i) {
-    const absl::StatusOr<double> alone = ComputeAlone(options, together);
+    const absl::StatusOr<double> alone = ComputeAlone(options, i, together);
     if (!alone.ok()) together.arrive_and_drop();
     if (alone.ok()) seconds[i] = *alone;
     return alone.status();
@@ -70,6 +71,7 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   worker.model.widths = options.widths;
   worker.batch_size = options.batch_size;
   worker.steps = options.steps;
+  worker.device = options.device;
   // Whole steps only: no rank is left without samples at the end of an epoch.
   worker.data.dataset = absl::StrCat("synthetic:samples=", 20 * workers * options.batch_size,
                                      ",test=", std::max<int64_t>(100, options.widths.back()),
@@ -87,12 +89,13 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   for (const TrainingResult& result : results) {
     row.samples_per_s += static_cast<double>(result.samples) / result.train_s;
     seconds += result.train_s;
-    row.compute += result.compute_s;
+    row.forward += result.forward_s;
+    row.backward += result.backward_s;
     row.push += result.push_s;
     row.wait += result.wait_s;
     row.pull += result.pull_s;
   }
-  for (double* share : {&row.compute, &row.push, &row.wait, &row.pull}) *share /= seconds;
+  for (double* share : {&row.forward, &row.backward, &row.push, &row.wait, &row.pull}) *share /= seconds;
   return row;
 }
 
@@ -106,9 +109,11 @@ absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& opt
     const absl::StatusOr<double> alone = RateAlone(options, workers);
     if (!alone.ok()) return alone.status();
     row->alone_samples_per_s = *alone;
-    const auto mpi = MeasureMpiTraining(/*tcp=*/true, options.widths, options.batch_size, workers, options.steps);
-    if (mpi.ok()) row->mpi_samples_per_s = *mpi;
-    if (!mpi.ok() && !absl::IsNotFound(mpi.status())) return mpi.status();
+    if (options.device.device == "cpu") {
+      const auto mpi = MeasureMpiTraining(/*tcp=*/true, options.widths, options.batch_size, workers, options.steps);
+      if (mpi.ok()) row->mpi_samples_per_s = *mpi;
+      if (!mpi.ok() && !absl::IsNotFound(mpi.status())) return mpi.status();
+    }
     rows.push_back(*row);
     rows.back().efficiency = row->samples_per_s / (workers * rows.front().samples_per_s);
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/model/device.h"
 
 namespace ps {
 
@@ -16,6 +17,7 @@ struct TrainBenchOptions {
   uint32_t servers = 1;
   std::string mode = "bsp";
   int64_t steps = 300;
+  DeviceOptions device;
 };
 
 struct TrainRow {
@@ -24,7 +26,7 @@ struct TrainRow {
   double alone_samples_per_s = 0;  // The same networks on as many threads, on one batch, without any exchange.
   double mpi_samples_per_s = 0;    // The same in as many ranks that sum with MPI over TCP; 0: there is no MPI.
   double efficiency = 0;           // samples_per_s over workers × that of one worker.
-  double compute = 0, push = 0, wait = 0, pull = 0;  // Shares of the workers' time.
+  double forward = 0, backward = 0, push = 0, wait = 0, pull = 0;  // Shares of the workers' time.
 };
 
 // On synthetic data, over TCP on this machine; servers and workers on threads of this process.

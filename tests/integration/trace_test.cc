@@ -5,6 +5,7 @@
 
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
+#include "worker/model/cpu_backend.h"
 
 namespace ps {
 namespace {
@@ -150,7 +151,7 @@ TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its di
     std::vector<float> x(5000 * 400);
     std::vector<int32_t> labels(5000);
     train.Gather(indices, x.data(), labels.data());
-    CHECK(network->Evaluate(x.data(), labels.data(), 5000)->correct >= 4850);
+    CHECK(network->Evaluate({.x = x.data(), .labels = labels.data(), .size = 5000})->correct >= 4850);
   }
 }
 

@@ -12,33 +12,10 @@
 #include "common/finite.h"
 #include "common/simd.h"
 #include "common/status.h"
+#include "worker/data/gather.h"
 
 namespace ps {
 namespace {
-
-// x / 255 without a division: 1/255 = kHigh + kLow, and x * kHigh is exact for a byte x, so only the last addition
-// rounds by more than 2^-40 relative. dataset_test compares all 256 values with the division.
-constexpr float kHigh = 0x1.01p-8F;
-constexpr float kLow = 0x1.010102p-24F;
-
-// Of the next row; in a longer row the processor sees the pattern by itself.
-constexpr int64_t kPrefetchBytes = 2048;
-
-struct GatherBytesKernel {
-  PS_KERNEL void Run(const uint8_t* base, const int32_t* indices, int64_t count, int64_t features,
-                     float* __restrict out) {
-    for (int64_t k = 0; k < count; ++k, out += features) {
-      const uint8_t* row = base + indices[k] * features;
-      // Rows come in random order, so the processor cannot guess where the next one starts.
-      const uint8_t* next = base + indices[k + 1 < count ? k + 1 : k] * features;
-      for (int64_t byte = 0; byte < std::min(features, kPrefetchBytes); byte += 64) __builtin_prefetch(next + byte);
-      for (int64_t i = 0; i < features; ++i) {
-        const float value = row[i];
-        out[i] = value * kHigh + value * kLow;
-      }
-    }
-  }
-};
 
 absl::Status CheckSizes(const DatasetContent& content) {
   if (content.features < 1 || content.features > kFeaturesMax) {
@@ -145,15 +122,11 @@ absl::StatusOr<Dataset> Dataset::Create(DatasetContent content) {
 }
 
 void Dataset::Gather(std::span<const int32_t> indices, float* features, int32_t* labels) const {
-  const int64_t width = content_->features;
+  const auto count = static_cast<int64_t>(indices.size());
   if (!content_->bytes.empty()) {
-    RunKernel<GatherBytesKernel>(BestIsa(), content_->bytes.data(), indices.data(),
-                                 static_cast<int64_t>(indices.size()), width, features);
+    GatherRows(content_->bytes.data(), indices.data(), count, content_->features, features);
   } else {
-    for (const int32_t index : indices) {
-      std::memcpy(features, content_->floats.data() + index * width, static_cast<size_t>(width) * sizeof(float));
-      features += width;
-    }
+    GatherRows(content_->floats.data(), indices.data(), count, content_->features, features);
   }
   if (labels == nullptr) return;
   for (const int32_t index : indices) *labels++ = content_->labels[static_cast<size_t>(index)];

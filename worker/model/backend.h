@@ -1,47 +1,62 @@
 // Where a network computes: the small interface that a device implements.
 //
-// Memory: `Device` pointers are the device's, `Host` pointers the CPU's; on a CPU they are the same, and copies between
-// equal pointers do nothing. All work is queued in order on the backend's one stream and may still be under way when a
-// function returns; what it reads must stay until Synchronize (or an event after it) has been waited for. On a CPU the
-// work is done when the function returns.
+// Memory: `Device` pointers are the device's, `Host` pointers the CPU's; on a CPU (`unified`) they are the same, and
+// copies between equal pointers do nothing. Work is queued, and may still be under way when a function returns: what it
+// reads must stay, and what it writes must be left alone, until a mark behind it was awaited or Synchronize was called.
+// On a CPU the work is done when the function returns.
 //
-// A backend is used by one thread at a time, the one that made it. Matrices are row-major, without padding. Results
-// have the same bits on the same device with the same number of threads.
+// Order: computation is done in the order in which it was queued. A copy to the device may run beside computation that
+// was queued before it, and ends before what is queued after it begins. A copy to the host begins when everything
+// queued before it has ended, and runs beside what is queued after it.
+//
+// A backend is used by the thread that made it. Matrices are row-major, without padding, and each begins where memory
+// of AllocateDevice begins. Results have the same bits on the same device with the same number of threads and the same
+// libraries.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/model/options.h"
+#include "worker/model/kinds.h"
 
 namespace ps {
 
-using FloatMemory = std::shared_ptr<float>;
-
-struct LossSums {
-  double loss = 0;      // Summed over the samples of the batch.
-  int64_t correct = 0;  // Samples whose largest output (the first of equal ones) is the label.
-};
+// Memory of a device or of the host; the last owner frees it, and must before the backend ends.
+using Memory = std::shared_ptr<std::byte>;
+inline float* Floats(const Memory& memory) { return reinterpret_cast<float*>(memory.get()); }
 
 class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string name() const = 0;
-
-  // Zeroed, 64-byte aligned. RESOURCE_EXHAUSTED if there is not enough.
-  virtual absl::StatusOr<FloatMemory> AllocateDevice(int64_t elements) = 0;
-  // Memory of the host that the device copies from and to at full speed.
-  virtual absl::StatusOr<FloatMemory> AllocateHost(int64_t elements) = 0;
   // True if device memory is the host's.
   virtual bool unified() const = 0;
 
-  virtual absl::Status CopyToDevice(const float* host, float* device, int64_t elements) = 0;
-  virtual absl::Status CopyToHost(const float* device, float* host, int64_t elements) = 0;
+  // Zeroed, 64-byte aligned. RESOURCE_EXHAUSTED if there is not enough.
+  virtual absl::StatusOr<Memory> AllocateDevice(int64_t bytes) = 0;
+  // Memory of the host that the device copies from and to at full speed.
+  virtual absl::StatusOr<Memory> AllocateHost(int64_t bytes) = 0;
+
+  virtual absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) = 0;
+  virtual absl::Status CopyToHost(const void* device, void* host, int64_t bytes) = 0;
   // Waits for everything queued.
   virtual absl::Status Synchronize() = 0;
+
+  // Puts mark number `mark` ≥ 0 behind all computation, and all copies to the host, that were queued before it; a
+  // number that is used again is another mark. Few and small numbers are expected.
+  virtual absl::Status SetMark(int mark) = 0;
+  virtual absl::Status AwaitMark(int mark) = 0;
+  // The seconds between two marks that were set and reached, in the device's time.
+  virtual absl::StatusOr<double> SecondsBetween(int from, int to) = 0;
+
+  // Queues what `work` queues, which is computation only, always the same for the same key and in the same order. A
+  // device that can records it once and replays it.
+  virtual absl::Status Replay(const std::string& key, const std::function<absl::Status()>& work) = 0;
 
   // y [batch, out] = activation(x [batch, in] · weight [out, in]ᵀ + bias [out])
   virtual absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch,
@@ -50,16 +65,19 @@ class Backend {
   // y [batch, in].
   virtual absl::Status DenseBackwardInput(const float* dy, const float* weight, const float* y, float* dx,
                                           int64_t batch, int64_t in, int64_t out, Activation activation) = 0;
-  // d_weight [out, in] = dy [batch, out]ᵀ · x [batch, in];  d_bias [out] = column sums of dy, in row order
+  // d_weight [out, in] = dy [batch, out]ᵀ · x [batch, in];  d_bias [out] = column sums of dy, in an order of its own
   virtual absl::Status DenseBackwardWeights(const float* dy, const float* x, float* d_weight, float* d_bias,
                                             int64_t batch, int64_t in, int64_t out) = 0;
-  // The loss of outputs [batch, classes] against labels [batch] (host memory), and, unless d_outputs is null, the
-  // gradient of its mean over the batch. Waits for the result.
-  virtual absl::StatusOr<LossSums> LossAndGradient(Loss loss, const float* outputs, const int32_t* labels,
-                                                   float* d_outputs, int64_t batch, int64_t classes) = 0;
+  // The loss of outputs [batch, classes] against labels [batch], each below classes, to `sums` (device memory), and,
+  // unless d_outputs is null, the gradient of its mean over the batch.
+  virtual absl::Status LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs,
+                                       int64_t batch, int64_t classes, LossSums* sums) = 0;
+  // Rows `indices` [count] of samples [·, features] to x [count, features], bytes as byte / 255; and of labels.
+  virtual absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
+                              float* x) = 0;
+  virtual absl::Status Gather(const float* samples, const int32_t* indices, int64_t count, int64_t features,
+                              float* x) = 0;
+  virtual absl::Status Gather(const int32_t* labels, const int32_t* indices, int64_t count, int32_t* gathered) = 0;
 };
-
-// On the CPU, with oneDNN. INVALID_ARGUMENT if threads is below 1.
-absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(int threads);
 
 }  // namespace ps

@@ -1,16 +1,19 @@
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <tuple>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/simd.h"
 #include "common/status.h"
-#include "worker/model/backend.h"
+#include "worker/data/gather.h"
+#include "worker/model/cpu_backend.h"
 #include "worker/model/cpu_loss.h"
 
 namespace ps {
@@ -63,23 +66,35 @@ class CpuBackend final : public Backend {
   std::string name() const override { return absl::StrCat("cpu (oneDNN, threads=", threads_, ")"); }
   bool unified() const override { return true; }
 
-  absl::StatusOr<FloatMemory> AllocateDevice(int64_t elements) override {
-    const size_t bytes = (static_cast<size_t>(elements) * sizeof(float) + 63) / 64 * 64;
-    void* memory = std::aligned_alloc(64, bytes == 0 ? 64 : bytes);
-    if (memory == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", bytes, " bytes"));
-    std::memset(memory, 0, bytes);
-    return FloatMemory(static_cast<float*>(memory), [](float* data) { std::free(data); });
+  absl::StatusOr<Memory> AllocateDevice(int64_t bytes) override {
+    const size_t size = (static_cast<size_t>(std::max<int64_t>(bytes, 1)) + 63) / 64 * 64;
+    void* memory = std::aligned_alloc(64, size);
+    if (memory == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size, " bytes"));
+    std::memset(memory, 0, size);
+    return Memory(static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); });
   }
-  absl::StatusOr<FloatMemory> AllocateHost(int64_t elements) override { return AllocateDevice(elements); }
+  absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return AllocateDevice(bytes); }
 
-  absl::Status CopyToDevice(const float* host, float* device, int64_t elements) override {
-    if (host != device) std::memcpy(device, host, static_cast<size_t>(elements) * sizeof(float));
+  absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
+    if (host != device) std::memcpy(device, host, static_cast<size_t>(bytes));
     return absl::OkStatus();
   }
-  absl::Status CopyToHost(const float* device, float* host, int64_t elements) override {
-    return CopyToDevice(device, host, elements);
+  absl::Status CopyToHost(const void* device, void* host, int64_t bytes) override {
+    return CopyToDevice(device, host, bytes);
   }
   absl::Status Synchronize() override { return absl::OkStatus(); }
+
+  absl::Status SetMark(int mark) override {
+    const auto index = static_cast<size_t>(mark);
+    if (marks_.size() <= index) marks_.resize(index + 1);
+    marks_[index] = Now();
+    return absl::OkStatus();
+  }
+  absl::Status AwaitMark(int) override { return absl::OkStatus(); }
+  absl::StatusOr<double> SecondsBetween(int from, int to) override {
+    return Seconds(marks_[static_cast<size_t>(to)] - marks_[static_cast<size_t>(from)]);
+  }
+  absl::Status Replay(const std::string&, const std::function<absl::Status()>& work) override { return work(); }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
@@ -136,9 +151,25 @@ class CpuBackend final : public Backend {
                     dy, x, nullptr, d_weight);
   }
 
-  absl::StatusOr<LossSums> LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs,
-                                           int64_t batch, int64_t classes) override {
-    return CpuLossAndGradient(loss, outputs, labels, d_outputs, batch, classes);
+  absl::Status LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
+                               int64_t classes, LossSums* sums) override {
+    *sums = CpuLossAndGradient(loss, outputs, labels, d_outputs, batch, classes);
+    return absl::OkStatus();
+  }
+
+  absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
+                      float* x) override {
+    GatherRows(samples, indices, count, features, x);
+    return absl::OkStatus();
+  }
+  absl::Status Gather(const float* samples, const int32_t* indices, int64_t count, int64_t features,
+                      float* x) override {
+    GatherRows(samples, indices, count, features, x);
+    return absl::OkStatus();
+  }
+  absl::Status Gather(const int32_t* labels, const int32_t* indices, int64_t count, int32_t* gathered) override {
+    for (int64_t k = 0; k < count; ++k) gathered[k] = labels[indices[k]];
+    return absl::OkStatus();
   }
 
  private:
@@ -205,6 +236,7 @@ class CpuBackend final : public Backend {
   dnnl::engine engine_;
   dnnl::stream stream_;
   const Isa isa_;
+  std::vector<TimePoint> marks_;
   std::map<MatmulKey, Matmul> matmuls_;  // As many as there are layers × 3 × (batch sizes in use).
 };
 

@@ -1,10 +1,18 @@
 #include "worker/model/network.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/clock.h"
 #include "common/status.h"
 
 namespace ps {
+namespace {
+
+// Marks of a step; a layer's gradients being in host memory is kStored + layer.
+constexpr int kBegan = 0;
+constexpr int kTurned = 1;
+constexpr int kEnded = 2;
+constexpr int kStored = 3;
+
+}  // namespace
 
 Network::Network(const ModelOptions& options, Backend& backend, int64_t max_batch)
     : options_(options), backend_(backend), max_batch_(max_batch), layout_(ModelLayout(options)) {}
@@ -18,110 +26,165 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& opt
 
 absl::Status Network::Allocate() {
   absl::Status status = absl::OkStatus();
-  const auto device = [&](int64_t elements) {
-    absl::StatusOr<FloatMemory> memory = backend_.AllocateDevice(elements);
+  const auto device = [&](int64_t bytes) {
+    absl::StatusOr<Memory> memory = backend_.AllocateDevice(bytes);
     status.Update(memory.status());
     return memory.ok() ? *std::move(memory) : nullptr;
   };
-  const auto host = [&](const FloatMemory& same, int64_t elements) {
+  const auto host = [&](const Memory& same, int64_t bytes) {
     if (backend_.unified()) return same;
-    absl::StatusOr<FloatMemory> memory = backend_.AllocateHost(elements);
+    absl::StatusOr<Memory> memory = backend_.AllocateHost(bytes);
     status.Update(memory.status());
     return memory.ok() ? *std::move(memory) : nullptr;
   };
   for (const TensorSpec& spec : layout_) {
     Tensor& tensor = tensors_.emplace_back();
-    tensor.elements = spec.elements();
-    tensor.parameters = device(tensor.elements);
-    tensor.host_parameters = host(tensor.parameters, tensor.elements);
-    tensor.gradients = device(tensor.elements);
-    tensor.host_gradients = host(tensor.gradients, tensor.elements);
+    tensor.bytes = spec.elements() * static_cast<int64_t>(sizeof(float));
+    tensor.parameters = device(tensor.bytes);
+    tensor.host_parameters = host(tensor.parameters, tensor.bytes);
+    tensor.gradients = device(tensor.bytes);
+    tensor.host_gradients = host(tensor.gradients, tensor.bytes);
   }
-  for (int layer = 0; layer <= options_.layers(); ++layer) {
-    activations_.push_back(device(max_batch_ * width(layer)));
-    deltas_.push_back(layer == 0 ? nullptr : device(max_batch_ * width(layer)));
+  activations_.resize(1);
+  deltas_.resize(1);
+  for (int layer = 1; layer <= options_.layers(); ++layer) {
+    const int64_t bytes = max_batch_ * width(layer) * static_cast<int64_t>(sizeof(float));
+    activations_.push_back(device(bytes));
+    deltas_.push_back(device(bytes));
   }
+  loss_ = device(sizeof(LossSums));
+  host_loss_ = host(loss_, sizeof(LossSums));
   return status;
 }
 
 std::span<float> Network::parameters(size_t tensor) {
-  return {tensors_[tensor].host_parameters.get(), static_cast<size_t>(tensors_[tensor].elements)};
+  return {Floats(tensors_[tensor].host_parameters), static_cast<size_t>(layout_[tensor].elements())};
 }
 
 std::span<float> Network::gradients(size_t tensor) {
-  return {tensors_[tensor].host_gradients.get(), static_cast<size_t>(tensors_[tensor].elements)};
+  return {Floats(tensors_[tensor].host_gradients), static_cast<size_t>(layout_[tensor].elements())};
 }
 
-absl::Status Network::Forward(const float* x, int64_t batch, const StepHooks& hooks) {
-  PS_RETURN_IF_ERROR(backend_.CopyToDevice(x, activations_[0].get(), batch * width(0)));
-  for (int layer = 0; layer < options_.layers(); ++layer) {
-    const auto index = static_cast<size_t>(layer);
-    if (hooks.before_layer) PS_RETURN_IF_ERROR(hooks.before_layer(layer));
-    Tensor& weight = tensors_[2 * index];
-    Tensor& bias = tensors_[2 * index + 1];
-    for (Tensor* tensor : {&weight, &bias}) {
-      PS_RETURN_IF_ERROR(
-          backend_.CopyToDevice(tensor->host_parameters.get(), tensor->parameters.get(), tensor->elements));
-    }
-    PS_RETURN_IF_ERROR(backend_.DenseForward(activations_[index].get(), weight.parameters.get(), bias.parameters.get(),
-                                             activations_[index + 1].get(), batch, width(layer), width(layer + 1),
-                                             activation(layer)));
+absl::Status Network::Check(const Batch& batch) const {
+  if (batch.size <= max_batch_) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a batch of ", batch.size, " samples; the network takes ", max_batch_));
+}
+
+absl::Status Network::Load(int layer) {
+  for (const size_t tensor : {2 * static_cast<size_t>(layer), 2 * static_cast<size_t>(layer) + 1}) {
+    const Tensor& each = tensors_[tensor];
+    PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters.get(), each.parameters.get(), each.bytes));
   }
   return absl::OkStatus();
 }
 
-absl::Status Network::Backward(int64_t batch, const StepHooks& hooks) {
-  for (int layer = options_.layers() - 1; layer >= 0; --layer) {
-    const auto index = static_cast<size_t>(layer);
-    Tensor& weight = tensors_[2 * index];
-    Tensor& bias = tensors_[2 * index + 1];
-    const float* delta = deltas_[index + 1].get();
-    PS_RETURN_IF_ERROR(backend_.DenseBackwardWeights(delta, activations_[index].get(), weight.gradients.get(),
-                                                     bias.gradients.get(), batch, width(layer), width(layer + 1)));
-    for (Tensor* tensor : {&weight, &bias}) {
-      PS_RETURN_IF_ERROR(backend_.CopyToHost(tensor->gradients.get(), tensor->host_gradients.get(), tensor->elements));
-    }
-    if (layer > 0) {
-      PS_RETURN_IF_ERROR(backend_.DenseBackwardInput(delta, weight.parameters.get(), activations_[index].get(),
-                                                     deltas_[index].get(), batch, width(layer), width(layer + 1),
-                                                     activation(layer - 1)));
-    }
-    if (hooks.gradient_ready) {
-      PS_RETURN_IF_ERROR(backend_.Synchronize());
-      PS_RETURN_IF_ERROR(hooks.gradient_ready(layer));
-    }
+absl::Status Network::Store(int layer) {
+  for (const size_t tensor : {2 * static_cast<size_t>(layer), 2 * static_cast<size_t>(layer) + 1}) {
+    const Tensor& each = tensors_[tensor];
+    PS_RETURN_IF_ERROR(backend_.CopyToHost(each.gradients.get(), each.host_gradients.get(), each.bytes));
   }
+  return backend_.SetMark(kStored + layer);
+}
+
+absl::Status Network::Forward(const Batch& batch, int layer) {
+  const auto index = static_cast<size_t>(layer);
+  return backend_.DenseForward(input(batch, layer), Floats(tensors_[2 * index].parameters),
+                               Floats(tensors_[2 * index + 1].parameters), Floats(activations_[index + 1]), batch.size,
+                               width(layer), width(layer + 1), activation(layer));
+}
+
+absl::Status Network::ComputeLoss(const Batch& batch, bool gradient) {
+  return backend_.LossAndGradient(options_.loss, Floats(activations_.back()), batch.labels,
+                                  gradient ? Floats(deltas_.back()) : nullptr, batch.size, options_.widths.back(),
+                                  reinterpret_cast<LossSums*>(loss_.get()));
+}
+
+absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
+  const auto index = static_cast<size_t>(layer);
+  return backend_.DenseBackwardWeights(Floats(deltas_[index + 1]), input(batch, layer),
+                                       Floats(tensors_[2 * index].gradients), Floats(tensors_[2 * index + 1].gradients),
+                                       batch.size, width(layer), width(layer + 1));
+}
+
+absl::Status Network::BackwardInput(const Batch& batch, int layer) {
+  if (layer == 0) return absl::OkStatus();
+  const auto index = static_cast<size_t>(layer);
+  return backend_.DenseBackwardInput(Floats(deltas_[index + 1]), Floats(tensors_[2 * index].parameters),
+                                     Floats(activations_[index]), Floats(deltas_[index]), batch.size, width(layer),
+                                     width(layer + 1), activation(layer - 1));
+}
+
+absl::Status Network::Backward(const Batch& batch, const StepHooks& hooks) {
+  const auto ready = [&](int layer) -> absl::Status {
+    if (!hooks.gradient_ready) return absl::OkStatus();
+    PS_RETURN_IF_ERROR(backend_.AwaitMark(kStored + layer));
+    return hooks.gradient_ready(layer);
+  };
+  const bool queues = !backend_.unified();
+  for (int layer = options_.layers() - 1; layer >= 0; --layer) {
+    PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
+    PS_RETURN_IF_ERROR(Store(layer));
+    PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
+    if (!queues) PS_RETURN_IF_ERROR(ready(layer));
+  }
+  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
+  // The device has all of its work before the first wait.
+  for (int layer = options_.layers() - 1; queues && layer >= 0; --layer) PS_RETURN_IF_ERROR(ready(layer));
   return backend_.Synchronize();
 }
 
-absl::StatusOr<StepResult> Network::TrainStep(const float* x, const int32_t* labels, int64_t batch,
-                                              const StepHooks& hooks) {
-  if (batch > max_batch_) {
-    return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch, " samples; the network takes ", max_batch_));
-  }
+absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHooks& hooks) {
+  PS_RETURN_IF_ERROR(Check(batch));
   StepResult result;
-  if (batch == 0) return result;
-  const TimePoint began = Now();
-  PS_RETURN_IF_ERROR(Forward(x, batch, hooks));
-  const absl::StatusOr<LossSums> sums = backend_.LossAndGradient(options_.loss, activations_.back().get(), labels,
-                                                                 deltas_.back().get(), batch, options_.widths.back());
-  if (!sums.ok()) return sums.status();
-  const TimePoint turned = Now();
+  if (batch.size == 0) return result;
+  PS_RETURN_IF_ERROR(backend_.SetMark(kBegan));
+  for (int layer = 0; layer < options_.layers(); ++layer) {
+    if (hooks.before_layer) PS_RETURN_IF_ERROR(hooks.before_layer(layer));
+    PS_RETURN_IF_ERROR(Load(layer));
+    PS_RETURN_IF_ERROR(Forward(batch, layer));
+  }
+  PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
+  PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
+  PS_RETURN_IF_ERROR(backend_.SetMark(kTurned));
   if (hooks.before_backward) PS_RETURN_IF_ERROR(hooks.before_backward());
   PS_RETURN_IF_ERROR(Backward(batch, hooks));
-  result.loss = sums->loss / static_cast<double>(batch);
-  result.forward_s = Seconds(turned - began);
-  result.backward_s = Seconds(Now() - turned);
+  const absl::StatusOr<double> forward = backend_.SecondsBetween(kBegan, kTurned);
+  if (!forward.ok()) return forward.status();
+  const absl::StatusOr<double> backward = backend_.SecondsBetween(kTurned, kEnded);
+  if (!backward.ok()) return backward.status();
+  result.loss = reinterpret_cast<const LossSums*>(host_loss_.get())->loss / static_cast<double>(batch.size);
+  result.forward_s = *forward;
+  result.backward_s = *backward;
   return result;
 }
 
-absl::StatusOr<LossSums> Network::Evaluate(const float* x, const int32_t* labels, int64_t batch) {
-  if (batch > max_batch_) {
-    return absl::InvalidArgumentError(absl::StrCat("a batch of ", batch, " samples; the network takes ", max_batch_));
-  }
-  PS_RETURN_IF_ERROR(Forward(x, batch, {}));
-  return backend_.LossAndGradient(options_.loss, activations_.back().get(), labels, nullptr, batch,
-                                  options_.widths.back());
+absl::Status Network::LoadParameters() {
+  for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Load(layer));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LossSums> Network::Evaluate(const Batch& batch) {
+  PS_RETURN_IF_ERROR(Check(batch));
+  for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
+  PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/false));
+  PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
+  PS_RETURN_IF_ERROR(backend_.Synchronize());
+  return *reinterpret_cast<const LossSums*>(host_loss_.get());
+}
+
+absl::Status Network::ComputeStep(const Batch& batch) {
+  PS_RETURN_IF_ERROR(Check(batch));
+  const auto place = reinterpret_cast<uintptr_t>(batch.x);
+  return backend_.Replay(absl::StrCat("step ", batch.size, " ", place), [&]() -> absl::Status {
+    for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
+    PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
+    for (int layer = options_.layers() - 1; layer >= 0; --layer) {
+      PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
+      PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
+    }
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace ps

@@ -25,9 +25,16 @@ struct StepHooks {
   std::function<absl::Status(int layer)> gradient_ready;
 };
 
+// Samples in the device's memory. They must stay until the step has ended.
+struct Batch {
+  const float* x = nullptr;         // [size, widths.front()]
+  const int32_t* labels = nullptr;  // [size]
+  int64_t size = 0;
+};
+
 struct StepResult {
-  double loss = 0;  // Mean over the batch; 0 for an empty one.
-  double forward_s = 0;
+  double loss = 0;       // Mean over the batch; 0 for an empty one.
+  double forward_s = 0;  // In the device's time, the wait for hooks included.
   double backward_s = 0;
 };
 
@@ -43,24 +50,29 @@ class Network {
   const Layout& layout() const { return layout_; }
   int64_t max_batch() const { return max_batch_; }
 
-  // Host memory, contiguous, 64-byte aligned. Parameters are read anew in every step.
+  // Host memory, contiguous, 64-byte aligned.
   std::span<float> parameters(size_t tensor);
   std::span<float> gradients(size_t tensor);
 
-  // Computes the gradients of the mean loss over the batch. x [batch, widths.front()] and labels [batch] are host
-  // memory.
-  absl::StatusOr<StepResult> TrainStep(const float* x, const int32_t* labels, int64_t batch, const StepHooks& hooks);
+  // Computes the gradients of the mean loss over the batch, from the parameters as they are when their layer's turn
+  // comes; nothing is under way any more when it returns.
+  absl::StatusOr<StepResult> TrainStep(const Batch& batch, const StepHooks& hooks);
 
-  // The loss and the correct answers, summed over the batch.
-  absl::StatusOr<LossSums> Evaluate(const float* x, const int32_t* labels, int64_t batch);
+  // For Evaluate and ComputeStep: takes the parameters over to the device. Free where memory is unified.
+  absl::Status LoadParameters();
+  // The loss and the correct answers, summed over the batch, with the parameters that are on the device.
+  absl::StatusOr<LossSums> Evaluate(const Batch& batch);
+  // What TrainStep computes, but parameters are those on the device, and gradients stay there. Queued; a batch of the
+  // same size in the same place is recorded once and replayed.
+  absl::Status ComputeStep(const Batch& batch);
 
  private:
   struct Tensor {
-    FloatMemory host_parameters;
-    FloatMemory parameters;  // On the device; the same where memory is unified.
-    FloatMemory host_gradients;
-    FloatMemory gradients;
-    int64_t elements = 0;
+    Memory host_parameters;
+    Memory parameters;  // On the device; the same where memory is unified.
+    Memory host_gradients;
+    Memory gradients;
+    int64_t bytes = 0;
   };
   Network(const ModelOptions& options, Backend& backend, int64_t max_batch);
   absl::Status Allocate();
@@ -68,16 +80,30 @@ class Network {
   Activation activation(int layer) const {
     return layer + 1 < options_.layers() ? options_.activation : Activation::kNone;
   }
-  absl::Status Forward(const float* x, int64_t batch, const StepHooks& hooks);
-  absl::Status Backward(int64_t batch, const StepHooks& hooks);
+  absl::Status Check(const Batch& batch) const;
+  // Each queues a layer's part.
+  absl::Status Load(int layer);
+  absl::Status Forward(const Batch& batch, int layer);
+  absl::Status ComputeLoss(const Batch& batch, bool gradient);
+  absl::Status BackwardWeights(const Batch& batch, int layer);
+  absl::Status BackwardInput(const Batch& batch, int layer);
+  absl::Status Store(int layer);
+  // Backward pass; each layer's gradients are stored and told as soon as they are there.
+  absl::Status Backward(const Batch& batch, const StepHooks& hooks);
+  const float* input(const Batch& batch, int layer) const {
+    return layer == 0 ? batch.x : Floats(activations_[static_cast<size_t>(layer)]);
+  }
 
   const ModelOptions options_;
   Backend& backend_;
   const int64_t max_batch_;
   const Layout layout_;
   std::vector<Tensor> tensors_;
-  std::vector<FloatMemory> activations_;  // [k]: input of layer k, [max_batch, widths[k]]; the last is the output.
-  std::vector<FloatMemory> deltas_;       // Gradients with respect to the same; none for the input.
+  std::vector<Memory>
+      activations_;             // [k]: input of layer k, [max_batch, widths[k]]; the last is the output. [0] is null.
+  std::vector<Memory> deltas_;  // Gradients with respect to the same.
+  Memory loss_;                 // LossSums, on the device.
+  Memory host_loss_;
 };
 
 }  // namespace ps

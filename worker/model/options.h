@@ -7,16 +7,9 @@
 
 #include "absl/status/statusor.h"
 #include "ps/tensor.h"
+#include "worker/model/kinds.h"
 
 namespace ps {
-
-enum class Activation { kNone, kRelu, kSigmoid, kTanh };
-
-// Over a batch, the loss is the mean over its samples of:
-// - softmax cross-entropy: −log softmax(z)[label]
-// - sigmoid cross-entropy: Σ over outputs of −y·log σ(z) − (1−y)·log(1−σ(z)), y the one-hot label
-// - mean squared error: the mean over outputs of (z − y)², y the one-hot label
-enum class Loss { kSoftmaxCrossEntropy, kSigmoidCrossEntropy, kMse };
 
 enum class Init { kHe, kGlorot };
 

@@ -1,0 +1,198 @@
+#include "tests/bench/gemm_bench.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "tests/bench/measurement.h"
+
+namespace ps {
+namespace {
+
+constexpr int kSweep = 21;
+constexpr int64_t kSquares[] = {256, 512, 1024, 2048, 4096, 8192};
+constexpr double kFlopsOnCpu = 3e11;  // A larger product would take a CPU longer than anyone waits.
+constexpr double kSecondsOfSize = 0.3;
+constexpr int kRepeatsMin = 5;
+constexpr int kRepeatsMax = 50;
+
+struct Size {
+  int64_t m, k, n;
+};
+
+std::vector<Size> Sizes() {
+  std::vector<Size> sizes;
+  for (int64_t i = 0; i < kSweep; ++i) sizes.push_back({100 + 500 * i, 10 + 50 * i, 1 + 5 * i});
+  for (const int64_t edge : kSquares) sizes.push_back({edge, edge, edge});
+  return sizes;
+}
+
+// A product's operands and result on one device.
+class Product {
+ public:
+  Product(Backend& backend, const Size& size) : backend_(backend), size_(size) {}
+
+  absl::Status Allocate() {
+    for (const int64_t elements : {size_.m * size_.k, size_.k * size_.n, size_.m * size_.n}) {
+      const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
+      const absl::StatusOr<Memory> device = backend_.AllocateDevice(bytes);
+      if (!device.ok()) return device.status();
+      const absl::StatusOr<Memory> host = backend_.unified() ? device : backend_.AllocateHost(bytes);
+      if (!host.ok()) return host.status();
+      std::fill_n(Floats(*host), elements, 0.5F);
+      matrices_.push_back({.device = *device, .host = *host, .bytes = bytes});
+    }
+    return Upload();
+  }
+
+  absl::StatusOr<double> Compute() {
+    PS_RETURN_IF_ERROR(backend_.SetMark(0));
+    PS_RETURN_IF_ERROR(Multiply());
+    PS_RETURN_IF_ERROR(backend_.SetMark(1));
+    PS_RETURN_IF_ERROR(backend_.Synchronize());
+    return backend_.SecondsBetween(0, 1);
+  }
+
+  absl::StatusOr<double> WithCopies() {
+    const TimePoint began = Now();
+    PS_RETURN_IF_ERROR(Upload());
+    PS_RETURN_IF_ERROR(Multiply());
+    PS_RETURN_IF_ERROR(backend_.CopyToHost(matrices_[2].device.get(), matrices_[2].host.get(), matrices_[2].bytes));
+    PS_RETURN_IF_ERROR(backend_.Synchronize());
+    return Seconds(Now() - began);
+  }
+
+  // All elements of the operands are 0.5.
+  absl::Status Check() const {
+    const float expected = 0.25F * static_cast<float>(size_.k);
+    const float* values = Floats(matrices_[2].host);
+    for (int64_t i = 0; i < size_.m * size_.n; ++i) {
+      if (values[i] != expected) {
+        return absl::InternalError(
+            absl::StrCat(backend_.name(), ": element ", i, " of the product is ", values[i], ", expected ", expected));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Matrix {
+    Memory device;
+    Memory host;
+    int64_t bytes = 0;
+  };
+
+  absl::Status Upload() {
+    for (size_t operand : {0, 1}) {
+      const Matrix& matrix = matrices_[operand];
+      PS_RETURN_IF_ERROR(backend_.CopyToDevice(matrix.host.get(), matrix.device.get(), matrix.bytes));
+    }
+    return absl::OkStatus();
+  }
+  // The one of a dense layer's products that adds nothing.
+  absl::Status Multiply() {
+    return backend_.DenseBackwardInput(Floats(matrices_[0].device), Floats(matrices_[1].device), nullptr,
+                                       Floats(matrices_[2].device), size_.m, size_.n, size_.k, Activation::kNone);
+  }
+
+  Backend& backend_;
+  const Size size_;
+  std::vector<Matrix> matrices_;
+};
+
+template <typename Work>
+absl::StatusOr<double> Median(Work work) {
+  std::vector<double> seconds;
+  const TimePoint began = Now();
+  for (int i = -1; i < kRepeatsMax; ++i) {
+    const absl::StatusOr<double> each = work();
+    if (!each.ok()) return each.status();
+    if (i >= 0) seconds.push_back(*each);
+    if (i + 1 >= kRepeatsMin && Seconds(Now() - began) > kSecondsOfSize) break;
+  }
+  return Summarize("", seconds, 0).p50_s;
+}
+
+absl::StatusOr<GemmRow> MeasureProduct(const std::string& device, Backend& backend, const Size& size) {
+  GemmRow row = {.device = device, .m = size.m, .k = size.k, .n = size.n};
+  Product product(backend, size);
+  PS_RETURN_IF_ERROR(product.Allocate());
+  const absl::StatusOr<double> compute = Median([&] { return product.Compute(); });
+  if (!compute.ok()) return compute.status();
+  const absl::StatusOr<double> with_copies = Median([&] { return product.WithCopies(); });
+  if (!with_copies.ok()) return with_copies.status();
+  PS_RETURN_IF_ERROR(product.Check());
+  row.compute_s = *compute;
+  row.with_copies_s = *with_copies;
+  return row;
+}
+
+// The first size of the sweep from which on `second` is never slower than `first`, or "never".
+template <typename Time>
+std::string Overtakes(const std::vector<GemmRow>& rows, const std::string& first, const std::string& second,
+                      Time time) {
+  std::string from = "never";
+  for (size_t i = 0; i + 1 < rows.size(); ++i) {
+    if (rows[i].m == rows[i].k || rows[i].device != first) continue;
+    const auto other = std::find_if(rows.begin() + static_cast<ptrdiff_t>(i), rows.end(), [&](const GemmRow& row) {
+      return row.device == second && row.m == rows[i].m && row.n == rows[i].n;
+    });
+    if (other == rows.end()) continue;
+    if (time(*other) > time(rows[i])) {
+      from = "never";
+    } else if (from == "never") {
+      from = absl::StrCat(rows[i].m, " x ", rows[i].k, " by ", rows[i].k, " x ", rows[i].n);
+    }
+  }
+  return from;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options) {
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (const std::string& device : options.devices) {
+    std::string fallback;
+    const bool cpu = device == "cpu";
+    const absl::StatusOr<DeviceOptions> found = FindDevice(
+        {.device = device, .math = cpu ? Math::kFloat32 : options.math, .threads = options.threads}, &fallback);
+    if (!found.ok()) return found.status();
+    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(*found, 0);
+    if (!backend.ok()) return backend.status();
+    backends.push_back(*std::move(backend));
+  }
+  std::vector<GemmRow> rows;
+  for (const Size& size : Sizes()) {
+    for (size_t i = 0; i < backends.size(); ++i) {
+      const double flops = 2.0 * static_cast<double>(size.m) * static_cast<double>(size.k * size.n);
+      if (backends[i]->unified() && flops > kFlopsOnCpu) continue;
+      const absl::StatusOr<GemmRow> row = MeasureProduct(options.devices[i], *backends[i], size);
+      if (!row.ok()) return row.status();
+      rows.push_back(*row);
+    }
+  }
+  return rows;
+}
+
+std::string GemmTable(const std::vector<GemmRow>& rows) {
+  std::string text =
+      "| product                          | device | product ms | GFLOP/s | with copies ms |\n"
+      "|:---------------------------------|:-------|-----------:|--------:|---------------:|\n";
+  for (const GemmRow& row : rows) {
+    text += absl::StrFormat("| %-32s | %-6s | %10.4f | %7.0f | %14.4f |\n",
+                            absl::StrFormat("%d x %d by %d x %d", row.m, row.k, row.k, row.n), row.device,
+                            row.compute_s * 1e3, row.flops() / row.compute_s / 1e9, row.with_copies_s * 1e3);
+  }
+  if (rows.empty() || rows.front().device == rows.back().device) return text;
+  const std::string& first = rows.front().device;
+  const std::string& last = rows.back().device;
+  const auto alone = Overtakes(rows, first, last, [](const GemmRow& row) { return row.compute_s; });
+  const auto copied = Overtakes(rows, first, last, [](const GemmRow& row) { return row.with_copies_s; });
+  absl::StrAppend(&text, "In the sweep ", last, " overtakes ", first, " at: ", alone, "; with the copies at: ", copied,
+                  "\n");
+  return text;
+}
+
+}  // namespace ps

@@ -1,0 +1,389 @@
+// What a backend computes, against plain loops in double precision, on every backend that is here.
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "tests/catch.h"
+#include "worker/model/cpu_backend.h"
+#include "worker/model/cuda/backend.h"
+#include "worker/model/network.h"
+
+namespace ps {
+namespace {
+
+using Values = std::vector<float>;
+
+Values Random(size_t count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  Values values(count);
+  for (float& value : values) value = uniform(random);
+  return values;
+}
+
+// Copies to and from a backend's memory.
+class OnDevice {
+ public:
+  explicit OnDevice(Backend& backend) : backend_(backend) {}
+
+  template <typename T>
+  T* Put(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    memory_.push_back(*backend_.AllocateDevice(bytes));
+    REQUIRE(backend_.CopyToDevice(values.data(), memory_.back().get(), bytes).ok());
+    REQUIRE(backend_.Synchronize().ok());
+    return reinterpret_cast<T*>(memory_.back().get());
+  }
+
+  template <typename T>
+  std::vector<T> Get(const T* device, size_t count) {
+    std::vector<T> values(count);
+    REQUIRE(backend_.CopyToHost(device, values.data(), static_cast<int64_t>(count * sizeof(T))).ok());
+    REQUIRE(backend_.Synchronize().ok());
+    return values;
+  }
+
+ private:
+  Backend& backend_;
+  std::vector<Memory> memory_;
+};
+
+struct Shape {
+  int64_t batch, in, out;
+};
+
+// Sizes of 1, odd ones, and each beyond what 16 bits count.
+const std::vector<Shape> kShapes = {{1, 1, 1},      {1, 7, 3},     {3, 1, 5},     {5, 4, 1},     {33, 17, 129},
+                                    {128, 784, 10}, {66000, 3, 2}, {2, 66001, 3}, {3, 2, 66003}, {257, 255, 31}};
+
+double Activate(Activation activation, double z) {
+  switch (activation) {
+    case Activation::kNone:
+      return z;
+    case Activation::kRelu:
+      return std::max(z, 0.0);
+    case Activation::kSigmoid:
+      return 1 / (1 + std::exp(-z));
+    case Activation::kTanh:
+      return std::tanh(z);
+  }
+  return z;
+}
+
+double Derivative(Activation activation, double y) {
+  switch (activation) {
+    case Activation::kNone:
+      return 1;
+    case Activation::kRelu:
+      return y > 0 ? 1 : 0;
+    case Activation::kSigmoid:
+      return y * (1 - y);
+    case Activation::kTanh:
+      return 1 - y * y;
+  }
+  return 1;
+}
+
+// The largest error, as a share of what float32 allows a sum of `terms` products of numbers below 1.
+double Error(const Values& values, const std::vector<double>& expected, int64_t terms) {
+  double largest = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    largest = std::max(largest, std::abs(static_cast<double>(values[i]) - expected[i]));
+  }
+  return largest / (1e-6 * std::sqrt(static_cast<double>(terms)) + 1e-6);
+}
+
+constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu, Activation::kSigmoid, Activation::kTanh};
+
+// A[row(i), ·] of a matrix with `width` columns.
+size_t At(int64_t row, int64_t column, int64_t width) { return static_cast<size_t>(row * width + column); }
+
+void CheckForward(Backend& backend, const Shape& shape, Activation activation) {
+  const auto [batch, in, out] = shape;
+  OnDevice device(backend);
+  const Values x = Random(At(batch, 0, in), 1);
+  const Values weight = Random(At(out, 0, in), 2);
+  const Values bias = Random(static_cast<size_t>(out), 3);
+  float* y = device.Put(Values(At(batch, 0, out)));
+  REQUIRE(
+      backend.DenseForward(device.Put(x), device.Put(weight), device.Put(bias), y, batch, in, out, activation).ok());
+  std::vector<double> expected;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t o = 0; o < out; ++o) {
+      double sum = static_cast<double>(bias[static_cast<size_t>(o)]);
+      for (int64_t i = 0; i < in; ++i) {
+        sum += static_cast<double>(x[At(b, i, in)]) * static_cast<double>(weight[At(o, i, in)]);
+      }
+      expected.push_back(Activate(activation, sum));
+    }
+  }
+  CHECK(Error(device.Get(y, expected.size()), expected, in) < 1);
+}
+
+void CheckBackwardInput(Backend& backend, const Shape& shape, Activation activation) {
+  const auto [batch, in, out] = shape;
+  OnDevice device(backend);
+  const Values dy = Random(At(batch, 0, out), 1);
+  const Values weight = Random(At(out, 0, in), 2);
+  const Values y = Random(At(batch, 0, in), 3);
+  float* dx = device.Put(Values(At(batch, 0, in)));
+  REQUIRE(backend.DenseBackwardInput(device.Put(dy), device.Put(weight), device.Put(y), dx, batch, in, out, activation)
+              .ok());
+  std::vector<double> expected;
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t i = 0; i < in; ++i) {
+      double sum = 0;
+      for (int64_t o = 0; o < out; ++o) {
+        sum += static_cast<double>(dy[At(b, o, out)]) * static_cast<double>(weight[At(o, i, in)]);
+      }
+      expected.push_back(sum * Derivative(activation, static_cast<double>(y[At(b, i, in)])));
+    }
+  }
+  CHECK(Error(device.Get(dx, expected.size()), expected, out) < 1);
+}
+
+void CheckBackwardWeights(Backend& backend, const Shape& shape) {
+  const auto [batch, in, out] = shape;
+  OnDevice device(backend);
+  const Values dy = Random(At(batch, 0, out), 1);
+  const Values x = Random(At(batch, 0, in), 2);
+  float* d_weight = device.Put(Values(At(out, 0, in)));
+  float* d_bias = device.Put(Values(static_cast<size_t>(out)));
+  REQUIRE(backend.DenseBackwardWeights(device.Put(dy), device.Put(x), d_weight, d_bias, batch, in, out).ok());
+  std::vector<double> weights(At(out, 0, in));
+  std::vector<double> biases(static_cast<size_t>(out));
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t o = 0; o < out; ++o) {
+      const auto each = static_cast<double>(dy[At(b, o, out)]);
+      biases[static_cast<size_t>(o)] += each;
+      for (int64_t i = 0; i < in; ++i) weights[At(o, i, in)] += each * static_cast<double>(x[At(b, i, in)]);
+    }
+  }
+  // A plain running sum, as a column's may be, errs more than a product's.
+  CHECK(Error(device.Get(d_weight, weights.size()), weights, batch) < 1);
+  CHECK(Error(device.Get(d_bias, biases.size()), biases, batch * 16) < 1);
+}
+
+void CheckDense(Backend& backend) {
+  for (const Shape& shape : kShapes) {
+    CAPTURE(backend.name(), shape.batch, shape.in, shape.out);
+    for (const Activation activation : kActivations) {
+      CheckForward(backend, shape, activation);
+      CheckBackwardInput(backend, shape, activation);
+    }
+    CheckBackwardWeights(backend, shape);
+  }
+}
+
+// Softmax cross-entropy of z against the label, and its gradient times `scale`.
+double Softmax(const float* z, int32_t label, int64_t classes, double scale, double* dz) {
+  double largest = -HUGE_VAL;
+  double sum = 0;
+  for (int64_t k = 0; k < classes; ++k) largest = std::max(largest, static_cast<double>(z[k]));
+  for (int64_t k = 0; k < classes; ++k) sum += std::exp(static_cast<double>(z[k]) - largest);
+  for (int64_t k = 0; k < classes; ++k) {
+    dz[k] = scale * (std::exp(static_cast<double>(z[k]) - largest) / sum - (k == label ? 1 : 0));
+  }
+  return std::log(sum) + largest - static_cast<double>(z[label]);
+}
+
+double SigmoidEntropy(const float* z, int32_t label, int64_t classes, double scale, double* dz) {
+  double loss = 0;
+  for (int64_t k = 0; k < classes; ++k) {
+    const double each = static_cast<double>(z[k]);
+    const double y = k == label ? 1 : 0;
+    loss += std::max(each, 0.0) - each * y + std::log1p(std::exp(-std::abs(each)));
+    dz[k] = scale * (1 / (1 + std::exp(-each)) - y);
+  }
+  return loss;
+}
+
+double SquaredError(const float* z, int32_t label, int64_t classes, double scale, double* dz) {
+  double loss = 0;
+  for (int64_t k = 0; k < classes; ++k) {
+    const double error = static_cast<double>(z[k]) - (k == label ? 1 : 0);
+    loss += error * error / static_cast<double>(classes);
+    dz[k] = scale * 2 * error / static_cast<double>(classes);
+  }
+  return loss;
+}
+
+void CheckLoss(Backend& backend, Loss loss, int64_t batch, int64_t classes) {
+  CAPTURE(backend.name(), static_cast<int>(loss), batch, classes);
+  OnDevice device(backend);
+  Values z = Random(At(batch, 0, classes), 1);
+  for (float& value : z) value *= 10;
+  std::vector<int32_t> labels;
+  for (int64_t b = 0; b < batch; ++b) labels.push_back(static_cast<int32_t>(b * 7 % classes));
+  float* dz = device.Put(Values(z.size()));
+  auto* sums = device.Put(std::vector<LossSums>(1));
+  const float* outputs = device.Put(z);
+  const int32_t* of = device.Put(labels);
+  REQUIRE(backend.LossAndGradient(loss, outputs, of, dz, batch, classes, sums).ok());
+  const LossSums got = device.Get(sums, 1)[0];
+  std::vector<double> gradient(z.size());
+  double expected = 0;
+  int64_t correct = 0;
+  for (int64_t b = 0; b < batch; ++b) {
+    const auto row = At(b, 0, classes);
+    const auto formula = loss == Loss::kSoftmaxCrossEntropy ? Softmax
+                         : loss == Loss::kMse               ? SquaredError
+                                                            : SigmoidEntropy;
+    const int32_t label = labels[static_cast<size_t>(b)];
+    expected += formula(&z[row], label, classes, 1 / static_cast<double>(batch), &gradient[row]);
+    correct += std::max_element(&z[row], &z[row] + classes) - &z[row] == label ? 1 : 0;
+  }
+  CHECK(got.loss == Approx(expected).epsilon(1e-5));
+  CHECK(got.correct == correct);
+  CHECK(Error(device.Get(dz, z.size()), gradient, 1) < 1);
+  // Without a gradient: the same sums.
+  REQUIRE(backend.LossAndGradient(loss, outputs, of, nullptr, batch, classes, sums).ok());
+  CHECK(device.Get(sums, 1)[0].loss == got.loss);
+}
+
+void CheckLosses(Backend& backend) {
+  for (const Loss loss : {Loss::kSoftmaxCrossEntropy, Loss::kSigmoidCrossEntropy, Loss::kMse}) {
+    for (const auto& [batch, classes] :
+         {std::pair<int64_t, int64_t>(1, 1), {1, 10}, {129, 3}, {5, 65536}, {66000, 2}}) {
+      CheckLoss(backend, loss, batch, classes);
+    }
+  }
+}
+
+void CheckGather(Backend& backend) {
+  OnDevice device(backend);
+  std::vector<uint8_t> bytes(256 * 3);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(i / 3);
+  const Values floats = Random(bytes.size(), 5);
+  std::vector<int32_t> labels(256);
+  std::vector<int32_t> indices;
+  for (int32_t i = 0; i < 256; ++i) {
+    labels[static_cast<size_t>(i)] = 1000 + i;
+    indices.push_back(255 - i);
+  }
+  indices.push_back(7);
+  const auto count = static_cast<int64_t>(indices.size());
+  const int32_t* rows = device.Put(indices);
+  float* x = device.Put(Values(indices.size() * 3));
+  int32_t* gathered = device.Put(std::vector<int32_t>(indices.size()));
+  const uint8_t* on_device = device.Put(bytes);
+  REQUIRE(backend.Gather(on_device, rows, count, 3, x).ok());
+  REQUIRE(backend.Gather(device.Put(labels), rows, count, gathered).ok());
+  const Values from_bytes = device.Get(x, indices.size() * 3);
+  const std::vector<int32_t> got = device.Get(gathered, indices.size());
+  REQUIRE(backend.Gather(device.Put(floats), rows, count, 3, x).ok());
+  const Values from_floats = device.Get(x, indices.size() * 3);
+  for (size_t k = 0; k < indices.size(); ++k) {
+    CHECK(got[k] == 1000 + indices[k]);
+    for (size_t i = 0; i < 3; ++i) {
+      const size_t from = static_cast<size_t>(indices[k]) * 3 + i;
+      CHECK(from_bytes[3 * k + i] == static_cast<float>(bytes[from]) / 255.0F);  // To the bit, on every device.
+      CHECK(from_floats[3 * k + i] == floats[from]);
+    }
+  }
+}
+
+// Steps of a network: the same bits each time, replayed or not, and the same as another backend's but for rounding.
+void CheckNetwork(Backend& backend, Backend& other) {
+  const ModelOptions model = {.widths = {50, 33, 20, 7}, .activation = Activation::kTanh};
+  constexpr int64_t kBatch = 19;
+  const Values x = Random(50 * kBatch, 1);
+  std::vector<int32_t> labels;
+  for (int64_t b = 0; b < kBatch; ++b) labels.push_back(static_cast<int32_t>(b % 7));
+  struct Outcome {
+    double loss = 0;
+    std::vector<Values> gradients;
+  };
+  const auto run = [&](Backend& on) {
+    OnDevice device(on);
+    const auto network = *Network::Create(model, on, kBatch);
+    const auto initial = InitialValues(model, Init::kGlorot, 3);
+    for (size_t t = 0; t < initial.size(); ++t) {
+      std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
+    }
+    const Batch batch = {.x = device.Put(x), .labels = device.Put(labels), .size = kBatch};
+    Outcome first;
+    for (int i = 0; i < 4; ++i) {
+      std::vector<int> ready;
+      const StepHooks hooks = {.gradient_ready = [&](int layer) {
+        ready.push_back(layer);
+        return absl::OkStatus();
+      }};
+      const absl::StatusOr<StepResult> step = network->TrainStep(batch, hooks);
+      REQUIRE(step.ok());
+      CHECK(ready == std::vector<int>{2, 1, 0});
+      CHECK(step->forward_s >= 0);
+      CHECK(step->backward_s > 0);
+      Outcome outcome = {.loss = step->loss};
+      for (size_t t = 0; t < initial.size(); ++t) {
+        const std::span<float> gradients = network->gradients(t);
+        outcome.gradients.emplace_back(gradients.begin(), gradients.end());
+      }
+      if (i == 0) first = outcome;
+      CHECK(outcome.loss == first.loss);
+      CHECK(outcome.gradients == first.gradients);
+    }
+    REQUIRE(network->LoadParameters().ok());
+    const absl::StatusOr<LossSums> evaluated = network->Evaluate(batch);
+    REQUIRE(evaluated.ok());
+    CHECK(evaluated->loss / static_cast<double>(kBatch) == first.loss);
+    for (int i = 0; i < 4; ++i) REQUIRE(network->ComputeStep(batch).ok());  // As it comes, recorded, replayed.
+    REQUIRE(on.Synchronize().ok());
+    return first;
+  };
+  const Outcome ours = run(backend);
+  const Outcome theirs = run(other);
+  CHECK(ours.loss == Approx(theirs.loss).epsilon(1e-5));
+  for (size_t t = 0; t < ours.gradients.size(); ++t) {
+    const std::vector<double> expected(theirs.gradients[t].begin(), theirs.gradients[t].end());
+    CHECK(Error(ours.gradients[t], expected, 1) < 1);
+  }
+}
+
+std::unique_ptr<Backend> OnCpu() { return *CreateCpuBackend(1); }
+
+// The first card, or why there is none.
+absl::StatusOr<std::unique_ptr<Backend>> OnCard() {
+  const absl::StatusOr<int> cards = cuda::CountCards();
+  if (!cards.ok()) return cards.status();
+  return cuda::CreateBackend(0, Math::kFloat32);
+}
+
+TEST_CASE("CPU: dense layers forward and backward agree with plain loops") { CheckDense(*OnCpu()); }
+TEST_CASE("CPU: losses, their gradients and the count of correct answers agree with plain loops") {
+  CheckLosses(*OnCpu());
+}
+TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
+TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
+
+#define PS_CARD_OR_SKIP(backend)                                                  \
+  const absl::StatusOr<std::unique_ptr<Backend>> backend = OnCard();              \
+  if (absl::IsUnavailable(backend.status())) PS_SKIP(backend.status().message()); \
+  REQUIRE(backend.ok())
+
+TEST_CASE("GPU: dense layers forward and backward agree with plain loops") {
+  PS_CARD_OR_SKIP(backend);
+  CheckDense(**backend);
+}
+TEST_CASE("GPU: losses, their gradients and the count of correct answers agree with plain loops") {
+  PS_CARD_OR_SKIP(backend);
+  CheckLosses(**backend);
+}
+TEST_CASE("GPU: samples are gathered to the bit") {
+  PS_CARD_OR_SKIP(backend);
+  CheckGather(**backend);
+}
+TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
+  PS_CARD_OR_SKIP(backend);
+  CheckNetwork(**backend, *OnCpu());
+}
+TEST_CASE("GPU: too much memory is refused in one line, and the next allocation is served") {
+  PS_CARD_OR_SKIP(backend);
+  const absl::Status refused = (*backend)->AllocateDevice(int64_t{1} << 50).status();
+  CHECK(absl::IsResourceExhausted(refused));
+  CHECK(refused.message().find("cudaMalloc") != std::string::npos);
+  CHECK((*backend)->AllocateDevice(1 << 20).ok());
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,77 @@
+#include "worker/model/device.h"
+
+#include <optional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/status.h"
+#include "worker/model/cpu_backend.h"
+#include "worker/model/cuda/backend.h"
+
+namespace ps {
+namespace {
+
+constexpr int kCardsMax = 1024;
+
+// Of "cuda:I"; nothing for "cuda".
+std::optional<int> CardOf(const std::string& device) {
+  int card = 0;
+  if (!absl::StartsWith(device, "cuda:") || !absl::SimpleAtoi(device.substr(5), &card)) return std::nullopt;
+  return card;
+}
+
+}  // namespace
+
+absl::StatusOr<Math> ParseMath(const std::string& text) {
+  if (text == "float32") return Math::kFloat32;
+  if (text == "tf32") return Math::kTf32;
+  if (text == "bfloat16") return Math::kBfloat16;
+  return absl::InvalidArgumentError(absl::StrCat("--math=", text, ": expected float32, tf32 or bfloat16"));
+}
+
+absl::Status CheckDeviceOptions(const DeviceOptions& options) {
+  const std::string& device = options.device;
+  const std::optional<int> card = CardOf(device);
+  const bool known =
+      device == "cpu" || device == "auto" || device == "cuda" || (card.has_value() && *card >= 0 && *card < kCardsMax);
+  if (!known) {
+    return absl::InvalidArgumentError(absl::StrCat("--device=", device, ": expected cpu, cuda, cuda:I or auto"));
+  }
+  if (device == "cpu" && options.math != Math::kFloat32) {
+    return absl::InvalidArgumentError("--math: --device=cpu has float32 only");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::string* fallback) {
+  PS_RETURN_IF_ERROR(CheckDeviceOptions(options));
+  DeviceOptions found = options;
+  if (options.device == "cpu") return found;
+  absl::StatusOr<int> cards = cuda::CountCards();
+  if (cards.ok() && CardOf(options.device).value_or(0) >= *cards) {
+    cards = absl::UnavailableError(absl::StrCat("the cards are cuda:0 to cuda:", *cards - 1));
+  }
+  if (options.device != "auto") {
+    if (!cards.ok()) return Annotate(cards.status(), absl::StrCat("--device=", options.device));
+    return found;
+  }
+  found.device = cards.ok() ? "cuda" : "cpu";
+  if (cards.ok()) return found;
+  found.math = Math::kFloat32;
+  *fallback = absl::StrCat("--device=auto is the CPU in float32: ", Message(cards.status()));
+  return found;
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank) {
+  if (options.device == "cpu") return CreateCpuBackend(options.threads);
+  const absl::StatusOr<int> cards = cuda::CountCards();
+  if (!cards.ok()) return cards.status();
+  const int card = CardOf(options.device).value_or(static_cast<int>(rank % static_cast<uint32_t>(*cards)));
+  absl::StatusOr<std::unique_ptr<Backend>> backend = cuda::CreateBackend(card, options.math);
+  if (!backend.ok()) return Annotate(backend.status(), absl::StrCat("--device=", options.device));
+  return backend;
+}
+
+}  // namespace ps

@@ -1,0 +1,37 @@
+// Where to compute: from --device and --math to a backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/model/backend.h"
+
+namespace ps {
+
+// How a GPU multiplies: in float32; or with operands rounded to TF32 or bfloat16 as they are read. Sums, and all else,
+// are float32. A CPU knows float32 only.
+enum class Math { kFloat32, kTf32, kBfloat16 };
+
+struct DeviceOptions {
+  std::string device = "cpu";  // cpu, cuda, cuda:I or auto.
+  Math math = Math::kFloat32;
+  int threads = 1;  // Of a CPU.
+};
+
+absl::StatusOr<Math> ParseMath(const std::string& text);
+
+// Whether the options make sense on any machine; INVALID_ARGUMENT names the flag.
+absl::Status CheckDeviceOptions(const DeviceOptions& options);
+
+// Looks whether the device is there. `auto` becomes `cuda`, or, where no card can be used, `cpu`; *fallback then says
+// why. UNAVAILABLE names --device and what is missing.
+absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::string* fallback);
+
+// `cuda` is the card of number rank modulo the number of cards, so that the workers of a host spread over them; several
+// may share one. `auto` must have been found.
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank);
+
+}  // namespace ps
