@@ -10,34 +10,29 @@ namespace {
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kIndexBytes = sizeof(int32_t);
 
+// Of a device's memory: for what libraries load and allocate as they go, and for other workers.
+constexpr int64_t kReserveBytes = int64_t{1} << 30;
+
 int32_t* Integers(const Memory& memory) { return reinterpret_cast<int32_t*>(memory.get()); }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Batches>> Batches::Create(const Dataset& dataset, Backend& backend, int64_t max_batch) {
-  std::unique_ptr<Batches> batches(new Batches(dataset, backend));
-  PS_RETURN_IF_ERROR(batches->AllocatePlaces(max_batch));
-  PS_RETURN_IF_ERROR(batches->KeepSamples());
+  std::unique_ptr<Batches> batches(new Batches(dataset, backend, max_batch));
+  PS_RETURN_IF_ERROR(batches->Allocate(max_batch * dataset.features() * kFloatBytes, batches->x_, nullptr));
+  PS_RETURN_IF_ERROR(batches->Allocate(max_batch * kIndexBytes, batches->labels_, nullptr));
+  PS_RETURN_IF_ERROR(batches->Allocate(max_batch * kIndexBytes, batches->indices_, &batches->host_indices_));
   return batches;
 }
 
-absl::Status Batches::AllocatePlaces(int64_t max_batch) {
-  absl::Status status = absl::OkStatus();
-  const auto allocate = [&](int64_t bytes, Memory& device, Memory& host) {
-    absl::StatusOr<Memory> memory = backend_.AllocateDevice(bytes);
-    if (memory.ok()) device = host = *memory;
-    if (memory.ok() && !backend_.unified()) {
-      memory = backend_.AllocateHost(bytes);
-      if (memory.ok()) host = *memory;
-    }
-    status.Update(memory.status());
-  };
-  for (Place& place : places_) {
-    allocate(max_batch * dataset_.features() * kFloatBytes, place.x, place.host_x);
-    allocate(max_batch * kIndexBytes, place.labels, place.host_labels);
-    allocate(max_batch * kIndexBytes, place.indices, place.host_indices);
-  }
-  return status;
+absl::Status Batches::Allocate(int64_t bytes, Memory& device, Memory* host) {
+  absl::StatusOr<Memory> memory = backend_.AllocateDevice(bytes);
+  if (!memory.ok()) return memory.status();
+  device = *std::move(memory);
+  if (host == nullptr) return absl::OkStatus();
+  memory = backend_.unified() ? device : backend_.AllocateHost(bytes);
+  if (memory.ok()) *host = *std::move(memory);
+  return memory.status();
 }
 
 absl::Status Batches::KeepSamples() {
@@ -47,14 +42,18 @@ absl::Status Batches::KeepSamples() {
   if (!backend_.unified()) {
     const auto sample_bytes = static_cast<int64_t>(dataset_.bytes().size() + dataset_.floats().size_bytes());
     const auto label_bytes = static_cast<int64_t>(dataset_.labels().size_bytes());
-    absl::StatusOr<Memory> kept_samples = backend_.AllocateDevice(sample_bytes);
-    absl::StatusOr<Memory> kept_labels = backend_.AllocateDevice(label_bytes);
-    for (const absl::Status& status : {kept_samples.status(), kept_labels.status()}) {
-      if (absl::IsResourceExhausted(status)) return absl::OkStatus();
-      PS_RETURN_IF_ERROR(status);
+    const absl::StatusOr<int64_t> free = backend_.FreeDeviceBytes();
+    if (!free.ok()) return free.status();
+    if (sample_bytes + label_bytes > *free - kReserveBytes) {
+      const absl::StatusOr<Memory> x = backend_.AllocateHost(max_batch_ * dataset_.features() * kFloatBytes);
+      const absl::StatusOr<Memory> of = backend_.AllocateHost(max_batch_ * kIndexBytes);
+      for (const absl::Status& status : {x.status(), of.status()}) PS_RETURN_IF_ERROR(status);
+      host_x_ = *x;
+      host_labels_ = *of;
+      return absl::OkStatus();
     }
-    kept_samples_ = *std::move(kept_samples);
-    kept_labels_ = *std::move(kept_labels);
+    PS_RETURN_IF_ERROR(Allocate(sample_bytes, kept_samples_, nullptr));
+    PS_RETURN_IF_ERROR(Allocate(label_bytes, kept_labels_, nullptr));
     PS_RETURN_IF_ERROR(backend_.CopyToDevice(samples, kept_samples_.get(), sample_bytes));
     PS_RETURN_IF_ERROR(backend_.CopyToDevice(labels, kept_labels_.get(), label_bytes));
     PS_RETURN_IF_ERROR(backend_.Synchronize());
@@ -66,33 +65,30 @@ absl::Status Batches::KeepSamples() {
   } else {
     floats_ = static_cast<const float*>(samples);
   }
-  labels_ = static_cast<const int32_t*>(labels);
+  all_labels_ = static_cast<const int32_t*>(labels);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Batch> Batches::Load(std::span<const int32_t> indices) {
-  const Place& place = places_[next_];
-  next_ = 1 - next_;
-  PS_RETURN_IF_ERROR(resident() ? GatherOnDevice(place, indices) : GatherOnHost(place, indices));
-  return Batch{.x = Floats(place.x), .labels = Integers(place.labels), .size = static_cast<int64_t>(indices.size())};
+  PS_RETURN_IF_ERROR(resident() ? GatherOnDevice(indices) : GatherOnHost(indices));
+  return Batch{.x = Floats(x_), .labels = Integers(labels_), .size = static_cast<int64_t>(indices.size())};
 }
 
-absl::Status Batches::GatherOnDevice(const Place& place, std::span<const int32_t> indices) {
+absl::Status Batches::GatherOnDevice(std::span<const int32_t> indices) {
   const auto count = static_cast<int64_t>(indices.size());
-  std::copy(indices.begin(), indices.end(), Integers(place.host_indices));
-  PS_RETURN_IF_ERROR(backend_.CopyToDevice(place.host_indices.get(), place.indices.get(), count * kIndexBytes));
-  const int32_t* rows = Integers(place.indices);
-  PS_RETURN_IF_ERROR(bytes_ != nullptr ? backend_.Gather(bytes_, rows, count, dataset_.features(), Floats(place.x))
-                                       : backend_.Gather(floats_, rows, count, dataset_.features(), Floats(place.x)));
-  return backend_.Gather(labels_, rows, count, Integers(place.labels));
+  std::copy(indices.begin(), indices.end(), Integers(host_indices_));
+  PS_RETURN_IF_ERROR(backend_.CopyToDevice(host_indices_.get(), indices_.get(), count * kIndexBytes));
+  const int32_t* rows = Integers(indices_);
+  PS_RETURN_IF_ERROR(bytes_ != nullptr ? backend_.Gather(bytes_, rows, count, dataset_.features(), Floats(x_))
+                                       : backend_.Gather(floats_, rows, count, dataset_.features(), Floats(x_)));
+  return backend_.Gather(all_labels_, rows, count, Integers(labels_));
 }
 
-absl::Status Batches::GatherOnHost(const Place& place, std::span<const int32_t> indices) {
+absl::Status Batches::GatherOnHost(std::span<const int32_t> indices) {
   const auto count = static_cast<int64_t>(indices.size());
-  dataset_.Gather(indices, Floats(place.host_x), Integers(place.host_labels));
-  PS_RETURN_IF_ERROR(
-      backend_.CopyToDevice(place.host_x.get(), place.x.get(), count * dataset_.features() * kFloatBytes));
-  return backend_.CopyToDevice(place.host_labels.get(), place.labels.get(), count * kIndexBytes);
+  dataset_.Gather(indices, Floats(host_x_), Integers(host_labels_));
+  PS_RETURN_IF_ERROR(backend_.CopyToDevice(host_x_.get(), x_.get(), count * dataset_.features() * kFloatBytes));
+  return backend_.CopyToDevice(host_labels_.get(), labels_.get(), count * kIndexBytes);
 }
 
 }  // namespace ps

@@ -1,7 +1,6 @@
 // A data set's samples, brought to where the network computes.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -16,43 +15,49 @@ namespace ps {
 // Used by the backend's thread; the backend must outlive it.
 class Batches {
  public:
-  // Where the samples fit into the device's memory they are kept there, as they are stored, and gathered by the device;
-  // else each batch is gathered by the host. max_batch ≥ 1: the largest that is loaded.
+  // max_batch ≥ 1: the largest that is loaded.
   static absl::StatusOr<std::unique_ptr<Batches>> Create(const Dataset& dataset, Backend& backend, int64_t max_batch);
+  // Waits for what is under way.
+  ~Batches() { (void)backend_.Synchronize(); }
+  Batches(const Batches&) = delete;
+  Batches& operator=(const Batches&) = delete;
+
+  // To be called once, when all else that needs the device's memory has it. If the samples fit into what is free, but
+  // for a reserve, they are kept there as they are stored, and gathered by the device; else each batch is gathered by
+  // the host.
+  absl::Status KeepSamples();
 
   const Dataset& dataset() const { return dataset_; }
   // The device has the samples.
   bool resident() const { return bytes_ != nullptr || floats_ != nullptr; }
 
-  // Queues the samples `indices`, each in [0, dataset().size()). There are two places for batches: the one of the batch
-  // before the last is used again, so its step must have ended.
+  // Queues the samples `indices`, each in [0, dataset().size()), to where the batch before was: its step must have
+  // ended.
   absl::StatusOr<Batch> Load(std::span<const int32_t> indices);
 
  private:
-  struct Place {
-    Memory x;
-    Memory labels;
-    Memory indices;
-    Memory host_x;  // The host's are the same as the above where memory is unified.
-    Memory host_labels;
-    Memory host_indices;
-  };
-  Batches(const Dataset& dataset, Backend& backend) : dataset_(dataset), backend_(backend) {}
-  absl::Status KeepSamples();
-  absl::Status AllocatePlaces(int64_t max_batch);
-  absl::Status GatherOnDevice(const Place& place, std::span<const int32_t> indices);
-  absl::Status GatherOnHost(const Place& place, std::span<const int32_t> indices);
+  Batches(const Dataset& dataset, Backend& backend, int64_t max_batch)
+      : dataset_(dataset), backend_(backend), max_batch_(max_batch) {}
+  absl::Status Allocate(int64_t bytes, Memory& device, Memory* host);
+  absl::Status GatherOnDevice(std::span<const int32_t> indices);
+  absl::Status GatherOnHost(std::span<const int32_t> indices);
 
   const Dataset dataset_;
   Backend& backend_;
+  const int64_t max_batch_;
+  Memory x_;
+  Memory labels_;
+  Memory indices_;
+  // The host's: the same as the above where memory is unified, null where they are not needed.
+  Memory host_x_;
+  Memory host_labels_;
+  Memory host_indices_;
   // What the device has of the samples; the data set's own memory where memory is unified.
   Memory kept_samples_;
   Memory kept_labels_;
   const uint8_t* bytes_ = nullptr;
   const float* floats_ = nullptr;
-  const int32_t* labels_ = nullptr;
-  std::array<Place, 2> places_;
-  size_t next_ = 0;
+  const int32_t* all_labels_ = nullptr;
 };
 
 }  // namespace ps

@@ -31,6 +31,7 @@ struct WorkerOptions {
   bool overlap = true;
   DeviceOptions device;
   std::string metrics_file;
+  int64_t warm_up_steps = 0;  // Left out of TrainingResult's samples and times. No flag: for benchmarks.
 };
 
 // Parses and checks all flags. INVALID_ARGUMENT naming every problem, one a line.

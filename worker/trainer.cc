@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <tuple>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -151,13 +150,7 @@ absl::Status Trainer::JoinJob() {
     gradients_.emplace_back(network_->gradients(tensor));
     weights_.push_back(network_->parameters(tensor));
   }
-  for (const auto& [dataset, batches, largest] : {std::tuple(&data_.train, &train_batches_, sampler_->batch_size()),
-                                                  std::tuple(&data_.test, &test_batches_, kEvaluationBatch)}) {
-    absl::StatusOr<std::unique_ptr<Batches>> made = Batches::Create(*dataset, *backend_, largest);
-    if (!made.ok()) return made.status();
-    *batches = *std::move(made);
-    if (!(*batches)->resident()) spdlog::info("{} are too many for the device's memory", ToString(*dataset));
-  }
+  PS_RETURN_IF_ERROR(MakeBatches());
 
   const absl::StatusOr<std::vector<std::vector<float>>> initial = LoadInitialValues();
   if (!initial.ok()) return initial.status();
@@ -166,6 +159,28 @@ absl::Status Trainer::JoinJob() {
   if (!started.ok()) return started.status();
   version_ = started->version;
   step_ = client_->start_step();
+  return absl::OkStatus();
+}
+
+// All that must be in the device's memory comes first; what is left of it is for keeping samples there.
+absl::Status Trainer::MakeBatches() {
+  const auto make = [&](const Dataset& dataset, int64_t largest, std::unique_ptr<Batches>& batches) {
+    if (dataset.size() == 0) return absl::OkStatus();
+    absl::StatusOr<std::unique_ptr<Batches>> made =
+        Batches::Create(dataset, *backend_, std::min(largest, dataset.size()));
+    if (made.ok()) batches = *std::move(made);
+    return made.status();
+  };
+  PS_RETURN_IF_ERROR(make(data_.train, sampler_->batch_size(), train_batches_));
+  PS_RETURN_IF_ERROR(make(data_.test, kEvaluationBatch, test_batches_));
+  PS_RETURN_IF_ERROR(make(data_.validation, kEvaluationBatch, validation_batches_));
+  for (Batches* batches : {train_batches_.get(), test_batches_.get(), validation_batches_.get()}) {
+    if (batches == nullptr) continue;
+    PS_RETURN_IF_ERROR(batches->KeepSamples());
+    if (batches->resident()) continue;
+    spdlog::info("{} do not fit into the device's memory: each batch is gathered by the host",
+                 ToString(batches->dataset()));
+  }
   return absl::OkStatus();
 }
 
@@ -181,7 +196,7 @@ absl::Status Trainer::Train() {
     PS_RETURN_IF_ERROR(TrainBatch(batch));
     const bool evaluates = EvaluationDue(batch + 1);
     if (!into_forward || evaluates || batch + 1 == total_batches_) PS_RETURN_IF_ERROR(EndExchange());
-    result_.train_s += Seconds(Now() - began);
+    if (batch >= options_.warm_up_steps) result_.train_s += Seconds(Now() - began);
     if (evaluates) PS_RETURN_IF_ERROR(EvaluateNow());
   }
   return absl::OkStatus();
@@ -206,20 +221,11 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
   const auto samples = static_cast<uint32_t>(plan_.indices.size());
   if (samples == 0 && !client_->gathers()) return absl::OkStatus();
   StepHooks hooks;
-  double blocked_s = 0;  // On the last step's exchange.
-  hooks.before_layer = [&](int layer) {
-    const TimePoint began = Now();
-    absl::Status status = AwaitWeights(layer);
-    blocked_s += Seconds(Now() - began);
-    return status;
-  };
+  hooks.before_layer = [&](int layer) { return AwaitWeights(layer); };
   const bool overlap = options_.overlap && samples > 0;
-  double ended_s = 0;
   hooks.before_backward = [&]() -> absl::Status {
-    const TimePoint began = Now();
     PS_RETURN_IF_ERROR(EndExchange());
     if (overlap) StartExchange(samples, /*deferred=*/true);
-    ended_s = Seconds(Now() - began);
     return absl::OkStatus();
   };
   if (overlap) {
@@ -233,8 +239,6 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
   if (!step.ok()) return step.status();
   if (samples == 0) PS_RETURN_IF_ERROR(EndExchange());
   if (!overlap) StartExchange(samples, /*deferred=*/false);
-  step->forward_s -= blocked_s;
-  step->backward_s -= ended_s;
   step->forward_s += std::exchange(prepared_s_, 0.0);
   pending_.computed = *step;
   pending_.batch = batch;
@@ -282,13 +286,14 @@ absl::Status Trainer::EndExchange() {
                            {"pull_s", exchanged->pull_s}});
   version_ = exchanged->version;
   ++step_;
+  progress_->Step(pending_.batch + 1, computed.loss, pending_.push.samples, now);
+  if (pending_.batch < options_.warm_up_steps) return absl::OkStatus();
   result_.samples += pending_.push.samples;
   result_.forward_s += computed.forward_s;
   result_.backward_s += computed.backward_s;
   result_.push_s += exchanged->push_s;
   result_.wait_s += exchanged->wait_s;
   result_.pull_s += exchanged->pull_s;
-  progress_->Step(pending_.batch + 1, computed.loss, pending_.push.samples, now);
   return absl::OkStatus();
 }
 
@@ -341,11 +346,7 @@ absl::Status Trainer::Finish() {
   const absl::StatusOr<ExchangeResult> last = client_->Pull(weights_);
   if (!last.ok()) return last.status();
   result_.version = version_ = last->version;
-  if (data_.validation.size() > 0) {
-    const auto validation = Batches::Create(data_.validation, *backend_, kEvaluationBatch);
-    if (!validation.ok()) return validation.status();
-    PS_RETURN_IF_ERROR(Evaluate(**validation, "validation").status());
-  }
+  if (validation_batches_ != nullptr) PS_RETURN_IF_ERROR(Evaluate(*validation_batches_, "validation").status());
   const absl::StatusOr<LossSums> test = Evaluate(*test_batches_, "test");
   if (!test.ok()) return test.status();
   result_.test_loss = test->loss / static_cast<double>(data_.test.size());

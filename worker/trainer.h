@@ -54,6 +54,7 @@ class Trainer {
   absl::StatusOr<std::vector<std::vector<float>>> LoadInitialValues() const;
   absl::Status JoinJob();
   std::map<std::string, std::string> Experiment() const;
+  absl::Status MakeBatches();
   absl::Status Train();
   absl::Status TrainBatch(int64_t batch);
   void StartExchange(uint32_t samples, bool deferred);
@@ -75,6 +76,7 @@ class Trainer {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;
+  std::unique_ptr<Batches> validation_batches_;  // Null if nothing was put aside.
   std::unique_ptr<Network> network_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Sampler> sampler_;

@@ -15,6 +15,7 @@ constexpr int kSweep = 21;
 constexpr int64_t kSquares[] = {256, 512, 1024, 2048, 4096, 8192};
 constexpr double kFlopsOnCpu = 3e11;  // A larger product would take a CPU longer than anyone waits.
 constexpr double kSecondsOfSize = 0.3;
+constexpr int kQueuedProducts = 20;
 constexpr int kRepeatsMin = 5;
 constexpr int kRepeatsMax = 50;
 
@@ -47,12 +48,20 @@ class Product {
     return Upload();
   }
 
+  // Of one product. A device that queues has many of them at once, so that none waits for the host.
   absl::StatusOr<double> Compute() {
+    const int products = backend_.unified() ? 1 : kQueuedProducts;
+    const auto work = [&]() -> absl::Status {
+      for (int i = 0; i < products; ++i) PS_RETURN_IF_ERROR(Multiply());
+      return absl::OkStatus();
+    };
     PS_RETURN_IF_ERROR(backend_.SetMark(0));
-    PS_RETURN_IF_ERROR(Multiply());
+    PS_RETURN_IF_ERROR(recording_->Run(work));
     PS_RETURN_IF_ERROR(backend_.SetMark(1));
     PS_RETURN_IF_ERROR(backend_.Synchronize());
-    return backend_.SecondsBetween(0, 1);
+    const absl::StatusOr<double> seconds = backend_.SecondsBetween(0, 1);
+    if (!seconds.ok()) return seconds.status();
+    return *seconds / products;
   }
 
   absl::StatusOr<double> WithCopies() {
@@ -100,6 +109,7 @@ class Product {
   Backend& backend_;
   const Size size_;
   std::vector<Matrix> matrices_;
+  std::unique_ptr<Recording> recording_ = backend_.MakeRecording();
 };
 
 template <typename Work>
@@ -134,16 +144,16 @@ template <typename Time>
 std::string Overtakes(const std::vector<GemmRow>& rows, const std::string& first, const std::string& second,
                       Time time) {
   std::string from = "never";
-  for (size_t i = 0; i + 1 < rows.size(); ++i) {
-    if (rows[i].m == rows[i].k || rows[i].device != first) continue;
-    const auto other = std::find_if(rows.begin() + static_cast<ptrdiff_t>(i), rows.end(), [&](const GemmRow& row) {
-      return row.device == second && row.m == rows[i].m && row.n == rows[i].n;
+  for (const GemmRow& row : rows) {
+    if (row.m == row.k || row.device != first) continue;
+    const auto other = std::find_if(rows.begin(), rows.end(), [&](const GemmRow& each) {
+      return each.device == second && each.m == row.m && each.k == row.k && each.n == row.n;
     });
     if (other == rows.end()) continue;
-    if (time(*other) > time(rows[i])) {
+    if (time(*other) > time(row)) {
       from = "never";
     } else if (from == "never") {
-      from = absl::StrCat(rows[i].m, " x ", rows[i].k, " by ", rows[i].k, " x ", rows[i].n);
+      from = absl::StrCat(row.m, " x ", row.k, " by ", row.k, " x ", row.n);
     }
   }
   return from;
@@ -152,23 +162,19 @@ std::string Overtakes(const std::vector<GemmRow>& rows, const std::string& first
 }  // namespace
 
 absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options) {
-  std::vector<std::unique_ptr<Backend>> backends;
+  std::vector<GemmRow> rows;
   for (const std::string& device : options.devices) {
     std::string fallback;
-    const bool cpu = device == "cpu";
-    const absl::StatusOr<DeviceOptions> found = FindDevice(
-        {.device = device, .math = cpu ? Math::kFloat32 : options.math, .threads = options.threads}, &fallback);
+    const Math math = device == "cpu" ? Math::kFloat32 : options.math;
+    const absl::StatusOr<DeviceOptions> found =
+        FindDevice({.device = device, .math = math, .threads = options.threads}, &fallback);
     if (!found.ok()) return found.status();
-    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(*found, 0);
+    const absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(*found, 0);
     if (!backend.ok()) return backend.status();
-    backends.push_back(*std::move(backend));
-  }
-  std::vector<GemmRow> rows;
-  for (const Size& size : Sizes()) {
-    for (size_t i = 0; i < backends.size(); ++i) {
+    for (const Size& size : Sizes()) {
       const double flops = 2.0 * static_cast<double>(size.m) * static_cast<double>(size.k * size.n);
-      if (backends[i]->unified() && flops > kFlopsOnCpu) continue;
-      const absl::StatusOr<GemmRow> row = MeasureProduct(options.devices[i], *backends[i], size);
+      if ((*backend)->unified() && flops > kFlopsOnCpu) continue;
+      const absl::StatusOr<GemmRow> row = MeasureProduct(device, **backend, size);
       if (!row.ok()) return row.status();
       rows.push_back(*row);
     }

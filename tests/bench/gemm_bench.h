@@ -24,8 +24,7 @@ struct GemmRow {
   double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n); }
 };
 
-// The sweep (100 + 500 i) × (10 + 50 i) by (10 + 50 i) × (1 + 5 i), i = 0..20, then squares. Rows of a size are one
-// after another, in the order of the devices.
+// For each device the sweep (100 + 500 i) × (10 + 50 i) by (10 + 50 i) × (1 + 5 i), i = 0..20, then squares.
 absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options);
 
 // As a table, with a line that says from which size of the sweep on the last device is faster than the first.

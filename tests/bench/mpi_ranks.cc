@@ -22,6 +22,7 @@ namespace ps {
 namespace {
 
 constexpr int kWarmUpRepeats = 3;
+constexpr int kWarmUpSteps = 10;
 
 bool Allreduce(int elements, int repeats, int rank, int ranks) {
   const std::vector<float> mine(static_cast<size_t>(elements), 1);
@@ -123,7 +124,7 @@ bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, 
     };
   }
   double began = 0;
-  for (int step = -1; step < steps; ++step) {
+  for (int step = -kWarmUpSteps; step < steps; ++step) {
     if (step == 0) {
       MPI_Barrier(MPI_COMM_WORLD);
       began = MPI_Wtime();

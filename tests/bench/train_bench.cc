@@ -15,6 +15,8 @@
 namespace ps {
 namespace {
 
+constexpr int64_t kWarmUpSteps = 10;  // Libraries load their kernels, buffers are touched for the first time.
+
 // Runs work(i) on a thread each; the first error of any.
 template <typename Work>
 absl::Status OnThreads(uint32_t count, Work work) {
@@ -30,6 +32,8 @@ absl::Status OnThreads(uint32_t count, Work work) {
 absl::StatusOr<double> ComputeAlone(const TrainBenchOptions& options, uint32_t rank, std::barrier<>& together) {
   const auto bench = BenchNetwork::Create(options.widths, options.batch_size, options.device, rank);
   if (!bench.ok()) return bench.status();
+  for (int64_t step = 0; step < kWarmUpSteps; ++step) PS_RETURN_IF_ERROR((*bench)->Compute());
+  PS_RETURN_IF_ERROR((*bench)->backend().Synchronize());
   together.arrive_and_wait();
   const TimePoint began = Now();
   for (int64_t step = 0; step < options.steps; ++step) PS_RETURN_IF_ERROR((*bench)->Compute());
@@ -70,7 +74,8 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   worker.client.server = servers[0]->address();
   worker.model.widths = options.widths;
   worker.batch_size = options.batch_size;
-  worker.steps = options.steps;
+  worker.steps = kWarmUpSteps + options.steps;
+  worker.warm_up_steps = kWarmUpSteps;
   worker.device = options.device;
   // Whole steps only: no rank is left without samples at the end of an epoch.
   worker.data.dataset = absl::StrCat("synthetic:samples=", 20 * workers * options.batch_size,

@@ -6,11 +6,18 @@
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
 #include "worker/model/cpu_backend.h"
+#include "worker/model/cuda/backend.h"
 
 namespace ps {
 namespace {
 
-const std::string kReference = PS_TEST_DATA "/reference/";
+// The test data, where the build has them; a machine that only runs what was built says where with PS_TEST_DATA_DIR.
+std::string TestDataDir() {
+  const char* const dir = std::getenv("PS_TEST_DATA_DIR");
+  return dir == nullptr ? PS_TEST_DATA : dir;
+}
+
+const std::string kReference = TestDataDir() + "/reference/";
 
 nlohmann::json ReadJson(const std::string& name) {
   std::ifstream file(kReference + name);
@@ -68,8 +75,18 @@ double LargestDeviation(const std::vector<double>& losses, const std::vector<dou
   return largest;
 }
 
+// In PS_DATA_DIR, or where Debian's package puts it; empty if there is none.
+std::string FashionMnistDir() {
+  const char* const data = std::getenv("PS_DATA_DIR");
+  for (const std::string& dir : {std::string(data == nullptr ? "" : data) + "/fashion-mnist",
+                                 std::string("/usr/share/datasets/fashion-mnist")}) {
+    if (std::filesystem::exists(dir + "/train-images-idx3-ubyte.gz")) return dir;
+  }
+  return "";
+}
+
 // Float32 sums in another order than PyTorch's differ by about 1e-7 a step, and training carries that on.
-void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t workers) {
+void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t workers, const std::string& device) {
   const nlohmann::json trace = ReadJson("mlp_trace.json")["optimizers"][name];
   ServerOptions options = server;
   options.num_workers = workers;
@@ -77,6 +94,8 @@ void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t wor
   WorkerOptions worker;
   worker.model.widths = {784, 64, 32, 10};
   worker.data.dataset = "fashion-mnist";
+  worker.data.data_dir = FashionMnistDir();
+  worker.device.device = device;
   worker.batch_size = 64 / workers;
   worker.steps = 50;
   worker.shuffle = false;
@@ -89,12 +108,8 @@ void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t wor
   CHECK(Distance(cluster.folder.File("final.safetensors"), trace["final"], "mlp_init.safetensors") <= 1e-4);
 }
 
-bool HasFashionMnist() {
-  return std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz");
-}
-
-TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch") {
-  if (!HasFashionMnist()) PS_SKIP("Debian's package dataset-fashion-mnist is not installed");
+void CheckPyTorch(const std::string& device) {
+  if (FashionMnistDir().empty()) PS_SKIP("Debian's package dataset-fashion-mnist is not installed");
   ServerOptions sgd;
   sgd.hyperparameters.learning_rate = 0.1F;
   ServerOptions decay = sgd;
@@ -103,13 +118,13 @@ TEST_CASE("PyTorch's traces are followed by one worker, and by two that share ea
   momentum.optimizer = "momentum";
   momentum.hyperparameters = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0};
   for (const uint32_t workers : {1U, 2U}) {
-    CheckMlp("sgd", sgd, workers);
-    CheckMlp("sgd_weight_decay", decay, workers);
-    CheckMlp("momentum", momentum, workers);
+    CheckMlp("sgd", sgd, workers, device);
+    CheckMlp("sgd_weight_decay", decay, workers, device);
+    CheckMlp("momentum", momentum, workers, device);
   }
 }
 
-TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
+void CheckDt42(const std::string& device) {
   const char* data = std::getenv("PS_DATA_DIR");
   if (data == nullptr || !std::filesystem::exists(std::string(data) + "/mnist")) {
     PS_SKIP("PS_DATA_DIR has no folder mnist");
@@ -123,6 +138,7 @@ TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its di
     WorkerOptions worker;
     worker.model = {.widths = {400, 25, 10}, .activation = Activation::kSigmoid, .loss = Loss::kSigmoidCrossEntropy};
     worker.data = {.dataset = "mnist", .data_dir = data, .crop = 20, .samples_per_class = 500};
+    worker.device.device = device;
     worker.batch_size = 0;
     worker.steps = 1000;
     worker.shuffle = false;
@@ -153,6 +169,22 @@ TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its di
     train.Gather(indices, x.data(), labels.data());
     CHECK(network->Evaluate({.x = x.data(), .labels = labels.data(), .size = 5000})->correct >= 4850);
   }
+}
+
+TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch") { CheckPyTorch("cpu"); }
+
+TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
+  CheckDt42("cpu");
+}
+
+TEST_CASE("GPU: PyTorch's traces are followed by one worker, and by two that share each batch") {
+  if (const auto cards = cuda::CountCards(); !cards.ok()) PS_SKIP(cards.status().message());
+  CheckPyTorch("cuda");
+}
+
+TEST_CASE("GPU: The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
+  if (const auto cards = cuda::CountCards(); !cards.ok()) PS_SKIP(cards.status().message());
+  CheckDt42("cuda");
 }
 
 }  // namespace

@@ -9,7 +9,8 @@
 // was queued before it, and ends before what is queued after it begins. A copy to the host begins when everything
 // queued before it has ended, and runs beside what is queued after it.
 //
-// A backend is used by the thread that made it. Matrices are row-major, without padding, and each begins where memory
+// Waits end when the device has done its work; one that hangs is its driver's to end. A backend is used by the thread
+// that made it, and a thread has one at a time. Matrices are row-major, without padding, and each begins where memory
 // of AllocateDevice begins. Results have the same bits on the same device with the same number of threads and the same
 // libraries.
 #pragma once
@@ -30,6 +31,15 @@ namespace ps {
 using Memory = std::shared_ptr<std::byte>;
 inline float* Floats(const Memory& memory) { return reinterpret_cast<float*>(memory.get()); }
 
+// Work that is queued again and again. Must end before its backend, and before the memory that the work uses.
+class Recording {
+ public:
+  virtual ~Recording() = default;
+  // Queues what `work` queues, which is computation only, and the same each time. A device that can records it once and
+  // replays it.
+  virtual absl::Status Run(const std::function<absl::Status()>& work) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -39,6 +49,8 @@ class Backend {
 
   // Zeroed, 64-byte aligned. RESOURCE_EXHAUSTED if there is not enough.
   virtual absl::StatusOr<Memory> AllocateDevice(int64_t bytes) = 0;
+  // What may still be allocated, others on the device not reckoned with.
+  virtual absl::StatusOr<int64_t> FreeDeviceBytes() = 0;
   // Memory of the host that the device copies from and to at full speed.
   virtual absl::StatusOr<Memory> AllocateHost(int64_t bytes) = 0;
 
@@ -54,9 +66,7 @@ class Backend {
   // The seconds between two marks that were set and reached, in the device's time.
   virtual absl::StatusOr<double> SecondsBetween(int from, int to) = 0;
 
-  // Queues what `work` queues, which is computation only, always the same for the same key and in the same order. A
-  // device that can records it once and replays it.
-  virtual absl::Status Replay(const std::string& key, const std::function<absl::Status()>& work) = 0;
+  virtual std::unique_ptr<Recording> MakeRecording() = 0;
 
   // y [batch, out] = activation(x [batch, in] · weight [out, in]ᵀ + bias [out])
   virtual absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch,

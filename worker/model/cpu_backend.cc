@@ -56,6 +56,11 @@ struct Matmul {
   memory a, b, bias, c;  // Their data handles are set at each use.
 };
 
+class CpuRecording final : public Recording {
+ public:
+  absl::Status Run(const std::function<absl::Status()>& work) override { return work(); }
+};
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads)
@@ -73,6 +78,7 @@ class CpuBackend final : public Backend {
     std::memset(memory, 0, size);
     return Memory(static_cast<std::byte*>(memory), [](std::byte* data) { std::free(data); });
   }
+  absl::StatusOr<int64_t> FreeDeviceBytes() override { return INT64_MAX; }
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return AllocateDevice(bytes); }
 
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
@@ -94,7 +100,7 @@ class CpuBackend final : public Backend {
   absl::StatusOr<double> SecondsBetween(int from, int to) override {
     return Seconds(marks_[static_cast<size_t>(to)] - marks_[static_cast<size_t>(from)]);
   }
-  absl::Status Replay(const std::string&, const std::function<absl::Status()>& work) override { return work(); }
+  std::unique_ptr<Recording> MakeRecording() override { return std::make_unique<CpuRecording>(); }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {

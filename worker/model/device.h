@@ -30,8 +30,8 @@ absl::Status CheckDeviceOptions(const DeviceOptions& options);
 // why. UNAVAILABLE names --device and what is missing.
 absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::string* fallback);
 
-// `cuda` is the card of number rank modulo the number of cards, so that the workers of a host spread over them; several
-// may share one. `auto` must have been found.
+// `cuda` is the card of number rank modulo the host's number of cards: workers whose ranks follow one another on a host
+// spread over its cards. Several may share one. `auto` must have been found.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank);
 
 }  // namespace ps

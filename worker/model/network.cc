@@ -1,16 +1,28 @@
 #include "worker/model/network.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/status.h"
 
 namespace ps {
 namespace {
 
 // Marks of a step; a layer's gradients being in host memory is kStored + layer.
-constexpr int kBegan = 0;
-constexpr int kTurned = 1;
-constexpr int kEnded = 2;
-constexpr int kStored = 3;
+constexpr int kTurned = 0;
+constexpr int kEnded = 1;
+constexpr int kStored = 2;
+
+// Runs a hook and adds up the time.
+template <typename Hook, typename... Arguments>
+absl::Status Call(const Hook& hook, double& seconds, Arguments... arguments) {
+  if (!hook) return absl::OkStatus();
+  const TimePoint began = Now();
+  const absl::Status status = hook(arguments...);
+  seconds += Seconds(Now() - began);
+  return status;
+}
 
 }  // namespace
 
@@ -23,6 +35,8 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& opt
   PS_RETURN_IF_ERROR(network->Allocate());
   return network;
 }
+
+Network::~Network() { (void)backend_.Synchronize(); }
 
 absl::Status Network::Allocate() {
   absl::Status status = absl::OkStatus();
@@ -128,9 +142,9 @@ absl::Status Network::Backward(const Batch& batch, const StepHooks& hooks) {
     PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
     if (!queues) PS_RETURN_IF_ERROR(ready(layer));
   }
-  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
   // The device has all of its work before the first wait.
   for (int layer = options_.layers() - 1; queues && layer >= 0; --layer) PS_RETURN_IF_ERROR(ready(layer));
+  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
   return backend_.Synchronize();
 }
 
@@ -138,24 +152,24 @@ absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHook
   PS_RETURN_IF_ERROR(Check(batch));
   StepResult result;
   if (batch.size == 0) return result;
-  PS_RETURN_IF_ERROR(backend_.SetMark(kBegan));
+  const TimePoint began = Now();
+  double hooks_s = 0;
   for (int layer = 0; layer < options_.layers(); ++layer) {
-    if (hooks.before_layer) PS_RETURN_IF_ERROR(hooks.before_layer(layer));
+    PS_RETURN_IF_ERROR(Call(hooks.before_layer, hooks_s, layer));
     PS_RETURN_IF_ERROR(Load(layer));
     PS_RETURN_IF_ERROR(Forward(batch, layer));
   }
   PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
   PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
+  PS_RETURN_IF_ERROR(Call(hooks.before_backward, hooks_s));
   PS_RETURN_IF_ERROR(backend_.SetMark(kTurned));
-  if (hooks.before_backward) PS_RETURN_IF_ERROR(hooks.before_backward());
   PS_RETURN_IF_ERROR(Backward(batch, hooks));
-  const absl::StatusOr<double> forward = backend_.SecondsBetween(kBegan, kTurned);
-  if (!forward.ok()) return forward.status();
   const absl::StatusOr<double> backward = backend_.SecondsBetween(kTurned, kEnded);
   if (!backward.ok()) return backward.status();
+  const double total = std::max(0.0, Seconds(Now() - began) - hooks_s);
   result.loss = reinterpret_cast<const LossSums*>(host_loss_.get())->loss / static_cast<double>(batch.size);
-  result.forward_s = *forward;
-  result.backward_s = *backward;
+  result.backward_s = std::clamp(*backward, 0.0, total);
+  result.forward_s = total - result.backward_s;
   return result;
 }
 
@@ -175,16 +189,19 @@ absl::StatusOr<LossSums> Network::Evaluate(const Batch& batch) {
 
 absl::Status Network::ComputeStep(const Batch& batch) {
   PS_RETURN_IF_ERROR(Check(batch));
-  const auto place = reinterpret_cast<uintptr_t>(batch.x);
-  return backend_.Replay(absl::StrCat("step ", batch.size, " ", place), [&]() -> absl::Status {
-    for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
-    PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
-    for (int layer = options_.layers() - 1; layer >= 0; --layer) {
-      PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
-      PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
-    }
-    return absl::OkStatus();
-  });
+  std::unique_ptr<Recording>& step = steps_[{batch.x, batch.labels, batch.size}];
+  if (step == nullptr) step = backend_.MakeRecording();
+  return step->Run([&] { return QueueCompute(batch); });
+}
+
+absl::Status Network::QueueCompute(const Batch& batch) {
+  for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
+  PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
+  for (int layer = options_.layers() - 1; layer >= 0; --layer) {
+    PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
+    PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ps

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,11 +16,12 @@
 namespace ps {
 
 // Called during a step, on its thread, so that the exchange can overlap with it. Each may be empty; an error ends the
-// step. Their time counts as the pass's that they are called in, before_backward's as the backward pass's.
+// step.
 struct StepHooks {
   // Before the first read of the layer's parameters.
   std::function<absl::Status(int layer)> before_layer;
-  // All parameters were read, and no gradient was written yet.
+  // The forward pass is done or queued, and no gradient was written yet. Parameters may still be read, until the first
+  // gradient is ready.
   std::function<absl::Status()> before_backward;
   // The layer's gradients are final in host memory, and its parameters were read for the last time in this step. Layers
   // come from the last to the first.
@@ -33,18 +36,23 @@ struct Batch {
 };
 
 struct StepResult {
-  double loss = 0;       // Mean over the batch; 0 for an empty one.
-  double forward_s = 0;  // In the device's time, the wait for hooks included.
+  double loss = 0;  // Mean over the batch; 0 for an empty one.
+  // Together the step's time but for what before_layer and before_backward took.
+  double forward_s = 0;
   double backward_s = 0;
 };
 
-// Not thread-safe; the backend must outlive it. Tensors are numbered as in ModelLayout: 2·layer is the weight,
-// 2·layer + 1 the bias.
+// Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout: 2·layer is the
+// weight, 2·layer + 1 the bias.
 class Network {
  public:
   // max_batch ≥ 1: the largest batch of TrainStep and Evaluate.
   static absl::StatusOr<std::unique_ptr<Network>> Create(const ModelOptions& options, Backend& backend,
                                                          int64_t max_batch);
+  // Waits for what is under way.
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
 
   const ModelOptions& options() const { return options_; }
   const Layout& layout() const { return layout_; }
@@ -81,6 +89,7 @@ class Network {
     return layer + 1 < options_.layers() ? options_.activation : Activation::kNone;
   }
   absl::Status Check(const Batch& batch) const;
+  absl::Status QueueCompute(const Batch& batch);
   // Each queues a layer's part.
   absl::Status Load(int layer);
   absl::Status Forward(const Batch& batch, int layer);
@@ -104,6 +113,7 @@ class Network {
   std::vector<Memory> deltas_;  // Gradients with respect to the same.
   Memory loss_;                 // LossSums, on the device.
   Memory host_loss_;
+  std::map<std::tuple<const float*, const int32_t*, int64_t>, std::unique_ptr<Recording>> steps_;  // ComputeStep's.
 };
 
 }  // namespace ps

@@ -1,6 +1,7 @@
 #include <cmath>
 #include <random>
 
+#include "common/clock.h"
 #include "tests/catch.h"
 #include "worker/model/cpu_backend.h"
 #include "worker/model/network.h"
@@ -95,6 +96,23 @@ TEST_CASE("Layers say that they are ready from the last to the first, and are re
   REQUIRE(test.network->TrainStep(test.Samples(), hooks).ok());
   CHECK(read == std::vector<int>{0, 1, 2});
   CHECK(ready == std::vector<int>{2, 1, 0});
+}
+
+TEST_CASE("A step's times leave out what hooks took before the passes") {
+  Fixture test({Activation::kRelu, Loss::kSoftmaxCrossEntropy, 3});
+  TimePoint ended;
+  const auto take = [&] {  // 20 ms in which something is done.
+    for (const TimePoint end = Now() + std::chrono::milliseconds(20); Now() < end;) ended = Now();
+    return absl::OkStatus();
+  };
+  const StepHooks hooks = {.before_layer = [&](int) { return take(); }, .before_backward = take};
+  const TimePoint began = Now();
+  const auto step = test.network->TrainStep(test.Samples(), hooks);
+  const double total = Seconds(Now() - began);
+  REQUIRE(step.ok());
+  CHECK(step->forward_s >= 0);
+  CHECK(step->backward_s >= 0);
+  CHECK(step->forward_s + step->backward_s <= total - 4 * 0.02);
 }
 
 TEST_CASE("An empty batch has no loss, and one that is too large is refused") {

@@ -1,7 +1,6 @@
 #include "worker/model/cuda/backend.h"
 
 #include <algorithm>
-#include <map>
 #include <type_traits>
 #include <vector>
 
@@ -37,6 +36,43 @@ absl::Status MakeEvent(unsigned int flags, Owned<cudaEvent_t>& event) {
   event.reset(made);
   return absl::OkStatus();
 }
+
+// The first time the work is done as it comes: libraries may load kernels then, and memory is allocated, neither of
+// which can be recorded.
+class Graph final : public Recording {
+ public:
+  explicit Graph(cudaStream_t stream) : stream_(stream) {}
+
+  absl::Status Run(const std::function<absl::Status()>& work) override {
+    if (!done_) {
+      PS_RETURN_IF_ERROR(work());
+      done_ = true;
+      return absl::OkStatus();
+    }
+    if (executable_ == nullptr) PS_RETURN_IF_ERROR(Record(work));
+    return PS_CUDA_STATUS(cudaGraphLaunch(executable_.get(), stream_));
+  }
+
+ private:
+  absl::Status Record(const std::function<absl::Status()>& work) {
+    // Thread-local: other workers of the process may go on allocating.
+    PS_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
+    const absl::Status worked = work();
+    cudaGraph_t recorded = nullptr;
+    const absl::Status ended = PS_CUDA_STATUS(cudaStreamEndCapture(stream_, &recorded));
+    const Owned<cudaGraph_t> graph(recorded);
+    PS_RETURN_IF_ERROR(worked);
+    PS_RETURN_IF_ERROR(ended);
+    cudaGraphExec_t made = nullptr;
+    PS_CUDA_RETURN_IF_ERROR(cudaGraphInstantiateWithFlags(&made, graph.get(), 0));
+    executable_.reset(made);
+    return absl::OkStatus();
+  }
+
+  const cudaStream_t stream_;
+  bool done_ = false;
+  Owned<cudaGraphExec_t> executable_;
+};
 
 class CudaBackend final : public Backend {
  public:
@@ -79,6 +115,13 @@ class CudaBackend final : public Backend {
     PS_CUDA_RETURN_IF_ERROR(cudaMemsetAsync(made, 0, size, compute_.get()));
     PS_CUDA_RETURN_IF_ERROR(cudaStreamSynchronize(compute_.get()));
     return memory;
+  }
+
+  absl::StatusOr<int64_t> FreeDeviceBytes() override {
+    size_t free = 0;
+    size_t total = 0;
+    PS_CUDA_RETURN_IF_ERROR(cudaMemGetInfo(&free, &total));
+    return static_cast<int64_t>(free);
   }
 
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override {
@@ -126,14 +169,7 @@ class CudaBackend final : public Backend {
     return static_cast<double>(milliseconds) / 1e3;
   }
 
-  // The first time the work is done as it comes: libraries may load kernels then, and memory is allocated, neither of
-  // which can be recorded.
-  absl::Status Replay(const std::string& key, const std::function<absl::Status()>& work) override {
-    const auto [found, is_new] = graphs_.try_emplace(key);
-    if (is_new || recording_) return work();
-    if (found->second == nullptr) PS_RETURN_IF_ERROR(Record(work, found->second));
-    return PS_CUDA_STATUS(cudaGraphLaunch(found->second.get(), compute_.get()));
-  }
+  std::unique_ptr<Recording> MakeRecording() override { return std::make_unique<Graph>(compute_.get()); }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
@@ -187,23 +223,6 @@ class CudaBackend final : public Backend {
     return PS_CUDA_STATUS(cudaStreamWaitEvent(download_.get(), computed_.get()));
   }
 
-  absl::Status Record(const std::function<absl::Status()>& work, Owned<cudaGraphExec_t>& executable) {
-    // Thread-local: other workers of the process may go on allocating.
-    PS_CUDA_RETURN_IF_ERROR(cudaStreamBeginCapture(compute_.get(), cudaStreamCaptureModeThreadLocal));
-    recording_ = true;
-    const absl::Status worked = work();
-    recording_ = false;
-    cudaGraph_t recorded = nullptr;
-    const absl::Status ended = PS_CUDA_STATUS(cudaStreamEndCapture(compute_.get(), &recorded));
-    const Owned<cudaGraph_t> graph(recorded);
-    PS_RETURN_IF_ERROR(worked);
-    PS_RETURN_IF_ERROR(ended);
-    cudaGraphExec_t made = nullptr;
-    PS_CUDA_RETURN_IF_ERROR(cudaGraphInstantiate(&made, graph.get(), 0));
-    executable.reset(made);
-    return absl::OkStatus();
-  }
-
   // Recorded work goes on using the memory that it was recorded with.
   absl::Status GrowScratch(int64_t samples) {
     if (samples <= scratch_samples_) return absl::OkStatus();
@@ -227,9 +246,22 @@ class CudaBackend final : public Backend {
   std::unique_ptr<Matmul> matmul_;
   std::vector<Memory> scratch_;
   int64_t scratch_samples_ = 0;
-  std::map<std::string, Owned<cudaGraphExec_t>> graphs_;  // Null until the work came a second time.
-  bool recording_ = false;
 };
+
+// PS_CUDA_OLDEST is the oldest architecture that the build has code for; newer ones run that or theirs.
+absl::StatusOr<int> CheckCapabilities(int cards) {
+  for (int card = 0; card < cards; ++card) {
+    int major = 0;
+    int minor = 0;
+    PS_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card));
+    PS_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, card));
+    if (10 * major + minor < PS_CUDA_OLDEST) {
+      return absl::UnavailableError(absl::StrCat("cuda:", card, " has compute capability ", major, ".", minor,
+                                                 ", this build needs ", PS_CUDA_OLDEST / 10, ".", PS_CUDA_OLDEST % 10));
+    }
+  }
+  return cards;
+}
 
 std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 
@@ -238,7 +270,7 @@ std::string Version(int version) { return absl::StrCat(version / 1000, ".", vers
 absl::StatusOr<int> CountCards() {
   int cards = 0;
   const cudaError_t error = cudaGetDeviceCount(&cards);
-  if (error == cudaSuccess && cards > 0) return cards;
+  if (error == cudaSuccess && cards > 0) return CheckCapabilities(cards);
   (void)cudaGetLastError();
   int driver = 0;
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {

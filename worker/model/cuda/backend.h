@@ -9,7 +9,7 @@
 namespace ps::cuda {
 
 // How many cards there are, at least 1. UNAVAILABLE, saying what is missing: CUDA in this build, a card, a driver, or a
-// driver that is new enough.
+// driver or card that is new enough.
 absl::StatusOr<int> CountCards();
 
 // On card `card`, below CountCards(). Computation is on one stream, and copies each way on one of their own.

@@ -21,18 +21,19 @@ unsigned int Blocks(int64_t work) {
 
 template <Activation activation>
 __device__ float Activate(float z) {
-  if constexpr (activation == Activation::kRelu) return z > 0.0F ? z : 0.0F;
+  if constexpr (activation == Activation::kRelu) return z < 0.0F ? 0.0F : z;  // NaN stays.
   if constexpr (activation == Activation::kSigmoid) return 1.0F / (1.0F + expf(-z));
   if constexpr (activation == Activation::kTanh) return tanhf(z);
   return z;
 }
 
+// dx · activation'(y). Selects where the CPU does: an infinite dx where a relu was off is 0, not NaN.
 template <Activation activation>
-__device__ float Derivative(float y) {
-  if constexpr (activation == Activation::kRelu) return y > 0.0F ? 1.0F : 0.0F;
-  if constexpr (activation == Activation::kSigmoid) return y * (1.0F - y);
-  if constexpr (activation == Activation::kTanh) return 1.0F - y * y;
-  return 1.0F;
+__device__ float TimesDerivative(float dx, float y) {
+  if constexpr (activation == Activation::kRelu) return y > 0.0F ? dx : 0.0F;
+  if constexpr (activation == Activation::kSigmoid) return dx * (y * (1.0F - y));
+  if constexpr (activation == Activation::kTanh) return dx * (1.0F - y * y);
+  return dx;
 }
 
 template <Activation activation>
@@ -42,7 +43,7 @@ __global__ void ActivationKernel(float* y, int64_t n) {
 
 template <Activation activation>
 __global__ void DerivativeKernel(const float* y, float* dx, int64_t n) {
-  PS_GRID_FOR(i, n) dx[i] *= Derivative<activation>(y[i]);
+  PS_GRID_FOR(i, n) dx[i] = TimesDerivative<activation>(dx[i], y[i]);
 }
 
 // Thread (column, row group) of a block adds rows group, group + kRowGroups, …; then the groups are added in order.

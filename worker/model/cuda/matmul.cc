@@ -69,6 +69,12 @@ absl::Status MakeDescriptor(const MatmulShape& shape, Math math, Owned<cublasLtM
   return PS_CUDA_STATUS(set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
 }
 
+absl::Status SetBias(cublasLtMatmulDesc_t descriptor, const float* bias) {
+  if (bias == nullptr) return absl::OkStatus();
+  return PS_CUDA_STATUS(
+      cublasLtMatmulDescSetAttribute(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
+}
+
 }  // namespace
 
 Matmul::Matmul(Math math, cudaStream_t stream) : math_(math), stream_(stream) {}
@@ -86,8 +92,9 @@ Matmul::~Matmul() {
   if (handle_ != nullptr) (void)cublasLtDestroy(handle_);
 }
 
-absl::Status Matmul::MakePlan(const MatmulShape& shape, Planned& plan) const {
+absl::Status Matmul::MakePlan(const MatmulShape& shape, const float* bias, Planned& plan) const {
   PS_RETURN_IF_ERROR(MakeDescriptor(shape, math_, plan.descriptor));
+  PS_RETURN_IF_ERROR(SetBias(plan.descriptor.get(), bias));  // The choice of an algorithm looks at it.
   PS_RETURN_IF_ERROR(shape.transpose_b ? MakeLayout(shape.k, shape.n, plan.b) : MakeLayout(shape.n, shape.k, plan.b));
   PS_RETURN_IF_ERROR(shape.transpose_a ? MakeLayout(shape.m, shape.k, plan.a) : MakeLayout(shape.k, shape.m, plan.a));
   PS_RETURN_IF_ERROR(MakeLayout(shape.n, shape.m, plan.c));
@@ -113,22 +120,19 @@ absl::Status Matmul::MakePlan(const MatmulShape& shape, Planned& plan) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Matmul::Planned*> Matmul::Find(const MatmulShape& shape) {
+absl::StatusOr<Matmul::Planned*> Matmul::Find(const MatmulShape& shape, const float* bias) {
   const auto found = plans_.find(shape);
   if (found != plans_.end()) return found->second.get();
   auto plan = std::make_unique<Planned>();
-  PS_RETURN_IF_ERROR(MakePlan(shape, *plan));
+  PS_RETURN_IF_ERROR(MakePlan(shape, bias, *plan));
   return plans_.emplace(shape, std::move(plan)).first->second.get();
 }
 
 absl::Status Matmul::Multiply(const MatmulShape& shape, const float* a, const float* b, const float* bias, float* c) {
-  const absl::StatusOr<Planned*> found = Find(shape);
+  const absl::StatusOr<Planned*> found = Find(shape, bias);
   if (!found.ok()) return found.status();
   Planned& plan = **found;
-  if (shape.bias) {
-    PS_CUDA_RETURN_IF_ERROR(
-        cublasLtMatmulDescSetAttribute(plan.descriptor.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)));
-  }
+  PS_RETURN_IF_ERROR(SetBias(plan.descriptor.get(), bias));
   const float one = 1.0F;
   const float zero = 0.0F;
   return PS_CUDA_STATUS(cublasLtMatmul(handle_, plan.descriptor.get(), &one, b, plan.b.get(), a, plan.a.get(), &zero, c,

@@ -40,8 +40,8 @@ class Matmul {
  private:
   struct Planned;
   Matmul(Math math, cudaStream_t stream);
-  absl::Status MakePlan(const MatmulShape& shape, Planned& plan) const;
-  absl::StatusOr<Planned*> Find(const MatmulShape& shape);
+  absl::Status MakePlan(const MatmulShape& shape, const float* bias, Planned& plan) const;
+  absl::StatusOr<Planned*> Find(const MatmulShape& shape, const float* bias);
 
   const Math math_;
   const cudaStream_t stream_;

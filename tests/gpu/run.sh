@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# All checks and benchmarks that need a GPU, and a short table of what came out.
+#
+#   tests/gpu/run.sh [BIN_FOLDER]      from the project; build/bin by default
+#   ps-gpu/run.sh                      from an unpacked bundle (tests/gpu/bundle.sh)
+#
+# Logs: runs/gpu/ in the folder that it is started from. Exit status: 0 if nothing failed, which is also so where there is
+# no GPU and all is skipped.
+set -uo pipefail
+
+readonly here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+if [[ -d $here/bin ]]; then
+  readonly bin=$here/bin
+  export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export PS_TEST_DATA_DIR=$here/data/tests PS_DATA_DIR=${PS_DATA_DIR:-$here/data}
+else
+  readonly bin=$(cd "${1:-$here/../../build/bin}" && pwd)
+fi
+readonly logs=$PWD/runs/gpu
+mkdir -p "$logs"
+failed=0 rows=()
+
+# row NAME RESULT
+row() { rows+=("$(printf '| %-44s | %-44s |' "$1" "$2")"); }
+
+# check NAME LIMIT_S COMMAND...: a test; its last line that says something is the result.
+check() {
+  local name=$1 limit=$2 log=$logs/${1//[^a-zA-Z0-9]/-}.log
+  shift 2
+  if timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1; then
+    local ended
+    ended=$(grep -v '^ *$' "$log" | tail -n 1)
+    if grep -q '^SKIPPED:' "$log"; then ended="skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"; fi
+    row "$name" "${ended:0:44}"
+  else
+    row "$name" "FAILED, status $?: $log"
+    failed=$((failed + 1))
+    tail -n 30 "$log"
+  fi
+}
+
+if command -v nvidia-smi >/dev/null; then
+  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
+else
+  echo "there is no nvidia-smi here"
+fi
+
+check "backend" 300 "$bin/model_test" "GPU:*"
+check "devices" 60 "$bin/model_test" "Workers of a host*"
+check "traces of PyTorch and NumPy" 600 "$bin/integration_test" "GPU:*"
+
+for tool in memcheck racecheck; do
+  if ! command -v compute-sanitizer >/dev/null; then
+    row "compute-sanitizer $tool" "skipped: it is not installed"
+  elif ! compute-sanitizer --tool "$tool" "$bin/ps_bench" --help >"$logs/$tool-try.log" 2>&1; then
+    row "compute-sanitizer $tool" "skipped: it does not run on this device"
+  else
+    check "compute-sanitizer $tool" 600 compute-sanitizer --tool "$tool" --error-exitcode 99 "$bin/model_test" "GPU: a network*"
+  fi
+done
+
+readonly gpu=$("$bin/ps_bench" train --device=cuda --model=mlp:4,4 --workers=1 --steps=2 >/dev/null 2>&1 && echo yes || echo no)
+if [[ $gpu == yes ]]; then
+  check "products, CPU and GPU" 300 "$bin/ps_bench" gemm --device=cpu,cuda
+  check "400-25-10 on the CPU" 60 "$bin/ps_bench" train --model=mlp:400,25,10 --batch_size=5000 --workers=1 --steps=200
+  check "400-25-10 on the GPU" 60 "$bin/ps_bench" train --device=cuda --model=mlp:400,25,10 --batch_size=5000 \
+    --workers=1 --steps=200
+  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | PyTorch eager, ms | PyTorch with graphs, ms |\n'
+  printf '|-----:|:---------|---------------:|------------------:|------:|------------------:|------------------------:|\n'
+  for h in 512 2048 8192; do
+    for math in float32 tf32 bfloat16; do
+      log=$logs/step-$h-$math
+      timeout 300 "$bin/ps_bench" train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 \
+        --workers=1 --steps=200 >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+      timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>>"$log.log" ||
+        echo '{}' >"$log-torch.json"
+      python3 - "$h" "$math" "$log.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
+import json, sys
+h, math, ours, torch = sys.argv[1:]
+row = json.load(open(ours))["rows"][0]
+alone, served = (256e3 / row[key] for key in ("alone_samples_per_s", "samples_per_s"))
+torch = json.load(open(torch))
+of = lambda key: f"{torch[key]:.4f}" if key in torch else "-"
+print(f"| {h:>4} | {math:8} | {alone:14.4f} | {served:17.4f} | {served / alone:5.2f} | {of('eager_ms'):>17} | {of('graph_ms'):>23} |")
+PYTHON
+    done
+  done
+else
+  row "benchmarks" "skipped: ps_bench finds no GPU"
+fi
+
+printf '\n| %-44s | %-44s |\n|:%s|:%s|\n' check result "$(printf '%045d' 0 | tr 0 -)" "$(printf '%045d' 0 | tr 0 -)"
+printf '%s\n' "${rows[@]}"
+echo "$failed failed"
+((failed == 0))
