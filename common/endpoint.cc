@@ -10,8 +10,7 @@
 namespace ps {
 namespace {
 
-constexpr int kMaxFrameBytes = (16 << 20) - 1;  // The most that HTTP/2 allows (RFC 9113, 4.2).
-constexpr int kWindowBytes = 64 << 20;          // Bytes that a stream may send ahead of its reader.
+constexpr int kWindowBytes = 64 << 20;  // Bytes that a stream may send ahead of its reader.
 constexpr int kReadChunkBytes = 2 << 20;
 constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full slice is 1 MiB.
 constexpr int kMaxStreams = 128;           // Calls at once on a connection; more wait at the client.
@@ -22,7 +21,6 @@ constexpr int kKeepaliveTimeoutMs = 10000;
 template <typename Set>
 void SetTransportArguments(Set set) {
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
-  set(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kMaxFrameBytes);
   set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
   set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);

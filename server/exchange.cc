@@ -8,8 +8,8 @@
 namespace ps {
 namespace {
 
-// Payload of a reply message: up to three full slices, which a default stub (4 MiB) still reads.
-constexpr size_t kReplyBytes = 3 * kSliceElements * sizeof(float);
+// Payload of a reply message: up to a full slice (tests/bench/TRIALS.md).
+constexpr size_t kReplyBytes = kSliceElements * sizeof(float);
 
 // What a message may hold beside its payload. All of it is kept as long as the payload is, and only that is reserved.
 constexpr size_t kMaxHeaderBytes = 64 << 10;

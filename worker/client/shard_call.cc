@@ -7,9 +7,8 @@
 namespace ps {
 namespace {
 
-// Payload of a message: what is ready, up to three full slices. Fewer messages cost fewer hops between threads; more
-// than 4 MiB no default stub would read.
-constexpr size_t kMessageBytes = 3 * kSliceElements * sizeof(float);
+// Payload of a message: what is ready, up to a full slice (tests/bench/TRIALS.md).
+constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
 
 const char* MethodPath(ShardCall::Kind kind) {
   switch (kind) {

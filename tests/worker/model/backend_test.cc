@@ -423,41 +423,32 @@ TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { 
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
 TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
 
-#define PS_CARD_OR_SKIP(backend)                                                  \
-  const absl::StatusOr<std::unique_ptr<Backend>> backend = OnCard();              \
-  if (absl::IsUnavailable(backend.status())) PS_SKIP(backend.status().message()); \
-  REQUIRE(backend.ok())
+// Runs the check on the first card; skipped where there is none.
+template <typename Check>
+void OnGpu(Check check) {
+  const absl::StatusOr<std::unique_ptr<Backend>> backend = OnCard();
+  if (absl::IsUnavailable(backend.status())) PS_SKIP(backend.status().message());
+  REQUIRE(backend.ok());
+  check(**backend);
+}
 
-TEST_CASE("GPU: dense layers forward and backward agree with plain loops") {
-  PS_CARD_OR_SKIP(backend);
-  CheckDense(**backend);
-}
+TEST_CASE("GPU: dense layers forward and backward agree with plain loops") { OnGpu(CheckDense); }
 TEST_CASE("GPU: losses, their gradients and the count of correct answers agree with plain loops") {
-  PS_CARD_OR_SKIP(backend);
-  CheckLosses(**backend);
+  OnGpu(CheckLosses);
 }
-TEST_CASE("GPU: samples are gathered to the bit") {
-  PS_CARD_OR_SKIP(backend);
-  CheckGather(**backend);
-}
-TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") {
-  PS_CARD_OR_SKIP(backend);
-  CheckRecording(**backend);
-}
-TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") {
-  PS_CARD_OR_SKIP(backend);
-  CheckNotFinite(**backend);
-}
+TEST_CASE("GPU: samples are gathered to the bit") { OnGpu(CheckGather); }
+TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckRecording); }
+TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") { OnGpu(CheckNotFinite); }
 TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
-  PS_CARD_OR_SKIP(backend);
-  CheckNetwork(**backend, *OnCpu());
+  OnGpu([](Backend& backend) { CheckNetwork(backend, *OnCpu()); });
 }
 TEST_CASE("GPU: too much memory is refused in one line, and the next allocation is served") {
-  PS_CARD_OR_SKIP(backend);
-  const absl::Status refused = (*backend)->AllocateDevice(int64_t{1} << 50).status();
-  CHECK(absl::IsResourceExhausted(refused));
-  CHECK(refused.message().find("cudaMalloc") != std::string::npos);
-  CHECK((*backend)->AllocateDevice(1 << 20).ok());
+  OnGpu([](Backend& backend) {
+    const absl::Status refused = backend.AllocateDevice(int64_t{1} << 50).status();
+    CHECK(absl::IsResourceExhausted(refused));
+    CHECK(refused.message().find("cudaMalloc") != std::string::npos);
+    CHECK(backend.AllocateDevice(1 << 20).ok());
+  });
 }
 
 }  // namespace

@@ -20,6 +20,7 @@ struct MatmulShape {
   bool transpose_a, transpose_b;
   bool bias;  // Added to each row, [n].
   bool relu;  // Applied last.
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
   auto operator<=>(const MatmulShape&) const = default;
 };
 
