@@ -129,23 +129,40 @@ absl::Status Network::BackwardInput(const Batch& batch, int layer) {
                                      width(layer + 1), activation(layer - 1));
 }
 
-absl::Status Network::Backward(const Batch& batch, const StepHooks& hooks) {
-  const auto ready = [&](int layer) -> absl::Status {
-    if (!hooks.gradient_ready) return absl::OkStatus();
-    PS_RETURN_IF_ERROR(backend_.AwaitMark(kStored + layer));
-    return hooks.gradient_ready(layer);
-  };
-  const bool queues = !backend_.unified();
+absl::Status Network::BackwardAtOnce(const Batch& batch, const StepHooks& hooks) {
   for (int layer = options_.layers() - 1; layer >= 0; --layer) {
     PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
-    PS_RETURN_IF_ERROR(Store(layer));
     PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
-    if (!queues) PS_RETURN_IF_ERROR(ready(layer));
+    if (hooks.gradient_ready) PS_RETURN_IF_ERROR(hooks.gradient_ready(layer));
   }
-  // The device has all of its work before the first wait.
-  for (int layer = options_.layers() - 1; queues && layer >= 0; --layer) PS_RETURN_IF_ERROR(ready(layer));
-  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
-  return backend_.Synchronize();
+  return absl::OkStatus();
+}
+
+absl::Status Network::BackwardQueued(const Batch& batch, const StepHooks& hooks) {
+  const Recordings& recordings = RecordingsOf(batch);
+  const int last = options_.layers() - 1;
+  for (int layer = last; layer >= 0; --layer) {
+    const auto part = [&]() -> absl::Status {
+      if (layer < last) PS_RETURN_IF_ERROR(BackwardInput(batch, layer + 1));
+      return BackwardWeights(batch, layer);
+    };
+    PS_RETURN_IF_ERROR(recordings.layers[static_cast<size_t>(layer)]->Run(part));
+    PS_RETURN_IF_ERROR(Store(layer));
+  }
+  for (int layer = last; layer >= 0 && hooks.gradient_ready; --layer) {
+    PS_RETURN_IF_ERROR(backend_.AwaitMark(kStored + layer));
+    PS_RETURN_IF_ERROR(hooks.gradient_ready(layer));
+  }
+  return absl::OkStatus();
+}
+
+Network::Recordings& Network::RecordingsOf(const Batch& batch) {
+  Recordings& recordings = recordings_[{batch.x, batch.labels, batch.size}];
+  if (recordings.step == nullptr) {
+    recordings.step = backend_.MakeRecording();
+    for (int layer = 0; layer < options_.layers(); ++layer) recordings.layers.push_back(backend_.MakeRecording());
+  }
+  return recordings;
 }
 
 absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHooks& hooks) {
@@ -163,7 +180,9 @@ absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHook
   PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
   PS_RETURN_IF_ERROR(Call(hooks.before_backward, hooks_s));
   PS_RETURN_IF_ERROR(backend_.SetMark(kTurned));
-  PS_RETURN_IF_ERROR(Backward(batch, hooks));
+  PS_RETURN_IF_ERROR(backend_.unified() ? BackwardAtOnce(batch, hooks) : BackwardQueued(batch, hooks));
+  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
+  PS_RETURN_IF_ERROR(backend_.Synchronize());
   const absl::StatusOr<double> backward = backend_.SecondsBetween(kTurned, kEnded);
   if (!backward.ok()) return backward.status();
   const double total = std::max(0.0, Seconds(Now() - began) - hooks_s);
@@ -189,9 +208,7 @@ absl::StatusOr<LossSums> Network::Evaluate(const Batch& batch) {
 
 absl::Status Network::ComputeStep(const Batch& batch) {
   PS_RETURN_IF_ERROR(Check(batch));
-  std::unique_ptr<Recording>& step = steps_[{batch.x, batch.labels, batch.size}];
-  if (step == nullptr) step = backend_.MakeRecording();
-  return step->Run([&] { return QueueCompute(batch); });
+  return RecordingsOf(batch).step->Run([&] { return QueueCompute(batch); });
 }
 
 absl::Status Network::QueueCompute(const Batch& batch) {

@@ -82,6 +82,12 @@ class Network {
     Memory gradients;
     int64_t bytes = 0;
   };
+  // Of the work on a batch of one size in one place: ComputeStep's, and of each layer's part of TrainStep's backward
+  // pass.
+  struct Recordings {
+    std::unique_ptr<Recording> step;
+    std::vector<std::unique_ptr<Recording>> layers;
+  };
   Network(const ModelOptions& options, Backend& backend, int64_t max_batch);
   absl::Status Allocate();
   int64_t width(int layer) const { return options_.widths[static_cast<size_t>(layer)]; }
@@ -97,8 +103,11 @@ class Network {
   absl::Status BackwardWeights(const Batch& batch, int layer);
   absl::Status BackwardInput(const Batch& batch, int layer);
   absl::Status Store(int layer);
-  // Backward pass; each layer's gradients are stored and told as soon as they are there.
-  absl::Status Backward(const Batch& batch, const StepHooks& hooks);
+  // The backward pass, where work is done as it is queued: each layer's gradients are told as soon as they are there.
+  absl::Status BackwardAtOnce(const Batch& batch, const StepHooks& hooks);
+  // Where work is queued: the device has all of it before the first wait.
+  absl::Status BackwardQueued(const Batch& batch, const StepHooks& hooks);
+  Recordings& RecordingsOf(const Batch& batch);
   const float* input(const Batch& batch, int layer) const {
     return layer == 0 ? batch.x : Floats(activations_[static_cast<size_t>(layer)]);
   }
@@ -113,7 +122,7 @@ class Network {
   std::vector<Memory> deltas_;  // Gradients with respect to the same.
   Memory loss_;                 // LossSums, on the device.
   Memory host_loss_;
-  std::map<std::tuple<const float*, const int32_t*, int64_t>, std::unique_ptr<Recording>> steps_;  // ComputeStep's.
+  std::map<std::tuple<const float*, const int32_t*, int64_t>, Recordings> recordings_;
 };
 
 }  // namespace ps

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "tests/catch.h"
+#include "tests/worker/model/queued_backend.h"
 #include "worker/model/cpu_backend.h"
 #include "worker/model/cuda/backend.h"
 #include "worker/model/network.h"
@@ -362,12 +363,20 @@ void CheckNetwork(Backend& backend, Backend& other) {
     Outcome first;
     for (int i = 0; i < 4; ++i) {
       std::vector<int> ready;
+      std::vector<float> told;  // Of each layer's gradients the last, when it is said to be ready.
+      for (size_t t = 0; t < initial.size(); ++t)
+        std::fill(network->gradients(t).begin(), network->gradients(t).end(), 7);
       const StepHooks hooks = {.gradient_ready = [&](int layer) {
         ready.push_back(layer);
+        told.push_back(network->gradients(2 * static_cast<size_t>(layer)).back());
+        told.push_back(network->gradients(2 * static_cast<size_t>(layer) + 1).back());
         return absl::OkStatus();
       }};
       const absl::StatusOr<StepResult> step = network->TrainStep(batch, hooks);
       REQUIRE(step.ok());
+      for (size_t k = 0; k < told.size(); ++k) {
+        CHECK(told[k] == network->gradients(2 * static_cast<size_t>(ready[k / 2]) + k % 2).back());
+      }
       CHECK(ready == std::vector<int>{2, 1, 0});
       CHECK(step->forward_s >= 0);
       CHECK(step->backward_s > 0);
@@ -422,6 +431,16 @@ TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
 TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckRecording(*OnCpu()); }
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
 TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
+
+TEST_CASE("Queued: a network's steps are the CPU's to the bit, however late work is done") {
+  QueuedBackend backend;
+  CheckNetwork(backend, *OnCpu());
+  CHECK(backend.recordings() > 0);
+}
+TEST_CASE("Queued: recorded work gives the same bits and reads its inputs anew") {
+  QueuedBackend backend;
+  CheckRecording(backend);
+}
 
 // Runs the check on the first card; skipped where there is none.
 template <typename Check>

@@ -1,0 +1,64 @@
+#include "worker/batches.h"
+
+#include <numeric>
+
+#include "tests/catch.h"
+#include "tests/worker/model/queued_backend.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kFeatures = 5;
+
+Dataset Make(bool bytes) {
+  DatasetContent content;
+  content.features = kFeatures;
+  content.classes = 100;
+  for (int32_t i = 0; i < 100; ++i) {
+    content.labels.push_back(99 - i);
+    for (int64_t k = 0; k < kFeatures; ++k) {
+      if (bytes) content.bytes.push_back(static_cast<uint8_t>(i + k));
+      if (!bytes) content.floats.push_back(static_cast<float>(i) + 0.25F * static_cast<float>(k));
+    }
+  }
+  return *Dataset::Create(std::move(content));
+}
+
+void CheckBatches(Backend& backend, bool bytes, bool resident) {
+  const Dataset dataset = Make(bytes);
+  const auto batches = *Batches::Create(dataset, backend, 30);
+  REQUIRE(batches->KeepSamples().ok());
+  CHECK(batches->resident() == resident);
+  for (const int32_t first : {0, 7, 70}) {
+    std::vector<int32_t> indices(first == 70 ? 13 : 30);  // The last is smaller.
+    std::iota(indices.rbegin(), indices.rend(), first);
+    std::vector<float> x(indices.size() * kFeatures);
+    std::vector<int32_t> labels(indices.size());
+    dataset.Gather(indices, x.data(), labels.data());
+    const absl::StatusOr<Batch> batch = batches->Load(indices);
+    REQUIRE(batch.ok());
+    REQUIRE(batch->size == static_cast<int64_t>(indices.size()));
+    std::vector<float> got_x(x.size());
+    std::vector<int32_t> got_labels(labels.size());
+    REQUIRE(backend.CopyToHost(batch->x, got_x.data(), static_cast<int64_t>(x.size() * sizeof(float))).ok());
+    REQUIRE(backend.CopyToHost(batch->labels, got_labels.data(), static_cast<int64_t>(labels.size() * sizeof(int32_t)))
+                .ok());
+    REQUIRE(backend.Synchronize().ok());
+    CHECK(got_x == x);
+    CHECK(got_labels == labels);
+  }
+}
+
+TEST_CASE("Batches are the data set's samples, gathered by the device where they fit, else by the host") {
+  const auto cpu = *CreateCpuBackend(1);
+  QueuedBackend roomy;
+  QueuedBackend full(int64_t{1} << 30);  // The reserve.
+  for (const bool bytes : {false, true}) {
+    CheckBatches(*cpu, bytes, true);
+    CheckBatches(roomy, bytes, true);
+    CheckBatches(full, bytes, false);
+  }
+}
+
+}  // namespace
+}  // namespace ps

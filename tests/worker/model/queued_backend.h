@@ -1,0 +1,137 @@
+// A backend as a GPU's is, on the CPU: memory of its own, and work that is queued. What may be late is as late as the
+// contract allows (computation and copies to the host: when a mark is awaited), and what may be early as early (copies
+// to the device: at once). So whoever does not keep the contract computes something else.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/model/cpu_backend.h"
+
+namespace ps {
+
+class QueuedBackend final : public Backend {
+ public:
+  // free_bytes: what FreeDeviceBytes says.
+  explicit QueuedBackend(int64_t free_bytes = INT64_MAX) : cpu_(*CreateCpuBackend(1)), free_bytes_(free_bytes) {}
+
+  std::string name() const override { return "queued " + cpu_->name(); }
+  bool unified() const override { return false; }
+  absl::StatusOr<Memory> AllocateDevice(int64_t bytes) override { return cpu_->AllocateDevice(bytes); }
+  absl::StatusOr<int64_t> FreeDeviceBytes() override { return free_bytes_; }
+  absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return cpu_->AllocateDevice(bytes); }
+
+  absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
+    return cpu_->CopyToDevice(host, device, bytes);
+  }
+  absl::Status CopyToHost(const void* device, void* host, int64_t bytes) override {
+    return Queue([=, this] { return cpu_->CopyToHost(device, host, bytes); });
+  }
+  absl::Status Synchronize() override { return RunUntil(queue_.size()); }
+
+  absl::Status SetMark(int mark) override {
+    marks_[mark] = queued_;
+    return Queue([=, this] { return cpu_->SetMark(mark); });
+  }
+  absl::Status AwaitMark(int mark) override {
+    const size_t done = queued_ - queue_.size();
+    return marks_[mark] < done ? absl::OkStatus() : RunUntil(marks_[mark] - done + 1);
+  }
+  absl::StatusOr<double> SecondsBetween(int from, int to) override { return cpu_->SecondsBetween(from, to); }
+
+  std::unique_ptr<Recording> MakeRecording() override {
+    ++recordings_;
+    return std::make_unique<Replay>(*this);
+  }
+  size_t recordings() const { return recordings_; }
+
+  absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
+                            int64_t out, Activation activation) override {
+    return Queue([=, this] { return cpu_->DenseForward(x, weight, bias, y, batch, in, out, activation); });
+  }
+  absl::Status DenseBackwardInput(const float* dy, const float* weight, const float* y, float* dx, int64_t batch,
+                                  int64_t in, int64_t out, Activation activation) override {
+    return Queue([=, this] { return cpu_->DenseBackwardInput(dy, weight, y, dx, batch, in, out, activation); });
+  }
+  absl::Status DenseBackwardWeights(const float* dy, const float* x, float* d_weight, float* d_bias, int64_t batch,
+                                    int64_t in, int64_t out) override {
+    return Queue([=, this] { return cpu_->DenseBackwardWeights(dy, x, d_weight, d_bias, batch, in, out); });
+  }
+  absl::Status LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
+                               int64_t classes, LossSums* sums) override {
+    return Queue([=, this] { return cpu_->LossAndGradient(loss, outputs, labels, d_outputs, batch, classes, sums); });
+  }
+  absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
+                      float* x) override {
+    return Queue([=, this] { return cpu_->Gather(samples, indices, count, features, x); });
+  }
+  absl::Status Gather(const float* samples, const int32_t* indices, int64_t count, int64_t features,
+                      float* x) override {
+    return Queue([=, this] { return cpu_->Gather(samples, indices, count, features, x); });
+  }
+  absl::Status Gather(const int32_t* labels, const int32_t* indices, int64_t count, int32_t* gathered) override {
+    return Queue([=, this] { return cpu_->Gather(labels, indices, count, gathered); });
+  }
+
+ private:
+  using Work = std::function<absl::Status()>;
+
+  // As a graph does: the first time as it comes, then recorded, then replayed without asking again.
+  class Replay final : public Recording {
+   public:
+    explicit Replay(QueuedBackend& backend) : backend_(backend) {}
+    absl::Status Run(const Work& work) override {
+      if (!done_) {
+        done_ = true;
+        return work();
+      }
+      if (recorded_.empty()) {
+        backend_.recording_ = &recorded_;
+        const absl::Status status = work();
+        backend_.recording_ = nullptr;
+        if (!status.ok()) return status;
+      }
+      for (const Work& each : recorded_) (void)backend_.Queue(each);
+      return absl::OkStatus();
+    }
+
+   private:
+    QueuedBackend& backend_;
+    bool done_ = false;
+    std::vector<Work> recorded_;
+  };
+
+  absl::Status Queue(Work work) {
+    if (recording_ != nullptr) {
+      recording_->push_back(std::move(work));
+      return absl::OkStatus();
+    }
+    queue_.push_back(std::move(work));
+    ++queued_;
+    return absl::OkStatus();
+  }
+
+  absl::Status RunUntil(size_t count) {
+    for (; count > 0; --count) {
+      const Work work = std::move(queue_.front());
+      queue_.pop_front();
+      if (absl::Status status = work(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  const std::unique_ptr<Backend> cpu_;
+  const int64_t free_bytes_;
+  std::deque<Work> queue_;
+  size_t queued_ = 0;            // Ever.
+  std::map<int, size_t> marks_;  // The place of each in the queue, counted from the first ever.
+  std::vector<Work>* recording_ = nullptr;
+  size_t recordings_ = 0;
+};
+
+}  // namespace ps
