@@ -31,8 +31,9 @@ absl::Status Batches::Allocate(int64_t bytes, Memory& device, Memory* host) {
   device = *std::move(memory);
   if (host == nullptr) return absl::OkStatus();
   memory = backend_.unified() ? device : backend_.AllocateHost(bytes);
-  if (memory.ok()) *host = *std::move(memory);
-  return memory.status();
+  if (!memory.ok()) return memory.status();
+  *host = *std::move(memory);
+  return absl::OkStatus();
 }
 
 absl::Status Batches::KeepSamples() {

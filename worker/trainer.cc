@@ -168,8 +168,9 @@ absl::Status Trainer::MakeBatches() {
     if (dataset.size() == 0) return absl::OkStatus();
     absl::StatusOr<std::unique_ptr<Batches>> made =
         Batches::Create(dataset, *backend_, std::min(largest, dataset.size()));
-    if (made.ok()) batches = *std::move(made);
-    return made.status();
+    if (!made.ok()) return made.status();
+    batches = *std::move(made);
+    return absl::OkStatus();
   };
   PS_RETURN_IF_ERROR(make(data_.train, sampler_->batch_size(), train_batches_));
   PS_RETURN_IF_ERROR(make(data_.test, kEvaluationBatch, test_batches_));
