@@ -1,53 +1,12 @@
 // What a backend computes, against plain loops in double precision, on every backend that is here.
 #include <cmath>
 #include <limits>
-#include <random>
 
-#include "tests/catch.h"
+#include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
-#include "worker/model/cpu_backend.h"
-#include "worker/model/cuda/backend.h"
-#include "worker/model/network.h"
 
 namespace ps {
 namespace {
-
-using Values = std::vector<float>;
-
-Values Random(size_t count, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  Values values(count);
-  for (float& value : values) value = uniform(random);
-  return values;
-}
-
-// Copies to and from a backend's memory.
-class OnDevice {
- public:
-  explicit OnDevice(Backend& backend) : backend_(backend) {}
-
-  template <typename T>
-  T* Put(const std::vector<T>& values) {
-    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
-    memory_.push_back(*backend_.AllocateDevice(bytes));
-    REQUIRE(backend_.CopyToDevice(values.data(), memory_.back().get(), bytes).ok());
-    REQUIRE(backend_.Synchronize().ok());
-    return reinterpret_cast<T*>(memory_.back().get());
-  }
-
-  template <typename T>
-  std::vector<T> Get(const T* device, size_t count) {
-    std::vector<T> values(count);
-    REQUIRE(backend_.CopyToHost(device, values.data(), static_cast<int64_t>(count * sizeof(T))).ok());
-    REQUIRE(backend_.Synchronize().ok());
-    return values;
-  }
-
- private:
-  Backend& backend_;
-  std::vector<Memory> memory_;
-};
 
 struct Shape {
   int64_t batch, in, out;
@@ -83,15 +42,6 @@ double Derivative(Activation activation, double y) {
       return 1 - y * y;
   }
   return 1;
-}
-
-// The largest error, as a share of what float32 allows a sum, in any order, of `terms` products of numbers below 1.
-double Error(const Values& values, const std::vector<double>& expected, int64_t terms) {
-  double largest = 0;
-  for (size_t i = 0; i < values.size(); ++i) {
-    largest = std::max(largest, std::abs(static_cast<double>(values[i]) - expected[i]));
-  }
-  return largest / (1e-6 + 1e-6 * std::sqrt(static_cast<double>(terms)) + 3e-8 * static_cast<double>(terms));
 }
 
 constexpr Activation kActivations[] = {Activation::kNone, Activation::kRelu, Activation::kSigmoid, Activation::kTanh};
@@ -341,88 +291,6 @@ void CheckNotFinite(Backend& backend) {
   CHECK(std::isnan(device.Get(sums, 1)[0].loss));
 }
 
-// Steps of a network: the same bits each time, replayed or not, and the same as another backend's but for rounding.
-void CheckNetwork(Backend& backend, Backend& other) {
-  const ModelOptions model = {.widths = {50, 33, 20, 7}, .activation = Activation::kTanh};
-  constexpr int64_t kBatch = 19;
-  const Values x = Random(50 * kBatch, 1);
-  std::vector<int32_t> labels;
-  for (int64_t b = 0; b < kBatch; ++b) labels.push_back(static_cast<int32_t>(b % 7));
-  struct Outcome {
-    double loss = 0;
-    std::vector<Values> gradients;
-  };
-  const auto run = [&](Backend& on) {
-    OnDevice device(on);
-    const auto network = *Network::Create(model, on, kBatch);
-    const auto initial = InitialValues(model, Init::kGlorot, 3);
-    for (size_t t = 0; t < initial.size(); ++t) {
-      std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
-    }
-    const Batch batch = {.x = device.Put(x), .labels = device.Put(labels), .size = kBatch};
-    Outcome first;
-    for (int i = 0; i < 4; ++i) {
-      std::vector<int> ready;
-      std::vector<float> told;  // Of each layer's gradients the last, when it is said to be ready.
-      for (size_t t = 0; t < initial.size(); ++t)
-        std::fill(network->gradients(t).begin(), network->gradients(t).end(), 7);
-      const StepHooks hooks = {.gradient_ready = [&](int layer) {
-        ready.push_back(layer);
-        told.push_back(network->gradients(2 * static_cast<size_t>(layer)).back());
-        told.push_back(network->gradients(2 * static_cast<size_t>(layer) + 1).back());
-        return absl::OkStatus();
-      }};
-      const absl::StatusOr<StepResult> step = network->TrainStep(batch, hooks);
-      REQUIRE(step.ok());
-      for (size_t k = 0; k < told.size(); ++k) {
-        CHECK(told[k] == network->gradients(2 * static_cast<size_t>(ready[k / 2]) + k % 2).back());
-      }
-      CHECK(ready == std::vector<int>{2, 1, 0});
-      CHECK(step->forward_s >= 0);
-      CHECK(step->backward_s > 0);
-      Outcome outcome = {.loss = step->loss};
-      for (size_t t = 0; t < initial.size(); ++t) {
-        const std::span<float> gradients = network->gradients(t);
-        outcome.gradients.emplace_back(gradients.begin(), gradients.end());
-      }
-      if (i == 0) first = outcome;
-      CHECK(outcome.loss == first.loss);
-      CHECK(outcome.gradients == first.gradients);
-    }
-    // Other parameters, a smaller batch: then the first again.
-    const Batch smaller = {.x = batch.x, .labels = batch.labels, .size = 3};
-    network->parameters(0)[0] += 0.5F;
-    const absl::StatusOr<StepResult> changed = network->TrainStep(smaller, {});
-    REQUIRE(changed.ok());
-    CHECK(changed->loss != first.loss);
-    network->parameters(0)[0] = initial[0][0];
-    CHECK(network->TrainStep(batch, {})->loss == first.loss);
-    REQUIRE(network->LoadParameters().ok());
-    const absl::StatusOr<LossSums> evaluated = network->Evaluate(batch);
-    REQUIRE(evaluated.ok());
-    CHECK(evaluated->loss / static_cast<double>(kBatch) == first.loss);
-    for (int i = 0; i < 4; ++i) REQUIRE(network->ComputeStep(batch).ok());
-    REQUIRE(on.Synchronize().ok());
-    return first;
-  };
-  const Outcome ours = run(backend);
-  const Outcome theirs = run(other);
-  CHECK(ours.loss == Approx(theirs.loss).epsilon(1e-5));
-  for (size_t t = 0; t < ours.gradients.size(); ++t) {
-    const std::vector<double> expected(theirs.gradients[t].begin(), theirs.gradients[t].end());
-    CHECK(Error(ours.gradients[t], expected, 1) < 1);
-  }
-}
-
-std::unique_ptr<Backend> OnCpu() { return *CreateCpuBackend(1); }
-
-// The first card, or why there is none.
-absl::StatusOr<std::unique_ptr<Backend>> OnCard() {
-  const absl::StatusOr<int> cards = cuda::CountCards();
-  if (!cards.ok()) return cards.status();
-  return cuda::CreateBackend(0, Math::kFloat32);
-}
-
 TEST_CASE("CPU: dense layers forward and backward agree with plain loops") { CheckDense(*OnCpu()); }
 TEST_CASE("CPU: losses, their gradients and the count of correct answers agree with plain loops") {
   CheckLosses(*OnCpu());
@@ -430,25 +298,9 @@ TEST_CASE("CPU: losses, their gradients and the count of correct answers agree w
 TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
 TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckRecording(*OnCpu()); }
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
-TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
-
-TEST_CASE("Queued: a network's steps are the CPU's to the bit, however late work is done") {
-  QueuedBackend backend;
-  CheckNetwork(backend, *OnCpu());
-  CHECK(backend.recordings() > 0);
-}
 TEST_CASE("Queued: recorded work gives the same bits and reads its inputs anew") {
   QueuedBackend backend;
   CheckRecording(backend);
-}
-
-// Runs the check on the first card; skipped where there is none.
-template <typename Check>
-void OnGpu(Check check) {
-  const absl::StatusOr<std::unique_ptr<Backend>> backend = OnCard();
-  if (absl::IsUnavailable(backend.status())) PS_SKIP(backend.status().message());
-  REQUIRE(backend.ok());
-  check(**backend);
 }
 
 TEST_CASE("GPU: dense layers forward and backward agree with plain loops") { OnGpu(CheckDense); }
@@ -458,9 +310,6 @@ TEST_CASE("GPU: losses, their gradients and the count of correct answers agree w
 TEST_CASE("GPU: samples are gathered to the bit") { OnGpu(CheckGather); }
 TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckRecording); }
 TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") { OnGpu(CheckNotFinite); }
-TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
-  OnGpu([](Backend& backend) { CheckNetwork(backend, *OnCpu()); });
-}
 TEST_CASE("GPU: too much memory is refused in one line, and the next allocation is served") {
   OnGpu([](Backend& backend) {
     const absl::Status refused = backend.AllocateDevice(int64_t{1} << 50).status();

@@ -18,7 +18,7 @@ cudaError_t ApplyDerivative(Activation activation, const float* y, float* dx, in
 // sums [columns] = the column sums of matrix [rows, columns].
 cudaError_t ColumnSums(const float* matrix, float* sums, int64_t rows, int64_t columns, cudaStream_t stream);
 
-// One sample's part of LossSums, in LossOfSamples' scratch memory.
+// One sample's part of LossSums, in LossAndGradient's scratch memory.
 struct SampleLoss {
   double loss;
   int32_t correct;

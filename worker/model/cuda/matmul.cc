@@ -60,7 +60,6 @@ absl::Status MakeDescriptor(const MatmulShape& shape, Math math, Owned<cublasLtM
   const cublasOperation_t second = shape.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   if (shape.bias) epilogue = shape.relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
-  if (!shape.bias && shape.relu) epilogue = CUBLASLT_EPILOGUE_RELU;
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
     return cublasLtMatmulDescSetAttribute(made, attribute, &value, sizeof(value));
   };

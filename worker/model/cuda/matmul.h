@@ -19,7 +19,7 @@ struct MatmulShape {
   int64_t m, n, k;
   bool transpose_a, transpose_b;
   bool bias;  // Added to each row, [n].
-  bool relu;  // Applied last.
+  bool relu;  // Applied last; only where there is a bias.
   // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 means the 0 inside.
   auto operator<=>(const MatmulShape&) const = default;
 };

@@ -1,0 +1,95 @@
+// A network's steps on every backend that is here.
+#include "worker/model/network.h"
+
+#include "tests/worker/model/on_device.h"
+#include "tests/worker/model/queued_backend.h"
+
+namespace ps {
+namespace {
+
+// Steps of a network: the same bits each time, replayed or not, and the same as another backend's but for rounding.
+void CheckNetwork(Backend& backend, Backend& other) {
+  const ModelOptions model = {.widths = {50, 33, 20, 7}, .activation = Activation::kTanh};
+  constexpr int64_t kBatch = 19;
+  const Values x = Random(50 * kBatch, 1);
+  std::vector<int32_t> labels;
+  for (int64_t b = 0; b < kBatch; ++b) labels.push_back(static_cast<int32_t>(b % 7));
+  struct Outcome {
+    double loss = 0;
+    std::vector<Values> gradients;
+  };
+  const auto run = [&](Backend& on) {
+    OnDevice device(on);
+    const auto network = *Network::Create(model, on, kBatch);
+    const auto initial = InitialValues(model, Init::kGlorot, 3);
+    for (size_t t = 0; t < initial.size(); ++t) {
+      std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
+    }
+    const Batch batch = {.x = device.Put(x), .labels = device.Put(labels), .size = kBatch};
+    Outcome first;
+    for (int i = 0; i < 4; ++i) {
+      std::vector<int> ready;
+      std::vector<float> told;  // Of each layer's gradients the last, when it is said to be ready.
+      for (size_t t = 0; t < initial.size(); ++t)
+        std::fill(network->gradients(t).begin(), network->gradients(t).end(), 7);
+      const StepHooks hooks = {.gradient_ready = [&](int layer) {
+        ready.push_back(layer);
+        told.push_back(network->gradients(2 * static_cast<size_t>(layer)).back());
+        told.push_back(network->gradients(2 * static_cast<size_t>(layer) + 1).back());
+        return absl::OkStatus();
+      }};
+      const absl::StatusOr<StepResult> step = network->TrainStep(batch, hooks);
+      REQUIRE(step.ok());
+      for (size_t k = 0; k < told.size(); ++k) {
+        CHECK(told[k] == network->gradients(2 * static_cast<size_t>(ready[k / 2]) + k % 2).back());
+      }
+      CHECK(ready == std::vector<int>{2, 1, 0});
+      CHECK(step->forward_s >= 0);
+      CHECK(step->backward_s > 0);
+      Outcome outcome = {.loss = step->loss};
+      for (size_t t = 0; t < initial.size(); ++t) {
+        const std::span<float> gradients = network->gradients(t);
+        outcome.gradients.emplace_back(gradients.begin(), gradients.end());
+      }
+      if (i == 0) first = outcome;
+      CHECK(outcome.loss == first.loss);
+      CHECK(outcome.gradients == first.gradients);
+    }
+    // Other parameters, a smaller batch: then the first again.
+    const Batch smaller = {.x = batch.x, .labels = batch.labels, .size = 3};
+    network->parameters(0)[0] += 0.5F;
+    const absl::StatusOr<StepResult> changed = network->TrainStep(smaller, {});
+    REQUIRE(changed.ok());
+    CHECK(changed->loss != first.loss);
+    network->parameters(0)[0] = initial[0][0];
+    CHECK(network->TrainStep(batch, {})->loss == first.loss);
+    REQUIRE(network->LoadParameters().ok());
+    const absl::StatusOr<LossSums> evaluated = network->Evaluate(batch);
+    REQUIRE(evaluated.ok());
+    CHECK(evaluated->loss / static_cast<double>(kBatch) == first.loss);
+    for (int i = 0; i < 4; ++i) REQUIRE(network->ComputeStep(batch).ok());
+    REQUIRE(on.Synchronize().ok());
+    return first;
+  };
+  const Outcome ours = run(backend);
+  const Outcome theirs = run(other);
+  CHECK(ours.loss == Approx(theirs.loss).epsilon(1e-5));
+  for (size_t t = 0; t < ours.gradients.size(); ++t) {
+    const std::vector<double> expected(theirs.gradients[t].begin(), theirs.gradients[t].end());
+    CHECK(Error(ours.gradients[t], expected, 1) < 1);
+  }
+}
+
+TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
+
+TEST_CASE("Queued: a network's steps are the CPU's, however late work is done") {
+  QueuedBackend backend;
+  CheckNetwork(backend, *OnCpu());
+  CHECK(backend.recordings() > 0);
+}
+TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
+  OnGpu([](Backend& backend) { CheckNetwork(backend, *OnCpu()); });
+}
+
+}  // namespace
+}  // namespace ps
