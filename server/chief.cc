@@ -103,6 +103,7 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   const absl::StatusOr<Member*> joined = membership_.Join(
       request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
   if (!joined.ok()) return refuse(joined.status());
+  (*joined)->ticket = request.ticket();
   const Member member = **joined;
   if (!plan_.has_value()) {
     plan_.emplace(FromProto(request.layout()), options_.num_shards);
@@ -212,9 +213,16 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
     }
     return absl::OkStatus();
   }
-  const absl::StatusOr<Member*> found = FindMember(request.id(), now);
-  if (!found.ok()) return found.status();
-  const Member member = **found;
+  Member member;
+  if (request.ticket() != 0) {
+    const Member* joined = membership_.FindTicket(request.ticket());
+    if (joined == nullptr) return absl::OkStatus();
+    member = *joined;
+  } else {
+    const absl::StatusOr<Member*> found = FindMember(request.id(), now);
+    if (!found.ok()) return found.status();
+    member = **found;
+  }
   if (!member.done || !request.reason().empty()) {
     LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done" : request.reason()));
   } else {

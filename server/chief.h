@@ -66,6 +66,7 @@ class Chief {
   // Calls back when all workers are done, or at the deadline with who is not. ABORTED if the job fails.
   void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
             std::function<void(absl::StatusOr<v1::DoneReply>)> callback);
+  // Of the id, or of the ticket where the worker never got to know its id.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   v1::StatusReply Status(TimePoint now);

@@ -176,7 +176,7 @@ void Chief::AnswerJoins(TimePoint now) {
     if (absl::Status serving = Serving(); !serving.ok()) {
       answer = serving;
     } else if (member == nullptr) {
-      answer = absl::FailedPreconditionError("another worker joined under the same name");
+      answer = absl::FailedPreconditionError("the worker left, or another joined under its name");
     } else if (shards_here && in_force) {
       // With the view in force the old owner of the rank is fenced, and what the shards acknowledged it with is the
       // last that it did.

@@ -50,6 +50,12 @@ Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
   return member != members_.end() && member->second.incarnation == incarnation ? &member->second : nullptr;
 }
 
+const Member* Membership::FindTicket(uint64_t ticket) const {
+  const auto member = std::find_if(members_.begin(), members_.end(),
+                                   [&](const auto& entry) { return ticket != 0 && entry.second.ticket == ticket; });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
 std::vector<Member> Membership::Expired(TimePoint now) const {
   std::vector<Member> expired;
   for (const auto& [rank, member] : members_) {

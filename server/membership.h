@@ -17,6 +17,7 @@ struct Member {
   uint64_t incarnation = 0;
   std::string name;
   std::string host;
+  uint64_t ticket = 0;      // Of its join; 0 if it has none.
   uint64_t start_step = 0;  // Known once its join is answered.
   uint64_t step = 0;        // As last told.
   bool done = false;        // Its budget is spent.
@@ -37,6 +38,9 @@ class Membership {
 
   // The member of this rank and incarnation, or null.
   Member* Find(uint32_t rank, uint64_t incarnation);
+
+  // The member that joined with this ticket, or null.
+  const Member* FindTicket(uint64_t ticket) const;
 
   void Remove(uint32_t rank) { members_.erase(rank); }
 

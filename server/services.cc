@@ -101,6 +101,8 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
 
 grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
                                              v1::JoinReply* reply) {
+  // Its client has gone, and may have taken the join back already.
+  if (context->IsCancelled()) return Answer(context, absl::CancelledError("the worker has gone"));
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
   chief_.Join(*request, now, JoinDeadline(*context, now), [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {

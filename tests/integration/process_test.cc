@@ -275,6 +275,21 @@ TEST_CASE("A worker that waits for others leaves at once on SIGTERM, and its ran
   CHECK(server.Wait() == 0);
 }
 
+TEST_CASE("A worker stopped before its join is answered takes the join back") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1", "--num_shards=2"}, folder.File("server"));  // Shard 1 never comes.
+  const std::string address = server.Address();
+  Process worker("ps_worker", Worker(address, {"--steps=3"}), folder.File("worker"));
+  REQUIRE(server.WaitFor(".err", "joined (1 of 1)"));
+  worker.Signal(SIGTERM);
+  CHECK(worker.Wait() == 1);
+  Process status("ps_ctl", {"--server=" + address, "status"}, folder.File("status"));
+  CHECK(status.Wait() == 0);
+  CHECK(status.Output().find("workers: 0 of 1") != std::string::npos);
+  server.Signal(SIGTERM);
+  CHECK(server.Wait() == 1);
+}
+
 TEST_CASE("A server that dies before the job runs is given up after connect_timeout, not start_timeout") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=2"}, folder.File("server"));

@@ -197,6 +197,30 @@ TEST_CASE("The job is finished when all are done and have left") {
   CHECK(job.ended == v1::PHASE_FINISHED);
 }
 
+TEST_CASE("A join whose answer never arrived is taken back by its ticket, and nobody else's is") {
+  TestJob job("bsp", 2);
+  v1::JoinRequest request = job.Request("a");
+  request.set_ticket(7);
+  REQUIRE(job.Join(request)->id().rank() == 0);
+  REQUIRE(job.Join(job.Request("b"))->id().rank() == 1);  // Without a ticket.
+  v1::LeaveRequest leave;
+  leave.set_ticket(8);
+  CHECK(job.chief.Leave(leave, job.now).ok());
+  CHECK(job.view.members_size() == 2);
+  leave.set_ticket(7);
+  for (int time = 0; time < 2; ++time) {
+    CHECK(job.chief.Leave(leave, job.now).ok());
+    CHECK(job.view.members_size() == 1);
+  }
+  // Who takes a worker's place has a ticket of its own.
+  REQUIRE(job.Join(request)->id().rank() == 0);
+  request.set_ticket(9);
+  REQUIRE(job.Join(request)->id().incarnation() == 3);
+  CHECK(job.chief.Leave(leave, job.now).ok());
+  CHECK(job.view.members_size() == 2);
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+}
+
 TEST_CASE("Once done, a worker may be lost: its work is here, but not rank 0, which still has to save") {
   for (const uint32_t lost : {0U, 1U}) {
     TestJob job("bsp", 2);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
@@ -29,6 +30,11 @@ TimePoint After(absl::Duration time) {
 std::string DefaultName() {
   static std::atomic<int> count = 0;
   return absl::StrCat(HostName(), "-", getpid(), "-", count++);
+}
+
+uint64_t RandomTicket() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
 }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
@@ -141,6 +147,8 @@ class ClientImpl final : public Client {
   template <typename Call>
   absl::Status UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
                              const std::stop_token& stop, Call call);
+  v1::JoinRequest MakeJoinRequest(const Layout& layout) const;
+  void TakeJoinBack(uint64_t ticket, const absl::Status& why);
   // Ends what is under way and what begins later with this error.
   void Fail(const absl::Status& failure);
   void ScheduleHeartbeat();
@@ -210,12 +218,7 @@ void ClientImpl::Fail(const absl::Status& failure) {
   }
 }
 
-absl::Status ClientImpl::JoinJob(const Layout& layout) {
-  PS_RETURN_IF_ERROR(ValidateLayout(layout));
-  const absl::StatusOr<Endpoint> endpoint = ParseEndpoint("server", options_.server);
-  if (!endpoint.ok()) return endpoint.status();
-  const auto channel = MakeChannel(options_.server, grpc::InsecureChannelCredentials(), 0);
-  chief_ = v1::Chief::NewStub(channel);
+v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   v1::JoinRequest request;
   request.set_protocol(v1::PROTOCOL_VERSION_1);
   request.set_job(options_.job);
@@ -224,12 +227,37 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options_.experiment.begin(), options_.experiment.end());
   request.set_host(HostName());
+  request.set_ticket(RandomTicket());
+  return request;
+}
+
+// One call; where it is not heard the lease ends what it would have ended.
+void ClientImpl::TakeJoinBack(uint64_t ticket, const absl::Status& why) {
+  v1::LeaveRequest request;
+  request.set_ticket(ticket);
+  request.set_reason(Message(why));
+  v1::LeaveReply reply;
+  grpc::ClientContext context;
+  SetDeadline(context, kCallTime);
+  (void)chief_->Leave(&context, request, &reply);
+}
+
+absl::Status ClientImpl::JoinJob(const Layout& layout) {
+  PS_RETURN_IF_ERROR(ValidateLayout(layout));
+  const absl::StatusOr<Endpoint> endpoint = ParseEndpoint("server", options_.server);
+  if (!endpoint.ok()) return endpoint.status();
+  const auto channel = MakeChannel(options_.server, grpc::InsecureChannelCredentials(), 0);
+  chief_ = v1::Chief::NewStub(channel);
+  const v1::JoinRequest request = MakeJoinRequest(layout);
   const auto call_time = std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout));
-  PS_RETURN_IF_ERROR(UntilAnswered("joining", call_time, After(options_.start_timeout), options_.stop,
-                                   [&](grpc::ClientContext& context, int) {
-                                     context.set_wait_for_ready(true);
-                                     return FromGrpc(chief_->Join(&context, request, &joined_as_));
-                                   }));
+  const absl::Status joined = UntilAnswered("joining", call_time, After(options_.start_timeout), options_.stop,
+                                            [&](grpc::ClientContext& context, int) {
+                                              context.set_wait_for_ready(true);
+                                              return FromGrpc(chief_->Join(&context, request, &joined_as_));
+                                            });
+  // The chief may have taken it in already.
+  if (absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined)) TakeJoinBack(request.ticket(), joined);
+  PS_RETURN_IF_ERROR(joined);
   if (joined_as_.slice_elements() != kSliceElements) {
     return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
                                                       " elements; this client of ", kSliceElements));
