@@ -295,7 +295,7 @@ TEST_CASE("A server that dies before the job runs is given up after connect_time
   Process server("ps_server", {"--num_workers=2"}, folder.File("server"));
   Process worker("ps_worker", Worker(server.Address(), {"--connect_timeout=1s", "--start_timeout=1h"}),
                  folder.File("worker"));
-  REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
+  REQUIRE(worker.WaitFor(".err", "rank 0 of 2"));
   server.Signal(SIGKILL);
   CHECK(server.Wait() == 128 + SIGKILL);
   CHECK(worker.Wait() == 1);
