@@ -30,7 +30,7 @@ class Interleavings {
   };
 
   uint64_t Run() {
-    std::vector<int> choices;
+    std::vector<uint32_t> choices;
     Explore(choices);
     CHECK(broken_ == 0);
     return ends_;
@@ -63,46 +63,46 @@ class Interleavings {
     return !bsp_ || state.next[rank] <= state.applied.size();  // Version `step` is there.
   }
 
-  // Plays the choices; the last one is new. False if it is not possible.
-  bool Play(State& state, int choice) const {
-    if (choice < static_cast<int>(kWorkers)) {
-      const auto rank = static_cast<uint32_t>(choice);
-      if (!MaySend(state, rank)) return false;
-      Push(state, rank, state.next[rank]++);
-      return true;
+  // Below kWorkers: that rank's next step; then the duplicate, and the late push, whose first sending comes first.
+  bool MayPlay(const State& state, uint32_t choice) const {
+    if (choice < kWorkers) return MaySend(state, choice);
+    return choice == 3 ? !state.duplicate_sent && state.next[1] > 1 : !state.late_sent && state.next[2] > 0;
+  }
+
+  static void Play(State& state, uint32_t choice) {
+    if (choice < kWorkers) {
+      Push(state, choice, state.next[choice]++);
+    } else if (choice == 3) {
+      state.duplicate_sent = true;
+      Push(state, 1, 1);
+    } else {
+      state.late_sent = true;
+      Push(state, 2, 0);
     }
-    bool& sent = choice == 3 ? state.duplicate_sent : state.late_sent;
-    const uint32_t rank = choice == 3 ? 1 : 2;
-    const uint64_t step = choice == 3 ? 1 : 0;
-    if (sent || state.next[rank] <= step) return false;  // Its first sending comes first.
-    sent = true;
-    Push(state, rank, step);
-    return true;
   }
 
   void Expect(bool holds) { broken_ += holds ? 0 : 1; }
 
-  State Replay(const std::vector<int>& choices) {
+  State Replay(const std::vector<uint32_t>& choices) const {
     State state;
     state.mode = NewMode();
-    for (int choice : choices) Expect(Play(state, choice));
+    for (const uint32_t choice : choices) Play(state, choice);
     return state;
   }
 
-  void Explore(std::vector<int>& choices) {
+  void Explore(std::vector<uint32_t>& choices) {
+    const State state = Replay(choices);
+    Check(state);
     bool moved = false;
-    for (int choice = 0; choice < 5; ++choice) {
-      State state = Replay(choices);
-      if (!Play(state, choice)) continue;
+    for (uint32_t choice = 0; choice < 5; ++choice) {
+      if (!MayPlay(state, choice)) continue;
       moved = true;
-      Check(state);
       choices.push_back(choice);
       Explore(choices);
       choices.pop_back();
     }
     if (moved) return;
     ++ends_;
-    const State state = Replay(choices);
     for (uint32_t rank = 0; rank < kWorkers; ++rank) {
       for (uint64_t step = 0; step < kSteps; ++step) Expect(state.counted.contains({rank, step}));
     }
