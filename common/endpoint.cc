@@ -18,6 +18,7 @@ constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full sli
 constexpr int kMaxStreams = 128;           // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
+constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
 
 // What client and server have in common; `set` takes (name, value).
 template <typename Set>
@@ -101,7 +102,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectAttemptMs);  // Named for the pause, but is not it.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   arguments.SetInt("ps.lane", lane);
   return grpc::CreateCustomChannel(address, credentials, arguments);

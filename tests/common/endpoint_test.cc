@@ -1,8 +1,16 @@
 #include "common/endpoint.h"
 
-#include <functional>
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <functional>
+#include <thread>
+
+#include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/server_posix.h>
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/sync.h"
@@ -67,6 +75,72 @@ TEST_CASE("The last channel may go in a thread of gRPC") {
     while (!gone && Now() < deadline) changed.WaitUntil(mutex, deadline);
     REQUIRE(gone);
   }
+}
+
+// A socket that takes connections, which nobody looks at.
+class Listener {
+ public:
+  Listener() : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    auto* const any = reinterpret_cast<sockaddr*>(&address);
+    REQUIRE(bind(socket_, any, size) == 0);
+    REQUIRE(listen(socket_, 1) == 0);
+    REQUIRE(getsockname(socket_, any, &size) == 0);
+    address_ = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  }
+  ~Listener() { close(socket_); }
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  const std::string& address() const { return address_; }
+  // The next connection, as gRPC wants it.
+  int Accept() const {
+    const int connection = accept(socket_, nullptr, nullptr);
+    REQUIRE(fcntl(connection, F_SETFL, O_NONBLOCK) == 0);
+    return connection;
+  }
+
+ private:
+  const int socket_;
+  std::string address_;
+};
+
+TEST_CASE("A server that takes its time to greet a new connection is waited for") {
+  const Listener listener;
+  grpc::ServerBuilder builder;
+  grpc::CallbackGenericService nothing;  // Answers UNIMPLEMENTED.
+  builder.RegisterCallbackGenericService(&nothing);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  grpc::Status answer;
+  std::thread caller([&] {
+    grpc::GenericStub stub(MakeChannel(listener.address(), grpc::InsecureChannelCredentials(), 0));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    grpc::CompletionQueue calls;
+    const grpc::Slice empty;
+    const auto call = stub.PrepareUnaryCall(&context, "/a/b", grpc::ByteBuffer(&empty, 1), &calls);
+    call->StartCall();
+    grpc::ByteBuffer reply;
+    call->Finish(&reply, &answer, nullptr);
+    void* tag = nullptr;
+    bool ok = false;
+    calls.Next(&tag, &ok);
+  });
+  const int connection = listener.Accept();
+  // As long as a busy server may take.
+  Mutex mutex;
+  CondVar never;
+  {
+    const TimePoint greeting = Now() + std::chrono::milliseconds(1500);
+    MutexLock lock(mutex);
+    while (Now() < greeting) never.WaitUntil(mutex, greeting);
+  }
+  grpc::AddInsecureChannelFromFd(server.get(), connection);
+  caller.join();
+  CHECK(answer.error_code() == grpc::StatusCode::UNIMPLEMENTED);
 }
 
 }  // namespace

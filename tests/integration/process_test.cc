@@ -246,7 +246,7 @@ TEST_CASE("Servers that do not fit together, or are missing, are named") {
 
 TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no process stays") {
   const TempFolder folder;
-  Process server("ps_server", {"--num_workers=2", "--lease=500ms"}, folder.File("server"));
+  Process server("ps_server", {"--num_workers=2", "--lease=3s"}, folder.File("server"));
   const std::string address = server.Address();
   Process first("ps_worker", Worker(address, {"--rank=0", "--steps=100000000"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--rank=1", "--steps=100000000"}), folder.File("second"));
