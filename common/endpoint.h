@@ -28,6 +28,7 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::strin
 
 // A channel to a server of this system: no transparent retries (the client decides, because it knows what is safe), no
 // HTTP proxy, large HTTP/2 frames and windows. Channels with different `lane` numbers have connections of their own.
+// With the first channel gRPC starts its threads for callbacks; they stay until the process ends.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane);
 

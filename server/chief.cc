@@ -14,6 +14,7 @@ namespace {
 constexpr size_t kMaxTextBytes = 256;          // Of a name or host from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr size_t kMaxWaitsPerWorker = 4;       // For joins, and for the end.
+constexpr size_t kMaxTakenBack = 256;          // Tickets that are remembered.
 
 }  // namespace
 
@@ -98,6 +99,9 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   if (status.ok() && joins_.size() >= kMaxWaitsPerWorker * options_.num_workers) {
     status = absl::ResourceExhaustedError("too many workers are joining at once");
   }
+  if (status.ok() && std::count(taken_back_.begin(), taken_back_.end(), request.ticket()) > 0) {
+    status = absl::CancelledError("the worker took its join back");
+  }
   if (!status.ok()) return refuse(status);
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const absl::StatusOr<Member*> joined = membership_.Join(
@@ -117,6 +121,12 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
                     .deadline = deadline,
                     .callback = std::move(callback)});
   ViewChanged(now);
+}
+
+bool Chief::Joining(const Member& member) const {
+  return std::any_of(joins_.begin(), joins_.end(), [&](const JoinWait& wait) {
+    return wait.rank == member.rank && wait.incarnation == member.incarnation;
+  });
 }
 
 void Chief::AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const {
@@ -206,23 +216,21 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
 absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  if (request.ticket() != 0) {
+    // Its join, or one that was sent before it, may still be on the way.
+    taken_back_.push_back(request.ticket());
+    if (taken_back_.size() > kMaxTakenBack) taken_back_.pop_front();
+  }
+  const Member* const found = request.ticket() != 0 ? membership_.FindTicket(request.ticket())
+                                                    : membership_.Find(request.id().rank(), request.id().incarnation());
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
     // It knows how the job ended; the server need not wait to tell it.
-    if (membership_.Find(request.id().rank(), request.id().incarnation()) != nullptr) {
-      membership_.Remove(request.id().rank());
-    }
+    if (found != nullptr) membership_.Remove(found->rank);
     return absl::OkStatus();
   }
-  Member member;
-  if (request.ticket() != 0) {
-    const Member* joined = membership_.FindTicket(request.ticket());
-    if (joined == nullptr) return absl::OkStatus();
-    member = *joined;
-  } else {
-    const absl::StatusOr<Member*> found = FindMember(request.id(), now);
-    if (!found.ok()) return found.status();
-    member = **found;
-  }
+  if (request.ticket() == 0) PS_RETURN_IF_ERROR(FindMember(request.id(), now).status());
+  if (found == nullptr) return absl::OkStatus();  // Nobody has the ticket.
+  const Member member = *found;
   if (!member.done || !request.reason().empty()) {
     LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done" : request.reason()));
   } else {
@@ -258,7 +266,9 @@ void Chief::Tick(TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (phase_ == v1::PHASE_GATHERING || phase_ == v1::PHASE_RUNNING) {
-    const std::vector<Member> expired = membership_.Expired(now);
+    // Who waits for the answer to its join sends no heartbeats yet; that wait has a deadline of its own.
+    std::vector<Member> expired = membership_.Expired(now);
+    std::erase_if(expired, [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Joining(member); });
     for (const Member& member : expired) {
       if (phase_ == v1::PHASE_FAILED) break;
       LoseMember(member, absl::StrCat("was lost: last heard of ", FormatSeconds(now - member.last_heard),

@@ -5,6 +5,7 @@
 // (Outbox). Time is passed in.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <list>
 #include <map>
@@ -66,7 +67,7 @@ class Chief {
   // Calls back when all workers are done, or at the deadline with who is not. ABORTED if the job fails.
   void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
             std::function<void(absl::StatusOr<v1::DoneReply>)> callback);
-  // Of the id, or of the ticket where the worker never got to know its id.
+  // Of the id; or of the ticket, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   v1::StatusReply Status(TimePoint now);
@@ -104,6 +105,7 @@ class Chief {
   absl::Status CheckMemory(const Layout& layout) const;
   absl::Status CheckSameJob(const v1::JoinRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t StartStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Joining(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::JoinReply MakeJoinReply(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -141,6 +143,7 @@ class Chief {
   uint64_t initialiser_view_ ABSL_GUARDED_BY(mutex_) = 0;  // The first view that names it.
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   std::list<JoinWait> joins_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> taken_back_ ABSL_GUARDED_BY(mutex_);  // Tickets whose joins come too late.
   std::list<DoneWait> done_waits_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
   // Pushes that some but not all shards have complete: (step, rank) → shards that have it.

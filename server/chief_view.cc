@@ -175,16 +175,19 @@ void Chief::AnswerJoins(TimePoint now) {
                                       [&](const ShardState& shard) { return shard.acknowledged_view >= wait->view; });
     if (absl::Status serving = Serving(); !serving.ok()) {
       answer = serving;
+      if (member != nullptr) membership_.Remove(member->rank);  // It has been told.
     } else if (member == nullptr) {
       answer = absl::FailedPreconditionError("the worker left, or another joined under its name");
     } else if (shards_here && in_force) {
       // With the view in force the old owner of the rank is fenced, and what the shards acknowledged it with is the
       // last that it did.
       member->start_step = member->step = StartStep();
+      member->last_heard = now;  // Its heartbeats begin with the answer.
       spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
       answer = MakeJoinReply(*member);
     } else if (wait->deadline <= now) {
       answer = absl::DeadlineExceededError("joining: " + WaitingFor(now));
+      member->last_heard = now;
     } else {
       ++wait;
       continue;

@@ -6,6 +6,11 @@
 #include "common/grpc_status.h"
 
 namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kStopLook(100);
+
+}  // namespace
 
 class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1::ChiefUpdate>,
                              public std::enable_shared_from_this<Call> {
@@ -85,14 +90,19 @@ Follower::Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(cons
                    std::function<void(const absl::Status&)> on_end)
     : channel_(std::move(chief)), on_update_(std::move(on_update)), on_end_(std::move(on_end)) {}
 
-Follower::~Follower() {
+void Follower::Stop() {
   if (call_ != nullptr) call_->CancelAndWait();
 }
 
-absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline) {
-  const auto left = deadline - Now();
-  if (!channel_->WaitForConnected(std::chrono::system_clock::now() + left)) {
-    return absl::UnavailableError(absl::StrCat("--chief=", address, ": not reachable within ", FormatSeconds(left)));
+absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
+                             const std::stop_token& stop) {
+  const TimePoint began = Now();
+  // In short waits: nothing but time ends this one.
+  while (!channel_->WaitForConnected(std::chrono::system_clock::now() + kStopLook)) {
+    if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", address, ": stopped"));
+    if (Now() < deadline) continue;
+    return absl::UnavailableError(
+        absl::StrCat("--chief=", address, ": not reachable within ", FormatSeconds(deadline - began)));
   }
   call_ = std::make_shared<Call>(*this);
   call_->Begin(registration);

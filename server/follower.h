@@ -4,6 +4,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"
@@ -18,12 +19,14 @@ class Follower {
  public:
   Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(const v1::ChiefUpdate&)> on_update,
            std::function<void(const absl::Status&)> on_end);
-  // Cancels the stream and waits for its end.
-  ~Follower();
+  ~Follower() { Stop(); }
 
-  // Connects and registers. Waits for the chief until the deadline; UNAVAILABLE, naming the address, if it is not
-  // there. A refusal comes by on_end.
-  absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline);
+  // Connects and registers. Waits for the chief until the deadline or a stop; UNAVAILABLE or CANCELLED, naming the
+  // address, if it is not there. A refusal comes by on_end.
+  absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
+                     const std::stop_token& stop);
+  // Cancels the stream and waits for its end.
+  void Stop();
   void Report(const v1::ShardReport& report);
 
  private:

@@ -1,5 +1,6 @@
 // ps_server: holds a shard of a model's weights and applies what workers push.
 #include <iostream>
+#include <stop_token>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -27,20 +28,20 @@ int main(int argc, char** argv) {
   InitLogging("ps_server");
   Mutex mutex;
   Server* running = nullptr;
-  bool stopped = false;
+  std::stop_source stop;
   const StopSignal stop_signal([&](const std::string& signal) {
     spdlog::info("{}: stopping", signal);
+    stop.request_stop();
     MutexLock lock(mutex);
-    stopped = true;
     if (running != nullptr) running->Stop(absl::StrCat("server ", options.shard, " was stopped (", signal, ")"));
   });
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, ServerFlagValues());
+  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, ServerFlagValues(), stop.get_token());
   if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
   std::cout << "listening on " << (*server)->address() << std::endl;
   {
     MutexLock lock(mutex);
     running = server->get();
-    if (stopped) running->Stop("the server was stopped");
+    if (stop.stop_requested()) running->Stop(absl::StrCat("server ", options.shard, " was stopped"));
   }
   const absl::Status ended = (*server)->Wait();
   {

@@ -80,8 +80,8 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
 
 Server::Server(const ServerOptions& options) : options_(options) {}
 
-absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options,
-                                                      const nlohmann::ordered_json& flags) {
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags,
+                                                      const std::stop_token& stop) {
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
   std::unique_ptr<Server> server(new Server(options));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   start["mode"] = options.mode;
   start["flags"] = flags;
   server->metrics_->Write("start", start);
-  PS_RETURN_IF_ERROR(server->JoinChief());
+  PS_RETURN_IF_ERROR(server->JoinChief(stop));
   server->grpc_->GetHealthCheckService()->SetServingStatus(true);
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
@@ -145,7 +145,7 @@ std::string Server::AdvertisedAddress() const {
   return endpoint.ToString();
 }
 
-absl::Status Server::JoinChief() {
+absl::Status Server::JoinChief(const std::stop_token& stop) {
   v1::Registration registration;
   registration.set_protocol(v1::PROTOCOL_VERSION_1);
   registration.set_shard(options_.shard);
@@ -169,7 +169,8 @@ absl::Status Server::JoinChief() {
         End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " ended the connection")
                                           : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
       });
-  return follower_->Start(registration, options_.chief, Now() + ToChrono(options_.connect_timeout));
+  spdlog::info("looking for the chief at {}", options_.chief);
+  return follower_->Start(registration, options_.chief, Now() + ToChrono(options_.connect_timeout), stop);
 }
 
 void Server::Tick() {
@@ -242,11 +243,13 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
+  if (chief_ != nullptr) chief_->Fail("the server ends");
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   // Reports find the follower or the chief until none is made; what the chief says finds the shard until nothing is
   // said.
   if (shard_ != nullptr) shard_->StopApplying();
+  if (follower_ != nullptr) follower_->Stop();
   follower_.reset();
   shard_.reset();
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
 
@@ -20,9 +21,11 @@ namespace ps {
 
 class Server {
  public:
-  // Listens, and joins its chief where it has one. Errors name the flag. `flags` go into the `start` event.
+  // Listens, and joins its chief where it has one: waits for it for connect_timeout, or until a stop is requested
+  // (CANCELLED). Errors name the flag. `flags` go into the `start` event.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
-                                                       const nlohmann::ordered_json& flags = {});
+                                                       const nlohmann::ordered_json& flags = {},
+                                                       const std::stop_token& stop = {});
   // Ends at once what still runs.
   ~Server();
 
@@ -43,7 +46,7 @@ class Server {
   explicit Server(const ServerOptions& options);
   absl::Status Listen();
   std::string AdvertisedAddress() const;
-  absl::Status JoinChief();
+  absl::Status JoinChief(const std::stop_token& stop);
   void Tick();
   void End(v1::Phase phase, const std::string& failure);
   // After a failure: until everybody knows, or the lease is over.

@@ -10,13 +10,14 @@ namespace {
 constexpr std::chrono::seconds kWaitDefault(10);
 constexpr std::chrono::seconds kWaitMax(300);
 constexpr std::chrono::seconds kHashWait(30);
-// A little before the caller gives up, so that it is told what was waited for.
-constexpr std::chrono::milliseconds kReplyMargin(200);
+// So much before the caller gives up it is told what was waited for, but at most a third of its time.
+constexpr std::chrono::seconds kReplyMargin(1);
 constexpr size_t kMaxQueuedUpdates = 4096;  // To one shard; it reads far faster than steps are made.
 
 TimePoint JoinDeadline(const grpc::CallbackServerContext& context, TimePoint now) {
-  const auto left = context.deadline() - std::chrono::system_clock::now() - kReplyMargin;
-  return now + std::min<std::chrono::nanoseconds>(left, kWaitMax);
+  const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
+  const auto margin = std::min<std::chrono::nanoseconds>(kReplyMargin, left / 3);
+  return now + std::min<std::chrono::nanoseconds>(left - margin, kWaitMax);
 }
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
@@ -101,8 +102,6 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
 
 grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
                                              v1::JoinReply* reply) {
-  // Its client has gone, and may have taken the join back already.
-  if (context->IsCancelled()) return Answer(context, absl::CancelledError("the worker has gone"));
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
   chief_.Join(*request, now, JoinDeadline(*context, now), [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <functional>
+#include <future>
 #include <thread>
 
 #include <grpcpp/generic/async_generic_service.h>
@@ -62,18 +63,9 @@ class LastCall {
 // gRPC's threads end with the last channel, which waits for them.
 TEST_CASE("The last channel may go in a thread of gRPC") {
   for (int time = 0; time < 10; ++time) {
-    Mutex mutex;
-    CondVar changed;
-    bool gone = false;
-    LastCall::Begin(std::make_shared<LastCall>([&] {
-      const MutexLock lock(mutex);
-      gone = true;
-      changed.NotifyAll();
-    }));
-    const TimePoint deadline = Now() + std::chrono::seconds(20);
-    MutexLock lock(mutex);
-    while (!gone && Now() < deadline) changed.WaitUntil(mutex, deadline);
-    REQUIRE(gone);
+    const auto gone = std::make_shared<std::promise<void>>();
+    LastCall::Begin(std::make_shared<LastCall>([gone] { gone->set_value(); }));
+    REQUIRE(gone->get_future().wait_for(std::chrono::seconds(20)) == std::future_status::ready);
   }
 }
 
@@ -115,7 +107,7 @@ TEST_CASE("A server that takes its time to greet a new connection is waited for"
   builder.RegisterCallbackGenericService(&nothing);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   grpc::Status answer;
-  std::thread caller([&] {
+  std::jthread caller([&] {
     grpc::GenericStub stub(MakeChannel(listener.address(), grpc::InsecureChannelCredentials(), 0));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));

@@ -30,7 +30,7 @@ def train(bin_folder, workers, shards):
     try:
         addresses = []
         for shard in range(shards):
-            command = [bin_folder / "ps_server", f"--num_workers={len(workers)}", "--learning_rate=0.2",
+            command = [bin_folder / "ps_server", f"--num_workers={len(workers)}", "--learning_rate=0.2", "--lease=120s",
                        f"--num_shards={shards}", f"--shard={shard}"]
             if shard > 0:
                 command.append(f"--chief={addresses[0]}")

@@ -3,8 +3,11 @@
 #include <cmath>
 #include <future>
 #include <random>
+#include <stop_token>
 
+#include "common/endpoint.h"
 #include "common/hash.h"
+#include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"
 
 namespace ps {
@@ -282,6 +285,43 @@ TEST_CASE("A server that is not there is reported after connect_timeout, by its 
   const auto client = Client::Join({.server = "127.0.0.1:1", .connect_timeout = absl::Milliseconds(300)}, kLayout);
   CHECK(absl::IsUnavailable(client.status()));
   CHECK(std::string(client.status().message()).find("127.0.0.1:1") != std::string::npos);
+}
+
+TEST_CASE("A server that goes while a join waits for a shard answers it") {
+  ServerOptions options;
+  options.num_workers = 1;
+  options.num_shards = 2;  // The other never comes.
+  auto server = Server::Start(options);
+  REQUIRE(server.ok());
+  ClientOptions client;
+  client.server = (*server)->address();
+  client.connect_timeout = absl::Seconds(1);
+  auto joined = std::async(std::launch::async, [&] { return Client::Join(client, {{"w", {4}}}).status(); });
+  const auto chief = v1::Chief::NewStub(MakeChannel(client.server, grpc::InsecureChannelCredentials(), 0));
+  v1::StatusReply status;
+  while (status.workers_size() == 0) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+    REQUIRE(chief->Status(&context, v1::StatusRequest(), &status).ok());
+  }
+  server->reset();
+  CHECK_FALSE(joined.get().ok());
+}
+
+TEST_CASE("After a stop a client asks for nothing any more") {
+  ServerOptions options;
+  options.num_workers = 1;
+  Cluster cluster(options);
+  std::stop_source stop;
+  ClientOptions client;
+  client.server = cluster.address();
+  client.stop = stop.get_token();
+  const auto joined = Client::Join(client, kLayout);
+  REQUIRE(joined.ok());
+  stop.request_stop();
+  CHECK(absl::IsCancelled((*joined)->WeightsHash().status()));
+  CHECK(absl::IsCancelled(Client::Join(client, kLayout).status()));
+  CHECK((*joined)->Leave("stopped").ok());
 }
 
 TEST_CASE("A server that ends lets its worker know, and nothing hangs") {

@@ -237,7 +237,7 @@ TEST_CASE("Servers that do not fit together, or are missing, are named") {
   CheckRefused("ps_server", {"--num_shards=3", "--shard=2", "--chief=127.0.0.1:1", "--connect_timeout=300ms"},
                "--chief=127.0.0.1:1");
   // Shard 2 never comes: the worker says so while it waits, and in the end.
-  CheckRefused("ps_worker", Worker(address, {"--connect_timeout=1s", "--start_timeout=1s"}),
+  CheckRefused("ps_worker", Worker(address, {"--connect_timeout=3s", "--start_timeout=3s"}),
                "waiting for shard 2 to register");
   chief.Signal(SIGTERM);
   CHECK(chief.Wait() == 1);
@@ -288,6 +288,16 @@ TEST_CASE("A worker stopped before its join is answered takes the join back") {
   CHECK(status.Output().find("workers: 0 of 1") != std::string::npos);
   server.Signal(SIGTERM);
   CHECK(server.Wait() == 1);
+}
+
+TEST_CASE("A shard that looks for its chief ends at once on SIGTERM") {
+  const TempFolder folder;
+  Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=127.0.0.1:1", "--connect_timeout=1h"},
+                folder.File("shard"));
+  REQUIRE(shard.WaitFor(".err", "looking for the chief"));
+  shard.Signal(SIGTERM);
+  CHECK(shard.Wait() == 1);
+  CHECK(shard.Errors().find("--chief=127.0.0.1:1: stopped") != std::string::npos);
 }
 
 TEST_CASE("A server that dies before the job runs is given up after connect_timeout, not start_timeout") {

@@ -213,12 +213,58 @@ TEST_CASE("A join whose answer never arrived is taken back by its ticket, and no
     CHECK(job.view.members_size() == 1);
   }
   // Who takes a worker's place has a ticket of its own.
-  REQUIRE(job.Join(request)->id().rank() == 0);
   request.set_ticket(9);
+  REQUIRE(job.Join(request)->id().rank() == 0);
+  request.set_ticket(10);
   REQUIRE(job.Join(request)->id().incarnation() == 3);
+  leave.set_ticket(9);
   CHECK(job.chief.Leave(leave, job.now).ok());
   CHECK(job.view.members_size() == 2);
   CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+}
+
+TEST_CASE("A join that is taken back before it is there is refused when it comes") {
+  TestJob job("bsp", 1);
+  v1::LeaveRequest leave;
+  leave.set_ticket(7);
+  CHECK(job.chief.Leave(leave, job.now).ok());
+  v1::JoinRequest request = job.Request("a");
+  request.set_ticket(7);
+  CHECK(absl::IsCancelled(job.Join(request).status()));
+  CHECK(job.chief.Status(job.now).workers_size() == 0);
+  request.set_ticket(8);
+  CHECK(job.Join(request).ok());
+}
+
+TEST_CASE("A worker whose join waits for shards keeps its lease, and has a whole one when it is answered") {
+  TestJob job("bsp", 1);
+  job.deaf = true;
+  absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("no answer");
+  job.chief.Join(job.Request("a"), job.now, job.now + std::chrono::seconds(30),
+                 [&](const auto& reply) { answer = reply; });
+  const auto pass = [&](int seconds) {
+    job.now += std::chrono::seconds(seconds);
+    job.chief.Tick(job.now);
+  };
+  pass(11);
+  CHECK(absl::IsUnknown(answer.status()));
+  v1::ShardReport report;
+  report.set_acknowledged_view(job.view.number());
+  job.chief.OnReport(0, report, job.now);
+  pass(0);
+  REQUIRE(answer.ok());
+  pass(9);
+  CHECK(job.chief.Status(job.now).workers_size() == 1);
+  pass(2);
+  CHECK(job.chief.Status(job.now).workers_size() == 0);
+}
+
+TEST_CASE("Who learns by its join's answer that the job failed is not waited for") {
+  TestJob job("bsp", 2);
+  job.deaf = true;
+  CHECK_FALSE(job.Join(job.Request("a")).ok());
+  job.chief.Fail("the operator says so");
+  CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 
 TEST_CASE("Once done, a worker may be lost: its work is here, but not rank 0, which still has to save") {

@@ -18,7 +18,8 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry(200);
-constexpr std::chrono::seconds kCallTime(10);  // Of a control call.
+constexpr std::chrono::seconds kCallTime(10);     // Of a control call.
+constexpr std::chrono::seconds kTakeBackTime(2);  // To take a join back.
 constexpr std::chrono::milliseconds kDoneMargin(5000);
 // gRPC ends a call at its deadline no earlier than this before it.
 constexpr std::chrono::milliseconds kDeadlineSlack(100);
@@ -238,7 +239,7 @@ void ClientImpl::TakeJoinBack(uint64_t ticket, const absl::Status& why) {
   request.set_reason(Message(why));
   v1::LeaveReply reply;
   grpc::ClientContext context;
-  SetDeadline(context, kCallTime);
+  SetDeadline(context, kTakeBackTime);
   (void)chief_->Leave(&context, request, &reply);
 }
 
@@ -246,6 +247,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
   const absl::StatusOr<Endpoint> endpoint = ParseEndpoint("server", options_.server);
   if (!endpoint.ok()) return endpoint.status();
+  if (options_.stop.stop_requested()) return absl::CancelledError("joining: stopped");
   const auto channel = MakeChannel(options_.server, grpc::InsecureChannelCredentials(), 0);
   chief_ = v1::Chief::NewStub(channel);
   const v1::JoinRequest request = MakeJoinRequest(layout);
@@ -255,15 +257,17 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
                                               context.set_wait_for_ready(true);
                                               return FromGrpc(chief_->Join(&context, request, &joined_as_));
                                             });
-  // The chief may have taken it in already.
-  if (absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined)) TakeJoinBack(request.ticket(), joined);
+  // The chief may have taken it in for all that.
+  const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) || absl::IsUnavailable(joined);
+  if (unanswered) TakeJoinBack(request.ticket(), joined);
   PS_RETURN_IF_ERROR(joined);
+  context_->id = joined_as_.id();
+  joined_ = true;
   if (joined_as_.slice_elements() != kSliceElements) {
     return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
                                                       " elements; this client of ", kSliceElements));
   }
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
-  context_->id = joined_as_.id();
   context_->gathers = joined_as_.gathers();
   context_->connect_timeout = ToChrono(options_.connect_timeout);
   context_->notice_every = ToChrono(options_.notice_every);
@@ -277,7 +281,6 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   }
   initialise_ = joined_as_.initialise();
   step_ = joined_as_.start_step();
-  joined_ = true;
   on_stop_.emplace(options_.stop, [this] { Fail(absl::CancelledError("stopped")); });
   ScheduleHeartbeat();
   return absl::OkStatus();
@@ -394,6 +397,8 @@ absl::StatusOr<std::string> ClientImpl::WeightsHash() {
   for (size_t shard = 0; shard < context_->channels.size(); ++shard) {
     grpc::ClientContext context;
     SetDeadline(context, 4 * kCallTime);
+    const std::stop_callback cancel(options_.stop, [&context] { context.TryCancel(); });
+    if (options_.stop.stop_requested()) return absl::CancelledError("hashing: stopped");
     v1::HashSlicesReply reply;
     const auto stub = v1::Shard::NewStub(context_->channels[shard]);
     PS_RETURN_IF_ERROR(Annotate(FromGrpc(stub->HashSlices(&context, v1::HashSlicesRequest(), &reply)),

@@ -90,7 +90,9 @@ class Client {
   using DoneCallback = std::function<void(absl::StatusOr<ExchangeResult>)>;
 
   // Joins the job. Blocks until all servers have taken the worker in. INVALID_ARGUMENT, FAILED_PRECONDITION (the model,
-  // the settings or the number of workers do not fit; named), UNAVAILABLE, ABORTED (the job failed).
+  // the settings or the number of workers do not fit; named), UNAVAILABLE, ABORTED (the job failed), CANCELLED (a stop
+  // was requested), DEADLINE_EXCEEDED (start_timeout; who is waited for). Without an answer it takes the join back, for
+  // which a server that does not answer either is given 2 s.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options, const Layout& layout);
   // Leaves, if Leave was not called: the job then knows that this worker did not end in order.
   virtual ~Client() = default;
@@ -107,7 +109,7 @@ class Client {
   virtual uint64_t start_step() const = 0;
 
   // True while the chief asks this worker for the initial values. The grant can come later than Join, when the worker
-  // that had it is lost: Pull asks `initial_values` (below) then.
+  // that had it is lost: Start sends its `initial_values` then.
   virtual bool should_initialise() const = 0;
   // Sends the initial values to every shard.
   virtual absl::Status Initialise(const ConstTensors& values) = 0;
