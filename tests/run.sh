@@ -158,7 +158,7 @@ analyse() {
     compiled_sources build >"$logs/sources"
     # The compile commands are GCC's; what only GCC knows is no finding.
     check "clang-tidy, thread safety" xargs -0 -a "$logs/sources" -n 1 -P "$(nproc)" \
-      clang-tidy -p build --quiet --config-file=.clang-tidy \
+      clang-tidy -p build --quiet \
       --extra-arg=-Wthread-safety --extra-arg=-Wno-unknown-warning-option
   fi
   if ! command -v clang-format >/dev/null; then
