@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kIndexBytes = sizeof(int32_t);
+static_assert(sizeof(float) == sizeof(int32_t), "labels and targets share their memory");
 
 // Of a device's memory: for what libraries load and allocate as they go, and for other workers.
 constexpr int64_t kReserveBytes = int64_t{1} << 30;
@@ -39,10 +40,10 @@ absl::Status Batches::Allocate(int64_t bytes, Memory& device, Memory* host) {
 absl::Status Batches::KeepSamples() {
   const bool is_bytes = !dataset_.bytes().empty();
   const void* samples = is_bytes ? static_cast<const void*>(dataset_.bytes().data()) : dataset_.floats().data();
-  const void* labels = dataset_.labels().data();
+  const void* labels = regression() ? static_cast<const void*>(dataset_.targets().data()) : dataset_.labels().data();
   if (!backend_.unified()) {
     const auto sample_bytes = static_cast<int64_t>(dataset_.bytes().size() + dataset_.floats().size_bytes());
-    const auto label_bytes = static_cast<int64_t>(dataset_.labels().size_bytes());
+    const auto label_bytes = dataset_.size() * kIndexBytes;
     const absl::StatusOr<int64_t> free = backend_.FreeDeviceBytes();
     if (!free.ok()) return free.status();
     if (sample_bytes + label_bytes > *free - kReserveBytes) {
@@ -66,13 +67,16 @@ absl::Status Batches::KeepSamples() {
   } else {
     floats_ = static_cast<const float*>(samples);
   }
-  all_labels_ = static_cast<const int32_t*>(labels);
+  all_labels_ = labels;
   return absl::OkStatus();
 }
 
 absl::StatusOr<Batch> Batches::Load(std::span<const int32_t> indices) {
   PS_RETURN_IF_ERROR(resident() ? GatherOnDevice(indices) : GatherOnHost(indices));
-  return Batch{.x = Floats(x_), .labels = Integers(labels_), .size = static_cast<int64_t>(indices.size())};
+  return Batch{.x = Floats(x_),
+               .labels = regression() ? nullptr : Integers(labels_),
+               .targets = regression() ? Floats(labels_) : nullptr,
+               .size = static_cast<int64_t>(indices.size())};
 }
 
 absl::Status Batches::GatherOnDevice(std::span<const int32_t> indices) {
@@ -82,12 +86,16 @@ absl::Status Batches::GatherOnDevice(std::span<const int32_t> indices) {
   const int32_t* rows = Integers(indices_);
   PS_RETURN_IF_ERROR(bytes_ != nullptr ? backend_.Gather(bytes_, rows, count, dataset_.features(), Floats(x_))
                                        : backend_.Gather(floats_, rows, count, dataset_.features(), Floats(x_)));
-  return backend_.Gather(all_labels_, rows, count, Integers(labels_));
+  if (regression()) {
+    return backend_.Gather(static_cast<const float*>(all_labels_), rows, count, 1, Floats(labels_));
+  }
+  return backend_.Gather(static_cast<const int32_t*>(all_labels_), rows, count, Integers(labels_));
 }
 
 absl::Status Batches::GatherOnHost(std::span<const int32_t> indices) {
   const auto count = static_cast<int64_t>(indices.size());
-  dataset_.Gather(indices, Floats(host_x_), Integers(host_labels_));
+  dataset_.Gather(indices, Floats(host_x_), regression() ? nullptr : Integers(host_labels_));
+  if (regression()) dataset_.GatherTargets(indices, Floats(host_labels_));
   PS_RETURN_IF_ERROR(backend_.CopyToDevice(host_x_.get(), x_.get(), count * dataset_.features() * kFloatBytes));
   return backend_.CopyToDevice(host_labels_.get(), labels_.get(), count * kIndexBytes);
 }

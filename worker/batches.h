@@ -38,6 +38,7 @@ class Batches {
  private:
   Batches(const Dataset& dataset, Backend& backend, int64_t max_batch)
       : dataset_(dataset), backend_(backend), max_batch_(max_batch) {}
+  bool regression() const { return dataset_.classes() == 0; }
   absl::Status Allocate(int64_t bytes, Memory& device, Memory* host);
   absl::Status GatherOnDevice(std::span<const int32_t> indices);
   absl::Status GatherOnHost(std::span<const int32_t> indices);
@@ -46,7 +47,7 @@ class Batches {
   Backend& backend_;
   const int64_t max_batch_;
   Memory x_;
-  Memory labels_;
+  Memory labels_;  // For regression the targets, here and below: both have four bytes a sample.
   Memory indices_;
   // The host's: the same as the above where memory is unified, null where they are not needed.
   Memory host_x_;
@@ -57,7 +58,7 @@ class Batches {
   Memory kept_labels_;
   const uint8_t* bytes_ = nullptr;
   const float* floats_ = nullptr;
-  const int32_t* all_labels_ = nullptr;
+  const void* all_labels_ = nullptr;
 };
 
 }  // namespace ps

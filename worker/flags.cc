@@ -18,17 +18,18 @@ ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "a server that doe
 ABSL_FLAG(absl::Duration, start_timeout, absl::Minutes(10), "how long to wait for the other workers to join");
 ABSL_FLAG(std::string, model, "mlp:784,128,10", "the network: mlp:IN,WIDTH,…,OUT");
 ABSL_FLAG(std::string, activation, "relu", "of the hidden layers: relu, sigmoid or tanh");
-ABSL_FLAG(std::string, loss, "softmax_cross_entropy", "softmax_cross_entropy, sigmoid_cross_entropy or mse");
+ABSL_FLAG(std::string, loss, "softmax_cross_entropy",
+          "softmax_cross_entropy, sigmoid_cross_entropy or mse (also for regression, with one output)");
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
 ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
 ABSL_FLAG(std::string, save_weights, "", "rank 0 saves the final weights to this safetensors file");
 ABSL_FLAG(
     std::string, dataset, "fashion-mnist",
     "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
-    "csv:FILE[,TEST_FILE] or libsvm:FILE[,TEST_FILE]");
+    "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set's files; empty: /usr/share/datasets/NAME, where Debian has Fashion-MNIST");
-ABSL_FLAG(double, validation_split, 0, "share of the training samples that is put aside, class by class");
+ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) that is put aside");
 ABSL_FLAG(int, crop, 0, "only the middle N x N pixels of the images; 0: all");
 ABSL_FLAG(int, samples_per_class, 0, "only the first N samples of each class; 0: all");
 ABSL_FLAG(std::string, batch_size, "64", "samples of this worker in a step, or full: all samples in one step");

@@ -33,8 +33,10 @@ int main(int argc, char** argv) {
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->rank == 0) {
-    std::cout << absl::StrFormat("test accuracy: %.2f %%\ntest loss: %.6f\nversion: %d\nweights hash: %s\n",
-                                 100.0 * result->test_accuracy, result->test_loss, result->version,
+    if (result->test_accuracy.has_value()) {
+      std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *result->test_accuracy);
+    }
+    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\nweights hash: %s\n", result->test_loss, result->version,
                                  result->weights_hash);
   }
   return kExitDone;

@@ -22,7 +22,7 @@ void Progress::Step(int64_t batches_done, double loss, int64_t samples, TimePoin
   const auto done = static_cast<double>(batches_done - first_batch_);
   const auto left =
       static_cast<int64_t>(Seconds(now - began_) / done * static_cast<double>(total_batches_ - batches_done));
-  spdlog::info("{}", absl::StrFormat("step %d of %d, loss %.4f, %.0f samples/s, %d:%02d left", batches_done,
+  spdlog::info("{}", absl::StrFormat("step %d of %d, loss %.5g, %.0f samples/s, %d:%02d left", batches_done,
                                      total_batches_, mean_loss, rate, left / 60, left % 60));
   last_line_ = now;
   samples_since_line_ = 0;

@@ -67,19 +67,25 @@ absl::Status Trainer::Prepare() {
 
 absl::Status Trainer::FitModelToData() {
   const std::vector<int64_t>& widths = options_.model.widths;
-  if (data_.train.classes() == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--dataset=", options_.data.dataset, ": its targets are no class numbers, which --loss needs"));
+  const bool regression = data_.train.classes() == 0;
+  if (regression && options_.model.loss != Loss::kMse) {
+    return absl::InvalidArgumentError(absl::StrCat("--loss: the targets of --dataset=", options_.data.dataset,
+                                                   " are no class numbers; expected --loss=mse"));
   }
   if (data_.train.features() != widths.front()) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", widths.front(),
                                                    " inputs, but the samples of ", options_.data.dataset, " have ",
                                                    data_.train.features(), " features"));
   }
-  if (data_.train.classes() > widths.back()) {
+  if (regression && widths.back() != 1) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network has ", widths.back(), " outputs, but ",
-                                                   options_.data.dataset, " has labels from 0 to ",
-                                                   data_.train.classes() - 1));
+                                                   options_.data.dataset, " has one target a sample"));
+  }
+  if (data_.train.classes() > widths.back()) {
+    const bool meant = options_.model.loss == Loss::kMse && widths.back() == 1;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--model: the network has ", widths.back(), " outputs, but ", options_.data.dataset, " has labels from 0 to ",
+        data_.train.classes() - 1, meant ? "; to learn them as numbers, add ,task=regression" : ""));
   }
   return absl::OkStatus();
 }
@@ -331,13 +337,16 @@ absl::StatusOr<LossSums> Trainer::Evaluate(Batches& batches, const std::string& 
     sums.correct += part->correct;
   }
   const auto size = static_cast<double>(std::max<int64_t>(dataset.size(), 1));
-  metrics_->Write("eval", {{"step", step_},
-                           {"version", version_},
-                           {"split", split},
-                           {"loss", sums.loss / size},
-                           {"accuracy", static_cast<double>(sums.correct) / size}});
-  spdlog::info("{}", absl::StrFormat("%s split: loss %.4f, accuracy %.2f %%", split, sums.loss / size,
-                                     100.0 * static_cast<double>(sums.correct) / size));
+  nlohmann::ordered_json fields = {
+      {"step", step_}, {"version", version_}, {"split", split}, {"loss", sums.loss / size}};
+  std::string line = absl::StrFormat("%s split: loss %.5g", split, sums.loss / size);
+  if (dataset.classes() > 0) {
+    const double accuracy = static_cast<double>(sums.correct) / size;
+    fields["accuracy"] = accuracy;
+    absl::StrAppendFormat(&line, ", accuracy %.2f %%", 100.0 * accuracy);
+  }
+  metrics_->Write("eval", fields);
+  spdlog::info("{}", line);
   return sums;
 }
 
@@ -351,7 +360,9 @@ absl::Status Trainer::Finish() {
   const absl::StatusOr<LossSums> test = Evaluate(*test_batches_, "test");
   if (!test.ok()) return test.status();
   result_.test_loss = test->loss / static_cast<double>(data_.test.size());
-  result_.test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
+  if (data_.test.classes() > 0) {
+    result_.test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
+  }
   const absl::StatusOr<std::string> hash = client_->WeightsHash();
   if (!hash.ok()) return hash.status();
   result_.weights_hash = *hash;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -22,8 +23,8 @@ namespace ps {
 // What rank 0 found at the end.
 struct TrainingResult {
   uint32_t rank = 0;
-  double test_loss = 0;      // Rank 0 only, as the next two.
-  double test_accuracy = 0;  // In [0, 1].
+  double test_loss = 0;                 // Rank 0 only, as the next two.
+  std::optional<double> test_accuracy;  // In [0, 1]; none for regression.
   std::string weights_hash;
   uint64_t version = 0;
 

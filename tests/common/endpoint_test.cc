@@ -21,7 +21,7 @@
 namespace ps {
 namespace {
 
-TEST_CASE("Addresses are parsed to host, port or path, and say so again; what is none is refused by its flag") {
+TEST_CASE("Addresses are parsed to host, port or path, and say so again, and what is none is refused by its flag") {
   for (const std::string text : {"a.example:5000", "127.0.0.1:0", "[::1]:65535", "unix:/tmp/a b"}) {
     const auto endpoint = ParseEndpoint("server", text);
     REQUIRE(endpoint.ok());

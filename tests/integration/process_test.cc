@@ -108,6 +108,29 @@ TEST_CASE("Server and workers end by themselves with status 0, and rank 0 prints
   }
 }
 
+TEST_CASE("Two workers learn a regression from a table, and rank 0 prints its loss but no accuracy") {
+  const TempFolder folder;
+  const std::string table = folder.File("plane.csv");
+  std::ofstream out(table);
+  for (double a = -1; a < 1; a += 0.25) {
+    for (double b = -1; b < 1; b += 0.25) out << a << "," << b << "," << 2 * a - 3 * b + 0.5 << "\n";
+  }
+  out.close();
+  Process server("ps_server", {"--num_workers=2", "--learning_rate=0.5"}, folder.File("server"));
+  const std::string address = server.Address();
+  const std::vector<std::string> flags = {"--server=" + address,    "--model=mlp:2,1",   "--loss=mse",
+                                          "--dataset=csv:" + table, "--batch_size=full", "--steps=200"};
+  Process first("ps_worker", flags, folder.File("first"));
+  Process second("ps_worker", flags, folder.File("second"));
+  CHECK(first.Wait() == 0);
+  CHECK(second.Wait() == 0);
+  CHECK(server.Wait() == 0);
+  const std::string printed = first.Output() + second.Output();
+  REQUIRE(printed.find("test loss: ") == 0);
+  CHECK(std::stod(printed.substr(11)) < 1e-6);
+  CHECK(printed.find("accuracy") == std::string::npos);
+}
+
 TEST_CASE("ps_ctl shows a running job, its servers' health and its weights hash") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
@@ -200,6 +223,12 @@ TEST_CASE("Data that is missing, cut short, corrupt or does not fit is refused b
   refused("idx:" + images + "," + far_labels, "4,2", "--model: the network has 2 outputs");
   refused("csv:" + table, "2,2", table + ": line 2");
   refused("libsvm:" + sparse, "2,2", sparse + ": line 2");
+  const std::string whole = WriteFile(folder, "whole.csv", "1,2,3\n3,4,7\n");
+  CheckRefused("ps_worker", {"--server=127.0.0.1:1", "--dataset=csv:" + whole, "--model=mlp:2,1", "--loss=mse"},
+               "--model: the network has 1 outputs, but csv:" + whole +
+                   " has labels from 0 to 7; to learn them as numbers, add ,task=regression");
+  const std::string targets = WriteFile(folder, "targets.csv", "1,2,0.5\n3,4,1\n");
+  refused("csv:" + targets, "2,1", "--loss: the targets of --dataset=csv:" + targets);
   refused("cifar", "2,2", "--dataset=cifar");
 }
 

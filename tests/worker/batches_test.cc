@@ -49,6 +49,34 @@ void CheckBatches(Backend& backend, bool bytes, bool resident) {
   }
 }
 
+void CheckTargets(Backend& backend, bool resident) {
+  DatasetContent content;
+  content.features = 1;
+  for (int32_t i = 0; i < 40; ++i) {
+    content.floats.push_back(static_cast<float>(i));
+    content.targets.push_back(0.5F * static_cast<float>(i) - 3);
+  }
+  const auto batches = *Batches::Create(*Dataset::Create(std::move(content)), backend, 3);
+  REQUIRE(batches->KeepSamples().ok());
+  CHECK(batches->resident() == resident);
+  const absl::StatusOr<Batch> batch = batches->Load(std::vector<int32_t>{39, 0, 7});
+  REQUIRE(batch.ok());
+  CHECK(batch->labels == nullptr);
+  std::vector<float> targets(3);
+  REQUIRE(backend.CopyToHost(batch->targets, targets.data(), 3 * sizeof(float)).ok());
+  REQUIRE(backend.Synchronize().ok());
+  CHECK(targets == std::vector<float>{16.5F, -3, 0.5F});
+}
+
+TEST_CASE("Batches of a regression have its targets") {
+  const auto cpu = *CreateCpuBackend(1);
+  QueuedBackend roomy;
+  QueuedBackend full(int64_t{1} << 30);  // The reserve.
+  CheckTargets(*cpu, true);
+  CheckTargets(roomy, true);
+  CheckTargets(full, false);
+}
+
 TEST_CASE("Batches are the data set's samples, gathered by the device where they fit, else by the host") {
   const auto cpu = *CreateCpuBackend(1);
   QueuedBackend roomy;

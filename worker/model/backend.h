@@ -82,6 +82,9 @@ class Backend {
   // unless d_outputs is null, the gradient of its mean over the batch.
   virtual absl::Status LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs,
                                        int64_t batch, int64_t classes, LossSums* sums) = 0;
+  // The same for regression: the squared errors of outputs [batch] against targets [batch].
+  virtual absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                                    LossSums* sums) = 0;
   // Rows `indices` [count] of samples [·, features] to x [count, features], bytes as byte / 255; and of labels.
   virtual absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                               float* x) = 0;

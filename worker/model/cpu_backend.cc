@@ -162,6 +162,11 @@ class CpuBackend final : public Backend {
     *sums = CpuLossAndGradient(loss, outputs, labels, d_outputs, batch, classes);
     return absl::OkStatus();
   }
+  absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                            LossSums* sums) override {
+    *sums = CpuSquaredError(outputs, targets, d_outputs, batch);
+    return absl::OkStatus();
+  }
 
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {

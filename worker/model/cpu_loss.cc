@@ -70,4 +70,15 @@ LossSums CpuLossAndGradient(Loss loss, const float* outputs, const int32_t* labe
   return sums;
 }
 
+LossSums CpuSquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch) {
+  LossSums sums;
+  const float scale = 1.0F / static_cast<float>(batch);
+  for (int64_t sample = 0; sample < batch; ++sample) {
+    const float error = outputs[sample] - targets[sample];
+    sums.loss += static_cast<double>(error) * static_cast<double>(error);
+    if (d_outputs != nullptr) d_outputs[sample] = scale * 2.0F * error;
+  }
+  return sums;
+}
+
 }  // namespace ps

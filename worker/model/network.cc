@@ -80,6 +80,9 @@ std::span<float> Network::gradients(size_t tensor) {
 }
 
 absl::Status Network::Check(const Batch& batch) const {
+  if (batch.targets != nullptr && (options_.loss != Loss::kMse || options_.widths.back() != 1)) {
+    return absl::InvalidArgumentError("regression needs one output and the mean squared error as its loss");
+  }
   if (batch.size <= max_batch_) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a batch of ", batch.size, " samples; the network takes ", max_batch_));
@@ -109,9 +112,12 @@ absl::Status Network::Forward(const Batch& batch, int layer) {
 }
 
 absl::Status Network::ComputeLoss(const Batch& batch, bool gradient) {
-  return backend_.LossAndGradient(options_.loss, Floats(activations_.back()), batch.labels,
-                                  gradient ? Floats(deltas_.back()) : nullptr, batch.size, options_.widths.back(),
-                                  reinterpret_cast<LossSums*>(loss_.get()));
+  const float* outputs = Floats(activations_.back());
+  float* d_outputs = gradient ? Floats(deltas_.back()) : nullptr;
+  auto* sums = reinterpret_cast<LossSums*>(loss_.get());
+  if (batch.targets != nullptr) return backend_.SquaredError(outputs, batch.targets, d_outputs, batch.size, sums);
+  return backend_.LossAndGradient(options_.loss, outputs, batch.labels, d_outputs, batch.size, options_.widths.back(),
+                                  sums);
 }
 
 absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
@@ -157,7 +163,7 @@ absl::Status Network::BackwardQueued(const Batch& batch, const StepHooks& hooks)
 }
 
 Network::Recordings& Network::RecordingsOf(const Batch& batch) {
-  Recordings& recordings = recordings_[{batch.x, batch.labels, batch.size}];
+  Recordings& recordings = recordings_[{batch.x, batch.labels, batch.targets, batch.size}];
   if (recordings.step == nullptr) {
     recordings.step = backend_.MakeRecording();
     for (int layer = 0; layer < options_.layers(); ++layer) recordings.layers.push_back(backend_.MakeRecording());

@@ -31,7 +31,8 @@ struct StepHooks {
 // Samples in the device's memory. They must stay until the step has ended.
 struct Batch {
   const float* x = nullptr;         // [size, widths.front()]
-  const int32_t* labels = nullptr;  // [size]
+  const int32_t* labels = nullptr;  // [size], each below widths.back(); null for regression
+  const float* targets = nullptr;   // [size], for regression with one output and Loss::kMse; else null
   int64_t size = 0;
 };
 
@@ -122,7 +123,7 @@ class Network {
   std::vector<Memory> deltas_;  // Gradients with respect to the same.
   Memory loss_;                 // LossSums, on the device.
   Memory host_loss_;
-  std::map<std::tuple<const float*, const int32_t*, int64_t>, Recordings> recordings_;
+  std::map<std::tuple<const float*, const int32_t*, const float*, int64_t>, Recordings> recordings_;
 };
 
 }  // namespace ps

@@ -145,6 +145,15 @@ TEST_CASE("The last evaluation is the latest by time even when rank 0 had two ow
   CHECK(summary->seconds_to_target[1] == 50.0);
 }
 
+TEST_CASE("A regression's evaluations have no accuracy, and its run has none") {
+  TempRun run;
+  run.Write("a.jsonl",
+            worker_start + Step(1, 0) + R"({"event":"eval","t":2,"rank":0,"split":"test","loss":0.5})" + "\n");
+  const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
+  REQUIRE(summary.ok());
+  CHECK_FALSE(summary->final_test_accuracy.has_value());
+}
+
 TEST_CASE("Unknown events and fields are passed over") {
   TempRun run;
   run.Write("server.jsonl", server_start + R"({"event":"checkpoint","t":1,"shard":0,"bytes":[1]})"

@@ -191,7 +191,34 @@ void CheckLoss(Backend& backend, Loss loss, int64_t batch, int64_t classes) {
   CHECK(device.Get(sums, 1)[0].loss == got.loss);
 }
 
+void CheckSquaredError(Backend& backend, int64_t batch) {
+  CAPTURE(backend.name(), batch);
+  OnDevice device(backend);
+  const auto size = static_cast<size_t>(batch);
+  const Values z = Random(size, 1);
+  const Values targets = Random(size, 2);
+  const float* outputs = device.Put(z);
+  const float* wanted = device.Put(targets);
+  float* dz = device.Put(Values(size));
+  auto* sums = device.Put(std::vector<LossSums>(1, {.loss = -1, .correct = -1}));
+  REQUIRE(backend.SquaredError(outputs, wanted, dz, batch, sums).ok());
+  const LossSums got = device.Get(sums, 1)[0];
+  std::vector<double> gradient(size);
+  double expected = 0;
+  for (size_t i = 0; i < size; ++i) {
+    const double error = static_cast<double>(z[i]) - static_cast<double>(targets[i]);
+    expected += error * error;
+    gradient[i] = 2 * error / static_cast<double>(batch);
+  }
+  CHECK(got.loss == Approx(expected).epsilon(1e-6));
+  CHECK(got.correct == 0);
+  CHECK(Error(device.Get(dz, size), gradient, 1) < 1);
+  REQUIRE(backend.SquaredError(outputs, wanted, nullptr, batch, sums).ok());
+  CHECK(device.Get(sums, 1)[0].loss == got.loss);
+}
+
 void CheckLosses(Backend& backend) {
+  for (const int64_t batch : {1, 7, 1000, 66000}) CheckSquaredError(backend, batch);
   for (const Loss loss : {Loss::kSoftmaxCrossEntropy, Loss::kSigmoidCrossEntropy, Loss::kMse}) {
     for (const auto& [batch, classes] :
          {std::pair<int64_t, int64_t>(1, 1), {1, 10}, {129, 3}, {5, 65536}, {66000, 2}}) {

@@ -79,6 +79,42 @@ TEST_CASE("Gradients of every layer, activation and loss agree with finite diffe
   }
 }
 
+TEST_CASE("Gradients of a regression agree with finite differences") {
+  const auto backend = *CreateCpuBackend(1);
+  const auto network =
+      *Network::Create({.widths = {3, 4, 1}, .activation = Activation::kTanh, .loss = Loss::kMse}, *backend, 5);
+  std::mt19937 random(7);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> x(15);
+  std::vector<float> targets(5);
+  for (float& value : x) value = uniform(random);
+  for (float& value : targets) value = 3 * uniform(random);
+  for (size_t tensor = 0; tensor < network->layout().size(); ++tensor) {
+    for (float& value : network->parameters(tensor)) value = uniform(random);
+  }
+  const Batch batch = {.x = x.data(), .targets = targets.data(), .size = 5};
+  const auto mean_loss = [&] { return network->Evaluate(batch)->loss / 5; };
+  const absl::StatusOr<StepResult> step = network->TrainStep(batch, {});
+  REQUIRE(step.ok());
+  CHECK(step->loss == Approx(mean_loss()).epsilon(1e-6));
+  for (size_t tensor = 0; tensor < network->layout().size(); ++tensor) {
+    for (size_t i = 0; i < network->parameters(tensor).size(); ++i) {
+      constexpr float kStep = 1e-2F;
+      float& parameter = network->parameters(tensor)[i];
+      const float value = parameter;
+      parameter = value + kStep;
+      const double up = mean_loss();
+      parameter = value - kStep;
+      const double down = mean_loss();
+      parameter = value;
+      const double slope = (up - down) / (2 * static_cast<double>(kStep));
+      CHECK(static_cast<double>(network->gradients(tensor)[i]) == Approx(slope).epsilon(2e-3).margin(2e-3));
+    }
+  }
+  const auto classes = *Network::Create({.widths = {3, 2}, .loss = Loss::kMse}, *backend, 5);
+  CHECK(absl::IsInvalidArgument(classes->TrainStep(batch, {}).status()));
+}
+
 TEST_CASE("Layers say that they are ready from the last to the first, and are read from the first to the last") {
   Fixture test({Activation::kRelu, Loss::kSoftmaxCrossEntropy, 3});
   std::vector<int> read;

@@ -8,10 +8,14 @@ namespace ps {
 namespace {
 
 // Steps of a network: the same bits each time, replayed or not, and the same as another backend's but for rounding.
-void CheckNetwork(Backend& backend, Backend& other) {
-  const ModelOptions model = {.widths = {50, 33, 20, 7}, .activation = Activation::kTanh};
+void CheckNetwork(Backend& backend, Backend& other, bool regression) {
+  CAPTURE(regression);
+  const ModelOptions model = {.widths = {50, 33, 20, regression ? 1 : 7},
+                              .activation = Activation::kTanh,
+                              .loss = regression ? Loss::kMse : Loss::kSoftmaxCrossEntropy};
   constexpr int64_t kBatch = 19;
   const Values x = Random(50 * kBatch, 1);
+  const Values targets = Random(kBatch, 2);
   std::vector<int32_t> labels;
   for (int64_t b = 0; b < kBatch; ++b) labels.push_back(static_cast<int32_t>(b % 7));
   struct Outcome {
@@ -25,7 +29,10 @@ void CheckNetwork(Backend& backend, Backend& other) {
     for (size_t t = 0; t < initial.size(); ++t) {
       std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
     }
-    const Batch batch = {.x = device.Put(x), .labels = device.Put(labels), .size = kBatch};
+    const Batch batch = {.x = device.Put(x),
+                         .labels = regression ? nullptr : device.Put(labels),
+                         .targets = regression ? device.Put(targets) : nullptr,
+                         .size = kBatch};
     Outcome first;
     for (int i = 0; i < 4; ++i) {
       std::vector<int> ready;
@@ -56,7 +63,7 @@ void CheckNetwork(Backend& backend, Backend& other) {
       CHECK(outcome.gradients == first.gradients);
     }
     // Other parameters, a smaller batch: then the first again.
-    const Batch smaller = {.x = batch.x, .labels = batch.labels, .size = 3};
+    const Batch smaller = {.x = batch.x, .labels = batch.labels, .targets = batch.targets, .size = 3};
     network->parameters(0)[0] += 0.5F;
     const absl::StatusOr<StepResult> changed = network->TrainStep(smaller, {});
     REQUIRE(changed.ok());
@@ -80,15 +87,21 @@ void CheckNetwork(Backend& backend, Backend& other) {
   }
 }
 
-TEST_CASE("CPU: a network's steps have the same bits each time") { CheckNetwork(*OnCpu(), *OnCpu()); }
+TEST_CASE("CPU: a network's steps have the same bits each time") {
+  for (const bool regression : {false, true}) CheckNetwork(*OnCpu(), *OnCpu(), regression);
+}
 
 TEST_CASE("Queued: a network's steps are the CPU's, however late work is done") {
-  QueuedBackend backend;
-  CheckNetwork(backend, *OnCpu());
-  CHECK(backend.recordings() > 0);
+  for (const bool regression : {false, true}) {
+    QueuedBackend backend;
+    CheckNetwork(backend, *OnCpu(), regression);
+    CHECK(backend.recordings() > 0);
+  }
 }
 TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
-  OnGpu([](Backend& backend) { CheckNetwork(backend, *OnCpu()); });
+  OnGpu([](Backend& backend) {
+    for (const bool regression : {false, true}) CheckNetwork(backend, *OnCpu(), regression);
+  });
 }
 
 }  // namespace

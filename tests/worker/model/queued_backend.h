@@ -66,6 +66,10 @@ class QueuedBackend final : public Backend {
                                int64_t classes, LossSums* sums) override {
     return Queue([=, this] { return cpu_->LossAndGradient(loss, outputs, labels, d_outputs, batch, classes, sums); });
   }
+  absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                            LossSums* sums) override {
+    return Queue([=, this] { return cpu_->SquaredError(outputs, targets, d_outputs, batch, sums); });
+  }
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     return Queue([=, this] { return cpu_->Gather(samples, indices, count, features, x); });

@@ -205,6 +205,14 @@ class CudaBackend final : public Backend {
                                                 compute_.get()));
   }
 
+  absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                            LossSums* sums) override {
+    PS_RETURN_IF_ERROR(GrowScratch(batch));
+    return PS_CUDA_STATUS(cuda::SquaredError(outputs, targets, d_outputs, batch,
+                                             reinterpret_cast<SampleLoss*>(scratch_.back().get()), sums,
+                                             compute_.get()));
+  }
+
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     return PS_CUDA_STATUS(cuda::Gather(samples, indices, count, features, x, compute_.get()));
@@ -225,7 +233,7 @@ class CudaBackend final : public Backend {
 
   // Recorded work goes on using the memory that it was recorded with.
   absl::Status GrowScratch(int64_t samples) {
-    if (samples <= scratch_samples_) return absl::OkStatus();
+    if (!scratch_.empty() && samples <= scratch_samples_) return absl::OkStatus();
     const int64_t more = std::max(samples, 2 * scratch_samples_);
     absl::StatusOr<Memory> memory = AllocateDevice(more * static_cast<int64_t>(sizeof(SampleLoss)));
     if (!memory.ok()) return memory.status();

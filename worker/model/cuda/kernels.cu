@@ -169,6 +169,16 @@ __global__ void LossKernel(const float* outputs, const int32_t* labels, float* d
   }
 }
 
+__global__ void SquaredErrorKernel(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                                   SampleLoss* samples) {
+  const float scale = 1.0F / static_cast<float>(batch);
+  PS_GRID_FOR(sample, batch) {
+    const float error = outputs[sample] - targets[sample];
+    samples[sample] = {static_cast<double>(error) * static_cast<double>(error), 0};
+    if (d_outputs != nullptr) d_outputs[sample] = scale * 2.0F * error;
+  }
+}
+
 __global__ void SumSamplesKernel(const SampleLoss* samples, int64_t batch, LossSums* sums) {
   __shared__ double loss_parts[kLossThreads];
   __shared__ int64_t correct_parts[kLossThreads];
@@ -275,6 +285,15 @@ cudaError_t LossAndGradient(Loss loss, const float* outputs, const int32_t* labe
       run(LossKernel<Loss::kMse>);
       break;
   }
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  SumSamplesKernel<<<1, kLossThreads, 0, stream>>>(samples, batch, sums);
+  return cudaGetLastError();
+}
+
+cudaError_t SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                         SampleLoss* samples, LossSums* sums, cudaStream_t stream) {
+  if (batch == 0) return cudaSuccess;
+  SquaredErrorKernel<<<Blocks(batch), kThreads, 0, stream>>>(outputs, targets, d_outputs, batch, samples);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   SumSamplesKernel<<<1, kLossThreads, 0, stream>>>(samples, batch, sums);
   return cudaGetLastError();

@@ -18,7 +18,7 @@ cudaError_t ApplyDerivative(Activation activation, const float* y, float* dx, in
 // sums [columns] = the column sums of matrix [rows, columns].
 cudaError_t ColumnSums(const float* matrix, float* sums, int64_t rows, int64_t columns, cudaStream_t stream);
 
-// One sample's part of LossSums, in LossAndGradient's scratch memory.
+// One sample's part of LossSums, in scratch memory of the losses below.
 struct SampleLoss {
   double loss;
   int32_t correct;
@@ -26,6 +26,9 @@ struct SampleLoss {
 // Backend::LossAndGradient; samples [batch] is scratch memory.
 cudaError_t LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
                             int64_t classes, SampleLoss* samples, LossSums* sums, cudaStream_t stream);
+// Backend::SquaredError; likewise.
+cudaError_t SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
+                         SampleLoss* samples, LossSums* sums, cudaStream_t stream);
 
 // Backend::Gather.
 cudaError_t Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features, float* x,
