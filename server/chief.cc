@@ -103,6 +103,12 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
     status = absl::CancelledError("the worker took its join back");
   }
   if (!status.ok()) return refuse(status);
+  if (Member* const member = membership_.FindTicket(request.ticket()); member != nullptr) {
+    // A repeat: the first answer was lost, or is still to come.
+    member->last_heard = now;
+    AddJoin(*member, view_, deadline, std::move(callback));
+    return AnswerJoins(now);
+  }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const absl::StatusOr<Member*> joined = membership_.Join(
       request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
@@ -115,12 +121,16 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   }
   spdlog::info("{} joined ({} of {}), incarnation {}", member.ToString(), membership_.members().size(),
                options_.num_workers, member.incarnation);
+  AddJoin(member, view_ + 1, deadline, std::move(callback));
+  ViewChanged(now);
+}
+
+void Chief::AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback) {
   joins_.push_back({.rank = member.rank,
                     .incarnation = member.incarnation,
-                    .view = view_ + 1,
+                    .view = view,
                     .deadline = deadline,
                     .callback = std::move(callback)});
-  ViewChanged(now);
 }
 
 bool Chief::Joining(const Member& member) const {
@@ -217,7 +227,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (request.ticket() != 0) {
-    // Its join, or one that was sent before it, may still be on the way.
+    // A join with this ticket may still arrive.
     taken_back_.push_back(request.ticket());
     if (taken_back_.size() > kMaxTakenBack) taken_back_.pop_front();
   }

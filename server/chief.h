@@ -105,6 +105,9 @@ class Chief {
   absl::Status CheckMemory(const Layout& layout) const;
   absl::Status CheckSameJob(const v1::JoinRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t StartStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answered when the view is in force.
+  void AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Joining(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::JoinReply MakeJoinReply(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const

@@ -187,7 +187,6 @@ void Chief::AnswerJoins(TimePoint now) {
       answer = MakeJoinReply(*member);
     } else if (wait->deadline <= now) {
       answer = absl::DeadlineExceededError("joining: " + WaitingFor(now));
-      member->last_heard = now;
     } else {
       ++wait;
       continue;

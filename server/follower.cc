@@ -97,7 +97,7 @@ void Follower::Stop() {
 absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
                              const std::stop_token& stop) {
   const TimePoint began = Now();
-  // In short waits: nothing but time ends this one.
+  // In short waits: WaitForConnected cannot be interrupted.
   while (!channel_->WaitForConnected(std::chrono::system_clock::now() + kStopLook)) {
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", address, ": stopped"));
     if (Now() < deadline) continue;

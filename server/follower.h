@@ -14,7 +14,8 @@
 
 namespace ps {
 
-// Thread-safe. Calls `on_update` for each update in order, and `on_end` once when the stream has ended for good.
+// Thread-safe once started; Start and Stop are its owner's, and not for the callbacks. Calls `on_update` for each
+// update in order, and `on_end` once when the stream has ended for good.
 class Follower {
  public:
   Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(const v1::ChiefUpdate&)> on_update,

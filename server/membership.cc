@@ -50,7 +50,7 @@ Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
   return member != members_.end() && member->second.incarnation == incarnation ? &member->second : nullptr;
 }
 
-const Member* Membership::FindTicket(uint64_t ticket) const {
+Member* Membership::FindTicket(uint64_t ticket) {
   const auto member = std::find_if(members_.begin(), members_.end(),
                                    [&](const auto& entry) { return ticket != 0 && entry.second.ticket == ticket; });
   return member == members_.end() ? nullptr : &member->second;

@@ -40,7 +40,7 @@ class Membership {
   Member* Find(uint32_t rank, uint64_t incarnation);
 
   // The member that joined with this ticket, or null.
-  const Member* FindTicket(uint64_t ticket) const;
+  Member* FindTicket(uint64_t ticket);
 
   void Remove(uint32_t rank) { members_.erase(rank); }
 

@@ -243,7 +243,7 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
-  if (chief_ != nullptr) chief_->Fail("the server ends");
+  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server ends");
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   // Reports find the follower or the chief until none is made; what the chief says finds the shard until nothing is

@@ -26,7 +26,7 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const nlohmann::ordered_json& flags = {},
                                                        const std::stop_token& stop = {});
-  // Ends at once what still runs.
+  // Ends at once what still runs: a job that is not over fails.
   ~Server();
 
   // What it listens on: HOST:PORT with the real port, or unix:PATH.

@@ -102,9 +102,11 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
 
 grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
                                              v1::JoinReply* reply) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   const TimePoint now = Now();
-  chief_.Join(*request, now, JoinDeadline(*context, now), [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {
+  const TimePoint deadline = JoinDeadline(*context, now);
+  if (deadline <= now) return Answer(context, absl::DeadlineExceededError("joining: the call came too late"));
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  chief_.Join(*request, now, deadline, [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {
     if (answer.ok()) *reply = std::move(*answer);
     reactor->Finish(ToGrpc(answer.status()));
   });

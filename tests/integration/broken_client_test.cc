@@ -141,7 +141,7 @@ void RunBeside(const std::string& mode, uint64_t steps, const std::function<void
   options.num_workers = 2;
   options.num_shards = 2;
   options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
-  options.lease = absl::Minutes(2);  // They send no heartbeats.
+  options.lease = absl::Minutes(2);  // Raw workers send no heartbeats.
   Cluster cluster(options);
   absl::Status status = absl::UnknownError("did not run");
   std::vector<std::vector<float>> weights;

@@ -295,7 +295,7 @@ TEST_CASE("A server that goes while a join waits for a shard answers it") {
   REQUIRE(server.ok());
   ClientOptions client;
   client.server = (*server)->address();
-  client.connect_timeout = absl::Seconds(1);
+  client.connect_timeout = absl::Seconds(5);
   auto joined = std::async(std::launch::async, [&] { return Client::Join(client, {{"w", {4}}}).status(); });
   const auto chief = v1::Chief::NewStub(MakeChannel(client.server, grpc::InsecureChannelCredentials(), 0));
   v1::StatusReply status;
@@ -305,7 +305,8 @@ TEST_CASE("A server that goes while a join waits for a shard answers it") {
     REQUIRE(chief->Status(&context, v1::StatusRequest(), &status).ok());
   }
   server->reset();
-  CHECK_FALSE(joined.get().ok());
+  const absl::Status told = joined.get();
+  CHECK((absl::IsAborted(told) || absl::IsUnavailable(told)));
 }
 
 TEST_CASE("After a stop a client asks for nothing any more") {

@@ -312,6 +312,7 @@ TEST_CASE("A worker stopped before its join is answered takes the join back") {
   REQUIRE(server.WaitFor(".err", "joined (1 of 1)"));
   worker.Signal(SIGTERM);
   CHECK(worker.Wait() == 1);
+  CHECK(server.WaitFor(".err", "left: joining: stopped"));
   Process status("ps_ctl", {"--server=" + address, "status"}, folder.File("status"));
   CHECK(status.Wait() == 0);
   CHECK(status.Output().find("workers: 0 of 1") != std::string::npos);

@@ -223,6 +223,22 @@ TEST_CASE("A join whose answer never arrived is taken back by its ticket, and no
   CHECK(job.ended == v1::PHASE_UNSPECIFIED);
 }
 
+TEST_CASE("A join that is repeated is the same join, also when the repeat comes late") {
+  TestJob job("bsp", 1);
+  v1::JoinRequest request = job.Request("a");
+  request.set_ticket(7);
+  const auto first = job.Join(request);
+  REQUIRE(first.ok());
+  const uint64_t view = job.view.number();
+  const auto again = job.Join(request);
+  REQUIRE(again.ok());
+  CHECK(again->id().incarnation() == first->id().incarnation());
+  CHECK(job.view.number() == view);
+  v1::HeartbeatRequest beat;
+  *beat.mutable_id() = first->id();
+  CHECK(job.chief.Heartbeat(beat, job.now).ok());
+}
+
 TEST_CASE("A join that is taken back before it is there is refused when it comes") {
   TestJob job("bsp", 1);
   v1::LeaveRequest leave;

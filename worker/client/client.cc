@@ -176,6 +176,8 @@ class ClientImpl final : public Client {
 template <typename Call>
 absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
                                        const std::stop_token& stop, Call call) {
+  // Later than this before its deadline a call may have been ended by that, not by an answer.
+  const auto slack = std::min<std::chrono::nanoseconds>(kDeadlineSlack, call_time / 10);
   TimePoint heard = Now();
   for (int calls = 0;; ++calls) {
     const TimePoint began = Now();
@@ -189,7 +191,7 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
     if (stop.stop_requested()) return absl::CancelledError(what + ": stopped");
     const TimePoint now = Now();
     const bool late = absl::IsDeadlineExceeded(status);
-    const bool answered = absl::IsResourceExhausted(status) || (late && now < began + call_time - kDeadlineSlack);
+    const bool answered = absl::IsResourceExhausted(status) || (late && now < began + call_time - slack);
     if (!answered && !late && !absl::IsUnavailable(status)) return status;
     if (answered) heard = now;
     if (answered && now >= give_up) return status;
@@ -232,7 +234,7 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   return request;
 }
 
-// One call; where it is not heard the lease ends what it would have ended.
+// One call; where it is not heard, the join's deadline and then the lease end what it would have ended.
 void ClientImpl::TakeJoinBack(uint64_t ticket, const absl::Status& why) {
   v1::LeaveRequest request;
   request.set_ticket(ticket);
@@ -258,7 +260,8 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
                                               return FromGrpc(chief_->Join(&context, request, &joined_as_));
                                             });
   // The chief may have taken it in for all that.
-  const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) || absl::IsUnavailable(joined);
+  const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
+                          absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
   if (unanswered) TakeJoinBack(request.ticket(), joined);
   PS_RETURN_IF_ERROR(joined);
   context_->id = joined_as_.id();
