@@ -246,8 +246,8 @@ Server::~Server() {
   if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server ends");
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
-  // Reports find the follower or the chief until none is made; what the chief says finds the shard until nothing is
-  // said.
+  // Reports find the follower or the chief until none is made; what the chief says finds the shard, and by its reports
+  // the follower, until nothing is said.
   if (shard_ != nullptr) shard_->StopApplying();
   if (follower_ != nullptr) follower_->Stop();
   follower_.reset();

@@ -299,11 +299,12 @@ TEST_CASE("A server that goes while a join waits for a shard answers it") {
   auto joined = std::async(std::launch::async, [&] { return Client::Join(client, {{"w", {4}}}).status(); });
   const auto chief = v1::Chief::NewStub(MakeChannel(client.server, grpc::InsecureChannelCredentials(), 0));
   v1::StatusReply status;
-  while (status.workers_size() == 0) {
+  while (status.workers_size() == 0 && joined.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     REQUIRE(chief->Status(&context, v1::StatusRequest(), &status).ok());
   }
+  REQUIRE(status.workers_size() == 1);
   server->reset();
   const absl::Status told = joined.get();
   CHECK((absl::IsAborted(told) || absl::IsUnavailable(told)));
