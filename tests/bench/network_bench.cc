@@ -1,5 +1,7 @@
 #include "tests/bench/network_bench.h"
 
+#include <cmath>
+
 #include <grpcpp/client_context.h>
 #include <grpcpp/security/credentials.h>
 #include "absl/strings/str_cat.h"
@@ -31,8 +33,26 @@ absl::Status Add(const std::string& name, int repeats, double bytes, std::vector
   return Annotate(status, name);
 }
 
+// A gradient whose elements differ, so that one in another's place is noticed.
+std::vector<float> MakeGradient(size_t elements) {
+  std::vector<float> gradient(elements);
+  for (size_t i = 0; i < elements; ++i) gradient[i] = static_cast<float>(1 + i % 7);
+  return gradient;
+}
+
+// From zero, SGD without decay (with or without momentum) moves each weight in proportion to its gradient.
+absl::Status CheckWeights(const std::vector<float>& weights, const std::vector<float>& gradient) {
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const float expected = weights[0] / gradient[0] * gradient[i];
+    if (weights[0] < 0 && std::abs(weights[i] - expected) <= 1e-4F * std::abs(expected)) continue;
+    return absl::DataLossError(absl::StrCat("weight ", i, " is ", weights[i], ", expected ", expected));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status MeasureJob(Client& client, int64_t bytes, int repeats, std::vector<Measurement>* rows) {
   const std::vector<float> zeros(static_cast<size_t>(bytes) / sizeof(float));
+  const std::vector<float> gradient = MakeGradient(zeros.size());
   std::vector<float> weights(zeros.size());
   const absl::StatusOr<ExchangeResult> started = client.Start({zeros}, {weights});
   if (!started.ok()) return started.status();
@@ -41,12 +61,13 @@ absl::Status MeasureJob(Client& client, int64_t bytes, int repeats, std::vector<
   const auto size = static_cast<double>(bytes);
   PS_RETURN_IF_ERROR(Add("push, to the server", repeats, size, rows, [&]() -> absl::Status {
     const absl::StatusOr<ExchangeResult> pushed =
-        client.Push({.step = step++, .version = version, .samples = 1}, {zeros});
+        client.Push({.step = step++, .version = version, .samples = 1}, {gradient});
     if (pushed.ok()) version = pushed->version;
     return pushed.status();
   }));
   PS_RETURN_IF_ERROR(
       Add("pull, from the server", repeats, size, rows, [&] { return client.Pull({weights}).status(); }));
+  PS_RETURN_IF_ERROR(CheckWeights(weights, gradient));
   return client.Done();
 }
 

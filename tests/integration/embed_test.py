@@ -12,7 +12,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 RESULT = re.compile(r"rank \d+: version 100, loss [\d.e-]+, (w = .*)")
 
 

@@ -49,12 +49,12 @@ class Process {
   }
   std::string Output() const { return Read(".out"); }
   std::string Errors() const { return Read(".err"); }
-  // Looks at a file until the text is in it, for at most 20 s.
+  // Looks at a file until the text is in it, for at most 2 minutes.
   bool WaitFor(const std::string& ending, const std::string& text) const {
     Mutex mutex;
     CondVar never;
     MutexLock lock(mutex);
-    for (const TimePoint deadline = Now() + std::chrono::seconds(20); Now() < deadline;) {
+    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline;) {
       if (Read(ending).find(text) != std::string::npos) return true;
       never.WaitUntil(mutex, Now() + std::chrono::milliseconds(10));
     }

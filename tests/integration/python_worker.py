@@ -12,7 +12,7 @@ from ps.v1 import ps_pb2_grpc as rpc
 
 STEPS = 100
 POINTS = 64
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 SHAPES = [("w", 2), ("b", 1)]  # One slice each.
 
 

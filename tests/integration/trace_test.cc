@@ -124,6 +124,9 @@ void CheckPyTorch(const std::string& device) {
   }
 }
 
+// All of NumPy's steps; the sanitizers, which make a step many times slower, see the same code in fewer.
+constexpr int64_t kDt42Steps = PS_SANITIZED ? 30 : 1000;
+
 void CheckDt42(const std::string& device) {
   const char* data = std::getenv("PS_DATA_DIR");
   if (data == nullptr || !std::filesystem::exists(std::string(data) + "/mnist")) {
@@ -140,7 +143,7 @@ void CheckDt42(const std::string& device) {
     worker.data = {.dataset = "mnist", .data_dir = data, .crop = 20, .samples_per_class = 500};
     worker.device.device = device;
     worker.batch_size = 0;
-    worker.steps = 1000;
+    worker.steps = kDt42Steps;
     worker.shuffle = false;
     worker.init_weights = kReference + "dt42_init.safetensors";
     for (const auto& result : cluster.Train(worker, workers)) {
@@ -148,8 +151,9 @@ void CheckDt42(const std::string& device) {
       REQUIRE(result.ok());
     }
     std::vector<double> expected = trace["cost_before_step"];
-    expected.resize(1000);
+    expected.resize(kDt42Steps);
     CHECK(LargestDeviation(StepLosses(cluster, workers), expected) <= 1e-3);
+    if (PS_SANITIZED) continue;
     CHECK(Distance(cluster.folder.File("final.safetensors"), "dt42_final.safetensors", "dt42_init.safetensors") <=
           1e-3);
 

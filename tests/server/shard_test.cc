@@ -23,7 +23,7 @@ class Reply {
 
   absl::StatusOr<T> Wait() {
     MutexLock lock(state_->mutex);
-    const TimePoint deadline = Now() + std::chrono::seconds(20);
+    const TimePoint deadline = Now() + std::chrono::minutes(2);
     while (!state_->answer.has_value()) {
       if (!state_->changed.WaitUntil(state_->mutex, deadline)) return absl::UnknownError("no answer came");
     }
