@@ -7,14 +7,37 @@
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
 #include "common/status.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
 
-constexpr size_t kMaxTextBytes = 256;          // Of a name or host from the wire.
+constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
-constexpr size_t kMaxWaitsPerWorker = 4;       // For joins, and for the end.
-constexpr size_t kMaxTakenBack = 256;          // Tickets that are remembered.
+constexpr int kMaxDimensions = 16;             // Of a tensor.
+constexpr size_t kMaxJoinsPerWorker = 4;       // That wait for their answer.
+
+// What a client says is looked at before anything is done with it, or written to a log.
+absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
+  PS_RETURN_IF_ERROR(CheckText("--job", request.job(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("--name", request.name(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("the worker's host name", request.host(), kMaxTextBytes));
+  if (static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker's experiment has ", request.experiment().size(),
+                                                   " settings; at most ", kMaxExperimentSettings, " are served"));
+  }
+  for (const auto& [flag, value] : request.experiment()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a setting of the worker's experiment", flag, kMaxTextBytes));
+    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
+  }
+  for (const v1::Tensor& tensor : request.layout().tensors()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
+    if (tensor.shape_size() <= kMaxDimensions) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has ", tensor.shape_size(),
+                                                   " dimensions; at most ", kMaxDimensions, " are served"));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -54,10 +77,6 @@ absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
     return absl::FailedPreconditionError(
         absl::StrCat("--job=", request.job(), ": this server runs job ", options_.job));
   }
-  if (request.name().size() > kMaxTextBytes || request.host().size() > kMaxTextBytes ||
-      static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
-    return absl::InvalidArgumentError("the worker's name, host or settings are too long");
-  }
   const Layout layout = FromProto(request.layout());
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
   if (!plan_.has_value()) return CheckMemory(layout);
@@ -87,27 +106,34 @@ uint64_t Chief::StartStep() const {
   return leads_steps_ ? mode_->StartStep(highest) : shards_[0].applied_version;
 }
 
-void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {
+uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const auto refuse = [&](const absl::Status& status) {
-    spdlog::warn("a worker on {} was refused: {}", request.host(), Message(status));
+    spdlog::warn("a worker on {} was refused: {}", Printable(request.host(), kMaxTextBytes), Message(status));
     outbox_.Add([callback, status] { callback(status); });
+    return uint64_t{0};
   };
-  absl::Status status = Serving();
+  absl::Status status = CheckJoinTexts(request);
+  if (status.ok()) status = Serving();
+  if (status.ok() && finishing_) {
+    status = absl::FailedPreconditionError("all workers are done; the job is about to end");
+  }
   if (status.ok()) status = CheckSameJob(request);
-  if (status.ok() && joins_.size() >= kMaxWaitsPerWorker * options_.num_workers) {
+  if (status.ok() && joins_.size() >= kMaxJoinsPerWorker * options_.num_workers) {
     status = absl::ResourceExhaustedError("too many workers are joining at once");
   }
-  if (status.ok() && std::count(taken_back_.begin(), taken_back_.end(), request.ticket()) > 0) {
-    status = absl::CancelledError("the worker took its join back");
+  if (status.ok() && std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.ticket()) > 0) {
+    status = absl::CancelledError("the worker cancelled its join");
   }
   if (!status.ok()) return refuse(status);
   if (Member* const member = membership_.FindTicket(request.ticket()); member != nullptr) {
     // A repeat: the first answer was lost, or is still to come.
     member->last_heard = now;
-    AddJoin(*member, view_, deadline, std::move(callback));
-    return AnswerJoins(now);
+    member->suspect_since.reset();
+    const uint64_t number = AddJoin(*member, view_, deadline, std::move(callback));
+    AnswerJoins(now);
+    return number;
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const absl::StatusOr<Member*> joined = membership_.Join(
@@ -118,19 +144,24 @@ void Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadli
   if (!plan_.has_value()) {
     plan_.emplace(FromProto(request.layout()), options_.num_shards);
     experiment_ = {request.experiment().begin(), request.experiment().end()};
+    layout_view_ = view_ + 1;
   }
-  spdlog::info("{} joined ({} of {}), incarnation {}", member.ToString(), membership_.members().size(),
-               options_.num_workers, member.incarnation);
-  AddJoin(member, view_ + 1, deadline, std::move(callback));
+  spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), membership_.members().size(),
+               options_.num_workers, member.incarnation,
+               member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
+  const uint64_t number = AddJoin(member, view_ + 1, deadline, std::move(callback));
   ViewChanged(now);
+  return number;
 }
 
-void Chief::AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback) {
-  joins_.push_back({.rank = member.rank,
+uint64_t Chief::AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback) {
+  joins_.push_back({.number = next_number_++,
+                    .rank = member.rank,
                     .incarnation = member.incarnation,
                     .view = view,
                     .deadline = deadline,
                     .callback = std::move(callback)});
+  return joins_.back().number;
 }
 
 bool Chief::Joining(const Member& member) const {
@@ -164,6 +195,8 @@ v1::JoinReply Chief::MakeJoinReply(const Member& member) const {
   reply.set_lease_ms(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(options_.lease).count()));
   reply.set_initialise(MayInitialise(member.rank));
+  reply.set_lead(IsLead(member));
+  reply.set_replaced(member.replaced);
   reply.set_slice_elements(kSliceElements);
   AddShardInfo(reply.mutable_shards());
   return reply;
@@ -178,126 +211,16 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
   }
   Member* member = membership_.Find(id.rank(), id.incarnation());
   if (member == nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", id.rank(), ", incarnation ", id.incarnation(),
-                                                      " is no longer a member of the job"));
+    const auto owner = membership_.members().find(id.rank());
+    return absl::FailedPreconditionError(absl::StrCat(
+        "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job: ",
+        owner == membership_.members().end() ? "it left or was lost"
+                                             : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ",
+                                                            owner->second.incarnation)));
   }
   member->last_heard = now;
+  member->suspect_since.reset();
   return member;
-}
-
-absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {
-  MutexLock lock(mutex_);
-  v1::HeartbeatReply reply;
-  if (phase_ != v1::PHASE_FAILED && phase_ != v1::PHASE_FINISHED) {
-    const absl::StatusOr<Member*> member = FindMember(request.id(), now);
-    if (!member.ok()) return member.status();
-    if (request.step() != (*member)->step) last_progress_ = now;
-    (*member)->step = request.step();
-    reply.set_initialise(MayInitialise((*member)->rank));
-  }
-  reply.set_phase(phase_);
-  reply.set_failure(failure_);
-  reply.set_waiting_for(WaitingFor(now));
-  return reply;
-}
-
-void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
-                 std::function<void(absl::StatusOr<v1::DoneReply>)> callback) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  const absl::StatusOr<Member*> member = FindMember(request.id(), now);
-  absl::Status refused = member.status();
-  if (refused.ok() && done_waits_.size() >= kMaxWaitsPerWorker * options_.num_workers) {
-    refused = absl::ResourceExhaustedError("too many calls wait for the end of the job");
-  }
-  if (!refused.ok()) {
-    outbox_.Add([callback, refused] { callback(refused); });
-    return;
-  }
-  if (!(*member)->done) {
-    (*member)->done = true;
-    last_progress_ = now;
-    spdlog::info("{} is done", (*member)->ToString());
-  }
-  done_waits_.push_back({.deadline = deadline, .callback = std::move(callback)});
-  AnswerDone(now);
-}
-
-absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (request.ticket() != 0) {
-    // A join with this ticket may still arrive.
-    taken_back_.push_back(request.ticket());
-    if (taken_back_.size() > kMaxTakenBack) taken_back_.pop_front();
-  }
-  const Member* const found = request.ticket() != 0 ? membership_.FindTicket(request.ticket())
-                                                    : membership_.Find(request.id().rank(), request.id().incarnation());
-  if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
-    // It knows how the job ended; the server need not wait to tell it.
-    if (found != nullptr) membership_.Remove(found->rank);
-    return absl::OkStatus();
-  }
-  if (request.ticket() == 0) PS_RETURN_IF_ERROR(FindMember(request.id(), now).status());
-  if (found == nullptr) return absl::OkStatus();  // Nobody has the ticket.
-  const Member member = *found;
-  if (!member.done || !request.reason().empty()) {
-    LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done" : request.reason()));
-  } else {
-    spdlog::info("{} left", member.ToString());
-    RemoveDone(member);
-  }
-  ViewChanged(now);
-  return absl::OkStatus();
-}
-
-void Chief::RemoveDone(const Member& member) {
-  const bool all_done = membership_.all_done();
-  membership_.Remove(member.rank);
-  if (all_done && membership_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
-}
-
-void Chief::LoseMember(const Member& member, const std::string& why) {
-  spdlog::warn("{} {}", member.ToString(), why);
-  // All that it had to give is here; but rank 0 still had to evaluate and save.
-  if (member.done && member.rank != 0) return RemoveDone(member);
-  membership_.Remove(member.rank);
-  if (phase_ != v1::PHASE_RUNNING) return;
-  if (mode_->gathers()) {
-    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
-  } else if (membership_.members().empty()) {
-    SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
-  }
-}
-
-// ---- Time
-
-void Chief::Tick(TimePoint now) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (phase_ == v1::PHASE_GATHERING || phase_ == v1::PHASE_RUNNING) {
-    // Who waits for the answer to its join sends no heartbeats yet; that wait has a deadline of its own.
-    std::vector<Member> expired = membership_.Expired(now);
-    std::erase_if(expired, [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Joining(member); });
-    for (const Member& member : expired) {
-      if (phase_ == v1::PHASE_FAILED) break;
-      LoseMember(member, absl::StrCat("was lost: last heard of ", FormatSeconds(now - member.last_heard),
-                                      " ago, lease ", FormatSeconds(options_.lease)));
-    }
-    for (uint32_t shard = 0; shard < shards_.size() && phase_ == v1::PHASE_RUNNING; ++shard) {
-      const ShardState& state = shards_[shard];
-      if (state.registered || now - state.gone_since < options_.lease) continue;
-      SetPhase(v1::PHASE_FAILED, absl::StrCat("shard ", shard, " at ", state.address, " was lost ",
-                                              FormatSeconds(now - state.gone_since), " ago"));
-    }
-    if (phase_ == v1::PHASE_RUNNING && now - last_progress_ > options_.progress_timeout) {
-      SetPhase(v1::PHASE_FAILED,
-               absl::StrCat("no step was made for ", FormatSeconds(now - last_progress_), ": ", WaitingFor(now)));
-    }
-    if (!expired.empty() || phase_ == v1::PHASE_FAILED) ViewChanged(now);
-  }
-  AnswerJoins(now);
-  AnswerDone(now);
 }
 
 void Chief::Fail(const std::string& reason) {
@@ -318,6 +241,7 @@ v1::StatusReply Chief::Status(TimePoint now) {
   reply.set_view(view_);
   reply.set_num_workers(options_.num_workers);
   reply.set_num_shards(options_.num_shards);
+  reply.set_gathers(mode_->gathers());
   reply.mutable_settings()->insert(options_.settings.begin(), options_.settings.end());
   for (const auto& [rank, member] : membership_.members()) {
     v1::WorkerStatus* worker = reply.add_workers();
@@ -327,6 +251,7 @@ v1::StatusReply Chief::Status(TimePoint now) {
     worker->set_host(member.host);
     worker->set_step(member.step);
     worker->set_done(member.done);
+    worker->set_suspect(member.suspect_since.has_value());
     worker->set_last_heard_ms(
         static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - member.last_heard).count()));
   }

@@ -34,6 +34,8 @@ struct ChiefOptions {
   uint32_t num_shards = 1;
   std::string mode = "bsp";
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
+  // How long a member whose connection ended has to open it again.
+  std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
   // A running job whose steps stand still for so long has failed.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
@@ -45,6 +47,8 @@ class Chief {
   using JoinCallback = std::function<void(absl::StatusOr<v1::JoinReply>)>;
   using DoneCallback = std::function<void(v1::DoneReply)>;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
+  // What a member is to know, each time that something of it changes; nothing: it is no member any more.
+  using WatchFunction = std::function<void(const std::optional<v1::HeartbeatReply>&)>;
 
   // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED).
   Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end);
@@ -62,17 +66,31 @@ class Chief {
   // failed), ALREADY_EXISTS, INVALID_ARGUMENT, UNIMPLEMENTED (protocol version).
 
   // Calls back when the view with the new member is in force on every shard, or at the deadline with what is missing.
-  void Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
+  // Returns a number for OnJoinGone; 0 if the join was refused.
+  uint64_t Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
+  // Whoever waited for this join's answer is gone: the member is suspect, unless it has asked again.
+  void OnJoinGone(uint64_t join, TimePoint now);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request, TimePoint now);
-  // Calls back when all workers are done, or at the deadline with who is not. ABORTED if the job fails.
+  // The member keeps a stream open, on which it is told its state at once and whenever that changes. One that it had
+  // before no longer counts. Returns a number for OnWatchGone.
+  absl::StatusOr<uint64_t> Watch(const v1::WatchRequest& request, TimePoint now, WatchFunction send);
+  // The stream broke: its member is suspect.
+  void OnWatchGone(uint64_t watch, TimePoint now);
+  // Calls back when all workers are done and this one is the lead (the lowest rank), or the lead has left; or at the
+  // deadline with who is waited for. ABORTED if the job fails.
   void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
             std::function<void(absl::StatusOr<v1::DoneReply>)> callback);
   // Of the id; or of the ticket, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   v1::StatusReply Status(TimePoint now);
+  // Whom the job waits for: always before it runs, then where no step was made for `longer`. Empty: for nobody.
+  std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
   // Ends leases and waits whose time is over.
   void Tick(TimePoint now);
+  // This server itself stood still for so long (it was stopped, or its machine was): leases are extended, and for the
+  // time of a lease nobody is lost for a connection that ended.
+  void OnGap(std::chrono::nanoseconds gap, TimePoint now);
   // The job fails for this reason (an operator's shutdown, say). Nothing happens where it has ended.
   void Fail(const std::string& reason);
 
@@ -89,13 +107,26 @@ class Chief {
     TimePoint gone_since;
   };
   struct JoinWait {
+    uint64_t number;
     uint32_t rank;
     uint64_t incarnation;
     uint64_t view;
     TimePoint deadline;
     JoinCallback callback;
   };
+  struct WatchState {
+    struct Told {
+      v1::Phase phase = v1::PHASE_UNSPECIFIED;
+      bool initialise = false;
+      bool lead = false;
+      bool operator==(const Told&) const = default;
+    };
+    WatchFunction send;
+    Told told;
+  };
   struct DoneWait {
+    uint32_t rank;
+    uint64_t incarnation;
     TimePoint deadline;
     std::function<void(absl::StatusOr<v1::DoneReply>)> callback;
   };
@@ -106,15 +137,15 @@ class Chief {
   absl::Status CheckSameJob(const v1::JoinRequest& request) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t StartStep() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Answered when the view is in force.
-  void AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback)
+  uint64_t AddJoin(const Member& member, uint64_t view, TimePoint deadline, JoinCallback callback)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Joining(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::JoinReply MakeJoinReply(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountComplete(uint32_t shard, const v1::PushDone& done, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A member that is done is gone; with the last one the job is finished.
-  void RemoveDone(const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Before the job runs, the last one takes model and experiment along.
+  void RemoveMember(const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseMember(const Member& member, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetPhase(v1::Phase phase, const std::string& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the grant to initialise, starts or finishes the job where it is time, tells shards the new view, and answers
@@ -124,6 +155,14 @@ class Chief {
   void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDone(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The answer to a worker that is done; nothing: it has to wait.
+  std::optional<absl::StatusOr<v1::DoneReply>> DoneAnswer(const DoneWait& wait, TimePoint now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the member is to know.
+  v1::HeartbeatReply StateFor(const Member& member, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsLead(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellWatches(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckTimes(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<uint32_t> MissingShards() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether this rank is the one to send initial values, and every shard knows that it is.
@@ -145,8 +184,15 @@ class Chief {
   std::optional<uint32_t> initialiser_ ABSL_GUARDED_BY(mutex_);
   uint64_t initialiser_view_ ABSL_GUARDED_BY(mutex_) = 0;  // The first view that names it.
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
+  // The first view with the present layout; what shards say of initial values before that is of an earlier one.
+  uint64_t layout_view_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;  // All are done: the lead evaluates and saves, then all leave.
+  bool lead_left_ ABSL_GUARDED_BY(mutex_) = false;  // In order, in that time.
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
+  std::map<uint64_t, WatchState> watches_ ABSL_GUARDED_BY(mutex_);
+  TimePoint keep_suspects_until_ ABSL_GUARDED_BY(mutex_);
   std::list<JoinWait> joins_ ABSL_GUARDED_BY(mutex_);
-  std::deque<uint64_t> taken_back_ ABSL_GUARDED_BY(mutex_);  // Tickets whose joins come too late.
+  std::deque<uint64_t> cancelled_joins_ ABSL_GUARDED_BY(mutex_);  // Tickets; such a join may arrive late.
   std::list<DoneWait> done_waits_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
   // Pushes that some but not all shards have complete: (step, rank) → shards that have it.

@@ -5,14 +5,32 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
+#include "common/status.h"
+#include "common/text.h"
 #include "server/chief.h"
 
 namespace ps {
+namespace {
+
+constexpr size_t kMaxTextBytes = 512;  // Of an address or setting from the wire.
+
+absl::Status CheckRegistrationTexts(const v1::Registration& registration) {
+  PS_RETURN_IF_ERROR(CheckText("--job", registration.job(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("--advertise", registration.address(), kMaxTextBytes));
+  for (const auto& [flag, value] : registration.settings()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a setting", flag, kMaxTextBytes));
+    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (absl::Status serving = Serving(); !serving.ok()) return serving;
+  PS_RETURN_IF_ERROR(CheckRegistrationTexts(registration));
   if (registration.protocol() != v1::PROTOCOL_VERSION_1) {
     return absl::UnimplementedError(absl::StrCat("the shard speaks protocol version ", registration.protocol(),
                                                  "; the chief serves version ", int{v1::PROTOCOL_VERSION_1}));
@@ -76,12 +94,14 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   if (report.applied_version() > state.applied_version) last_progress_ = now;
   state.applied_version = std::max(state.applied_version, report.applied_version());
   state.highest_step = std::max(state.highest_step, report.highest_step());
-  if (report.initialised() && !state.initialised) {
+  const bool of_this_model = plan_.has_value() && report.acknowledged_view() >= layout_view_;
+  if (report.initialised() && of_this_model && !state.initialised) {
     state.initialised = true;
     if (AllShardsInitialised()) ViewChanged(now);
   }
   for (const v1::PushDone& done : report.complete()) CountComplete(shard, done, now);
   AnswerJoins(now);
+  if (phase_ == v1::PHASE_GATHERING) TellWatches(now);  // The grant to initialise is told once all shards know of it.
 }
 
 // Counts identities, never messages: a set of shards for each (step, rank).
@@ -143,6 +163,7 @@ void Chief::ViewChanged(TimePoint now) {
   Broadcast(update);
   AnswerJoins(now);
   AnswerDone(now);
+  TellWatches(now);
   if (phase_ == v1::PHASE_FINISHED || phase_ == v1::PHASE_FAILED) {
     outbox_.Add([this, phase = phase_, failure = failure_] { on_end_(phase, failure); });
   }
@@ -161,6 +182,7 @@ v1::View Chief::MakeView(TimePoint now) const {
     out->set_incarnation(member.incarnation);
     out->set_name(member.name);
     out->set_initialiser(initialiser_ == rank);
+    out->set_done(member.done);
   }
   view.set_waiting_for(WaitingFor(now));
   return view;
@@ -196,26 +218,6 @@ void Chief::AnswerJoins(TimePoint now) {
   }
 }
 
-void Chief::AnswerDone(TimePoint now) {
-  const absl::Status serving = Serving();
-  const bool all_done = membership_.all_done();
-  for (auto wait = done_waits_.begin(); wait != done_waits_.end();) {
-    if (serving.ok() && !all_done && wait->deadline > now) {
-      ++wait;
-      continue;
-    }
-    absl::StatusOr<v1::DoneReply> answer = v1::DoneReply();
-    if (serving.ok()) {
-      answer->set_all_done(all_done);
-      if (!all_done) answer->set_waiting_for(WaitingFor(now));
-    } else {
-      answer = serving;
-    }
-    outbox_.Add([callback = std::move(wait->callback), answer = std::move(answer)] { callback(answer); });
-    wait = done_waits_.erase(wait);
-  }
-}
-
 std::vector<uint32_t> Chief::MissingShards() const {
   std::vector<uint32_t> missing;
   for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
@@ -243,6 +245,9 @@ std::string Chief::WaitingFor(TimePoint now) const {
   }
   for (const auto& [rank, member] : membership_.members()) {
     if (!member.done && member.step == lowest) ranks.push_back(rank);
+  }
+  if (ranks.empty() && !lead_left_ && membership_.Lead() != nullptr) {
+    return absl::StrCat("all are done: waiting for ", membership_.Lead()->ToString(), " to evaluate and leave");
   }
   if (ranks.empty()) return "waiting for all workers to leave";
   const bool some_ahead = ranks.size() < membership_.members().size();

@@ -18,6 +18,8 @@ ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that share the model");
 ABSL_FLAG(std::string, chief, "", "address of server 0; for the other servers");
 ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is silent for so long is lost");
+ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
+          "a worker whose connection ends has so long to open it again; then it is lost");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
           "a job that runs (all workers have joined) without a step for so long has failed");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard looks for the chief");
@@ -47,6 +49,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.num_shards = absl::GetFlag(FLAGS_num_shards);
   options.chief = absl::GetFlag(FLAGS_chief);
   options.lease = absl::GetFlag(FLAGS_lease);
+  options.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
   options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
   options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.keep_running = absl::GetFlag(FLAGS_keep_running);

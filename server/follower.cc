@@ -2,13 +2,17 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/connection_problem.h"
 #include "common/grpc_status.h"
 
 namespace ps {
 namespace {
 
-constexpr std::chrono::milliseconds kStopLook(100);
+constexpr std::chrono::milliseconds kRetry(100);
+constexpr std::chrono::seconds kProbe(10);
+constexpr std::chrono::seconds kUnreachableEvery(3);
 
 }  // namespace
 
@@ -90,6 +94,17 @@ Follower::Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(cons
                    std::function<void(const absl::Status&)> on_end)
     : channel_(std::move(chief)), on_update_(std::move(on_update)), on_end_(std::move(on_end)) {}
 
+// Any answer says that the chief is there, and an error what is wrong.
+absl::Status Follower::Probe(const std::stop_token& stop, TimePoint deadline) const {
+  grpc::ClientContext context;
+  const auto time = std::min<std::chrono::nanoseconds>(kProbe, deadline - Now());
+  context.set_deadline(std::chrono::system_clock::now() +
+                       std::chrono::duration_cast<std::chrono::system_clock::duration>(time));
+  const std::stop_callback cancel(stop, [&context] { context.TryCancel(); });
+  v1::StatusReply reply;
+  return FromGrpc(v1::Chief::NewStub(channel_)->Status(&context, v1::StatusRequest(), &reply));
+}
+
 void Follower::Stop() {
   if (call_ != nullptr) call_->CancelAndWait();
 }
@@ -97,12 +112,24 @@ void Follower::Stop() {
 absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
                              const std::stop_token& stop) {
   const TimePoint began = Now();
-  // In short waits: WaitForConnected cannot be interrupted.
-  while (!channel_->WaitForConnected(std::chrono::system_clock::now() + kStopLook)) {
+  TimePoint noticed;
+  for (absl::Status probed = Probe(stop, deadline); !probed.ok(); probed = Probe(stop, deadline)) {
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", address, ": stopped"));
-    if (Now() < deadline) continue;
-    return absl::UnavailableError(
-        absl::StrCat("--chief=", address, ": not reachable within ", FormatSeconds(deadline - began)));
+    if (!absl::IsUnavailable(probed) && !absl::IsDeadlineExceeded(probed)) return Annotate(probed, "--chief=" + address);
+    const std::string problem = absl::StrCat("--chief=", address, ": ", ConnectionProblem(probed));
+    if (Now() >= deadline) {
+      return absl::UnavailableError(
+          absl::StrCat(problem, "; not reachable within ", FormatSeconds(deadline - began), " (--connect_timeout)"));
+    }
+    if (Now() - noticed >= kUnreachableEvery) {
+      spdlog::warn("{}; trying again", problem);
+      noticed = Now();
+    }
+    Mutex mutex;
+    CondVar stopped;
+    const std::stop_callback wake(stop, [&] { stopped.NotifyAll(); });
+    MutexLock lock(mutex);
+    stopped.WaitUntil(mutex, Now() + kRetry);
   }
   call_ = std::make_shared<Call>(*this);
   call_->Begin(registration);

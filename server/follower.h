@@ -32,6 +32,7 @@ class Follower {
 
  private:
   class Call;
+  absl::Status Probe(const std::stop_token& stop, TimePoint deadline) const;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::function<void(const v1::ChiefUpdate&)> on_update_;
   const std::function<void(const absl::Status&)> on_end_;

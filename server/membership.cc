@@ -27,12 +27,15 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
       return absl::InvalidArgumentError(absl::StrCat("--rank=", *claim, ": the job has the ranks 0 to ",
                                                      num_workers_ - 1, " (--num_workers=", num_workers_, ")"));
     }
+    if (rank.has_value() && rank != claim) {
+      return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker of this name (", name,
+                                                   ") holds rank ", *rank, "; give this one another --name"));
+    }
     const auto holder = members_.find(*claim);
-    if (holder != members_.end() && holder->second.name != name) {
+    if (holder != members_.end() && holder->second.name != name && !holder->second.suspect_since.has_value()) {
       return absl::AlreadyExistsError(
           absl::StrCat("--rank=", *claim, ": held by ", holder->second.name, " on ", holder->second.host));
     }
-    if (rank.has_value() && rank != claim) members_.erase(*rank);
     rank = claim;
   }
   if (!rank.has_value()) rank = LowestFreeRank();
@@ -41,7 +44,13 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
         absl::StrCat("the job has all of its workers already (--num_workers=", num_workers_, ")"));
   }
   Member& member = members_[*rank];
-  member = {.rank = *rank, .incarnation = ++incarnations_[*rank], .name = name, .host = host, .last_heard = now};
+  std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";
+  member = {.rank = *rank,
+            .incarnation = ++incarnations_[*rank],
+            .name = name,
+            .host = host,
+            .replaced = std::move(replaced),
+            .last_heard = now};
   return &member;
 }
 
@@ -56,12 +65,26 @@ Member* Membership::FindTicket(uint64_t ticket) {
   return member == members_.end() ? nullptr : &member->second;
 }
 
-std::vector<Member> Membership::Expired(TimePoint now) const {
-  std::vector<Member> expired;
+Member* Membership::FindWatch(uint64_t watch) {
+  const auto member = std::find_if(members_.begin(), members_.end(),
+                                   [&](const auto& entry) { return watch != 0 && entry.second.watch == watch; });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const {
+  std::vector<Member> lost;
   for (const auto& [rank, member] : members_) {
-    if (now - member.last_heard > lease_) expired.push_back(member);
+    const bool gone = member.suspect_since.has_value() && now - *member.suspect_since > reconnect_grace;
+    if (gone || now - member.last_heard > lease_) lost.push_back(member);
   }
-  return expired;
+  return lost;
+}
+
+void Membership::Extend(std::chrono::nanoseconds time) {
+  for (auto& [rank, member] : members_) {
+    member.last_heard += time;
+    if (member.suspect_since.has_value()) *member.suspect_since += time;
+  }
 }
 
 bool Membership::all_done() const {
@@ -75,7 +98,7 @@ std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint n
     if (member == members_.end()) {
       absl::StrAppend(out, "rank ", rank, " (not joined)");
     } else {
-      absl::StrAppend(out, "rank ", rank, " (last heard of ", FormatSeconds(now - member->second.last_heard), " ago)");
+      absl::StrAppend(out, "rank ", rank, " (last heard from ", FormatSeconds(now - member->second.last_heard), " ago)");
     }
   });
 }

@@ -17,11 +17,14 @@ struct Member {
   uint64_t incarnation = 0;
   std::string name;
   std::string host;
+  std::string replaced;     // The live member whose rank it took, as "NAME on HOST"; empty if there was none.
   uint64_t ticket = 0;      // Of its join; 0 if it has none.
   uint64_t start_step = 0;  // Known once its join is answered.
   uint64_t step = 0;        // As last told.
   bool done = false;        // Its budget is spent.
+  uint64_t watch = 0;       // Number of the stream that it keeps open; 0 if it has none.
   TimePoint last_heard;
+  std::optional<TimePoint> suspect_since;  // Its connection ended then, and it was not heard from since.
 
   std::string ToString() const;  // "rank 3 (worker-3 on host-b)"
 };
@@ -31,8 +34,9 @@ class Membership {
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
   // Takes a worker in. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the rank
-  // that it claims, or the lowest free one. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS if somebody else
-  // holds the rank, INVALID_ARGUMENT if there is no such rank.
+  // that it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full,
+  // ALREADY_EXISTS if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such
+  // rank.
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
                                TimePoint now);
 
@@ -44,8 +48,17 @@ class Membership {
 
   void Remove(uint32_t rank) { members_.erase(rank); }
 
-  // Members whose lease has ended.
-  std::vector<Member> Expired(TimePoint now) const;
+  // The member whose stream has this number, or null.
+  Member* FindWatch(uint64_t watch);
+
+  // The lowest rank; null if there are no members.
+  const Member* Lead() const { return members_.empty() ? nullptr : &members_.begin()->second; }
+
+  // Members whose lease has ended, and those that have been suspect for longer than the grace.
+  std::vector<Member> Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const;
+
+  // All leases, and suspects' times, end later by this.
+  void Extend(std::chrono::nanoseconds time);
 
   const std::map<uint32_t, Member>& members() const { return members_; }
   bool full() const { return members_.size() == num_workers_; }
@@ -53,7 +66,7 @@ class Membership {
   std::chrono::nanoseconds lease() const { return lease_; }
   bool all_done() const;
 
-  // "rank 3 (last heard of 12 s ago), rank 5 (not joined)"
+  // "rank 3 (last heard from 12 s ago), rank 5 (not joined)"
   std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;
 
  private:

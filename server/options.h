@@ -30,6 +30,7 @@ struct ServerOptions {
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
   absl::Duration lease = absl::Seconds(10);             // Of a worker, and of a shard's link to the chief.
+  absl::Duration reconnect_grace = absl::Seconds(1);    // For a worker whose connection ended to open it again.
   absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for so long has failed.
   absl::Duration connect_timeout = absl::Seconds(30);   // For a shard to find the chief.
   bool keep_running = false;                            // Stay when the job has ended.

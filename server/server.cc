@@ -18,6 +18,8 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kTick(50);
+constexpr std::chrono::seconds kGap(1);  // Between two ticks: this process, or its machine, stood still.
+constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
 
@@ -71,6 +73,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
       .num_shards = options.num_shards,
       .mode = options.mode,
       .lease = ToChrono(options.lease),
+      .reconnect_grace = ToChrono(options.reconnect_grace),
       .progress_timeout = ToChrono(options.progress_timeout),
       .max_shard_elements = MaxShardElements(options),
       .settings = SharedSettings(options)};
@@ -174,16 +177,30 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
 }
 
 void Server::Tick() {
+  TimePoint last = Now();
+  say_waiting_at_ = last + kSayWaiting;
   mutex_.Lock();
   while (ticking_) {
     changed_.WaitUntil(mutex_, Now() + kTick);
     mutex_.Unlock();
     const TimePoint now = Now();
-    if (chief_ != nullptr) chief_->Tick(now);
+    if (chief_ != nullptr) {
+      if (now - last > kGap) chief_->OnGap(now - last, now);
+      chief_->Tick(now);
+      SayWaiting(now);
+    }
+    last = now;
     shard_->Tick(now);
     mutex_.Lock();
   }
   mutex_.Unlock();
+}
+
+void Server::SayWaiting(TimePoint now) {
+  if (now < say_waiting_at_) return;
+  say_waiting_at_ = now + kSayWaiting;
+  const std::string waiting = chief_->LongWait(now, kSayWaiting);
+  if (!waiting.empty()) spdlog::info("{}", waiting);
 }
 
 void Server::End(v1::Phase phase, const std::string& failure) {

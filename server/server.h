@@ -48,6 +48,8 @@ class Server {
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
   void Tick();
+  // Every 10 s, whom the job waits for.
+  void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
   // After a failure: until everybody knows, or the lease is over.
   void Linger();
@@ -62,6 +64,7 @@ class Server {
   std::unique_ptr<ShardService> shard_service_;
   std::unique_ptr<ExchangeService> exchange_service_;
   std::unique_ptr<grpc::Server> grpc_;
+  TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;
 
   Mutex mutex_;

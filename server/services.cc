@@ -10,15 +10,7 @@ namespace {
 constexpr std::chrono::seconds kWaitDefault(10);
 constexpr std::chrono::seconds kWaitMax(300);
 constexpr std::chrono::seconds kHashWait(30);
-// So much before the caller gives up it is told what was waited for, but at most a third of its time.
-constexpr std::chrono::seconds kReplyMargin(1);
 constexpr size_t kMaxQueuedUpdates = 4096;  // To one shard; it reads far faster than steps are made.
-
-TimePoint JoinDeadline(const grpc::CallbackServerContext& context, TimePoint now) {
-  const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
-  const auto margin = std::min<std::chrono::nanoseconds>(kReplyMargin, left / 3);
-  return now + std::min<std::chrono::nanoseconds>(left - margin, kWaitMax);
-}
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -99,19 +91,6 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
 };
 
 }  // namespace
-
-grpc::ServerUnaryReactor* ChiefService::Join(grpc::CallbackServerContext* context, const v1::JoinRequest* request,
-                                             v1::JoinReply* reply) {
-  const TimePoint now = Now();
-  const TimePoint deadline = JoinDeadline(*context, now);
-  if (deadline <= now) return Answer(context, absl::DeadlineExceededError("joining: the call came too late"));
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  chief_.Join(*request, now, deadline, [reactor, reply](absl::StatusOr<v1::JoinReply> answer) {
-    if (answer.ok()) *reply = std::move(*answer);
-    reactor->Finish(ToGrpc(answer.status()));
-  });
-  return reactor;
-}
 
 grpc::ServerUnaryReactor* ChiefService::Heartbeat(grpc::CallbackServerContext* context,
                                                   const v1::HeartbeatRequest* request, v1::HeartbeatReply* reply) {

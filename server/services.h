@@ -17,6 +17,8 @@ class ChiefService final : public v1::Chief::CallbackService {
                                  v1::JoinReply* reply) override;
   grpc::ServerUnaryReactor* Heartbeat(grpc::CallbackServerContext* context, const v1::HeartbeatRequest* request,
                                       v1::HeartbeatReply* reply) override;
+  grpc::ServerWriteReactor<v1::HeartbeatReply>* Watch(grpc::CallbackServerContext* context,
+                                                      const v1::WatchRequest* request) override;
   grpc::ServerUnaryReactor* Done(grpc::CallbackServerContext* context, const v1::DoneRequest* request,
                                  v1::DoneReply* reply) override;
   grpc::ServerUnaryReactor* Leave(grpc::CallbackServerContext* context, const v1::LeaveRequest* request,

@@ -32,12 +32,13 @@ int main(int argc, char** argv) {
   });
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
-  if (result->rank == 0) {
+  if (result->lead) {
     if (result->test_accuracy.has_value()) {
       std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *result->test_accuracy);
     }
-    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\nweights hash: %s\n", result->test_loss, result->version,
-                                 result->weights_hash);
+    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\n", result->test_loss, result->version);
+    if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";
+    std::cout << std::flush;
   }
-  return kExitDone;
+  return result->end_status.ok() ? kExitDone : Complain("ps_worker", result->end_status, kExitFailed);
 }

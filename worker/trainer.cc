@@ -41,7 +41,9 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
     (void)client_->Leave(Message(status));
     return status;
   }
-  PS_RETURN_IF_ERROR(client_->Leave());
+  // Where hashing or saving failed, the next lead has its try.
+  const absl::Status left = client_->Leave(result_.end_status.ok() ? "" : Message(result_.end_status));
+  result_.end_status.Update(left);
   return result_;
 }
 
@@ -164,6 +166,7 @@ absl::Status Trainer::JoinJob() {
       client_->Start(ConstTensors(initial->begin(), initial->end()), weights_);
   if (!started.ok()) return started.status();
   version_ = started->version;
+  versions_ = started->versions;
   step_ = client_->start_step();
   return absl::OkStatus();
 }
@@ -253,7 +256,7 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
 }
 
 void Trainer::StartExchange(uint32_t samples, bool deferred) {
-  pending_ = {.exchange = nullptr, .push = {.step = step_, .version = version_, .samples = samples}};
+  pending_ = {.exchange = nullptr, .push = {.step = step_, .version = version_, .versions = versions_, .samples = samples}};
   pending_.exchange = client_->StartPushPull(pending_.push, gradients_, weights_, deferred);
 }
 
@@ -292,6 +295,7 @@ absl::Status Trainer::EndExchange() {
                            {"wait_s", exchanged->wait_s},
                            {"pull_s", exchanged->pull_s}});
   version_ = exchanged->version;
+  versions_ = exchanged->versions;
   ++step_;
   progress_->Step(pending_.batch + 1, computed.loss, pending_.push.samples, now);
   if (pending_.batch < options_.warm_up_steps) return absl::OkStatus();
@@ -305,7 +309,7 @@ absl::Status Trainer::EndExchange() {
 }
 
 bool Trainer::EvaluationDue(int64_t batches_done) const {
-  if (client_->rank() != 0 || options_.eval_every <= 0 || batches_done == total_batches_) return false;
+  if (!client_->lead() || options_.eval_every <= 0 || batches_done == total_batches_) return false;
   const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
   return epochs + 1e-9 >= next_eval_;
 }
@@ -316,8 +320,10 @@ absl::Status Trainer::EvaluateNow() {
   if (client_->gathers()) return absl::OkStatus();
   // The others went on meanwhile; a gradient on these weights would be needlessly stale.
   const absl::StatusOr<ExchangeResult> pulled = client_->Pull(weights_);
-  if (pulled.ok()) version_ = pulled->version;
-  return pulled.status();
+  if (!pulled.ok()) return pulled.status();
+  version_ = pulled->version;
+  versions_ = pulled->versions;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<LossSums> Trainer::Evaluate(Batches& batches, const std::string& split) {
@@ -352,7 +358,8 @@ absl::StatusOr<LossSums> Trainer::Evaluate(Batches& batches, const std::string& 
 
 absl::Status Trainer::Finish() {
   PS_RETURN_IF_ERROR(client_->Done());
-  if (client_->rank() != 0) return absl::OkStatus();
+  result_.lead = client_->lead();
+  if (!result_.lead) return absl::OkStatus();
   const absl::StatusOr<ExchangeResult> last = client_->Pull(weights_);
   if (!last.ok()) return last.status();
   result_.version = version_ = last->version;
@@ -363,10 +370,16 @@ absl::Status Trainer::Finish() {
   if (data_.test.classes() > 0) {
     result_.test_accuracy = static_cast<double>(test->correct) / static_cast<double>(data_.test.size());
   }
-  const absl::StatusOr<std::string> hash = client_->WeightsHash();
-  if (!hash.ok()) return hash.status();
-  result_.weights_hash = *hash;
-  return Save();
+  result_.end_status = Keep();
+  return absl::OkStatus();
+}
+
+// What is left of the end is tried as far as it goes; what was found before is not lost by it.
+absl::Status Trainer::Keep() {
+  const absl::Status saved = Save();
+  absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
+  if (hashed.ok()) result_.weights_hash = *std::move(hashed);
+  return saved.ok() ? hashed.status() : saved;
 }
 
 absl::Status Trainer::Save() const {

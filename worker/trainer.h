@@ -20,13 +20,15 @@
 
 namespace ps {
 
-// What rank 0 found at the end.
+// What a worker did, and what the lead (Client::lead) found at the end.
 struct TrainingResult {
   uint32_t rank = 0;
-  double test_loss = 0;                 // Rank 0 only, as the next two.
+  bool lead = false;
+  double test_loss = 0;                 // The lead's only, as the next four.
   std::optional<double> test_accuracy;  // In [0, 1]; none for regression.
-  std::string weights_hash;
   uint64_t version = 0;
+  HashedWeights weights_hash;
+  absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
   // Every rank's own: its samples, and the seconds in its steps, in all and by what they went into.
   int64_t samples = 0;
@@ -67,6 +69,7 @@ class Trainer {
   absl::Status EvaluateNow();
   absl::StatusOr<LossSums> Evaluate(Batches& batches, const std::string& split);
   absl::Status Finish();
+  absl::Status Keep();
   absl::Status Save() const;
 
   const WorkerOptions options_;
@@ -87,7 +90,8 @@ class Trainer {
 
   int64_t total_batches_ = 0;
   uint64_t step_ = 0;      // Of the next push.
-  uint64_t version_ = 0;   // Of the weights.
+  uint64_t version_ = 0;   // Of the weights; the lowest over the shards.
+  std::vector<uint64_t> versions_;  // By shard.
   int64_t taken_ = -1;     // The batch that is in batch_.
   double prepared_s_ = 0;  // What taking it took; a part of its step's forward pass.
   BatchPlan plan_;

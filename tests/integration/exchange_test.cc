@@ -87,7 +87,7 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
         if (const absl::Status done = (*client)->Done(); !done.ok()) return done;
         const auto hash = (*client)->WeightsHash();
         if (!hash.ok()) return hash.status();
-        hashes[rank] = *hash;
+        hashes[rank] = hash->hash;
         // What the worker has is what the servers have.
         std::vector<SliceHash> slices;
         const SlicePlan plan(kLayout, 1);
@@ -96,7 +96,7 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
               HashSlice(std::span<const float>(weights[slice.tensor])
                             .subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements))));
         }
-        if (WeightsHash(slices) != *hash) return absl::InternalError("the pulled weights are not the servers'");
+        if (WeightsHash(slices) != hash->hash) return absl::InternalError("the pulled weights are not the servers'");
         return (*client)->Leave();
       }();
     });

@@ -55,6 +55,7 @@ class TestJob {
   void Initialised(uint32_t shard) {
     v1::ShardReport report;
     report.set_initialised(true);
+    report.set_acknowledged_view(view.number());
     chief.OnReport(shard, report, now);
   }
 

@@ -6,20 +6,25 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
-#include "common/hash.h"
 #include "common/layout_proto.h"
 #include "common/metrics.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/client/exchange.h"
+#include "worker/client/watch.h"
+#include "worker/client/weights_hash.h"
 
 namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry(200);
 constexpr std::chrono::seconds kCallTime(10);     // Of a control call.
-constexpr std::chrono::seconds kTakeBackTime(2);  // To take a join back.
+constexpr std::chrono::seconds kCancelJoinTime(2);
+constexpr std::chrono::seconds kUnreachableEvery(3);  // Between two notices of a server that cannot be reached.
+constexpr std::chrono::seconds kProgressEvery(1);
 constexpr std::chrono::milliseconds kDoneMargin(5000);
 // gRPC ends a call at its deadline no earlier than this before it.
 constexpr std::chrono::milliseconds kDeadlineSlack(100);
@@ -28,14 +33,14 @@ TimePoint After(absl::Duration time) {
   return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
 }
 
-std::string DefaultName() {
-  static std::atomic<int> count = 0;
-  return absl::StrCat(HostName(), "-", getpid(), "-", count++);
-}
-
 uint64_t RandomTicket() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
+}
+
+// Two containers may have the same host name and process number.
+std::string DefaultName() {
+  return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomTicket() >> 40);
 }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
@@ -53,6 +58,7 @@ class ClientImpl final : public Client {
     on_stop_.reset();
     EndExchanges(absl::CancelledError("the client ends"));
     if (joined_ && !left_) (void)Leave("the worker ended without leaving");
+    watch_.reset();
     timer_.Stop();  // Before what its calls use.
   }
 
@@ -67,6 +73,8 @@ class ClientImpl final : public Client {
   const std::string& mode() const override { return joined_as_.mode(); }
   bool gathers() const override { return joined_as_.gathers(); }
   uint64_t start_step() const override { return joined_as_.start_step(); }
+  const std::string& replaced() const override { return joined_as_.replaced(); }
+  bool lead() const override { return lead_; }
   bool should_initialise() const override { return initialise_; }
 
   absl::Status Initialise(const ConstTensors& values) override {
@@ -103,13 +111,13 @@ class ClientImpl final : public Client {
     request.out = gradients;
     request.in = weights;
     request.deferred = deferred;
-    step_ = push.step;
+    if (!gradients.empty()) step_ = push.step;
     return Run(std::move(request), absl::InfiniteDuration(), std::move(callback));
   }
 
   absl::Status Done() override;
   absl::Status Leave(const std::string& reason) override;
-  absl::StatusOr<std::string> WeightsHash() override;
+  absl::StatusOr<HashedWeights> WeightsHash() override;
 
  private:
   std::shared_ptr<ShardExchange> Run(ShardExchange::Request request, absl::Duration limit, DoneCallback callback) {
@@ -149,12 +157,15 @@ class ClientImpl final : public Client {
   absl::Status UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
                              const std::stop_token& stop, Call call);
   v1::JoinRequest MakeJoinRequest(const Layout& layout) const;
-  void TakeJoinBack(uint64_t ticket, const absl::Status& why);
+  void CancelJoin(uint64_t ticket, const absl::Status& why);
   // Ends what is under way and what begins later with this error.
   void Fail(const absl::Status& failure);
   void ScheduleHeartbeat();
+  // Every second: calls on which nothing moves are made again.
+  void CheckProgress();
   void Heartbeat();
   void OnHeartbeat(const grpc::Status& status, const v1::HeartbeatReply& reply);
+  void OnState(const v1::HeartbeatReply& state);
 
   ClientOptions options_;
   std::unique_ptr<v1::Chief::Stub> chief_;
@@ -163,6 +174,8 @@ class ClientImpl final : public Client {
   bool joined_ = false;
   bool left_ = false;
   std::atomic<bool> initialise_ = false;
+  std::atomic<bool> lead_ = false;
+  std::atomic<bool> all_done_ = false;  // Done has said who the lead is; what else is told of it may be older.
   std::atomic<uint64_t> step_ = 0;
   Mutex mutex_;
   std::vector<std::weak_ptr<ShardExchange>> running_ ABSL_GUARDED_BY(mutex_);
@@ -170,6 +183,7 @@ class ClientImpl final : public Client {
   CondVar heartbeat_ended_;
   bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
   Timer timer_;
+  std::unique_ptr<ChiefWatch> watch_;
   std::optional<std::stop_callback<std::function<void()>>> on_stop_;
 };
 
@@ -179,6 +193,7 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
   // Later than this before its deadline a call may have been ended by that, not by an answer.
   const auto slack = std::min<std::chrono::nanoseconds>(kDeadlineSlack, call_time / 10);
   TimePoint heard = Now();
+  TimePoint noticed;
   for (int calls = 0;; ++calls) {
     const TimePoint began = Now();
     grpc::ClientContext context;
@@ -195,10 +210,14 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
     if (!answered && !late && !absl::IsUnavailable(status)) return status;
     if (answered) heard = now;
     if (answered && now >= give_up) return status;
+    const std::string problem = absl::StrCat("--server=", options_.server, ": ", ConnectionProblem(status));
     if (now - heard > ToChrono(options_.connect_timeout)) {
-      return absl::UnavailableError(absl::StrCat("--server=", options_.server, ": ", what, ": no answer within ",
-                                                 FormatSeconds(now - heard),
-                                                 " (--connect_timeout): ", Message(status)));
+      return absl::UnavailableError(absl::StrCat(problem, "; gave up ", what, " after ", FormatSeconds(now - heard),
+                                                 " (--connect_timeout)"));
+    }
+    if (!answered && now - noticed >= kUnreachableEvery) {
+      Notice(problem + "; trying again");
+      noticed = now;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
     if (late && answered) Notice(Message(status));
@@ -235,13 +254,13 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
 }
 
 // One call; where it is not heard, the join's deadline and then the lease end what it would have ended.
-void ClientImpl::TakeJoinBack(uint64_t ticket, const absl::Status& why) {
+void ClientImpl::CancelJoin(uint64_t ticket, const absl::Status& why) {
   v1::LeaveRequest request;
   request.set_ticket(ticket);
   request.set_reason(Message(why));
   v1::LeaveReply reply;
   grpc::ClientContext context;
-  SetDeadline(context, kTakeBackTime);
+  SetDeadline(context, kCancelJoinTime);
   (void)chief_->Leave(&context, request, &reply);
 }
 
@@ -256,13 +275,12 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   const auto call_time = std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout));
   const absl::Status joined = UntilAnswered("joining", call_time, After(options_.start_timeout), options_.stop,
                                             [&](grpc::ClientContext& context, int) {
-                                              context.set_wait_for_ready(true);
                                               return FromGrpc(chief_->Join(&context, request, &joined_as_));
                                             });
   // The chief may have taken it in for all that.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
                           absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
-  if (unanswered) TakeJoinBack(request.ticket(), joined);
+  if (unanswered) CancelJoin(request.ticket(), joined);
   PS_RETURN_IF_ERROR(joined);
   context_->id = joined_as_.id();
   joined_ = true;
@@ -283,9 +301,17 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
                                                     : MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
   }
   initialise_ = joined_as_.initialise();
+  lead_ = joined_as_.lead();
   step_ = joined_as_.start_step();
+  if (!replaced().empty()) Notice(absl::StrCat("this worker replaces ", replaced(), " as rank ", rank()));
   on_stop_.emplace(options_.stop, [this] { Fail(absl::CancelledError("stopped")); });
+  watch_ = std::make_unique<ChiefWatch>(
+      *chief_, timer_, context_->id,
+      ChiefWatch::Callbacks{.on_state = [this](const v1::HeartbeatReply& state) { OnState(state); },
+                            .on_refused = [this](const absl::Status& status) { Fail(status); }});
+  watch_->Start();
   ScheduleHeartbeat();
+  CheckProgress();
   return absl::OkStatus();
 }
 
@@ -317,6 +343,18 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
   }
 }
 
+void ClientImpl::CheckProgress() {
+  std::vector<std::weak_ptr<ShardExchange>> running;
+  {
+    MutexLock lock(mutex_);
+    running = running_;
+  }
+  for (const auto& each : running) {
+    if (const auto exchange = each.lock(); exchange != nullptr) exchange->CheckProgress(Now());
+  }
+  timer_.At(Now() + kProgressEvery, [this] { CheckProgress(); });
+}
+
 void ClientImpl::ScheduleHeartbeat() {
   timer_.At(Now() + std::chrono::milliseconds(joined_as_.lease_ms()) / 3, [this] { Heartbeat(); });
 }
@@ -341,16 +379,19 @@ void ClientImpl::Heartbeat() {
                              [this, beat](const grpc::Status& status) { OnHeartbeat(status, beat->reply); });
 }
 
+void ClientImpl::OnState(const v1::HeartbeatReply& state) {
+  initialise_ = state.initialise();
+  if (!all_done_) lead_ = state.lead();
+  if (state.phase() == v1::PHASE_FAILED) Fail(absl::AbortedError("the job failed: " + state.failure()));
+}
+
 void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatReply& reply) {
-  absl::Status failure = absl::OkStatus();
-  if (status.ok() && reply.phase() == v1::PHASE_FAILED) {
-    failure = absl::AbortedError("the job failed: " + reply.failure());
-  } else if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION) {
-    failure = FromGrpc(status);
-  }
-  if (status.ok()) initialise_ = reply.initialise();
-  if (!failure.ok()) Fail(failure);
-  if (failure.ok()) ScheduleHeartbeat();
+  const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+  const bool ended = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
+  if (refused) Fail(FromGrpc(status));
+  // What the watch told is at least as new.
+  if (status.ok() && (ended || !watch_->open())) OnState(reply);
+  if (!refused && !ended) ScheduleHeartbeat();
   MutexLock lock(mutex_);
   heartbeating_ = false;
   heartbeat_ended_.NotifyAll();
@@ -366,7 +407,11 @@ absl::Status ClientImpl::Done() {
     PS_RETURN_IF_ERROR(UntilAnswered(
         "waiting for the end", call_time, TimePoint::max(), options_.stop,
         [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Done(&context, request, &reply)); }));
-    if (reply.all_done()) return absl::OkStatus();
+    if (reply.all_done()) {
+      all_done_ = true;
+      lead_ = reply.lead();
+      return absl::OkStatus();
+    }
     Notice(reply.waiting_for());
   }
 }
@@ -394,31 +439,12 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   });
 }
 
-absl::StatusOr<std::string> ClientImpl::WeightsHash() {
-  std::vector<SliceHash> hashes(context_->plan.slices().size());
-  std::optional<uint64_t> version;
-  for (size_t shard = 0; shard < context_->channels.size(); ++shard) {
-    grpc::ClientContext context;
-    SetDeadline(context, 4 * kCallTime);
-    const std::stop_callback cancel(options_.stop, [&context] { context.TryCancel(); });
-    if (options_.stop.stop_requested()) return absl::CancelledError("hashing: stopped");
-    v1::HashSlicesReply reply;
-    const auto stub = v1::Shard::NewStub(context_->channels[shard]);
-    PS_RETURN_IF_ERROR(Annotate(FromGrpc(stub->HashSlices(&context, v1::HashSlicesRequest(), &reply)),
-                                absl::StrCat("hashing shard ", shard)));
-    if (version.value_or(reply.version()) != reply.version()) {
-      return absl::FailedPreconditionError(absl::StrCat("the shards are at different versions: ", *version, " and ",
-                                                        reply.version(), " (shard ", shard, ")"));
-    }
-    version = reply.version();
-    for (const v1::SliceHash& hash : reply.hashes()) {
-      if (hash.slice() >= hashes.size() || hash.hash().size() != hashes[0].size()) {
-        return absl::InternalError(absl::StrCat("shard ", shard, " sent a hash of slice ", hash.slice()));
-      }
-      std::copy(hash.hash().begin(), hash.hash().end(), hashes[hash.slice()].begin());
-    }
-  }
-  return ::ps::WeightsHash(hashes);
+absl::StatusOr<HashedWeights> ClientImpl::WeightsHash() {
+  const HashJob job = {.channels = context_->channels,
+                       .slices = context_->plan.slices().size(),
+                       .one_version = context_->gathers,
+                       .id = context_->id};
+  return HashWeights(job, After(options_.connect_timeout), options_.stop);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/connection_problem.h"
 #include "common/finite.h"
 #include "common/status.h"
 
@@ -11,11 +12,17 @@ namespace {
 
 constexpr std::chrono::milliseconds kBackoffFirst(20);
 constexpr std::chrono::milliseconds kBackoffMost(1000);
-// A call is given its wait at the server, and on top this and a byte a 10 MB/s to move its bytes.
+constexpr int kNoticeEveryAttempts = 4;
+// A call is given its wait at the server, and on top this and the time that its bytes take at the slowest rate: as a
+// whole, and for each message.
 constexpr std::chrono::seconds kCallMargin(10);
-constexpr double kSlowestBytesPerSecond = 10e6;
+constexpr double kSlowestBytesPerSecond = 32 << 10;
 // gRPC ends a call at its deadline no earlier than this before it.
 constexpr std::chrono::milliseconds kDeadlineSlack(100);
+
+std::chrono::nanoseconds SlowestTime(double bytes) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
+}
 
 std::chrono::nanoseconds Backoff(int attempts) {
   return std::min<std::chrono::nanoseconds>(kBackoffFirst * (1 << std::min(attempts, 6)), kBackoffMost);
@@ -72,12 +79,12 @@ ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
       context_->notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - Now(), kBackoffFirst));
   const auto wait_ms = static_cast<uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(wait).count());
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
-  call.timeout =
-      wait + kCallMargin + std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
+  call.timeout = wait + kCallMargin + SlowestTime(bytes);
   if (sends()) {
     *call.push.mutable_id() = context_->id;
     call.push.set_step(request_.push.step);
-    call.push.set_version(request_.push.version);
+    const auto& versions = request_.push.versions;
+    call.push.set_version(versions.empty() ? request_.push.version : versions[shard]);
     call.push.set_samples(request_.push.samples);
     call.push.set_wait_ms(wait_ms);
   } else {
@@ -111,6 +118,7 @@ void ShardExchange::StartCall(uint32_t shard) {
     ShardState& state = shards_[shard];
     state.call = call;
     state.call_ends = Now() + timeout;
+    state.stalled = false;
     ++state.attempts;
     if (sends()) call->Send(ReadySlices(shard), ready_tensors_ == tensor_slices_.size());
     if (decided_) call->Cancel();
@@ -153,7 +161,8 @@ absl::Status ShardExchange::NotFinite(size_t tensor) const {
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", context_->id.rank(),
                    push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
-                   " tensor ", context_->plan.layout()[tensor].name, " is not finite"));
+                   " tensor ", context_->plan.layout()[tensor].name, " is not finite",
+                   push ? "; the learning rate may be too large" : ""));
 }
 
 absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
@@ -172,17 +181,34 @@ absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl:
   if (!passing) return Annotate(status, where);
   if (now >= request_.give_up && heard) return absl::DeadlineExceededError(absl::StrCat(where, ": ", Message(status)));
   if (now >= request_.give_up || silent > context_->connect_timeout) {
-    return absl::UnavailableError(
-        absl::StrCat(where, ": not reachable for ", FormatSeconds(silent), " (--connect_timeout): ", Message(status)));
+    return absl::UnavailableError(absl::StrCat(where, ": not reachable for ", FormatSeconds(silent),
+                                               " (--connect_timeout): ", ConnectionProblem(status)));
   }
   return absl::OkStatus();
 }
 
-void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply) {
+void ShardExchange::CheckProgress(TimePoint now) {
+  constexpr double kMessageBytes = kSliceElements * sizeof(float);
+  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMessageBytes);
+  MutexLock lock(mutex_);
+  // While gradients are still being computed, nothing has to move.
+  if (decided_ || (sends() && ready_tensors_ < tensor_slices_.size())) return;
+  for (ShardState& state : shards_) {
+    if (state.call == nullptr || state.stalled) continue;
+    if (now - std::max({state.call->moved_at(), all_ready_at_}) <= limit) continue;
+    state.stalled = true;
+    state.call->Cancel();
+  }
+}
+
+void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply) {
   std::string notice;
   {
     MutexLock lock(mutex_);
     ShardState& state = shards_[shard];
+    const absl::Status status = state.stalled && absl::IsCancelled(ended_with)
+                                    ? absl::UnavailableError("nothing moved for too long")
+                                    : ended_with;
     state.call = nullptr;
     if (decided_) return;
     if (status.ok()) {
@@ -202,7 +228,11 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& status, const 
     if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
     const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
     const bool parked = absl::IsDeadlineExceeded(status);
-    if (parked || state.attempts == 4) notice = absl::StrCat(Message(status), parked ? "" : "; trying again");
+    if (parked || state.attempts % kNoticeEveryAttempts == 1) {
+      notice = parked ? Message(status)
+                      : absl::StrCat("shard ", shard, " at ", context_->addresses[shard], ": ",
+                                     ConnectionProblem(status), "; trying again");
+    }
     OpenCall();  // The next one, from now on.
     const auto again = [self = shared_from_this(), shard] { self->StartCall(shard); };
     if (!timer_.At(now + delay, again)) {

@@ -45,6 +45,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   void TensorReady(size_t tensor) override;
   absl::Status WaitTensor(size_t tensor) override;
   absl::StatusOr<ExchangeResult> Wait() override;
+  // A call on which nothing has moved for too long is ended, and made again where that may help.
+  void CheckProgress(TimePoint now);
   // Ends it with this status. Nothing happens if it has ended.
   void Abort(const absl::Status& status);
 
@@ -53,6 +55,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
     std::shared_ptr<ShardCall> call;
     int attempts = 0;
     bool ended = false;
+    bool stalled = false;                    // `call` was ended because nothing moved on it.
     TimePoint call_ends;                     // Its deadline.
     TimePoint last_contact;                  // The shard was heard of, or bytes moved.
     std::optional<TimePoint> failing_since;  // It was not, from then on.
@@ -72,7 +75,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   absl::Status NotFinite(size_t tensor) const;
   ShardCall::Request MakeCall(uint32_t shard);
   std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
+  void OnCallEnd(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply);
   // A call is gone, and with it every reference to the memory.
   void OnCallGone();
   // The status that ends the exchange, or OK if the call is to be made again.

@@ -26,7 +26,13 @@ const char* MethodPath(ShardCall::Kind kind) {
 
 }  // namespace
 
-ShardCall::ShardCall(Request request, EndFunction on_end) : request_(std::move(request)), on_end_(std::move(on_end)) {}
+ShardCall::ShardCall(Request request, EndFunction on_end) : request_(std::move(request)), on_end_(std::move(on_end)), moved_at_(Now().time_since_epoch().count()) {}
+
+TimePoint ShardCall::Moved() {
+  const TimePoint now = Now();
+  moved_at_ = now.time_since_epoch().count();
+  return now;
+}
 
 void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
   self_ = shared_from_this();
@@ -108,7 +114,7 @@ void ShardCall::OnWriteDone(bool ok) {
     queue_.clear();
     ReleaseHold();
   } else {
-    reply_.written_at = Now();
+    reply_.written_at = Moved();
     if (held_) WriteNext();
   }
 }
@@ -119,7 +125,7 @@ void ShardCall::OnReadDone(bool ok) {
     ReleaseHold();  // The server has ended the call.
     return;
   }
-  reply_.read_at = Now();
+  reply_.read_at = Moved();
   if (reply_.first_reply_at == TimePoint()) reply_.first_reply_at = reply_.read_at;
   if (read_error_.ok()) {
     read_error_ = OnMessage();

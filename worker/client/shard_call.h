@@ -1,6 +1,7 @@
 // One call of the exchange to one shard: writes slices as they become ready, reads the reply.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -64,6 +65,9 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   // Before Begin, it ends the call as soon as it has begun.
   void Cancel() { context_.TryCancel(); }
 
+  // When it began, or a message last went out or came in. From any thread.
+  TimePoint moved_at() const { return TimePoint(TimePoint::duration(moved_at_.load())); }
+
   void OnWriteDone(bool ok) override;
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
@@ -74,6 +78,7 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
+  TimePoint Moved();
   void ReleaseHold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Request request_;
@@ -84,6 +89,7 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
   grpc::ByteBuffer received_;
   ShardReply reply_;
   absl::Status read_error_;
+  std::atomic<TimePoint::rep> moved_at_;
 
   Mutex mutex_;
   std::deque<uint32_t> queue_ ABSL_GUARDED_BY(mutex_);

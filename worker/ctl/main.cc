@@ -8,12 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "absl/strings/str_join.h"
+#include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
-#include "common/hash.h"
 #include "common/program.h"
+#include "common/sync.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/weights_hash.h"
 #include "worker/ctl/report.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
@@ -30,18 +33,44 @@ constexpr char kUsage[] =
     "  weights_hash    the hash of the newest weights\n"
     "  report DIR…     a table of finished runs, from the metrics files in each folder";
 
+constexpr absl::Duration kRetry = absl::Milliseconds(200);
+constexpr absl::Duration kNoticeEvery = absl::Seconds(3);
+
+void Pause(absl::Duration time) {
+  Mutex mutex;
+  CondVar never;
+  MutexLock lock(mutex);
+  never.WaitUntil(mutex, Now() + ToChrono(time));
+}
+
 class JobView {
  public:
   JobView(std::string server, absl::Duration timeout) : server_(std::move(server)), timeout_(timeout) {}
 
+  // Tries until the timeout, and says at once and every few seconds what is wrong.
   absl::StatusOr<v1::StatusReply> Status() {
-    v1::StatusReply reply;
     const auto stub = v1::Chief::NewStub(Channel(server_));
-    grpc::ClientContext context;
-    SetDeadline(context);
-    const absl::Status status = FromGrpc(stub->Status(&context, v1::StatusRequest(), &reply));
-    if (!status.ok()) return Annotate(status, "--server=" + server_);
-    return reply;
+    const absl::Time deadline = absl::Now() + timeout_;
+    for (absl::Time noticed = absl::InfinitePast();;) {
+      v1::StatusReply reply;
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(deadline));
+      const absl::Status status = FromGrpc(stub->Status(&context, v1::StatusRequest(), &reply));
+      if (status.ok()) return reply;
+      const std::string problem = absl::StrCat("--server=", server_, ": ", ConnectionProblem(status));
+      if (!absl::IsUnavailable(status) || absl::Now() + kRetry >= deadline) {
+        return absl::Status(status.code(), problem);
+      }
+      if (absl::Now() - noticed >= kNoticeEvery) {
+        std::cerr << "ps_ctl: " << problem << "; trying again\n";
+        noticed = absl::Now();
+      }
+      Pause(kRetry);
+    }
+  }
+
+  std::shared_ptr<grpc::Channel> ShardChannel(const v1::ShardInfo& shard) {
+    return Channel(shard.shard() == 0 ? server_ : shard.address());
   }
 
   template <typename Reply, typename Call>
@@ -123,37 +152,28 @@ absl::Status PrintStatus(JobView& view) {
   std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job->workers_size(),
                                job->num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
   for (const v1::WorkerStatus& worker : job->workers()) {
-    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s\n", worker.rank(), worker.name(), worker.host(),
+    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(), worker.host(),
                                  worker.incarnation(), worker.step(),
-                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "");
+                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "", worker.suspect() ? "  connection lost" : "");
   }
   return result;
 }
 
-absl::Status PrintWeightsHash(JobView& view) {
-  const absl::StatusOr<v1::StatusReply> job = view.Status();
-  if (!job.ok()) return job.status();
-  size_t count = 0;
-  for (const v1::ShardInfo& info : job->shards()) count += static_cast<size_t>(info.slices_size());
-  std::vector<SliceHash> hashes(count);
-  std::optional<uint64_t> version;
-  for (const v1::ShardInfo& info : job->shards()) {
-    const auto reply = view.AskShard<v1::HashSlicesReply>(info, [](auto& stub, auto* context, auto* out) {
-      return stub.HashSlices(context, v1::HashSlicesRequest(), out);
-    });
-    if (!reply.ok()) return reply.status();
-    if (version.value_or(reply->version()) != reply->version()) {
-      return absl::FailedPreconditionError(absl::StrCat("shard ", info.shard(), " is at version ", reply->version(),
-                                                        ", an earlier one at ", *version, "; try again"));
-    }
-    version = reply->version();
-    for (const v1::SliceHash& hash : reply->hashes()) {
-      if (hash.slice() < count && hash.hash().size() == hashes[0].size()) {
-        std::copy(hash.hash().begin(), hash.hash().end(), hashes[hash.slice()].begin());
-      }
-    }
+absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
+  const absl::StatusOr<v1::StatusReply> status = view.Status();
+  if (!status.ok()) return status.status();
+  HashJob job = {.channels = {}, .slices = 0, .one_version = status->gathers(), .id = {}};
+  for (const v1::ShardInfo& info : status->shards()) {
+    if (info.address().empty()) return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
+    job.channels.push_back(view.ShardChannel(info));
+    job.slices += static_cast<size_t>(info.slices_size());
   }
-  std::cout << absl::StrFormat("%s version %d\n", WeightsHash(hashes), version.value_or(0));
+  const absl::StatusOr<HashedWeights> hashed = HashWeights(job, deadline, {});
+  if (!hashed.ok()) return hashed.status();
+  const auto [lowest, newest] = std::minmax_element(hashed->versions.begin(), hashed->versions.end());
+  std::cout << hashed->hash << " version " << *lowest;
+  if (*lowest != *newest) std::cout << " to " << *newest << " (by shard: " << absl::StrJoin(hashed->versions, ", ") << ")";
+  std::cout << "\n";
   return absl::OkStatus();
 }
 
@@ -204,6 +224,6 @@ int main(int argc, char** argv) {
   const absl::Status status = command == "report"   ? PrintReport(rest)
                               : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
                               : command == "status" ? PrintStatus(view)
-                                                    : PrintWeightsHash(view);
+                                                    : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }

@@ -8,8 +8,8 @@
 //
 // Every wait is bounded: a server that cannot be reached for `connect_timeout` ends the call with UNAVAILABLE and its
 // address; a wait for other workers is renewed (and told to `on_notice`) for as long as the chief says that the job
-// lives, and the chief gives up on whoever is silent for its lease. A call that failed in a way that may pass is made
-// again; pushes are counted once however often they are sent.
+// lives, and the chief gives up on whoever is silent for its lease. A call that failed with a transient error is
+// retried; pushes are counted once however often they are sent.
 //
 // Thread-safe, but a rank has one push in flight at a time: start the next exchange when the last has ended.
 #pragma once
@@ -34,7 +34,8 @@ namespace ps {
 struct ClientOptions {
   std::string server;  // The chief: HOST:PORT or unix:PATH.
   std::string job = "default";
-  std::string name;              // Empty: host, process and a number. A live worker of this name is replaced.
+  std::string name;              // Empty: made of the host, the process and a random number. A live worker of this
+                                 // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
   std::map<std::string, std::string> experiment;       // Settings that must be the same on all workers.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for so long is lost.
@@ -52,6 +53,8 @@ enum class PushAnswer { kNone = 0, kApplied = 1, kDuplicate = 2, kStale = 3, kFe
 struct PushInfo {
   uint64_t step = 0;     // Ascending, from Client::start_step().
   uint64_t version = 0;  // The version that the gradient was computed on (ExchangeResult::version).
+  // The same by shard (ExchangeResult::versions), where shards may differ; empty: `version` on all.
+  std::vector<uint64_t> versions = {};
   uint32_t samples = 0;  // Samples that the mean gradient is over; 0: an empty contribution, nothing is sent.
 };
 
@@ -65,6 +68,15 @@ struct ExchangeResult {
   double wait_s = 0;
   double pull_s = 0;
 };
+
+// The fingerprint of a job's weights.
+struct HashedWeights {
+  std::string hash;                // 32 hexadecimal digits; see common/hash.h.
+  std::vector<uint64_t> versions;  // What was hashed, by shard. In a mode that gathers all are the same.
+};
+
+// The hash, and the shards' versions where they differ: "0123… (the shards are at versions 7, 8)".
+std::string ToString(const HashedWeights& weights);
 
 // One memory block for each tensor of the layout, in order. The memory stays the caller's, and must stay as it is (or,
 // for weights, untouched) until the exchange has ended.
@@ -91,7 +103,7 @@ class Client {
 
   // Joins the job. Blocks until all servers have taken the worker in. INVALID_ARGUMENT, FAILED_PRECONDITION (the model,
   // the settings or the number of workers do not fit; named), UNAVAILABLE, ABORTED (the job failed), CANCELLED (a stop
-  // was requested), DEADLINE_EXCEEDED (start_timeout; who is waited for). Without an answer it takes the join back, for
+  // was requested), DEADLINE_EXCEEDED (start_timeout; who is waited for). Without an answer it cancels the join, for
   // which a server that does not answer either is given 2 s.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options, const Layout& layout);
   // Leaves, if Leave was not called: the job then knows that this worker did not end in order.
@@ -107,6 +119,13 @@ class Client {
   // True in a mode where a version is made of one step of all workers, so that version and step run together.
   virtual bool gathers() const = 0;
   virtual uint64_t start_step() const = 0;
+  // The live worker whose rank this one took by joining under its name, or after its connection had ended, as "NAME on
+  // HOST"; empty if there was none.
+  virtual const std::string& replaced() const = 0;
+
+  // True while this worker is the job's lead, as the chief last said: the lowest live rank, which evaluates along the
+  // way and makes the end.
+  virtual bool lead() const = 0;
 
   // True while the chief asks this worker for the initial values. The grant can come later than Join, when the worker
   // that had it is lost: Start sends its `initial_values` then.
@@ -131,13 +150,16 @@ class Client {
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
 
-  // Says that this worker's budget is spent and waits until every worker's is.
+  // Says that this worker's budget is spent and waits until every worker's is. Then it returns on the lead first: lead()
+  // is true, and the end (pulling, evaluating, saving) is this worker's to make before it leaves. On the others it
+  // returns when the lead has left; if the lead is lost, on the next one as lead.
   virtual absl::Status Done() = 0;
   // Leaves the job: in order after Done, else for this reason.
   virtual absl::Status Leave(const std::string& reason = "") = 0;
 
-  // The weights hash of the newest version; FAILED_PRECONDITION if shards are at different versions.
-  virtual absl::StatusOr<std::string> WeightsHash() = 0;
+  // The weights hash of the newest version. In a mode that gathers it is of one version on all shards, for which it
+  // asks again for up to connect_timeout while the job runs; in others each shard's own newest version.
+  virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
 };
 
 }  // namespace ps

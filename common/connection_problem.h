@@ -1,0 +1,29 @@
+// What is wrong with a connection, in a few words out of gRPC's many.
+#pragma once
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "common/status.h"
+
+namespace ps {
+
+// "connection refused", "unknown host name" … for an UNAVAILABLE or DEADLINE_EXCEEDED of gRPC; else its text.
+inline std::string ConnectionProblem(const absl::Status& status) {
+  const std::string text = Message(status);
+  if (absl::StrContains(text, "Connection refused")) return "connection refused";
+  if (absl::StrContains(text, "DNS resolution failed") || absl::StrContains(text, "Name or service not known")) {
+    return "unknown host name";
+  }
+  if (absl::StrContains(text, "No such file or directory")) return "no such socket";
+  if (absl::StrContains(text, "No route to host")) return "no route to the host";
+  if (absl::StrContains(text, "etwork is unreachable")) return "the network is unreachable";
+  if (absl::StrContains(text, "timed out") || absl::StrContains(text, "imeout occurred") ||
+      absl::IsDeadlineExceeded(status)) {
+    return "no answer (timeout)";
+  }
+  const size_t last = text.rfind("last error: ");
+  return last == std::string::npos ? text : text.substr(last + 12);
+}
+
+}  // namespace ps

@@ -1,0 +1,42 @@
+// The stream that a member keeps open to the chief: by its end the chief knows of the member's, and on it the member is
+// told at once what changes (proto/ps/v1/ps.proto, Chief.Watch).
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/timer.h"
+
+namespace ps {
+
+// Thread-safe, but Start and Stop are its owner's.
+class ChiefWatch {
+ public:
+  // What it is called with; from threads of gRPC. They must not block.
+  struct Callbacks {
+    std::function<void(const v1::HeartbeatReply&)> on_state;
+    // The chief refused it for good: the rank has another owner, or the job is over.
+    std::function<void(const absl::Status&)> on_refused;
+  };
+
+  // Stub and timer must outlive it.
+  ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, Callbacks callbacks);
+  ~ChiefWatch() { Stop(); }
+
+  void Start();
+  // Cancels the stream and waits for its end, which gRPC brings at once.
+  void Stop();
+  // A state was told on the stream that is open now.
+  bool open() const;
+
+ private:
+  class Stream;
+  struct State;
+  static void Open(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace ps
