@@ -214,9 +214,9 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
     const auto owner = membership_.members().find(id.rank());
     return absl::FailedPreconditionError(absl::StrCat(
         "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job: ",
-        owner == membership_.members().end() ? "it left or was lost"
-                                             : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ",
-                                                            owner->second.incarnation)));
+        owner == membership_.members().end()
+            ? "it left or was lost"
+            : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
   }
   member->last_heard = now;
   member->suspect_since.reset();

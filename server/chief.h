@@ -186,8 +186,8 @@ class Chief {
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   // The first view with the present layout; what shards say of initial values before that is of an earlier one.
   uint64_t layout_view_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;  // All are done: the lead evaluates and saves, then all leave.
-  bool lead_left_ ABSL_GUARDED_BY(mutex_) = false;  // In order, in that time.
+  bool finishing_ ABSL_GUARDED_BY(mutex_) = false;    // All are done: the lead evaluates and saves, then all leave.
+  bool lead_left_ ABSL_GUARDED_BY(mutex_) = false;    // In order, in that time.
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
   std::map<uint64_t, WatchState> watches_ ABSL_GUARDED_BY(mutex_);
   TimePoint keep_suspects_until_ ABSL_GUARDED_BY(mutex_);

@@ -8,9 +8,9 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMaxReasonBytes = 512;          // That a worker gives for leaving.
-constexpr size_t kMaxDonePerWorker = 4;          // Calls that wait for the end.
-constexpr size_t kMaxCancelledJoins = 256;       // Tickets that are remembered.
+constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
+constexpr size_t kMaxDonePerWorker = 4;     // Calls that wait for the end.
+constexpr size_t kMaxCancelledJoins = 256;  // Tickets that are remembered.
 
 }  // namespace
 

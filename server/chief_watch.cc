@@ -68,7 +68,8 @@ void Chief::OnWatchGone(uint64_t watch, TimePoint now) {
 void Chief::OnJoinGone(uint64_t join, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  const auto wait = std::find_if(joins_.begin(), joins_.end(), [&](const JoinWait& each) { return each.number == join; });
+  const auto wait =
+      std::find_if(joins_.begin(), joins_.end(), [&](const JoinWait& each) { return each.number == join; });
   if (wait == joins_.end()) return;
   const JoinWait gone = std::move(*wait);
   joins_.erase(wait);
@@ -109,7 +110,8 @@ void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
 
 std::string Chief::LongWait(TimePoint now, std::chrono::nanoseconds longer) {
   MutexLock lock(mutex_);
-  const bool long_enough = phase_ == v1::PHASE_GATHERING || (phase_ == v1::PHASE_RUNNING && now - last_progress_ > longer);
+  const bool long_enough =
+      phase_ == v1::PHASE_GATHERING || (phase_ == v1::PHASE_RUNNING && now - last_progress_ > longer);
   return long_enough ? WaitingFor(now) : "";
 }
 
@@ -129,11 +131,11 @@ void Chief::CheckTimes(TimePoint now) {
   for (const Member& member : lost) {
     if (phase_ == v1::PHASE_FAILED) break;
     const bool silent = now - member.last_heard > options_.lease;
-    LoseMember(member, silent ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
-                                             " ago (--lease=", FormatSeconds(options_.lease), ")")
-                              : absl::StrCat("was lost: its connection ended ",
-                                             FormatSeconds(now - *member.suspect_since), " ago (--reconnect_grace=",
-                                             FormatSeconds(options_.reconnect_grace), ")"));
+    LoseMember(member, silent
+                           ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
+                                          " ago (--lease=", FormatSeconds(options_.lease), ")")
+                           : absl::StrCat("was lost: its connection ended ", FormatSeconds(now - *member.suspect_since),
+                                          " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"));
   }
   for (uint32_t shard = 0; shard < shards_.size() && phase_ == v1::PHASE_RUNNING; ++shard) {
     const ShardState& state = shards_[shard];

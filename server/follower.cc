@@ -115,7 +115,8 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
   TimePoint noticed;
   for (absl::Status probed = Probe(stop, deadline); !probed.ok(); probed = Probe(stop, deadline)) {
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", address, ": stopped"));
-    if (!absl::IsUnavailable(probed) && !absl::IsDeadlineExceeded(probed)) return Annotate(probed, "--chief=" + address);
+    if (!absl::IsUnavailable(probed) && !absl::IsDeadlineExceeded(probed))
+      return Annotate(probed, "--chief=" + address);
     const std::string problem = absl::StrCat("--chief=", address, ": ", ConnectionProblem(probed));
     if (Now() >= deadline) {
       return absl::UnavailableError(

@@ -98,7 +98,8 @@ std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint n
     if (member == members_.end()) {
       absl::StrAppend(out, "rank ", rank, " (not joined)");
     } else {
-      absl::StrAppend(out, "rank ", rank, " (last heard from ", FormatSeconds(now - member->second.last_heard), " ago)");
+      absl::StrAppend(out, "rank ", rank, " (last heard from ", FormatSeconds(now - member->second.last_heard),
+                      " ago)");
     }
   });
 }

@@ -72,9 +72,9 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  absl::StrCat("--weight_decay=", hyper.weight_decay, ": expected 0 or more"));
   problems.Check(options.lease >= absl::Milliseconds(100) && options.lease <= absl::Hours(24),
                  absl::StrCat("--lease=", absl::FormatDuration(options.lease), ": expected 100ms to 24h"));
-  problems.Check(options.reconnect_grace >= absl::ZeroDuration() && options.reconnect_grace <= absl::Hours(24),
-                 absl::StrCat("--reconnect_grace=", absl::FormatDuration(options.reconnect_grace),
-                              ": expected 0s to 24h"));
+  problems.Check(
+      options.reconnect_grace >= absl::ZeroDuration() && options.reconnect_grace <= absl::Hours(24),
+      absl::StrCat("--reconnect_grace=", absl::FormatDuration(options.reconnect_grace), ": expected 0s to 24h"));
   problems.Check(options.progress_timeout > absl::ZeroDuration() && options.progress_timeout <= absl::Hours(240),
                  absl::StrCat("--progress_timeout=", absl::FormatDuration(options.progress_timeout),
                               ": expected more than 0, at most 240h"));

@@ -256,7 +256,8 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
 }
 
 void Trainer::StartExchange(uint32_t samples, bool deferred) {
-  pending_ = {.exchange = nullptr, .push = {.step = step_, .version = version_, .versions = versions_, .samples = samples}};
+  pending_ = {.exchange = nullptr,
+              .push = {.step = step_, .version = version_, .versions = versions_, .samples = samples}};
   pending_.exchange = client_->StartPushPull(pending_.push, gradients_, weights_, deferred);
 }
 

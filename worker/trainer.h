@@ -89,11 +89,11 @@ class Trainer {
   MutableTensors weights_;
 
   int64_t total_batches_ = 0;
-  uint64_t step_ = 0;      // Of the next push.
-  uint64_t version_ = 0;   // Of the weights; the lowest over the shards.
+  uint64_t step_ = 0;               // Of the next push.
+  uint64_t version_ = 0;            // Of the weights; the lowest over the shards.
   std::vector<uint64_t> versions_;  // By shard.
-  int64_t taken_ = -1;     // The batch that is in batch_.
-  double prepared_s_ = 0;  // What taking it took; a part of its step's forward pass.
+  int64_t taken_ = -1;              // The batch that is in batch_.
+  double prepared_s_ = 0;           // What taking it took; a part of its step's forward pass.
   BatchPlan plan_;
   Batch batch_;
 

@@ -1,83 +1,7 @@
-#include "server/chief.h"
-
-#include "common/layout_proto.h"
-#include "common/status.h"
-#include "tests/catch.h"
+#include "tests/server/test_job.h"
 
 namespace ps {
 namespace {
-
-// A chief with time in the test's hand, and shards that acknowledge at once.
-class TestJob {
- public:
-  explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
-      : chief({.num_workers = workers,
-               .num_shards = shards,
-               .mode = mode,
-               .max_shard_elements = 1000,
-               .settings = {{"learning_rate", "0.1"}}},
-              [this](v1::Phase phase, const std::string& failure) {
-                ended = phase;
-                reason = failure;
-              }) {
-    for (uint32_t shard = 0; shard < shards; ++shard) {
-      v1::Registration registration;
-      registration.set_protocol(1);
-      registration.set_shard(shard);
-      registration.set_job("default");
-      registration.set_address("shard-" + std::to_string(shard));
-      (*registration.mutable_settings())["learning_rate"] = "0.1";
-      REQUIRE(chief
-                  .RegisterShard(
-                      registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
-                  .ok());
-    }
-  }
-
-  v1::JoinRequest Request(const std::string& name) const {
-    v1::JoinRequest request;
-    request.set_protocol(1);
-    request.set_job("default");
-    request.set_name(name);
-    *request.mutable_layout() = ToProto({{"w", {4}}});
-    (*request.mutable_experiment())["seed"] = "1";
-    return request;
-  }
-
-  absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request) {
-    // The answer may come after this returns.
-    const auto answer = std::make_shared<absl::StatusOr<v1::JoinReply>>(absl::UnknownError("no answer"));
-    chief.Join(request, now, now + std::chrono::seconds(1), [answer](const auto& reply) { *answer = reply; });
-    if (answer->ok() && first.generation() == 0) first = (*answer)->id();
-    return *answer;
-  }
-
-  void Initialised(uint32_t shard) {
-    v1::ShardReport report;
-    report.set_initialised(true);
-    report.set_acknowledged_view(view.number());
-    chief.OnReport(shard, report, now);
-  }
-
-  void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) {
-    for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
-    if (!update.has_view()) return;
-    view = update.view();
-    if (deaf) return;
-    v1::ShardReport report;
-    report.set_acknowledged_view(view.number());
-    chief.OnReport(shard, report, now);
-  }
-
-  TimePoint now = TimePoint() + std::chrono::hours(1);
-  bool deaf = false;   // Shards acknowledge nothing.
-  v1::Identity first;  // Of the first who joined.
-  v1::View view;
-  std::vector<v1::StepDecision> decisions;
-  v1::Phase ended = v1::PHASE_UNSPECIFIED;
-  std::string reason;
-  Chief chief;
-};
 
 TEST_CASE("A job runs when all workers have joined and the weights are there") {
   TestJob job("bsp", 2);
@@ -177,28 +101,33 @@ TEST_CASE("The grant to initialise passes on when its holder is lost") {
   CHECK(job.chief.Heartbeat(beat, job.now)->initialise());
 }
 
-TEST_CASE("The job is finished when all are done and have left") {
-  TestJob job("bsp", 2);
-  const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
-  job.Initialised(0);
-  int all_done = 0;
-  for (const v1::Identity& id : ids) {
-    v1::DoneRequest done;
-    *done.mutable_id() = id;
-    job.chief.Done(done, job.now, job.now + std::chrono::seconds(5),
-                   [&](absl::StatusOr<v1::DoneReply> reply) { all_done += reply.ok() && reply->all_done() ? 1 : 0; });
-  }
-  CHECK(all_done == 2);
-  for (const v1::Identity& id : ids) {
-    CHECK(job.ended == v1::PHASE_UNSPECIFIED);
-    v1::LeaveRequest leave;
-    *leave.mutable_id() = id;
-    CHECK(job.chief.Leave(leave, job.now).ok());
-  }
-  CHECK(job.ended == v1::PHASE_FINISHED);
+TEST_CASE("Texts of a join that are too long or would garble a log are refused by what they are") {
+  TestJob job("bsp", 1);
+  const auto refused = [&](const v1::JoinRequest& request, const std::string& naming) {
+    const auto answer = job.Join(request);
+    INFO(answer.status().ToString());
+    return absl::IsInvalidArgument(answer.status()) && Message(answer.status()).size() < 2000 &&
+           Message(answer.status()).find(naming) != std::string::npos;
+  };
+  CHECK(refused(job.Request(std::string(3000000, 'x')), "--name"));
+  CHECK(refused(job.Request("a\n2026-11-21 I ps_server: the job is finished"), "--name"));
+  CHECK(refused(job.Request("a\x1b[2J"), "--name"));
+  v1::JoinRequest request = job.Request("a");
+  request.set_host("b\rc");
+  CHECK(refused(request, "host"));
+  request = job.Request("a");
+  request.mutable_layout()->mutable_tensors(0)->set_name("w\n");
+  CHECK(refused(request, "tensor"));
+  request = job.Request("a");
+  for (int i = 0; i < 100000; ++i) request.mutable_layout()->mutable_tensors(0)->add_shape(1);
+  CHECK(refused(request, "100001 dimensions"));
+  request = job.Request("a");
+  (*request.mutable_experiment())["seed"] = std::string(100000, '1');
+  CHECK(refused(request, "--seed"));
+  CHECK(job.Join(job.Request("a")).ok());
 }
 
-TEST_CASE("A join whose answer never arrived is taken back by its ticket, and nobody else's is") {
+TEST_CASE("A join whose answer never arrived is cancelled by its ticket, and nobody else's is") {
   TestJob job("bsp", 2);
   v1::JoinRequest request = job.Request("a");
   request.set_ticket(7);
@@ -240,7 +169,7 @@ TEST_CASE("A join that is repeated is the same join, also when the repeat comes 
   CHECK(job.chief.Heartbeat(beat, job.now).ok());
 }
 
-TEST_CASE("A join that is taken back before it is there is refused when it comes") {
+TEST_CASE("A join that is cancelled before it arrives is refused when it does") {
   TestJob job("bsp", 1);
   v1::LeaveRequest leave;
   leave.set_ticket(7);
@@ -282,35 +211,6 @@ TEST_CASE("Who learns by its join's answer that the job failed is not waited for
   CHECK_FALSE(job.Join(job.Request("a")).ok());
   job.chief.Fail("the operator says so");
   CHECK(job.chief.Status(job.now).workers_size() == 0);
-}
-
-TEST_CASE("Once done, a worker may be lost: its work is here, but not rank 0, which still has to save") {
-  for (const uint32_t lost : {0U, 1U}) {
-    TestJob job("bsp", 2);
-    const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
-    job.Initialised(0);
-    for (const v1::Identity& id : ids) {
-      v1::DoneRequest done;
-      *done.mutable_id() = id;
-      job.chief.Done(done, job.now, job.now + std::chrono::seconds(1), [](const auto&) {});
-    }
-    job.now += std::chrono::seconds(6);
-    v1::HeartbeatRequest beat;
-    *beat.mutable_id() = ids[1 - lost];
-    REQUIRE(job.chief.Heartbeat(beat, job.now).ok());
-    job.now += std::chrono::seconds(6);
-    job.chief.Tick(job.now);
-    if (lost == 0) {
-      CHECK(job.ended == v1::PHASE_FAILED);
-      CHECK(job.reason.find("rank 0") != std::string::npos);
-      continue;
-    }
-    CHECK(job.ended == v1::PHASE_UNSPECIFIED);
-    v1::LeaveRequest leave;
-    *leave.mutable_id() = ids[0];
-    CHECK(job.chief.Leave(leave, job.now).ok());
-    CHECK(job.ended == v1::PHASE_FINISHED);
-  }
 }
 
 TEST_CASE("The grant to initialise is said when every shard knows of it") {

@@ -21,7 +21,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry(200);
-constexpr std::chrono::seconds kCallTime(10);     // Of a control call.
+constexpr std::chrono::seconds kCallTime(10);  // Of a control call.
 constexpr std::chrono::seconds kCancelJoinTime(2);
 constexpr std::chrono::seconds kUnreachableEvery(3);  // Between two notices of a server that cannot be reached.
 constexpr std::chrono::seconds kProgressEvery(1);
@@ -39,9 +39,7 @@ uint64_t RandomTicket() {
 }
 
 // Two containers may have the same host name and process number.
-std::string DefaultName() {
-  return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomTicket() >> 40);
-}
+std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomTicket() >> 40); }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
   context.set_deadline(std::chrono::system_clock::now() +
@@ -212,8 +210,8 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
     if (answered && now >= give_up) return status;
     const std::string problem = absl::StrCat("--server=", options_.server, ": ", ConnectionProblem(status));
     if (now - heard > ToChrono(options_.connect_timeout)) {
-      return absl::UnavailableError(absl::StrCat(problem, "; gave up ", what, " after ", FormatSeconds(now - heard),
-                                                 " (--connect_timeout)"));
+      return absl::UnavailableError(
+          absl::StrCat(problem, "; gave up ", what, " after ", FormatSeconds(now - heard), " (--connect_timeout)"));
     }
     if (!answered && now - noticed >= kUnreachableEvery) {
       Notice(problem + "; trying again");
@@ -273,10 +271,9 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   chief_ = v1::Chief::NewStub(channel);
   const v1::JoinRequest request = MakeJoinRequest(layout);
   const auto call_time = std::min<std::chrono::nanoseconds>(kCallTime, ToChrono(options_.connect_timeout));
-  const absl::Status joined = UntilAnswered("joining", call_time, After(options_.start_timeout), options_.stop,
-                                            [&](grpc::ClientContext& context, int) {
-                                              return FromGrpc(chief_->Join(&context, request, &joined_as_));
-                                            });
+  const absl::Status joined = UntilAnswered(
+      "joining", call_time, After(options_.start_timeout), options_.stop,
+      [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Join(&context, request, &joined_as_)); });
   // The chief may have taken it in for all that.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
                           absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);

@@ -158,11 +158,10 @@ void ShardExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
 
 absl::Status ShardExchange::NotFinite(size_t tensor) const {
   const bool push = request_.kind != ShardCall::Kind::kInit;
-  return absl::InvalidArgumentError(
-      absl::StrCat("rank ", context_->id.rank(),
-                   push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of",
-                   " tensor ", context_->plan.layout()[tensor].name, " is not finite",
-                   push ? "; the learning rate may be too large" : ""));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "rank ", context_->id.rank(),
+      push ? absl::StrCat(", step ", request_.push.step, ": the gradient of") : ": the initial value of", " tensor ",
+      context_->plan.layout()[tensor].name, " is not finite", push ? "; the learning rate may be too large" : ""));
 }
 
 absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {

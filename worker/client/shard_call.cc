@@ -26,7 +26,8 @@ const char* MethodPath(ShardCall::Kind kind) {
 
 }  // namespace
 
-ShardCall::ShardCall(Request request, EndFunction on_end) : request_(std::move(request)), on_end_(std::move(on_end)), moved_at_(Now().time_since_epoch().count()) {}
+ShardCall::ShardCall(Request request, EndFunction on_end)
+    : request_(std::move(request)), on_end_(std::move(on_end)), moved_at_(Now().time_since_epoch().count()) {}
 
 TimePoint ShardCall::Moved() {
   const TimePoint now = Now();

@@ -52,8 +52,8 @@ class ChiefWatch::Stream final : public grpc::ClientReadReactor<v1::HeartbeatRep
     const std::shared_ptr<State> state = state_;
     std::shared_ptr<Stream> self;  // Let go of last, without the lock.
     const bool told = told_;
-    const bool refused =
-        status.error_code() == grpc::StatusCode::FAILED_PRECONDITION || status.error_code() == grpc::StatusCode::ABORTED;
+    const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                         status.error_code() == grpc::StatusCode::ABORTED;
     if (refused) state->callbacks.on_refused(FromGrpc(status));
     // Ended in order: it is no member any more. UNIMPLEMENTED: a chief without this call; heartbeats have to do.
     const bool over = refused || status.ok() || status.error_code() == grpc::StatusCode::UNIMPLEMENTED;

@@ -7,8 +7,8 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/time.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 #include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
@@ -152,9 +152,10 @@ absl::Status PrintStatus(JobView& view) {
   std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job->workers_size(),
                                job->num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
   for (const v1::WorkerStatus& worker : job->workers()) {
-    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(), worker.host(),
-                                 worker.incarnation(), worker.step(),
-                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "", worker.suspect() ? "  connection lost" : "");
+    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(),
+                                 worker.host(), worker.incarnation(), worker.step(),
+                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "",
+                                 worker.suspect() ? "  connection lost" : "");
   }
   return result;
 }
@@ -164,7 +165,8 @@ absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   if (!status.ok()) return status.status();
   HashJob job = {.channels = {}, .slices = 0, .one_version = status->gathers(), .id = {}};
   for (const v1::ShardInfo& info : status->shards()) {
-    if (info.address().empty()) return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
+    if (info.address().empty())
+      return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
     job.channels.push_back(view.ShardChannel(info));
     job.slices += static_cast<size_t>(info.slices_size());
   }
@@ -172,7 +174,8 @@ absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   if (!hashed.ok()) return hashed.status();
   const auto [lowest, newest] = std::minmax_element(hashed->versions.begin(), hashed->versions.end());
   std::cout << hashed->hash << " version " << *lowest;
-  if (*lowest != *newest) std::cout << " to " << *newest << " (by shard: " << absl::StrJoin(hashed->versions, ", ") << ")";
+  if (*lowest != *newest)
+    std::cout << " to " << *newest << " (by shard: " << absl::StrJoin(hashed->versions, ", ") << ")";
   std::cout << "\n";
   return absl::OkStatus();
 }
@@ -223,7 +226,8 @@ int main(int argc, char** argv) {
   JobView view(server, absl::GetFlag(FLAGS_timeout));
   const absl::Status status = command == "report"   ? PrintReport(rest)
                               : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
-                              : command == "status" ? PrintStatus(view)
-                                                    : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
+                              : command == "status"
+                                  ? PrintStatus(view)
+                                  : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }

@@ -1,0 +1,282 @@
+// How members end: done, left, lost, replaced.
+#include "tests/server/test_job.h"
+
+namespace ps {
+namespace {
+
+// What came of calls to Done, by rank.
+struct Ends {
+  std::map<uint32_t, v1::DoneReply> replies;
+  void Done(TestJob& job, const v1::Identity& id) {
+    v1::DoneRequest done;
+    *done.mutable_id() = id;
+    job.chief.Done(done, job.now, job.now + std::chrono::seconds(60), [this, rank = id.rank()](const auto& reply) {
+      if (reply.ok()) replies[rank] = *reply;
+    });
+  }
+};
+
+absl::Status Leave(TestJob& job, const v1::Identity& id, const std::string& reason = "") {
+  v1::LeaveRequest leave;
+  *leave.mutable_id() = id;
+  leave.set_reason(reason);
+  return job.chief.Leave(leave, job.now);
+}
+
+v1::HeartbeatRequest Beat(const v1::Identity& id) {
+  v1::HeartbeatRequest beat;
+  *beat.mutable_id() = id;
+  return beat;
+}
+
+TEST_CASE("When all are done the lowest rank makes the end, and the others are told when it has left") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    TestJob job(mode, 3);
+    std::vector<v1::Identity> ids;
+    for (const char* name : {"a", "b", "c"}) ids.push_back(job.Join(job.Request(name))->id());
+    job.Initialised(0);
+    Ends ends;
+    for (const uint32_t rank : {0U, 2U}) ends.Done(job, ids[rank]);
+    CHECK(ends.replies.empty());
+    ends.Done(job, ids[1]);
+    REQUIRE(ends.replies.size() == 1);
+    CHECK(ends.replies[0].all_done());
+    CHECK(ends.replies[0].lead());
+    CHECK(absl::IsFailedPrecondition(job.Join(job.Request("d")).status()));
+    CHECK(Leave(job, ids[0]).ok());
+    REQUIRE(ends.replies.size() == 3);
+    for (const uint32_t rank : {1U, 2U}) {
+      CHECK(ends.replies[rank].all_done());
+      CHECK_FALSE(ends.replies[rank].lead());
+      CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+      CHECK(Leave(job, ids[rank]).ok());
+    }
+    CHECK(job.ended == v1::PHASE_FINISHED);
+  }
+}
+
+TEST_CASE(
+    "A lead that is lost or fails as it makes the end is followed by the next rank, and the last one's reason fails "
+    "the job") {
+  TestJob job("bsp", 3);
+  std::vector<v1::Identity> ids;
+  for (const char* name : {"a", "b", "c"}) ids.push_back(job.Join(job.Request(name))->id());
+  job.Initialised(0);
+  Ends ends;
+  for (const v1::Identity& id : ids) ends.Done(job, id);
+  job.now += std::chrono::seconds(6);
+  for (const uint32_t rank : {1U, 2U}) REQUIRE(job.chief.Heartbeat(Beat(ids[rank]), job.now).ok());
+  job.now += std::chrono::seconds(6);
+  job.chief.Tick(job.now);
+  REQUIRE(ends.replies.contains(1));
+  CHECK(ends.replies[1].lead());
+  CHECK_FALSE(ends.replies.contains(2));
+  CHECK(Leave(job, ids[1], "--save_weights: the disk is full").ok());
+  REQUIRE(ends.replies.contains(2));
+  CHECK(ends.replies[2].lead());
+  CHECK(Leave(job, ids[2], "--save_weights: the disk is full too").ok());
+  CHECK(job.ended == v1::PHASE_FAILED);
+  CHECK(job.reason.find("the disk is full too") != std::string::npos);
+}
+
+TEST_CASE("Without a step for progress_timeout a job fails, but not while the lead makes the end") {
+  TestJob job("asp", 2);
+  const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
+  job.Initialised(0);
+  const auto pass = [&](int seconds) {
+    for (int second = 0; second < seconds; ++second) {
+      job.now += std::chrono::seconds(1);
+      for (const v1::Identity& id : ids) (void)job.chief.Heartbeat(Beat(id), job.now);
+      job.chief.Tick(job.now);
+    }
+  };
+  Ends ends;
+  for (const v1::Identity& id : ids) ends.Done(job, id);
+  pass(700);
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+
+  TestJob other("asp", 2);
+  const v1::Identity others[] = {other.Join(other.Request("a"))->id(), other.Join(other.Request("b"))->id()};
+  other.Initialised(0);
+  for (int second = 0; second < 601; ++second) {
+    other.now += std::chrono::seconds(1);
+    for (const v1::Identity& id : others) (void)other.chief.Heartbeat(Beat(id), other.now);
+    other.chief.Tick(other.now);
+  }
+  CHECK(other.ended == v1::PHASE_FAILED);
+  CHECK(other.reason.find("--progress_timeout") != std::string::npos);
+}
+
+TEST_CASE("Before the job runs, the last member's leaving resets model and experiment") {
+  for (const bool initialised : {false, true}) {
+    TestJob job("bsp", 2);
+    const auto first = job.Join(job.Request("a"));
+    REQUIRE(first.ok());
+    if (initialised) job.Initialised(0);
+    const uint64_t old_view = job.view.number();
+    REQUIRE(Leave(job, first->id(), "wrong flags").ok());
+    CHECK(job.view.layout().tensors_size() == 0);
+    v1::JoinRequest other = job.Request("b");
+    *other.mutable_layout() = ToProto({{"v", {7}}});
+    (*other.mutable_experiment())["seed"] = "2";
+    const auto second = job.Join(other);
+    REQUIRE(second.ok());
+    CHECK(second->initialise());
+    // What a shard said of the old model's values, as it comes late.
+    v1::ShardReport late;
+    late.set_initialised(true);
+    late.set_acknowledged_view(old_view);
+    job.chief.OnReport(0, late, job.now);
+    other.set_name("c");
+    REQUIRE(job.Join(other).ok());
+    CHECK(job.view.phase() == v1::PHASE_GATHERING);
+    job.Initialised(0);
+    CHECK(job.view.phase() == v1::PHASE_RUNNING);
+  }
+}
+
+// The stream of a member, as the chief sees it.
+struct Watched {
+  std::vector<v1::HeartbeatReply> states;
+  bool ended = false;
+  uint64_t number = 0;
+  void Open(TestJob& job, const v1::Identity& id) {
+    v1::WatchRequest request;
+    *request.mutable_id() = id;
+    const auto opened = job.chief.Watch(request, job.now, [this](const std::optional<v1::HeartbeatReply>& state) {
+      if (state.has_value()) states.push_back(*state);
+      ended = ended || !state.has_value();
+    });
+    REQUIRE(opened.ok());
+    number = *opened;
+  }
+};
+
+TEST_CASE("A member whose stream breaks is lost after reconnect_grace, not after its lease") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    TestJob job(mode, 2);
+    REQUIRE(job.Join(job.Request("a")).ok());
+    const auto b = job.Join(job.Request("b"));
+    job.Initialised(0);
+    Watched watched;
+    watched.Open(job, b->id());
+    job.chief.OnWatchGone(watched.number, job.now);
+    CHECK(job.chief.Status(job.now).workers(1).suspect());
+    job.now += std::chrono::milliseconds(900);
+    job.chief.Tick(job.now);
+    CHECK(job.view.members_size() == 2);
+    job.now += std::chrono::milliseconds(200);
+    job.chief.Tick(job.now);
+    CHECK(job.view.members_size() == 1);
+    CHECK(job.ended == (mode == "bsp" ? v1::PHASE_FAILED : v1::PHASE_UNSPECIFIED));
+    if (mode == "bsp") CHECK(job.reason.find("rank 1 (b") != std::string::npos);
+  }
+}
+
+TEST_CASE("A member that opens its stream again within reconnect_grace has lost nothing") {
+  TestJob job("bsp", 1);
+  const auto a = job.Join(job.Request("a"));
+  job.Initialised(0);
+  Watched first;
+  first.Open(job, a->id());
+  CHECK(first.states.size() == 1);
+  Watched second;
+  SECTION("the old one breaks first") {
+    job.chief.OnWatchGone(first.number, job.now);
+    job.now += std::chrono::milliseconds(500);
+    second.Open(job, a->id());
+  }
+  SECTION("the new one comes first") {
+    second.Open(job, a->id());
+    CHECK(first.ended);
+    job.chief.OnWatchGone(first.number, job.now);
+  }
+  job.now += std::chrono::seconds(5);
+  job.chief.Tick(job.now);
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+  CHECK(job.chief.Status(job.now).workers_size() == 1);
+  CHECK_FALSE(job.chief.Status(job.now).workers(0).suspect());
+}
+
+TEST_CASE("A suspect's rank can be claimed at once, and the replacement is told on all sides") {
+  TestJob job("bsp", 1);
+  const auto a = job.Join(job.Request("a"));
+  job.Initialised(0);
+  Watched watched;
+  watched.Open(job, a->id());
+  v1::JoinRequest claim = job.Request("b");
+  claim.set_rank(0);
+  CHECK(absl::IsAlreadyExists(job.Join(claim).status()));
+  job.chief.OnWatchGone(watched.number, job.now);
+  const auto b = job.Join(claim);
+  REQUIRE(b.ok());
+  CHECK(b->replaced() == "a on ");
+  CHECK(b->id().incarnation() == a->id().incarnation() + 1);
+  const absl::Status fenced = job.chief.Heartbeat(Beat(a->id()), job.now).status();
+  CHECK(absl::IsFailedPrecondition(fenced));
+  CHECK(Message(fenced).find("replaced by rank 0 (b on )") != std::string::npos);
+}
+
+TEST_CASE("A member is told at once when the job fails, when the lead changes and when it is replaced") {
+  TestJob job("asp", 2);
+  const auto a = job.Join(job.Request("a"));
+  const auto b = job.Join(job.Request("b"));
+  job.Initialised(0);
+  Watched watched;
+  watched.Open(job, b->id());
+  CHECK_FALSE(watched.states.back().lead());
+  REQUIRE(Leave(job, a->id(), "stopped").ok());
+  CHECK(watched.states.back().lead());
+  const auto again = job.Join(job.Request("b"));
+  CHECK(watched.ended);
+  Watched next;
+  next.Open(job, again->id());
+  job.chief.Fail("the operator says so");
+  CHECK(next.states.back().phase() == v1::PHASE_FAILED);
+  CHECK(next.states.back().failure() == "the operator says so");
+}
+
+TEST_CASE("A worker that goes while its join waits for a shard does not keep its rank until the lease ends") {
+  TestJob job("bsp", 1);
+  job.deaf = true;
+  absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("no answer");
+  v1::JoinRequest request = job.Request("a");
+  request.set_ticket(7);
+  const auto join = [&] {
+    return job.chief.Join(request, job.now, job.now + std::chrono::seconds(300),
+                          [&](const auto& reply) { answer = reply; });
+  };
+  job.chief.OnJoinGone(join(), job.now);
+  CHECK(absl::IsCancelled(answer.status()));
+  // Its connection was only reset: it asks again.
+  job.now += std::chrono::milliseconds(500);
+  const uint64_t again = join();
+  job.now += std::chrono::seconds(5);
+  job.chief.Tick(job.now);
+  CHECK(job.chief.Status(job.now).workers_size() == 1);
+  job.chief.OnJoinGone(again, job.now);
+  job.now += std::chrono::milliseconds(1100);
+  job.chief.Tick(job.now);
+  CHECK(job.chief.Status(job.now).workers_size() == 0);
+}
+
+TEST_CASE("A server that stood still extends the leases by that, and gives connections time to come back") {
+  TestJob job("bsp", 1);
+  const auto a = job.Join(job.Request("a"));
+  job.Initialised(0);
+  Watched watched;
+  watched.Open(job, a->id());
+  job.now += std::chrono::seconds(60);
+  job.chief.OnGap(std::chrono::seconds(60), job.now);
+  job.chief.OnWatchGone(watched.number, job.now);
+  job.chief.Tick(job.now);
+  job.now += std::chrono::seconds(9);
+  job.chief.Tick(job.now);
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+  job.now += std::chrono::seconds(2);
+  job.chief.Tick(job.now);
+  CHECK(job.ended == v1::PHASE_FAILED);
+}
+
+}  // namespace
+}  // namespace ps

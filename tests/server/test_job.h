@@ -1,0 +1,88 @@
+// A chief with time in the test's hand.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include "server/chief.h"
+#include "tests/catch.h"
+
+namespace ps {
+
+// And shards that acknowledge at once.
+class TestJob {
+ public:
+  explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
+      : chief({.num_workers = workers,
+               .num_shards = shards,
+               .mode = mode,
+               .max_shard_elements = 1000,
+               .settings = {{"learning_rate", "0.1"}}},
+              [this](v1::Phase phase, const std::string& failure) {
+                ended = phase;
+                reason = failure;
+              }) {
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      v1::Registration registration;
+      registration.set_protocol(1);
+      registration.set_shard(shard);
+      registration.set_job("default");
+      registration.set_address("shard-" + std::to_string(shard));
+      (*registration.mutable_settings())["learning_rate"] = "0.1";
+      REQUIRE(chief
+                  .RegisterShard(
+                      registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
+                  .ok());
+    }
+  }
+
+  v1::JoinRequest Request(const std::string& name) const {
+    v1::JoinRequest request;
+    request.set_protocol(1);
+    request.set_job("default");
+    request.set_name(name);
+    *request.mutable_layout() = ToProto({{"w", {4}}});
+    (*request.mutable_experiment())["seed"] = "1";
+    return request;
+  }
+
+  absl::StatusOr<v1::JoinReply> Join(const v1::JoinRequest& request) {
+    // The answer may come after this returns.
+    const auto answer = std::make_shared<absl::StatusOr<v1::JoinReply>>(absl::UnknownError("no answer"));
+    chief.Join(request, now, now + std::chrono::seconds(1), [answer](const auto& reply) { *answer = reply; });
+    if (answer->ok() && first.generation() == 0) first = (*answer)->id();
+    return *answer;
+  }
+
+  void Initialised(uint32_t shard) {
+    v1::ShardReport report;
+    report.set_initialised(true);
+    report.set_acknowledged_view(view.number());
+    chief.OnReport(shard, report, now);
+  }
+
+  void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) {
+    for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
+    if (!update.has_view()) return;
+    view = update.view();
+    if (deaf) return;
+    v1::ShardReport report;
+    report.set_acknowledged_view(view.number());
+    chief.OnReport(shard, report, now);
+  }
+
+  TimePoint now = TimePoint() + std::chrono::hours(1);
+  bool deaf = false;   // Shards acknowledge nothing.
+  v1::Identity first;  // Of the first who joined.
+  v1::View view;
+  std::vector<v1::StepDecision> decisions;
+  v1::Phase ended = v1::PHASE_UNSPECIFIED;
+  std::string reason;
+  Chief chief;
+};
+
+}  // namespace ps
