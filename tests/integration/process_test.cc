@@ -273,9 +273,9 @@ TEST_CASE("Servers that do not fit together, or are missing, are named") {
   CHECK(one.Wait() == 1);
 }
 
-TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no process stays") {
+TEST_CASE("A killed worker fails a bsp job by its rank long before its lease ends, and no process stays") {
   const TempFolder folder;
-  Process server("ps_server", {"--num_workers=2", "--lease=3s"}, folder.File("server"));
+  Process server("ps_server", {"--num_workers=2", "--lease=1h"}, folder.File("server"));
   const std::string address = server.Address();
   Process first("ps_worker", Worker(address, {"--rank=0", "--steps=100000000"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--rank=1", "--steps=100000000"}), folder.File("second"));
@@ -285,7 +285,65 @@ TEST_CASE("A killed worker fails a bsp job by its rank within the lease, and no 
   CHECK(first.Wait() == 1);
   CHECK(first.Errors().find("rank 1") != std::string::npos);
   CHECK(server.Wait() == 1);
-  CHECK(server.Errors().find("was lost") != std::string::npos);
+  CHECK(server.Errors().find("was lost: its connection ended") != std::string::npos);
+}
+
+TEST_CASE(
+    "In asp a killed rank 0 is replaced as lead: another evaluates, prints and saves, and all end with status 0") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=3", "--mode=asp", "--lease=1h"}, folder.File("server"));
+  const std::string address = server.Address();
+  const auto worker = [&](const std::string& rank, const std::string& steps) {
+    return Worker(address, {"--rank=" + rank, "--steps=20000", "--save_weights=" + folder.File(steps)});
+  };
+  Process first("ps_worker", worker("0", "w0"), folder.File("first"));
+  Process second("ps_worker", worker("1", "w1"), folder.File("second"));
+  Process third("ps_worker", worker("2", "w2"), folder.File("third"));
+  REQUIRE(server.WaitFor(".err", "the job runs"));
+  first.Signal(SIGKILL);
+  CHECK(first.Wait() == 128 + SIGKILL);
+  CHECK(second.Wait() == 0);
+  CHECK(third.Wait() == 0);
+  CHECK(server.Wait() == 0);
+  CHECK(second.Output().find("test accuracy: ") != std::string::npos);
+  CHECK(second.Output().find("weights hash: ") != std::string::npos);
+  CHECK(std::ifstream(folder.File("w1")).good());
+  CHECK(third.Output().empty());
+}
+
+TEST_CASE("A server that was stopped for longer than the lease goes on with its workers") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=2", "--lease=2s"}, folder.File("server"));
+  const std::string address = server.Address();
+  Process first("ps_worker", Worker(address, {"--rank=0", "--steps=20000"}), folder.File("first"));
+  Process second("ps_worker", Worker(address, {"--rank=1", "--steps=20000"}), folder.File("second"));
+  REQUIRE(server.WaitFor(".err", "the job runs"));
+  server.Signal(SIGSTOP);
+  {
+    Mutex mutex;
+    CondVar never;
+    MutexLock lock(mutex);
+    for (const TimePoint end = Now() + std::chrono::seconds(4); Now() < end;) never.WaitUntil(mutex, end);
+  }
+  server.Signal(SIGCONT);
+  CHECK(first.Wait() == 0);
+  CHECK(second.Wait() == 0);
+  CHECK(server.Wait() == 0);
+  CHECK(server.Errors().find("this server stood still for") != std::string::npos);
+}
+
+TEST_CASE("A server that cannot be reached is named at once, with what is wrong") {
+  const TempFolder folder;
+  Process refused("ps_worker", Worker("127.0.0.1:1", {"--connect_timeout=1h"}), folder.File("refused"));
+  CHECK(refused.WaitFor(".err", "--server=127.0.0.1:1: connection refused; trying again"));
+  Process unknown("ps_worker", Worker("no-such-host.invalid:1", {"--connect_timeout=1h"}), folder.File("unknown"));
+  CHECK(unknown.WaitFor(".err", "--server=no-such-host.invalid:1: unknown host name; trying again"));
+  Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=127.0.0.1:1", "--connect_timeout=1h"},
+                folder.File("shard"));
+  CHECK(shard.WaitFor(".err", "--chief=127.0.0.1:1: connection refused; trying again"));
+  std::string errors;
+  CHECK(RunOnce("ps_ctl", {"--server=unix:" + folder.File("none"), "--timeout=300ms", "status"}, &errors) == 1);
+  CHECK(errors.find("no such socket") != std::string::npos);
 }
 
 TEST_CASE("A worker that waits for others leaves at once on SIGTERM, and its rank is free again") {
@@ -304,7 +362,7 @@ TEST_CASE("A worker that waits for others leaves at once on SIGTERM, and its ran
   CHECK(server.Wait() == 0);
 }
 
-TEST_CASE("A worker stopped before its join is answered takes the join back") {
+TEST_CASE("A worker stopped before its join is answered cancels the join") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=1", "--num_shards=2"}, folder.File("server"));  // Shard 1 never comes.
   const std::string address = server.Address();
