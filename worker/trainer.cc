@@ -109,7 +109,7 @@ absl::StatusOr<std::vector<std::vector<float>>> Trainer::LoadInitialValues() con
 
 // What must be the same on all workers, so that the run is one experiment.
 std::map<std::string, std::string> Trainer::Experiment() const {
-  return {{"dataset", absl::StrCat(options_.data.dataset, " ", absl::Hex(data_.train.Fingerprint()))},
+  return {{"dataset", data_.identity},
           {"batch_size", options_.batch_size == 0 ? "full" : absl::StrCat(options_.batch_size)},
           {"epochs", options_.steps > 0 ? "unused" : absl::StrFormat("%.9g", options_.epochs)},
           {"steps", absl::StrCat(options_.steps)},

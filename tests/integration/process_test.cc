@@ -250,6 +250,33 @@ TEST_CASE("A worker that does not fit its job is refused by what differs, and th
   CHECK(worker.Wait() == 1);
 }
 
+TEST_CASE("Workers fit together by the samples that they read, wherever the files are") {
+  const TempFolder folder;
+  const std::string train = "1,20,0\n3,40,1\n5,10,0\n7,90,1\n";
+  const std::string test = "2,30,1\n";
+  const std::string here = WriteFile(folder, "here.csv", train) + "," + WriteFile(folder, "here-test.csv", test);
+  const std::string there = WriteFile(folder, "there.csv", train) + "," + WriteFile(folder, "there-test.csv", test);
+  Process server("ps_server", {"--num_workers=2"}, folder.File("server"));
+  const std::string address = server.Address();
+  const auto reads = [&](const std::string& files) {
+    return std::vector<std::string>{"--server=" + address, "--model=mlp:2,2", "--batch_size=2",
+                                    "--dataset=csv:" + files};
+  };
+  Process first("ps_worker", reads(here), folder.File("first"));
+  REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
+  for (const auto& [file, other] :
+       {std::pair("here.csv", "1,20,0\n3,40,1\n5,10,0\n7,91,1\n"), std::pair("here-test.csv", "2,30,0\n")}) {
+    const std::string before = std::string(file) == "here.csv" ? train : test;
+    WriteFile(folder, file, other);
+    CheckRefused("ps_worker", reads(here), "the worker's experiment differs from the job's: --dataset=");
+    WriteFile(folder, file, before);
+  }
+  Process second("ps_worker", reads(there), folder.File("second"));
+  CHECK(first.Wait() == 0);
+  CHECK(second.Wait() == 0);
+  CHECK(server.Wait() == 0);
+}
+
 TEST_CASE("Servers that do not fit together, or are missing, are named") {
   const TempFolder folder;
   Process chief("ps_server", {"--num_workers=1", "--num_shards=3"}, folder.File("chief"));

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
@@ -120,6 +121,14 @@ absl::Status Annotate(const absl::Status& status, const DatasetOptions& options)
   return {status.code(), absl::StrCat("dataset \"", options.dataset, "\": ", status.message())};
 }
 
+std::string Identity(const RawSplits& raw) {
+  const auto describe = [](const DatasetContent& content, const char* what) {
+    return absl::StrFormat("%d %s with hash %016x", content.size(), what, Fingerprint(content));
+  };
+  return absl::StrCat(describe(raw.train, "samples"), ", ",
+                      raw.test.has_value() ? describe(*raw.test, "test samples") : "no test samples");
+}
+
 absl::Status CheckOptions(const DatasetOptions& options) {
   if (!(options.validation_split >= 0 && options.validation_split < 1)) {
     return absl::InvalidArgumentError(
@@ -155,6 +164,7 @@ absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, 
 }
 
 absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options) {
+  std::string identity = Identity(raw);
   if (options.crop > 0) {
     PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
   }
@@ -169,7 +179,11 @@ absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options)
   if (!train.ok()) return train.status();
   absl::StatusOr<Dataset> held_out = Dataset::Create(std::move(validation));
   if (!held_out.ok()) return held_out.status();
-  DataSplits splits = {.train = *train, .validation = *std::move(held_out), .test = *train, .test_is_train = true};
+  DataSplits splits = {.train = *train,
+                       .validation = *std::move(held_out),
+                       .test = *train,
+                       .test_is_train = true,
+                       .identity = std::move(identity)};
   if (!raw.test.has_value()) return splits;
   absl::StatusOr<Dataset> test = Dataset::Create(*std::move(raw.test));
   if (!test.ok()) return test.status();

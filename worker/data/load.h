@@ -45,6 +45,10 @@ struct DataSplits {
   Dataset validation;  // Empty (size 0) without validation_split.
   Dataset test;
   bool test_is_train = false;  // The dataset has no test set; `test` is the training split.
+
+  // What was read, before any option had an effect on it: numbers of samples, and hashes of samples and labels. Equal
+  // on any two workers that read the same samples, whatever their files are called.
+  std::string identity;
 };
 
 // Crops, then takes samples_per_class, then splits off validation; the training samples left keep their order. The same
