@@ -161,8 +161,8 @@ TEST_CASE("Bad usage ends with status 2 and names every problem") {
   CHECK(RunOnce("ps_server", {"--mode=fast", "--learning_rate=-1"}, &errors) == 2);
   CHECK(errors.find("--mode=fast") != std::string::npos);
   CHECK(errors.find("--learning_rate=-1") != std::string::npos);
-  CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0"}, &errors) == 2);
-  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0"})
+  CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0", "--normalize=l2"}, &errors) == 2);
+  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0", "--normalize=l2"})
     CHECK(errors.find(flag) != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"dance"}, &errors) == 2);
 }
@@ -271,6 +271,9 @@ TEST_CASE("Workers fit together by the samples that they read, wherever the file
     CheckRefused("ps_worker", reads(here), "the worker's experiment differs from the job's: --dataset=");
     WriteFile(folder, file, before);
   }
+  std::vector<std::string> unscaled = reads(there);
+  unscaled.emplace_back("--normalize=none");
+  CheckRefused("ps_worker", unscaled, "differs from the job's: --normalize=none (the job has standard)");
   Process second("ps_worker", reads(there), folder.File("second"));
   CHECK(first.Wait() == 0);
   CHECK(second.Wait() == 0);
