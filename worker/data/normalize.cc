@@ -49,7 +49,8 @@ std::vector<double> Means(const std::vector<T>& values, size_t width) {
   for (size_t row = 0; row < values.size(); row += width) {
     for (size_t k = 0; k < width; ++k) means[k] += Value(values[row + k]);
   }
-  for (double& mean : means) mean /= static_cast<double>(values.size() / width);
+  const size_t rows = values.size() / width;
+  for (double& mean : means) mean /= static_cast<double>(rows);
   return means;
 }
 
@@ -64,7 +65,8 @@ std::vector<double> Deviations(const std::vector<T>& values, const std::vector<d
       squares[k] += distance * distance;
     }
   }
-  for (double& square : squares) square = std::sqrt(square / static_cast<double>(values.size() / width));
+  const size_t rows = values.size() / width;
+  for (double& square : squares) square = std::sqrt(square / static_cast<double>(rows));
   return squares;
 }
 
