@@ -32,6 +32,10 @@ ABSL_FLAG(std::string, data_dir, "",
 ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) that is put aside");
 ABSL_FLAG(int, crop, 0, "only the middle N x N pixels of the images; 0: all");
 ABSL_FLAG(int, samples_per_class, 0, "only the first N samples of each class; 0: all");
+ABSL_FLAG(
+    std::string, normalize, "auto",
+    "features and regression targets, by statistics of the training split: standard (mean 0, deviation 1), minmax "
+    "(0 to 1) or none; auto: standard for csv and libsvm, else none");
 ABSL_FLAG(std::string, batch_size, "64", "samples of this worker in a step, or full: all samples in one step");
 ABSL_FLAG(double, epochs, 1, "passes over the data; decimals allowed");
 ABSL_FLAG(int64_t, steps, 0, "steps instead of epochs");
@@ -122,6 +126,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
   options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
   options.data.crop = absl::GetFlag(FLAGS_crop);
   options.data.samples_per_class = absl::GetFlag(FLAGS_samples_per_class);
+  options.data.normalize = reader.Take(ParseNormalize(absl::GetFlag(FLAGS_normalize)));
   reader.Check(options.data.validation_split >= 0 && options.data.validation_split < 1,
                absl::StrCat("--validation_split=", options.data.validation_split, ": expected 0 or more, below 1"));
   reader.Check(options.data.crop >= 0, absl::StrCat("--crop=", options.data.crop, ": expected 0 or more"));

@@ -26,6 +26,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   nlohmann::ordered_json start = StartFields();
   start["mode"] = client_->mode();
   start["device"] = backend_->name();
+  start["normalize"] = ToString(data_.scaling.kind);
   start["generation"] = client_->generation();
   start["flags"] = flags;
   metrics_->Write("start", start);
@@ -58,6 +59,8 @@ absl::Status Trainer::Prepare() {
     spdlog::warn("--dataset={}: there is no test split; what is called test below is the training split",
                  options_.data.dataset);
   }
+  spdlog::info("--dataset={}: {}; --normalize={}", options_.data.dataset, ToString(data_.train),
+               ToString(data_.scaling.kind));
   PS_RETURN_IF_ERROR(FitModelToData());
   std::string fallback;
   const absl::StatusOr<DeviceOptions> device = FindDevice(options_.device, &fallback);
@@ -111,7 +114,8 @@ absl::StatusOr<std::vector<std::vector<float>>> Trainer::LoadInitialValues() con
 
 // What must be the same on all workers, so that the run is one experiment.
 std::map<std::string, std::string> Trainer::Experiment() const {
-  return {{"dataset", absl::StrCat(options_.data.dataset, " ", absl::Hex(data_.train.Fingerprint()))},
+  return {{"dataset", data_.identity},
+          {"normalize", ToString(data_.scaling.kind)},
           {"batch_size", options_.batch_size == 0 ? "full" : absl::StrCat(options_.batch_size)},
           {"epochs", options_.steps > 0 ? "unused" : absl::StrFormat("%.9g", options_.epochs)},
           {"steps", absl::StrCat(options_.steps)},
@@ -249,6 +253,7 @@ absl::Status Trainer::TrainBatch(int64_t batch) {
   if (!step.ok()) return step.status();
   if (samples == 0) PS_RETURN_IF_ERROR(EndExchange());
   if (!overlap) StartExchange(samples, /*deferred=*/false);
+  step->loss *= data_.scaling.squared_error_unit();
   step->forward_s += std::exchange(prepared_s_, 0.0);
   pending_.computed = *step;
   pending_.batch = batch;
@@ -343,6 +348,7 @@ absl::StatusOr<LossSums> Trainer::Evaluate(Batches& batches, const std::string& 
     sums.loss += part->loss;
     sums.correct += part->correct;
   }
+  sums.loss *= data_.scaling.squared_error_unit();
   const auto size = static_cast<double>(std::max<int64_t>(dataset.size(), 1));
   nlohmann::ordered_json fields = {
       {"step", step_}, {"version", version_}, {"split", split}, {"loss", sums.loss / size}};
@@ -389,8 +395,9 @@ absl::Status Trainer::Save() const {
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     tensors.push_back({.spec = network_->layout()[tensor], .values = weights_[tensor]});
   }
-  return Annotate(WriteSafetensors(options_.save_weights, tensors, {{"version", absl::StrCat(version_)}}),
-                  "--save_weights");
+  std::map<std::string, std::string> metadata = data_.scaling.Metadata();
+  metadata["version"] = absl::StrCat(version_);
+  return Annotate(WriteSafetensors(options_.save_weights, tensors, metadata), "--save_weights");
 }
 
 }  // namespace ps

@@ -161,8 +161,8 @@ TEST_CASE("Bad usage ends with status 2 and names every problem") {
   CHECK(RunOnce("ps_server", {"--mode=fast", "--learning_rate=-1"}, &errors) == 2);
   CHECK(errors.find("--mode=fast") != std::string::npos);
   CHECK(errors.find("--learning_rate=-1") != std::string::npos);
-  CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0"}, &errors) == 2);
-  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0"})
+  CHECK(RunOnce("ps_worker", {"--model=mlp:7", "--loss=none", "--batch_size=0", "--normalize=l2"}, &errors) == 2);
+  for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0", "--normalize=l2"})
     CHECK(errors.find(flag) != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"dance"}, &errors) == 2);
 }
@@ -250,6 +250,36 @@ TEST_CASE("A worker that does not fit its job is refused by what differs, and th
   CHECK(worker.Wait() == 1);
 }
 
+TEST_CASE("Workers fit together by the samples that they read, wherever the files are") {
+  const TempFolder folder;
+  const std::string train = "1,20,0\n3,40,1\n5,10,0\n7,90,1\n";
+  const std::string test = "2,30,1\n";
+  const std::string here = WriteFile(folder, "here.csv", train) + "," + WriteFile(folder, "here-test.csv", test);
+  const std::string there = WriteFile(folder, "there.csv", train) + "," + WriteFile(folder, "there-test.csv", test);
+  Process server("ps_server", {"--num_workers=2"}, folder.File("server"));
+  const std::string address = server.Address();
+  const auto reads = [&](const std::string& files) {
+    return std::vector<std::string>{"--server=" + address, "--model=mlp:2,2", "--batch_size=2",
+                                    "--dataset=csv:" + files};
+  };
+  Process first("ps_worker", reads(here), folder.File("first"));
+  REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
+  for (const auto& [file, other] :
+       {std::pair("here.csv", "1,20,0\n3,40,1\n5,10,0\n7,91,1\n"), std::pair("here-test.csv", "2,30,0\n")}) {
+    const std::string before = std::string(file) == "here.csv" ? train : test;
+    WriteFile(folder, file, other);
+    CheckRefused("ps_worker", reads(here), "the worker's experiment differs from the job's: --dataset=");
+    WriteFile(folder, file, before);
+  }
+  std::vector<std::string> unscaled = reads(there);
+  unscaled.emplace_back("--normalize=none");
+  CheckRefused("ps_worker", unscaled, "differs from the job's: --normalize=none (the job has standard)");
+  Process second("ps_worker", reads(there), folder.File("second"));
+  CHECK(first.Wait() == 0);
+  CHECK(second.Wait() == 0);
+  CHECK(server.Wait() == 0);
+}
+
 TEST_CASE("Servers that do not fit together, or are missing, are named") {
   const TempFolder folder;
   Process chief("ps_server", {"--num_workers=1", "--num_shards=3"}, folder.File("chief"));
@@ -294,7 +324,7 @@ TEST_CASE(
   Process server("ps_server", {"--num_workers=3", "--mode=asp", "--lease=1h"}, folder.File("server"));
   const std::string address = server.Address();
   const auto worker = [&](const std::string& rank, const std::string& steps) {
-    return Worker(address, {"--rank=" + rank, "--steps=20000", "--save_weights=" + folder.File(steps)});
+    return Worker(address, {"--rank=" + rank, "--steps=5000", "--save_weights=" + folder.File(steps)});
   };
   Process first("ps_worker", worker("0", "w0"), folder.File("first"));
   Process second("ps_worker", worker("1", "w1"), folder.File("second"));
@@ -315,8 +345,8 @@ TEST_CASE("A server that was stopped for longer than the lease goes on with its 
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=2", "--lease=2s"}, folder.File("server"));
   const std::string address = server.Address();
-  Process first("ps_worker", Worker(address, {"--rank=0", "--steps=20000"}), folder.File("first"));
-  Process second("ps_worker", Worker(address, {"--rank=1", "--steps=20000"}), folder.File("second"));
+  Process first("ps_worker", Worker(address, {"--rank=0", "--steps=4000"}), folder.File("first"));
+  Process second("ps_worker", Worker(address, {"--rank=1", "--steps=4000"}), folder.File("second"));
   REQUIRE(server.WaitFor(".err", "the job runs"));
   server.Signal(SIGSTOP);
   {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -72,6 +73,8 @@ class Proxy {
         close(to);
         continue;
       }
+      const int at_once = 1;
+      for (const int end : {from, to}) setsockopt(end, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof(at_once));
       MutexLock lock(mutex_);
       ends_.push_back(from);
       ends_.push_back(to);

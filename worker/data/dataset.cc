@@ -69,7 +69,26 @@ absl::Status CheckValues(const DatasetContent& content) {
   return absl::OkStatus();
 }
 
-uint64_t Hash(const DatasetContent& content) {
+template <typename T>
+std::vector<T> SelectRows(const std::vector<T>& values, std::span<const int32_t> indices, int64_t width) {
+  std::vector<T> selected;
+  if (values.empty()) return selected;
+  selected.reserve(indices.size() * static_cast<size_t>(width));
+  for (const int32_t index : indices) {
+    const auto row = values.begin() + index * width;
+    selected.insert(selected.end(), row, row + width);
+  }
+  return selected;
+}
+
+}  // namespace
+
+absl::Status Check(const DatasetContent& content) {
+  PS_RETURN_IF_ERROR(CheckSizes(content));
+  return CheckValues(content);
+}
+
+uint64_t Fingerprint(const DatasetContent& content) {
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
   XXH3_64bits_reset(state.get());
   const auto add = [&](const void* data, size_t size) {
@@ -85,20 +104,6 @@ uint64_t Hash(const DatasetContent& content) {
   return XXH3_64bits_digest(state.get());
 }
 
-template <typename T>
-std::vector<T> SelectRows(const std::vector<T>& values, std::span<const int32_t> indices, int64_t width) {
-  std::vector<T> selected;
-  if (values.empty()) return selected;
-  selected.reserve(indices.size() * static_cast<size_t>(width));
-  for (const int32_t index : indices) {
-    const auto row = values.begin() + index * width;
-    selected.insert(selected.end(), row, row + width);
-  }
-  return selected;
-}
-
-}  // namespace
-
 DatasetContent Select(const DatasetContent& content, std::span<const int32_t> indices) {
   return {.features = content.features,
           .classes = content.classes,
@@ -112,12 +117,10 @@ DatasetContent Select(const DatasetContent& content, std::span<const int32_t> in
 
 Dataset::Dataset() : Dataset(DatasetContent{}) {}
 
-Dataset::Dataset(DatasetContent content)
-    : content_(std::make_shared<const DatasetContent>(std::move(content))), fingerprint_(Hash(*content_)) {}
+Dataset::Dataset(DatasetContent content) : content_(std::make_shared<const DatasetContent>(std::move(content))) {}
 
 absl::StatusOr<Dataset> Dataset::Create(DatasetContent content) {
-  PS_RETURN_IF_ERROR(CheckSizes(content));
-  PS_RETURN_IF_ERROR(CheckValues(content));
+  PS_RETURN_IF_ERROR(Check(content));
   return Dataset(std::move(content));
 }
 

@@ -33,13 +33,20 @@ struct DatasetContent {
   int64_t size() const { return static_cast<int64_t>(classes > 0 ? labels.size() : targets.size()); }
 };
 
+// Sizes agree, labels are in [0, classes), floats and targets are finite. INVALID_ARGUMENT names what is wrong, and the
+// first sample at fault.
+absl::Status Check(const DatasetContent& content);
+
+// XXH3 (64 bits, https://github.com/Cyan4973/xxHash) over the shape, the features as stored and the labels: equal on
+// any two workers that hold the same samples in the same order. Reads all of them.
+uint64_t Fingerprint(const DatasetContent& content);
+
 // Immutable. Copies share the samples and cost a pointer. All functions may be called from any thread at once.
 class Dataset {
  public:
   Dataset();  // No samples.
 
-  // Takes over `content` after checking it: sizes agree, labels are in [0, classes), floats and targets are finite.
-  // INVALID_ARGUMENT names what is wrong, and the first sample at fault.
+  // Takes over `content` if Check finds nothing wrong.
   static absl::StatusOr<Dataset> Create(DatasetContent content);
 
   int64_t size() const { return content_->size(); }
@@ -61,9 +68,8 @@ class Dataset {
   std::span<const int32_t> labels() const { return content_->labels; }
   std::span<const float> targets() const { return content_->targets; }
 
-  // XXH3 (64 bits, https://github.com/Cyan4973/xxHash) over the shape, the features as stored and the labels: equal on
-  // any two workers that hold the same samples in the same order. Computed at construction.
-  uint64_t Fingerprint() const { return fingerprint_; }
+  // Of the content, each time anew.
+  uint64_t Fingerprint() const { return ps::Fingerprint(*content_); }
 
   // A new dataset of the samples `indices`, each in [0, size()), in that order; repeats are allowed.
   Dataset Subset(std::span<const int32_t> indices) const;
@@ -72,7 +78,6 @@ class Dataset {
   explicit Dataset(DatasetContent content);
 
   std::shared_ptr<const DatasetContent> content_;
-  uint64_t fingerprint_;
 };
 
 // The samples `indices` of `content`, in that order.

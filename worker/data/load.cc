@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
@@ -98,26 +99,34 @@ absl::StatusOr<Task> ParseTask(const DatasetSpec& spec) {
   return *task == "regression" ? Task::kRegression : Task::kClassification;
 }
 
-absl::StatusOr<RawSplits> LoadRaw(const DatasetOptions& options) {
-  absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
-  if (!spec.ok()) return spec.status();
-  if (spec->format == "synthetic") return MakeSynthetic(*spec, options.seed, options.bytes_max);
-  if (spec->format == "mnist" || spec->format == "fashion-mnist") return LoadMnist(options, spec->format);
-  absl::StatusOr<Task> task = ParseTask(*spec);
+absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions& options) {
+  if (spec.format == "synthetic") return MakeSynthetic(spec, options.seed, options.bytes_max);
+  if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
+  absl::StatusOr<Task> task = ParseTask(spec);
   if (!task.ok()) return task.status();
-  absl::StatusOr<std::string> label = spec->Word("label", {"first", "last"}, "last");
+  absl::StatusOr<std::string> label = spec.Word("label", {"first", "last"}, "last");
   if (!label.ok()) return label.status();
-  absl::StatusOr<std::vector<std::string>> paths = FindPaths(*spec, options.data_dir);
+  absl::StatusOr<std::vector<std::string>> paths = FindPaths(spec, options.data_dir);
   if (!paths.ok()) return paths.status();
   const std::vector<std::string>& path = *paths;
-  if (spec->format == "csv") return LoadCsv(path[0], path[1], *label == "first", *task, options.bytes_max);
-  if (spec->format == "libsvm") return LoadLibsvm(path[0], path[1], *task, options.bytes_max);
+  if (spec.format == "csv") return LoadCsv(path[0], path[1], *label == "first", *task, options.bytes_max);
+  if (spec.format == "libsvm") return LoadLibsvm(path[0], path[1], *task, options.bytes_max);
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
                  options.bytes_max);
 }
 
-absl::Status Annotate(const absl::Status& status, const DatasetOptions& options) {
-  return {status.code(), absl::StrCat("dataset \"", options.dataset, "\": ", status.message())};
+// kAuto decided: tables hold numbers in any units; pixels and synthetic samples have a common scale already.
+Normalize ChooseNormalize(const DatasetSpec& spec, Normalize wanted) {
+  if (wanted != Normalize::kAuto) return wanted;
+  return spec.format == "csv" || spec.format == "libsvm" ? Normalize::kStandard : Normalize::kNone;
+}
+
+std::string Identity(const RawSplits& raw) {
+  const auto describe = [](const DatasetContent& content, const char* what) {
+    return absl::StrFormat("%d %s with hash %016x", content.size(), what, Fingerprint(content));
+  };
+  return absl::StrCat(describe(raw.train, "samples"), ", ",
+                      raw.test.has_value() ? describe(*raw.test, "test samples") : "no test samples");
 }
 
 absl::Status CheckOptions(const DatasetOptions& options) {
@@ -154,7 +163,33 @@ absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, 
   return all;
 }
 
-absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options) {
+absl::Status MoveTo(Dataset& dataset, DatasetContent content) {
+  absl::StatusOr<Dataset> made = Dataset::Create(std::move(content));
+  if (!made.ok()) return made.status();
+  dataset = *std::move(made);
+  return absl::OkStatus();
+}
+
+// Scales all that is there by the statistics of `train`.
+absl::StatusOr<Scaling> NormalizeSplits(Normalize kind, int64_t bytes_max, DatasetContent& train,
+                                        DatasetContent& validation, std::optional<DatasetContent>& test) {
+  if (kind == Normalize::kNone) return Scaling();
+  // Before one bad value spoils the statistics of all.
+  PS_RETURN_IF_ERROR(Check(train));
+  absl::StatusOr<Scaling> scaling = FindScaling(train, kind);
+  if (!scaling.ok()) return scaling.status();
+  PS_RETURN_IF_ERROR(ApplyScaling(*scaling, bytes_max, train));
+  PS_RETURN_IF_ERROR(Check(validation));
+  PS_RETURN_IF_ERROR(Annotate(ApplyScaling(*scaling, bytes_max, validation), "validation split"));
+  if (!test.has_value()) return scaling;
+  PS_RETURN_IF_ERROR(Check(*test));
+  PS_RETURN_IF_ERROR(Annotate(ApplyScaling(*scaling, bytes_max, *test), "test split"));
+  return scaling;
+}
+
+absl::StatusOr<DataSplits> Prepare(RawSplits raw, Normalize normalize, const DatasetOptions& options) {
+  DataSplits splits;
+  splits.identity = Identity(raw);
   if (options.crop > 0) {
     PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
   }
@@ -165,16 +200,18 @@ absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options)
   if (!split.ok()) return split.status();
   DatasetContent validation = Select(raw.train, split->validation);
   const bool all = options.samples_per_class == 0 && split->validation.empty();
-  absl::StatusOr<Dataset> train = Dataset::Create(all ? std::move(raw.train) : Select(raw.train, split->train));
-  if (!train.ok()) return train.status();
-  absl::StatusOr<Dataset> held_out = Dataset::Create(std::move(validation));
-  if (!held_out.ok()) return held_out.status();
-  DataSplits splits = {.train = *train, .validation = *std::move(held_out), .test = *train, .test_is_train = true};
-  if (!raw.test.has_value()) return splits;
-  absl::StatusOr<Dataset> test = Dataset::Create(*std::move(raw.test));
-  if (!test.ok()) return test.status();
-  splits.test = *std::move(test);
-  splits.test_is_train = false;
+  if (!all) raw.train = Select(raw.train, split->train);
+  absl::StatusOr<Scaling> scaling = NormalizeSplits(normalize, options.bytes_max, raw.train, validation, raw.test);
+  if (!scaling.ok()) return scaling.status();
+  splits.scaling = *std::move(scaling);
+  PS_RETURN_IF_ERROR(MoveTo(splits.train, std::move(raw.train)));
+  PS_RETURN_IF_ERROR(MoveTo(splits.validation, std::move(validation)));
+  splits.test_is_train = !raw.test.has_value();
+  if (splits.test_is_train) {
+    splits.test = splits.train;
+  } else {
+    PS_RETURN_IF_ERROR(MoveTo(splits.test, *std::move(raw.test)));
+  }
   return splits;
 }
 
@@ -182,10 +219,12 @@ absl::StatusOr<DataSplits> Prepare(RawSplits raw, const DatasetOptions& options)
 
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
   PS_RETURN_IF_ERROR(CheckOptions(options));
-  absl::StatusOr<RawSplits> raw = LoadRaw(options);
+  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options);
   if (!raw.ok()) return raw.status();
-  absl::StatusOr<DataSplits> splits = Prepare(*std::move(raw), options);
-  if (!splits.ok()) return Annotate(splits.status(), options);
+  absl::StatusOr<DataSplits> splits = Prepare(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
+  if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
   return splits;
 }
 

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
+#include "worker/data/normalize.h"
 
 namespace ps {
 
@@ -33,6 +34,8 @@ struct DatasetOptions {
   // The test split stays whole.
   int samples_per_class = 0;
 
+  Normalize normalize = Normalize::kAuto;
+
   // Of synthetic samples and of the choice for validation.
   uint64_t seed = 1;
 
@@ -45,10 +48,15 @@ struct DataSplits {
   Dataset validation;  // Empty (size 0) without validation_split.
   Dataset test;
   bool test_is_train = false;  // The dataset has no test set; `test` is the training split.
+  Scaling scaling;             // What was done to the features and targets of all three.
+
+  // What was read, before any option had an effect on it: numbers of samples, and hashes of samples and labels. Equal
+  // on any two workers that read the same samples, whatever their files are called.
+  std::string identity;
 };
 
-// Crops, then takes samples_per_class, then splits off validation; the training samples left keep their order. The same
-// options and files give the same splits on every machine.
+// Crops, then takes samples_per_class, then splits off validation, then normalises all splits by the statistics of the
+// training samples left, which keep their order. The same options and files give the same splits on every machine.
 // INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
 // file cannot be opened. The message is one line and names the file or the option.

@@ -67,9 +67,11 @@ inline std::string IdxSpec(const std::string& images, const std::string& labels)
   return absl::StrCat("idx:", images, ",", labels);
 }
 
+// What a file holds, as it is.
 inline absl::StatusOr<DataSplits> Load(const std::string& dataset) {
   DatasetOptions options;
   options.dataset = dataset;
+  options.normalize = Normalize::kNone;
   return LoadDataset(options);
 }
 

@@ -101,6 +101,28 @@ TEST_CASE("a relative path is looked for in the working folder, then in data_dir
   CHECK(LoadError("csv:/no/such.csv") == "dataset \"csv:/no/such.csv\": no file /no/such.csv");
 }
 
+TEST_CASE("a data set's identity is that of its samples, whatever the files are called and the options say") {
+  const DataFolder folder;
+  const auto identity = [](const DatasetOptions& options) {
+    const auto splits = LoadDataset(options);
+    REQUIRE(splits.ok());
+    return splits->identity;
+  };
+  const std::string table = "1,7,0\n2,8,1\n3,9,0\n";
+  const std::string train = folder.Write("t", table);
+  const std::string test = folder.Write("e", "4,7,0\n5,8,1\n");
+  const std::string expected = identity(Named("csv:" + train + "," + test, ""));
+  CHECK_THAT(expected, ContainsText("3 samples with hash ") && ContainsText(", 2 test samples with hash "));
+  DatasetOptions other = Named("csv:T," + test, folder.path());
+  folder.Write("T", table);
+  other.samples_per_class = 1;
+  other.normalize = Normalize::kNone;
+  CHECK(identity(other) == expected);
+  CHECK(identity(Named("csv:" + train + "," + train, "")) != expected);
+  CHECK(identity(Named("csv:" + test + "," + test, "")) != expected);
+  CHECK_THAT(identity(Named("csv:" + train, "")), EndsWith(", no test samples"));
+}
+
 TEST_CASE("a folder in the place of a file is refused") {
   const DataFolder folder;
   CHECK_THAT(LoadError("csv:" + folder.path()), EndsWith("is not a regular file"));
