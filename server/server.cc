@@ -119,6 +119,11 @@ absl::Status Server::Listen() {
   grpc::ServerBuilder builder;
   SetServerArguments(builder);
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
+  if (listen.is_unix()) {
+    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);
+    if (!lock.ok()) return lock.status();
+    unix_lock_ = *std::move(lock);
+  }
   int port = 0;
   builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
   if (chief_service_ != nullptr) builder.RegisterService(chief_service_.get());
