@@ -194,7 +194,7 @@ absl::Status Trainer::MakeBatches() {
 absl::Status Trainer::Train() {
   const auto first = static_cast<int64_t>(step_);
   progress_ = std::make_unique<Progress>(first, total_batches_, Now());
-  next_eval_ = options_.eval_every;
+  PassEvaluations(first);
   // An early layer's weights are computed on while later ones come only where they cannot be of another version.
   const bool into_forward = options_.overlap && client_->gathers();
   for (int64_t batch = first; batch < total_batches_; ++batch) {
@@ -304,14 +304,24 @@ absl::Status Trainer::EndExchange() {
   return absl::OkStatus();
 }
 
-bool Trainer::EvaluationDue(int64_t batches_done) const {
-  if (client_->rank() != 0 || options_.eval_every <= 0 || batches_done == total_batches_) return false;
-  const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
-  return epochs + 1e-9 >= next_eval_;
+// With a margin for what rounding takes, so that a whole number is reached.
+double Trainer::Epochs(int64_t batches_done) const {
+  return static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch()) + 1e-9;
+}
+
+// Every rank counts, so that whoever evaluates next goes on in the same rhythm.
+bool Trainer::EvaluationDue(int64_t batches_done) {
+  if (options_.eval_every <= 0 || batches_done == total_batches_ || Epochs(batches_done) < next_eval_) return false;
+  PassEvaluations(batches_done);
+  return client_->rank() == 0;
+}
+
+void Trainer::PassEvaluations(int64_t batches_done) {
+  if (options_.eval_every <= 0) return;
+  next_eval_ = options_.eval_every * (std::floor(Epochs(batches_done) / options_.eval_every) + 1);
 }
 
 absl::Status Trainer::EvaluateNow() {
-  next_eval_ += options_.eval_every;
   PS_RETURN_IF_ERROR(Evaluate(*test_batches_, "test").status());
   if (client_->gathers()) return absl::OkStatus();
   // The others went on meanwhile; a gradient on these weights would be needlessly stale.

@@ -62,7 +62,10 @@ class Trainer {
   absl::Status AwaitWeights(int layer);
   // The exchange under way, if any: waits for it and records its step.
   absl::Status EndExchange();
-  bool EvaluationDue(int64_t batches_done) const;
+  bool EvaluationDue(int64_t batches_done);
+  double Epochs(int64_t batches_done) const;
+  // The next evaluation is the first that is due after so many batches.
+  void PassEvaluations(int64_t batches_done);
   absl::Status TakeBatch(int64_t batch);
   absl::Status EvaluateNow();
   absl::StatusOr<LossSums> Evaluate(Batches& batches, const std::string& split);
