@@ -89,11 +89,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->metrics_ = *std::move(metrics);
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->Listen());
+  PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = options.mode;
   start["flags"] = flags;
-  server->metrics_->Write("start", start);
-  PS_RETURN_IF_ERROR(server->JoinChief(stop));
+  server->metrics_->Begin(/*append=*/false, start);
   server->grpc_->GetHealthCheckService()->SetServingStatus(true);
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;

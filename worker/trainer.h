@@ -52,8 +52,13 @@ class Trainer {
  private:
   absl::Status Prepare();
   absl::Status FitModelToData();
-  absl::StatusOr<std::vector<std::vector<float>>> LoadInitialValues() const;
+  // From --init_weights.
+  absl::Status LoadInitialValues();
   absl::Status JoinJob();
+  // From the rank on: what computes, and what it computes on.
+  absl::Status SetUp();
+  absl::Status Start();
+  void WriteStart(const nlohmann::ordered_json& flags);
   std::map<std::string, std::string> Experiment() const;
   absl::Status MakeBatches();
   absl::Status Train();
@@ -77,6 +82,9 @@ class Trainer {
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
   DeviceOptions device_;  // As found.
+  // Initial values by tensor, until the job runs: those of --init_weights before joining, made ones only when the job
+  // has taken the model for one that fits its memory.
+  std::vector<std::vector<float>> initial_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;
