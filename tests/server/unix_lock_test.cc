@@ -88,6 +88,7 @@ TEST_CASE("However many take and release a path at once, one has it at a time") 
   std::atomic<int> taken = 0;
   std::atomic<bool> shared = false;
   std::vector<std::jthread> threads;
+  threads.reserve(4);
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&] {
       for (int round = 0; round < 300; ++round) {
