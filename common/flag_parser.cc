@@ -4,8 +4,10 @@
 
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/time.h"
 
 namespace ps {
 namespace {
@@ -21,9 +23,9 @@ std::map<std::string, absl::CommandLineFlag*> FlagsIn(const std::string& source)
   return flags;
 }
 
-// Sets one flag from "--name", "--name=value", "--noname" or "--name" "value". Returns what is wrong, or nothing, and
-// moves *next past a value that it took.
-std::string SetFlag(const std::string& argument, int argc, char** argv, int* next) {
+// Sets one flag from "--name", "--name=value", "--noname" or "--name" "value". Returns what is wrong, or nothing, moves
+// *next past a value that it took, and notes the flag as given.
+std::string SetFlag(const std::string& argument, int argc, char** argv, int* next, std::set<std::string>* given) {
   std::string name = argument.substr(argument.rfind("--", 0) == 0 ? 2 : 1);
   const size_t equals = name.find('=');
   bool has_value = equals != std::string::npos;
@@ -43,8 +45,13 @@ std::string SetFlag(const std::string& argument, int argc, char** argv, int* nex
     if (*next >= argc) return absl::StrCat("--", name, ": a value is missing");
     value = argv[(*next)++];
   }
+  given->insert(Text(flag->Name()));
   std::string error;
   if (flag->ParseFrom(value, &error)) return "";
+  double number = 0;
+  if (flag->IsOfType<absl::Duration>() && absl::SimpleAtod(value, &number)) {
+    return absl::StrCat("--", name, "=", value, ": a unit is missing, for example ", value, "s");
+  }
   return absl::StrCat("--", name, "=", value, ": not a value for this flag (", flag->Help(), ")");
 }
 
@@ -62,7 +69,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
     } else if (argument == "--version") {
       line.version = true;
     } else if (argument.size() > 1 && argument[0] == '-') {
-      const std::string problem = SetFlag(argument, argc, argv, &next);
+      const std::string problem = SetFlag(argument, argc, argv, &next, &line.given);
       if (!problem.empty()) problems.push_back(problem);
     } else {
       line.arguments.push_back(argument);
@@ -70,6 +77,17 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   }
   if (!problems.empty()) return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
   return line;
+}
+
+absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>& flags) {
+  std::vector<std::string> problems;
+  for (const IdleFlag& each : flags) {
+    if (!each.idle || line.given.count(each.flag) == 0) continue;
+    const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(each.flag);
+    const std::string value = flag == nullptr ? "" : "=" + flag->CurrentValue();
+    problems.push_back(absl::StrCat("--", each.flag, value, ": has no effect: ", each.why));
+  }
+  return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
 }
 
 std::string HelpText(const std::string& usage, const std::string& source) {

@@ -2,6 +2,7 @@
 // this one collects every problem and leaves the end to the caller.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@ namespace ps {
 
 struct CommandLine {
   std::vector<std::string> arguments;  // What is no flag, in order, without the program's name.
+  std::set<std::string> given;         // The flags, by name, without dashes.
   bool help = false;                   // --help was given.
   bool version = false;                // --version was given.
 };
@@ -19,6 +21,17 @@ struct CommandLine {
 // Sets the flags. INVALID_ARGUMENT naming every unknown flag and bad value, one a line. Not thread-safe: call it once,
 // from main.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv);
+
+// A flag that the values of others leave without effect.
+struct IdleFlag {
+  std::string flag;
+  bool idle = false;  // With the values that the flags have.
+  std::string why;    // "--optimizer=sgd has no momentum"
+};
+
+// INVALID_ARGUMENT naming, one a line, every flag that was given and is idle: who gives it expects that it does
+// something.
+absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>& flags);
 
 // "usage" and the flags defined in a source file whose path contains `source`, with their help and defaults.
 std::string HelpText(const std::string& usage, const std::string& source);

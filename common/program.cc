@@ -1,23 +1,64 @@
 #include "common/program.h"
 
+#include <fcntl.h>
 #include <malloc.h>
+#include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
 #include <iostream>
 #include <limits>
+#include <memory>
+#include <mutex>
 
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/line_writer.h"
+#include "common/status.h"
 #include "common/version.h"
 
 namespace ps {
 
+namespace {
+
+constexpr size_t kMaxQueuedBytes = 1 << 20;  // Of lines for stderr.
+constexpr std::chrono::seconds kFlushTime(1);
+constexpr char kLogPattern[] = "%Y-%m-%d %H:%M:%S.%e %L %n: %v";
+
+std::string Formatted(spdlog::formatter& formatter, const spdlog::details::log_msg& message) {
+  spdlog::memory_buf_t line;
+  formatter.format(message, line);
+  return {line.data(), line.size()};
+}
+
+// The one way to stderr, of the log and of complaints, so that they stay in order. Whoever holds it last, as the
+// program ends, flushes it.
+std::shared_ptr<LineWriter> StderrLines() {
+  static const auto lines =
+      std::make_shared<LineWriter>(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), kMaxQueuedBytes, [](uint64_t count) {
+        spdlog::pattern_formatter formatter(kLogPattern);
+        const std::string text = absl::StrCat(count, " lines are missing here: nobody read them in time");
+        return Formatted(formatter, {"log", spdlog::level::warn, text});
+      });
+  return lines;
+}
+
+class StderrSink final : public spdlog::sinks::base_sink<std::mutex> {
+ protected:
+  void sink_it_(const spdlog::details::log_msg& message) override { lines_->Write(Formatted(*formatter_, message)); }
+  void flush_() override {}
+
+ private:
+  const std::shared_ptr<LineWriter> lines_ = StderrLines();
+};
+
+}  // namespace
+
 void InitLogging(const std::string& program) {
-  auto logger = spdlog::stderr_logger_mt(program);
-  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %L %n: %v");
-  logger->flush_on(spdlog::level::trace);
+  auto logger = std::make_shared<spdlog::logger>(program, std::make_shared<StderrSink>());
+  logger->set_pattern(kLogPattern);
   spdlog::set_default_logger(std::move(logger));
 }
 
@@ -29,9 +70,10 @@ void KeepFreedMemory() {
 }
 
 int Complain(const std::string& program, const absl::Status& status, int exit_status) {
-  for (const auto& line : absl::StrSplit(status.message(), '\n')) {
-    std::cerr << program << ": " << line << '\n';
-  }
+  const std::shared_ptr<LineWriter> lines = StderrLines();
+  const bool read = lines->Flush(Now() + kFlushTime);
+  for (const auto& line : absl::StrSplit(Message(status), '\n')) lines->Write(absl::StrCat(program, ": ", line, "\n"));
+  if (read) (void)lines->Flush(Now() + kFlushTime);
   return exit_status;
 }
 

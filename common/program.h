@@ -11,7 +11,8 @@
 
 namespace ps {
 
-// Logs go to stderr, one line each: time, level, text.
+// Logs go to stderr, one line each: time, level, text. Who logs never waits for who reads there: what is not read in
+// time is dropped, and how many lines were is said (common/line_writer.h).
 void InitLogging(const std::string& program);
 
 // Lets the C library keep freed memory for the next message. By default it gives megabytes back to the system, which
@@ -24,7 +25,8 @@ void KeepFreedMemory();
 bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
                   int* exit_status);
 
-// Prints the status's lines to stderr as `program: line` and returns `exit_status`.
+// Prints the status's lines to stderr as `program: line`, behind all that was logged, and returns `exit_status`. Waits
+// for a reader for at most 2 s.
 int Complain(const std::string& program, const absl::Status& status, int exit_status);
 
 // From construction on, in every thread started later too, SIGINT and SIGTERM do nothing but call `on_signal` with the

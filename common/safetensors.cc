@@ -1,6 +1,7 @@
 #include "common/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <fstream>
 #include <limits>
+#include <random>
 
 #include <nlohmann/json.hpp>
 #include "absl/cleanup/cleanup.h"
@@ -100,6 +102,11 @@ absl::Status WriteAll(int file, std::span<const char> bytes, const std::string& 
   return absl::OkStatus();
 }
 
+// Nobody else's: processes in containers that share a folder may have the same number.
+std::string TemporaryName(const std::string& path) {
+  return absl::StrCat(path, ".tmp-", getpid(), "-", absl::Hex(std::random_device()()));
+}
+
 absl::Status SyncFolder(const std::string& path) {
   const size_t slash = path.rfind('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
@@ -159,9 +166,25 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorV
   return WriteFileAtomically(path, parts);
 }
 
+absl::Status CheckWritable(const std::string& flag, const std::string& path) {
+  const auto wrong = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot be written: ", why));
+  };
+  struct stat about = {};
+  if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
+    return wrong("it is there and is no regular file");
+  }
+  const std::string temporary = TemporaryName(path);
+  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (file < 0) return wrong(std::strerror(errno));
+  close(file);
+  unlink(temporary.c_str());
+  return absl::OkStatus();
+}
+
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts) {
-  const std::string temporary = absl::StrCat(path, ".tmp-", getpid());
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  const std::string temporary = TemporaryName(path);
+  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (file < 0) return Errno(temporary, "opening");
   absl::Cleanup remove = [&] { unlink(temporary.c_str()); };
   absl::Status written = absl::OkStatus();

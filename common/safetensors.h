@@ -31,6 +31,11 @@ struct TensorView {
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorView>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
 
+// Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,
+// if anything, is a regular file. (A device or pipe, which root could replace, is left alone, and so is a symbolic
+// link.) INVALID_ARGUMENT, naming the flag, with the reason. Makes and removes the temporary file.
+absl::Status CheckWritable(const std::string& flag, const std::string& path);
+
 // Replaces `path` by these bytes, in the same way.
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
 

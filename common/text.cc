@@ -74,8 +74,8 @@ absl::Status CheckText(const std::string& what, std::string_view text, size_t ma
   while (!text.empty()) {
     const Character first = FirstOf(text);
     if (!first.valid || first.control) {
-      return absl::InvalidArgumentError(absl::StrCat(what, "=", Printable(text, 32), ": expected ",
-                                                     first.valid ? "no control characters" : "UTF-8"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, first.valid ? ": a control character at " : ": no UTF-8 at ", Printable(text, 32)));
     }
     text.remove_prefix(first.bytes);
   }

@@ -1,7 +1,7 @@
 #include "server/flags.h"
 
 #include "absl/flags/flag.h"
-#include "common/flag_parser.h"
+#include "absl/strings/str_cat.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(std::string, advertise, "",
@@ -59,6 +59,12 @@ ServerOptions ServerOptionsFromFlags() {
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
   return options;
+}
+
+absl::Status CheckServerFlags(const CommandLine& line) {
+  const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
+  return CheckIdleFlags(
+      line, {{"momentum", optimizer != "momentum", absl::StrCat("--optimizer=", optimizer, " has no momentum")}});
 }
 
 nlohmann::ordered_json ServerFlagValues() { return FlagValues("server/flags.cc"); }

@@ -2,13 +2,18 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
+#include "common/flag_parser.h"
 #include "server/options.h"
 
 namespace ps {
 
 // Reads the parsed flags.
 ServerOptions ServerOptionsFromFlags();
+
+// INVALID_ARGUMENT naming every flag that was given and has no effect. What scripts give all servers of a job alike is
+// never idle, though some servers have no use for it.
+absl::Status CheckServerFlags(const CommandLine& line);
 
 // Every flag with its value, for the `start` event.
 nlohmann::ordered_json ServerFlagValues();

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   if (valid.ok() && !line.arguments.empty()) {
     valid = absl::InvalidArgumentError(line.arguments.front() + ": not a flag; flags begin with --");
   }
+  if (valid.ok()) valid = CheckServerFlags(line);
   if (!valid.ok()) return Complain("ps_server", valid, kExitUsage);
 
   KeepFreedMemory();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "common/endpoint.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "server/modes/mode.h"
 
 namespace ps {
@@ -15,6 +16,8 @@ namespace {
 
 constexpr uint32_t kMaxWorkers = 4096;
 constexpr uint32_t kMaxShards = 1024;
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxAddressBytes = 1024;
 
 class Problems {
  public:
@@ -31,6 +34,10 @@ class Problems {
 };
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
+  // Others are told them, in protobuf's strings.
+  problems.Check(CheckText("--listen", options.listen, kMaxAddressBytes));
+  problems.Check(CheckText("--advertise", options.advertise, kMaxAddressBytes));
+  problems.Check(CheckText("--chief", options.chief, kMaxAddressBytes));
   const absl::StatusOr<Endpoint> listen = ParseEndpoint("listen", options.listen);
   problems.Check(listen.status());
   if (listen.ok()) {
@@ -53,7 +60,8 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
 absl::Status ValidateServerOptions(const ServerOptions& options) {
   Problems problems;
   CheckAddresses(options, problems);
-  problems.Check(!options.job.empty() && options.job.size() <= 256, "--job: expected 1 to 256 characters");
+  problems.Check(!options.job.empty(), "--job: expected a name");
+  problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.Check(options.num_workers >= 1 && options.num_workers <= kMaxWorkers,
                  absl::StrCat("--num_workers=", options.num_workers, ": expected 1 to ", kMaxWorkers));
   problems.Check(options.num_shards >= 1 && options.num_shards <= kMaxShards,

@@ -92,11 +92,11 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->metrics_ = *std::move(metrics);
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->Listen());
+  PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = options.mode;
   start["flags"] = flags;
-  server->metrics_->Write("start", start);
-  PS_RETURN_IF_ERROR(server->JoinChief(stop));
+  server->metrics_->Begin(/*append=*/false, start);
   server->grpc_->GetHealthCheckService()->SetServingStatus(true);
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
@@ -122,6 +122,11 @@ absl::Status Server::Listen() {
   grpc::ServerBuilder builder;
   SetServerArguments(builder);
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
+  if (listen.is_unix()) {
+    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);
+    if (!lock.ok()) return lock.status();
+    unix_lock_ = *std::move(lock);
+  }
   int port = 0;
   builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
   if (chief_service_ != nullptr) builder.RegisterService(chief_service_.get());

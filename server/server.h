@@ -16,6 +16,7 @@
 #include "server/options.h"
 #include "server/services.h"
 #include "server/shard.h"
+#include "server/unix_lock.h"
 
 namespace ps {
 
@@ -57,7 +58,8 @@ class Server {
   const ServerOptions options_;
   std::string address_;
   std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<Chief> chief_;  // On server 0.
+  std::unique_ptr<UnixLock> unix_lock_;  // Where it listens on a Unix socket; outlives the socket.
+  std::unique_ptr<Chief> chief_;         // On server 0.
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<Follower> follower_;  // On the others.
   std::unique_ptr<ChiefService> chief_service_;

@@ -7,6 +7,7 @@
 #include "common/endpoint.h"
 #include "common/flag_parser.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "worker/options.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
@@ -53,8 +54,12 @@ ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON o
 namespace ps {
 namespace {
 
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxAddressBytes = 1024;
+
 class Reader {
  public:
+  void Check(const absl::Status& status) { Check(status.ok(), Message(status)); }
   void Check(bool good, const std::string& problem) {
     if (!good) problems_.push_back(problem);
   }
@@ -95,8 +100,12 @@ void ReadClient(WorkerOptions& options, Reader& reader) {
   ClientOptions& client = options.client;
   client.server = absl::GetFlag(FLAGS_server);
   reader.Take(ParseEndpoint("server", client.server));
+  reader.Check(CheckText("--server", client.server, kMaxAddressBytes));
   client.job = absl::GetFlag(FLAGS_job);
   client.name = absl::GetFlag(FLAGS_name);
+  // They go over the wire, in protobuf's strings.
+  reader.Check(CheckText("--job", client.job, kMaxNameBytes));
+  reader.Check(CheckText("--name", client.name, kMaxNameBytes));
   const int64_t rank = absl::GetFlag(FLAGS_rank);
   reader.Check(rank >= -1 && rank < 4096, absl::StrCat("--rank=", rank, ": expected 0 to 4095, or -1"));
   if (rank >= 0) client.rank = static_cast<uint32_t>(rank);
@@ -109,9 +118,27 @@ void ReadClient(WorkerOptions& options, Reader& reader) {
   }
 }
 
+// Every flag that the values of others leave without effect. What only some workers of a job have a use for, as rank
+// 0's
+// --save_weights, is not among them: scripts give all workers the same.
+std::vector<IdleFlag> IdleFlags() {
+  const std::string device = absl::GetFlag(FLAGS_device);
+  const std::string dataset = absl::GetFlag(FLAGS_dataset);
+  const std::string init_weights = absl::GetFlag(FLAGS_init_weights);
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  const absl::StatusOr<std::vector<int64_t>> widths = ParseModel(absl::GetFlag(FLAGS_model));
+  return {
+      {"init", !init_weights.empty(), "--init_weights gives the initial weights"},
+      {"epochs", steps > 0, absl::StrCat("--steps=", steps, " is the budget")},
+      {"threads", device.rfind("cuda", 0) == 0, absl::StrCat("--device=", device, " computes on a GPU")},
+      {"data_dir", dataset.rfind("synthetic", 0) == 0, absl::StrCat("--dataset=", dataset, " has no files")},
+      {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
+  };
+}
+
 }  // namespace
 
-absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
+absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   WorkerOptions options;
   Reader reader;
   ReadClient(options, reader);
@@ -144,6 +171,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags() {
                absl::StrCat("--threads=", options.device.threads, ": expected 1 to 1024"));
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
   ReadBudget(options, reader);
+  reader.Check(CheckIdleFlags(line, IdleFlags()));
   if (absl::Status status = reader.ToStatus(); !status.ok()) return status;
   return options;
 }

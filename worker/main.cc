@@ -16,7 +16,7 @@ int main(int argc, char** argv) {
                     "worker/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
-  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags();
+  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags(line);
   if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
   if (!line.arguments.empty()) {
     return Complain("ps_worker",

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/flag_parser.h"
 #include "ps/client.h"
 #include "worker/data/load.h"
 #include "worker/model/device.h"
@@ -34,8 +35,9 @@ struct WorkerOptions {
   int64_t warm_up_steps = 0;  // Left out of TrainingResult's samples and times. No flag: for benchmarks.
 };
 
-// Parses and checks all flags. INVALID_ARGUMENT naming every problem, one a line.
-absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags();
+// Parses and checks all flags; `line` says which were given, and those that are and have no effect are a problem, too.
+// INVALID_ARGUMENT naming every problem, one a line.
+absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line);
 
 // Every flag with its value, for the `start` event.
 nlohmann::ordered_json WorkerFlagValues();

@@ -8,29 +8,33 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/hash.h"
 #include "common/safetensors.h"
 #include "common/status.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
 
 constexpr int64_t kEvaluationBatch = 500;
+constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
+
+std::string HashOf(const std::vector<std::vector<float>>& tensors) {
+  std::vector<SliceHash> hashes;
+  hashes.reserve(tensors.size());
+  for (const std::vector<float>& values : tensors) hashes.push_back(HashSlice(values));
+  return WeightsHash(hashes);
+}
 
 }  // namespace
 
 absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(Prepare());
   PS_RETURN_IF_ERROR(JoinJob());
-  result_.rank = client_->rank();
-  metrics_->set_number(result_.rank);
-  nlohmann::ordered_json start = StartFields();
-  start["mode"] = client_->mode();
-  start["device"] = backend_->name();
-  start["normalize"] = ToString(data_.scaling.kind);
-  start["generation"] = client_->generation();
-  start["flags"] = flags;
-  metrics_->Write("start", start);
-  absl::Status status = Train();
+  absl::Status status = SetUp();
+  if (status.ok()) WriteStart(flags);
+  if (status.ok()) status = Start();
+  if (status.ok()) status = Train();
   if (status.ok()) status = Finish();
   metrics_->Write(
       "end", {{"steps", step_},
@@ -39,19 +43,34 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
               {"status", status.ToString()}});
   if (!status.ok()) {
     // The job need not wait for the lease to know. If it knows already, or cannot be told, nothing is lost.
-    (void)client_->Leave(Message(status));
+    (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
     return status;
   }
   // Where hashing or saving failed, the next lead has its try.
-  const absl::Status left = client_->Leave(result_.end_status.ok() ? "" : Message(result_.end_status));
+  const absl::Status left =
+      client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
   result_.end_status.Update(left);
   return result_;
 }
 
+void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
+  nlohmann::ordered_json start = StartFields();
+  start["mode"] = client_->mode();
+  start["device"] = backend_->name();
+  start["normalize"] = ToString(data_.scaling.kind);
+  start["generation"] = client_->generation();
+  start["flags"] = flags;
+  // Who goes on where another worker, or this one before, was, goes on with its file.
+  metrics_->Begin(/*append=*/client_->start_step() > 0 || !client_->replaced().empty(), start);
+}
+
+// All that can fail on this machine alone fails here, before the job knows of this worker.
 absl::Status Trainer::Prepare() {
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options_.metrics_file, "rank");
   if (!metrics.ok()) return metrics.status();
   metrics_ = *std::move(metrics);
+  if (!options_.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options_.save_weights));
+  if (!options_.init_weights.empty()) PS_RETURN_IF_ERROR(LoadInitialValues());
   absl::StatusOr<DataSplits> data = LoadDataset(options_.data);
   if (!data.ok()) return data.status();
   data_ = *std::move(data);
@@ -95,21 +114,19 @@ absl::Status Trainer::FitModelToData() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::vector<float>>> Trainer::LoadInitialValues() const {
-  if (options_.init_weights.empty()) return InitialValues(options_.model, options_.init, options_.seed);
+absl::Status Trainer::LoadInitialValues() {
   absl::StatusOr<std::vector<NamedTensor>> file = ReadSafetensors(options_.init_weights);
   if (!file.ok()) return Annotate(file.status(), "--init_weights");
-  std::vector<std::vector<float>> values;
-  for (const TensorSpec& spec : network_->layout()) {
+  for (const TensorSpec& spec : ModelLayout(options_.model)) {
     const auto found =
         std::find_if(file->begin(), file->end(), [&](const NamedTensor& tensor) { return tensor.spec == spec; });
     if (found == file->end()) {
       return absl::InvalidArgumentError(absl::StrCat("--init_weights=", options_.init_weights, ": the model's tensor ",
                                                      ToString(spec), " is not in it"));
     }
-    values.push_back(std::move(found->values));
+    initial_.push_back(std::move(found->values));
   }
-  return values;
+  return absl::OkStatus();
 }
 
 // What must be the same on all workers, so that the run is one experiment.
@@ -120,6 +137,8 @@ std::map<std::string, std::string> Trainer::Experiment() const {
           {"epochs", options_.steps > 0 ? "unused" : absl::StrFormat("%.9g", options_.epochs)},
           {"steps", absl::StrCat(options_.steps)},
           {"seed", absl::StrCat(options_.seed)},
+          {"init", options_.init_weights.empty() ? (options_.init == Init::kHe ? "he" : "glorot") : "unused"},
+          {"init_weights", options_.init_weights.empty() ? "unused" : "values " + HashOf(initial_)},
           {"shuffle", options_.shuffle ? "true" : "false"},
           {"validation_split", absl::StrFormat("%.9g", options_.data.validation_split)},
           {"crop", absl::StrCat(options_.data.crop)},
@@ -136,6 +155,12 @@ absl::Status Trainer::JoinJob() {
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, ModelLayout(options_.model));
   if (!client.ok()) return client.status();
   client_ = *std::move(client);
+  result_.rank = client_->rank();
+  metrics_->set_number(result_.rank);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SetUp() {
   absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(device_, client_->rank());
   if (!backend.ok()) return backend.status();
   backend_ = *std::move(backend);
@@ -162,13 +187,15 @@ absl::Status Trainer::JoinJob() {
     gradients_.emplace_back(network_->gradients(tensor));
     weights_.push_back(network_->parameters(tensor));
   }
-  PS_RETURN_IF_ERROR(MakeBatches());
+  return MakeBatches();
+}
 
-  const absl::StatusOr<std::vector<std::vector<float>>> initial = LoadInitialValues();
-  if (!initial.ok()) return initial.status();
+absl::Status Trainer::Start() {
+  if (options_.init_weights.empty()) initial_ = InitialValues(options_.model, options_.init, options_.seed);
   const absl::StatusOr<ExchangeResult> started =
-      client_->Start(ConstTensors(initial->begin(), initial->end()), weights_);
+      client_->Start(ConstTensors(initial_.begin(), initial_.end()), weights_);
   if (!started.ok()) return started.status();
+  initial_ = {};
   version_ = started->version;
   versions_ = started->versions;
   step_ = client_->start_step();
@@ -201,7 +228,7 @@ absl::Status Trainer::MakeBatches() {
 absl::Status Trainer::Train() {
   const auto first = static_cast<int64_t>(step_);
   progress_ = std::make_unique<Progress>(first, total_batches_, Now());
-  next_eval_ = options_.eval_every;
+  PassEvaluations(first);
   // An early layer's weights are computed on while later ones come only where they cannot be of another version.
   const bool into_forward = options_.overlap && client_->gathers();
   for (int64_t batch = first; batch < total_batches_; ++batch) {
@@ -314,14 +341,24 @@ absl::Status Trainer::EndExchange() {
   return absl::OkStatus();
 }
 
-bool Trainer::EvaluationDue(int64_t batches_done) const {
-  if (!client_->lead() || options_.eval_every <= 0 || batches_done == total_batches_) return false;
-  const double epochs = static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch());
-  return epochs + 1e-9 >= next_eval_;
+// With a margin for what rounding takes, so that a whole number is reached.
+double Trainer::Epochs(int64_t batches_done) const {
+  return static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch()) + 1e-9;
+}
+
+// Every rank counts, so that whoever leads next goes on in the same rhythm.
+bool Trainer::EvaluationDue(int64_t batches_done) {
+  if (options_.eval_every <= 0 || batches_done == total_batches_ || Epochs(batches_done) < next_eval_) return false;
+  PassEvaluations(batches_done);
+  return client_->lead();
+}
+
+void Trainer::PassEvaluations(int64_t batches_done) {
+  if (options_.eval_every <= 0) return;
+  next_eval_ = options_.eval_every * (std::floor(Epochs(batches_done) / options_.eval_every) + 1);
 }
 
 absl::Status Trainer::EvaluateNow() {
-  next_eval_ += options_.eval_every;
   PS_RETURN_IF_ERROR(Evaluate(*test_batches_, "test").status());
   if (client_->gathers()) return absl::OkStatus();
   // The others went on meanwhile; a gradient on these weights would be needlessly stale.

@@ -54,8 +54,13 @@ class Trainer {
  private:
   absl::Status Prepare();
   absl::Status FitModelToData();
-  absl::StatusOr<std::vector<std::vector<float>>> LoadInitialValues() const;
+  // From --init_weights.
+  absl::Status LoadInitialValues();
   absl::Status JoinJob();
+  // From the rank on: what computes, and what it computes on.
+  absl::Status SetUp();
+  absl::Status Start();
+  void WriteStart(const nlohmann::ordered_json& flags);
   std::map<std::string, std::string> Experiment() const;
   absl::Status MakeBatches();
   absl::Status Train();
@@ -64,7 +69,10 @@ class Trainer {
   absl::Status AwaitWeights(int layer);
   // The exchange under way, if any: waits for it and records its step.
   absl::Status EndExchange();
-  bool EvaluationDue(int64_t batches_done) const;
+  bool EvaluationDue(int64_t batches_done);
+  double Epochs(int64_t batches_done) const;
+  // The next evaluation is the first that is due after so many batches.
+  void PassEvaluations(int64_t batches_done);
   absl::Status TakeBatch(int64_t batch);
   absl::Status EvaluateNow();
   absl::StatusOr<LossSums> Evaluate(Batches& batches, const std::string& split);
@@ -77,6 +85,9 @@ class Trainer {
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
   DeviceOptions device_;  // As found.
+  // Initial values by tensor, until the job runs: those of --init_weights before joining, made ones only when the job
+  // has taken the model for one that fits its memory.
+  std::vector<std::vector<float>> initial_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;

@@ -1,97 +1,8 @@
 // The real programs: what they print, and how they end.
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-
-#include "common/clock.h"
-#include "tests/integration/cluster.h"
-
-extern char** environ;
+#include "tests/integration/process.h"
 
 namespace ps {
 namespace {
-
-// A program under test; killed and reaped at the latest when it goes out of scope.
-class Process {
- public:
-  Process(const std::string& program, std::vector<std::string> arguments, const std::string& output) : output_(output) {
-    arguments.insert(arguments.begin(), PS_BIN_DIR "/" + program);
-    std::vector<char*> argv;
-    argv.reserve(arguments.size() + 1);
-    for (std::string& argument : arguments) argv.push_back(argument.data());
-    argv.push_back(nullptr);
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_addopen(&actions, 1, (output + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    posix_spawn_file_actions_addopen(&actions, 2, (output + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    REQUIRE(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) == 0);
-    posix_spawn_file_actions_destroy(&actions);
-  }
-  ~Process() {
-    if (pid_ > 0) {
-      kill(pid_, SIGKILL);
-      Wait();
-    }
-  }
-  Process(const Process&) = delete;
-  Process& operator=(const Process&) = delete;
-
-  void Signal(int signal) const { kill(pid_, signal); }
-  // The exit status, or 128 + the signal.
-  int Wait() {
-    int status = 0;
-    waitpid(pid_, &status, 0);
-    pid_ = -1;
-    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (ended > 2 && ended < 128) std::cerr << Errors();  // None of ours: a sanitizer's, which says why.
-    return ended;
-  }
-  std::string Output() const { return Read(".out"); }
-  std::string Errors() const { return Read(".err"); }
-  // Looks at a file until the text is in it, for at most 2 minutes.
-  bool WaitFor(const std::string& ending, const std::string& text) const {
-    Mutex mutex;
-    CondVar never;
-    MutexLock lock(mutex);
-    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline;) {
-      if (Read(ending).find(text) != std::string::npos) return true;
-      never.WaitUntil(mutex, Now() + std::chrono::milliseconds(10));
-    }
-    return false;
-  }
-  std::string Address() const {
-    REQUIRE(WaitFor(".out", "\n"));
-    const std::string line = Output();
-    REQUIRE(line.rfind("listening on ", 0) == 0);
-    return line.substr(13, line.find('\n') - 13);
-  }
-
- private:
-  std::string Read(const std::string& ending) const {
-    std::ifstream file(output_ + ending);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-  std::string output_;
-  pid_t pid_ = -1;
-};
-
-const std::vector<std::string> kSmallJob = {"--model=mlp:20,8,4",
-                                            "--dataset=synthetic:samples=400,features=20,classes=4", "--batch_size=20"};
-
-std::vector<std::string> Worker(const std::string& server, std::vector<std::string> more) {
-  more.push_back("--server=" + server);
-  more.insert(more.end(), kSmallJob.begin(), kSmallJob.end());
-  return more;
-}
-
-int RunOnce(const std::string& program, const std::vector<std::string>& arguments, std::string* errors) {
-  const TempFolder folder;
-  Process process(program, arguments, folder.File("p"));
-  const int status = process.Wait();
-  *errors = process.Errors();
-  return status;
-}
 
 TEST_CASE("Server and workers end by themselves with status 0, and rank 0 prints the result") {
   const TempFolder folder;
@@ -180,20 +91,6 @@ TEST_CASE("What cannot work ends with status 1 and one clear line") {
   CHECK(errors.find("none") != std::string::npos);
   CHECK(RunOnce("ps_worker", {"--server=" + address, "--model=mlp:9,4", "--dataset=synthetic"}, &errors) == 1);
   CHECK(errors.find("--model: the network takes 9 inputs") != std::string::npos);
-}
-
-// The program's last words are one line that begins with its name and says `text`.
-void CheckRefused(const std::string& program, const std::vector<std::string>& arguments, const std::string& text) {
-  const TempFolder folder;
-  Process process(program, arguments, folder.File("p"));
-  const int status = process.Wait();
-  const std::string errors = process.Errors();
-  INFO(program << ": " << errors);
-  CHECK(status == 1);
-  const size_t last = errors.rfind(program + ": ", errors.size());
-  REQUIRE(last != std::string::npos);
-  CHECK(errors.find('\n', last) == errors.size() - 1);
-  CHECK(errors.find(text, last) != std::string::npos);
 }
 
 std::string WriteFile(const TempFolder& folder, const std::string& name, const std::string& bytes) {

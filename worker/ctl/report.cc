@@ -42,6 +42,7 @@ struct Totals {
 
   int worker_files = 0;
   int ended_worker_files = 0;
+  bool went_on = false;  // A worker's file that another process went on with.
   double ended_samples_per_s = 0;
 };
 
@@ -72,7 +73,8 @@ class FileReader {
   Totals& totals_;
   int64_t line_number_ = 0;
   std::string event_;
-  std::optional<double> unix_zero_;  // Unix seconds at which the file's `t` is 0; set by `start`.
+  std::optional<double> unix_zero_;   // Unix seconds at which `t` is 0 from here on; set by `start`.
+  std::optional<double> generation_;  // A worker's, if it is told.
   bool of_worker_ = false;
   bool ended_ = false;
 };
@@ -150,7 +152,18 @@ absl::Status FileReader::AddLine(const json& line) {
 }
 
 absl::Status FileReader::AddStart(const json& line) {
-  if (unix_zero_.has_value()) return Error("a second 'start'; a file holds the metrics of one process");
+  if (unix_zero_.has_value()) {
+    // A worker that takes over in a running job goes on with the file; nothing else does.
+    const bool same_job = generation_.has_value() && line.contains("generation") && line["generation"] == *generation_;
+    if (!of_worker_ || !same_job) {
+      return Error(
+          "a second 'start'; a file holds the metrics of one process, or of those that had a rank one after another");
+    }
+    totals_.went_on = true;
+    ended_ = false;
+  }
+  const auto generation = line.find("generation");
+  if (generation != line.end() && generation->is_number()) generation_ = generation->get<double>();
   const absl::StatusOr<double> unix_time = Number(line, "unix_time");
   if (!unix_time.ok()) return unix_time.status();
   unix_zero_ = *unix_time - line["t"].get<double>();
@@ -270,7 +283,9 @@ std::optional<StalenessSummary> Summarize(const std::map<double, uint64_t>& stal
 }
 
 std::optional<double> SamplesPerSecond(const Totals& totals) {
-  if (totals.worker_files > 0 && totals.ended_worker_files == totals.worker_files) return totals.ended_samples_per_s;
+  // The rates of processes that came one after another do not add up.
+  const bool all_ended = totals.worker_files > 0 && totals.ended_worker_files == totals.worker_files;
+  if (all_ended && !totals.went_on) return totals.ended_samples_per_s;
   const double seconds = totals.last_step_ended - totals.first_step_began;
   return seconds > 0 ? std::optional(totals.samples / seconds) : std::nullopt;
 }

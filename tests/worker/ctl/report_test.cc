@@ -145,6 +145,24 @@ TEST_CASE("The last evaluation is the latest by time even when rank 0 had two ow
   CHECK(summary->seconds_to_target[1] == 50.0);
 }
 
+TEST_CASE("A file that a worker went on with in a running job is read with both processes' clocks") {
+  const std::string start = R"({"event":"start","t":0,"rank":0,"generation":7,"unix_time":)";
+  const std::string end = R"({"event":"end","t":3,"rank":0,"samples_per_s":1000})"
+                          "\n";
+  const std::string eval = R"({"event":"eval","t":2,"rank":0,"split":"test","accuracy":0.9})"
+                           "\n";
+  TempRun run;
+  run.Write("a.jsonl", start + "100}\n" + Step(1, 0) + end + start + "150}\n" + Step(1, 0) + eval + end);
+  const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
+  REQUIRE(summary.ok());
+  CHECK(summary->workers == 1);
+  CHECK(summary->seconds_to_target[0].value() > 50);
+  CHECK(summary->samples_per_s.value() < 1000);  // Over the whole time, not the sum of two that had it in turns.
+  const std::string other = R"({"event":"start","t":0,"rank":0,"generation":8,"unix_time":150})"
+                            "\n";
+  RequireMessage(ErrorOf(start + "100}\n" + other), "a second 'start'");
+}
+
 TEST_CASE("A regression's evaluations have no accuracy, and its run has none") {
   TempRun run;
   run.Write("a.jsonl",

@@ -1,0 +1,49 @@
+// Lines on their way to a file, a pipe or a terminal, for callers that must not wait for whoever reads there: they may
+// hold locks that leases and timeouts need.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "common/clock.h"
+
+namespace ps {
+
+// Writes lines to a file descriptor from a thread of its own. The queue is bounded in bytes. Lines past it, and lines
+// that the system refuses (a full disk, a pipe that nobody reads any more), are dropped and counted; the count is
+// written in their place when writing goes on. Thread-safe.
+//
+// The descriptor's flags stay as they are, since other processes may share it. Where it blocks, the thread waits until
+// a line can be written, and writes no more at once than a pipe takes without waiting. It handles no signals and gets
+// no SIGPIPE.
+class LineWriter {
+ public:
+  // What is written in the place of so many dropped lines: a line with its newline. Called under the writer's lock, by
+  // any thread; must not block.
+  using DroppedLine = std::function<std::string(uint64_t lines)>;
+
+  // Takes the descriptor over and closes it in the end.
+  LineWriter(int file, size_t max_queued_bytes, DroppedLine dropped_line);
+  // Flushes for at most 1 s; what is then still queued is lost.
+  ~LineWriter();
+  LineWriter(const LineWriter&) = delete;
+  LineWriter& operator=(const LineWriter&) = delete;
+
+  // Queues a line, which ends with its newline. Never blocks.
+  void Write(std::string line);
+
+  // Waits until all that was queued is written, or the deadline has passed: then false.
+  bool Flush(TimePoint deadline);
+
+ private:
+  // Shared with the thread, which outlives the writer if the system holds it in a write.
+  struct State;
+  const std::shared_ptr<State> state_;
+  std::thread thread_;
+};
+
+}  // namespace ps

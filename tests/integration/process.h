@@ -1,0 +1,118 @@
+// The real programs, as tests run them.
+#pragma once
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+#include "common/clock.h"
+#include "tests/integration/cluster.h"
+
+extern char** environ;
+
+namespace ps {
+
+// A program under test: what it prints is in output.out and output.err, or its stderr is the descriptor `errors`.
+// Killed and reaped at the latest when it goes out of scope.
+class Process {
+ public:
+  Process(const std::string& program, std::vector<std::string> arguments, const std::string& output, int errors = -1)
+      : output_(output) {
+    arguments.insert(arguments.begin(), PS_BIN_DIR "/" + program);
+    std::vector<char*> argv;
+    argv.reserve(arguments.size() + 1);
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 1, (output + ".out").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (errors >= 0) {
+      posix_spawn_file_actions_adddup2(&actions, errors, 2);
+    } else {
+      posix_spawn_file_actions_addopen(&actions, 2, (output + ".err").c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    }
+    REQUIRE(posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), environ) == 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Process() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      Wait();
+    }
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  void Signal(int signal) const { kill(pid_, signal); }
+  // The exit status, or 128 + the signal.
+  int Wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    const int ended = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (ended > 2 && ended < 128) std::cerr << Errors();  // None of ours: a sanitizer's, which says why.
+    return ended;
+  }
+  std::string Output() const { return Read(".out"); }
+  std::string Errors() const { return Read(".err"); }
+  // Looks at a file until the text is in it, for at most 2 minutes.
+  bool WaitFor(const std::string& ending, const std::string& text) const {
+    Mutex mutex;
+    CondVar never;
+    MutexLock lock(mutex);
+    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline;) {
+      if (Read(ending).find(text) != std::string::npos) return true;
+      never.WaitUntil(mutex, Now() + std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+  std::string Address() const {
+    REQUIRE(WaitFor(".out", "\n"));
+    const std::string line = Output();
+    REQUIRE(line.rfind("listening on ", 0) == 0);
+    return line.substr(13, line.find('\n') - 13);
+  }
+
+ private:
+  std::string Read(const std::string& ending) const {
+    std::ifstream file(output_ + ending);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::string output_;
+  pid_t pid_ = -1;
+};
+
+inline const std::vector<std::string> kSmallJob = {
+    "--model=mlp:20,8,4", "--dataset=synthetic:samples=400,features=20,classes=4", "--batch_size=20"};
+
+inline std::vector<std::string> Worker(const std::string& server, std::vector<std::string> more) {
+  more.push_back("--server=" + server);
+  more.insert(more.end(), kSmallJob.begin(), kSmallJob.end());
+  return more;
+}
+
+inline int RunOnce(const std::string& program, const std::vector<std::string>& arguments, std::string* errors) {
+  const TempFolder folder;
+  Process process(program, arguments, folder.File("p"));
+  const int status = process.Wait();
+  *errors = process.Errors();
+  return status;
+}
+
+// The program's last words are one line that begins with its name and says `text`.
+inline void CheckRefused(const std::string& program, const std::vector<std::string>& arguments,
+                         const std::string& text) {
+  const TempFolder folder;
+  Process process(program, arguments, folder.File("p"));
+  const int status = process.Wait();
+  const std::string errors = process.Errors();
+  INFO(program << ": " << errors);
+  CHECK(status == 1);
+  const size_t last = errors.rfind(program + ": ", errors.size());
+  REQUIRE(last != std::string::npos);
+  CHECK(errors.find('\n', last) == errors.size() - 1);
+  CHECK(errors.find(text, last) != std::string::npos);
+}
+
+}  // namespace ps

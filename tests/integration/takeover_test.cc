@@ -1,0 +1,77 @@
+// A rank that changes hands in a running job.
+#include "common/clock.h"
+#include "tests/integration/cluster.h"
+
+namespace ps {
+namespace {
+
+constexpr int kStepsPerEpoch = 10;
+
+WorkerOptions Options(const std::string& server, uint32_t rank) {
+  WorkerOptions options;
+  options.client.server = server;
+  options.client.rank = rank;
+  options.model.widths = {20, 8, 4};
+  options.data.dataset = "synthetic:samples=400,features=20,classes=4";
+  options.batch_size = 400 / 2 / kStepsPerEpoch;
+  options.epochs = 1e6;
+  options.eval_every = 1;
+  return options;
+}
+
+// Trains on a thread, for as long as it lives.
+class Running {
+ public:
+  explicit Running(const WorkerOptions& options) : trainer_(options), thread_([this] { (void)trainer_.Run({}); }) {}
+  ~Running() {
+    trainer_.Stop();
+    thread_.join();
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Trainer trainer_;
+  std::thread thread_;
+};
+
+// Looks at a metrics file until it holds so many of these events, for at most 2 minutes.
+bool WaitForEvents(const Cluster& cluster, const std::string& file, const std::string& event, size_t count) {
+  Mutex mutex;
+  CondVar never;
+  MutexLock lock(mutex);
+  for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline;) {
+    std::ifstream in(cluster.folder.File(file));
+    size_t found = 0;
+    for (std::string line; std::getline(in, line);) found += line.find("\"event\":\"" + event + "\"") == 1 ? 1 : 0;
+    if (found >= count) return true;
+    never.WaitUntil(mutex, Now() + std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
+TEST_CASE("A rank that takes over goes on with the metrics file and the evaluations' rhythm, and makes up none") {
+  ServerOptions server;
+  server.num_workers = 2;
+  server.mode = "asp";
+  Cluster cluster(server);
+  WorkerOptions options = Options(cluster.address(), 0);
+  options.metrics_file = cluster.folder.File("worker.jsonl");
+  const Running other(Options(cluster.address(), 1));
+  {
+    const Running first(options);
+    REQUIRE(WaitForEvents(cluster, "worker.jsonl", "step", 55));
+  }
+  const size_t before = cluster.Events("worker.jsonl", "eval").size();
+  {
+    const Running second(options);
+    REQUIRE(WaitForEvents(cluster, "worker.jsonl", "eval", before + 2));
+  }
+  CHECK(cluster.Events("worker.jsonl", "start").size() == 2);
+  const auto evaluations = cluster.Events("worker.jsonl", "eval");
+  for (const auto& evaluation : evaluations) CHECK(evaluation["step"].get<int>() % kStepsPerEpoch == 0);
+  CHECK(evaluations[before]["step"] > evaluations[before - 1]["step"]);
+}
+
+}  // namespace
+}  // namespace ps
