@@ -8,7 +8,6 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/hash.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 #include "common/text.h"
@@ -18,13 +17,6 @@ namespace {
 
 constexpr int64_t kEvaluationBatch = 500;
 constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
-
-std::string HashOf(const std::vector<std::vector<float>>& tensors) {
-  std::vector<SliceHash> hashes;
-  hashes.reserve(tensors.size());
-  for (const std::vector<float>& values : tensors) hashes.push_back(HashSlice(values));
-  return WeightsHash(hashes);
-}
 
 }  // namespace
 
@@ -70,7 +62,9 @@ absl::Status Trainer::Prepare() {
   if (!metrics.ok()) return metrics.status();
   metrics_ = *std::move(metrics);
   if (!options_.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options_.save_weights));
-  if (!options_.init_weights.empty()) PS_RETURN_IF_ERROR(LoadInitialValues());
+  absl::StatusOr<Values> values = ReadInitialWeights(options_.init_weights, ModelLayout(options_.model));
+  if (!values.ok()) return values.status();
+  initial_ = *std::move(values);
   absl::StatusOr<DataSplits> data = LoadDataset(options_.data);
   if (!data.ok()) return data.status();
   data_ = *std::move(data);
@@ -114,21 +108,6 @@ absl::Status Trainer::FitModelToData() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::LoadInitialValues() {
-  absl::StatusOr<std::vector<NamedTensor>> file = ReadSafetensors(options_.init_weights);
-  if (!file.ok()) return Annotate(file.status(), "--init_weights");
-  for (const TensorSpec& spec : ModelLayout(options_.model)) {
-    const auto found =
-        std::find_if(file->begin(), file->end(), [&](const NamedTensor& tensor) { return tensor.spec == spec; });
-    if (found == file->end()) {
-      return absl::InvalidArgumentError(absl::StrCat("--init_weights=", options_.init_weights, ": the model's tensor ",
-                                                     ToString(spec), " is not in it"));
-    }
-    initial_.push_back(std::move(found->values));
-  }
-  return absl::OkStatus();
-}
-
 // What must be the same on all workers, so that the run is one experiment.
 std::map<std::string, std::string> Trainer::Experiment() const {
   return {{"dataset", data_.identity},
@@ -138,7 +117,7 @@ std::map<std::string, std::string> Trainer::Experiment() const {
           {"steps", absl::StrCat(options_.steps)},
           {"seed", absl::StrCat(options_.seed)},
           {"init", options_.init_weights.empty() ? (options_.init == Init::kHe ? "he" : "glorot") : "unused"},
-          {"init_weights", options_.init_weights.empty() ? "unused" : "values " + HashOf(initial_)},
+          {"init_weights", options_.init_weights.empty() ? "unused" : "values " + Fingerprint(initial_)},
           {"shuffle", options_.shuffle ? "true" : "false"},
           {"validation_split", absl::StrFormat("%.9g", options_.data.validation_split)},
           {"crop", absl::StrCat(options_.data.crop)},

@@ -14,6 +14,7 @@
 #include "ps/client.h"
 #include "worker/batches.h"
 #include "worker/data/sampler.h"
+#include "worker/initial_weights.h"
 #include "worker/model/network.h"
 #include "worker/options.h"
 #include "worker/progress.h"
@@ -54,8 +55,6 @@ class Trainer {
  private:
   absl::Status Prepare();
   absl::Status FitModelToData();
-  // From --init_weights.
-  absl::Status LoadInitialValues();
   absl::Status JoinJob();
   // From the rank on: what computes, and what it computes on.
   absl::Status SetUp();
@@ -87,7 +86,7 @@ class Trainer {
   DeviceOptions device_;  // As found.
   // Initial values by tensor, until the job runs: those of --init_weights before joining, made ones only when the job
   // has taken the model for one that fits its memory.
-  std::vector<std::vector<float>> initial_;
+  Values initial_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;
