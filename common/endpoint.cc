@@ -12,19 +12,18 @@
 namespace ps {
 namespace {
 
-constexpr int kWindowBytes = 64 << 20;  // Bytes that a stream may send ahead of its reader.
+constexpr int kClientWindowBytes = 64 << 20;  // As kServerWindowBytes, for what the server sends.
 constexpr int kReadChunkBytes = 2 << 20;
-constexpr int kMaxMessageBytes = 4 << 20;  // gRPC's default, stated: a full slice is 1 MiB.
-constexpr int kMaxStreams = 128;           // Calls at once on a connection; more wait at the client.
+constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
 
-// What client and server have in common; `set` takes (name, value).
+// What client and server have in common, but for the window; `set` takes (name, value).
 template <typename Set>
-void SetTransportArguments(Set set) {
+void SetTransportArguments(int window_bytes, Set set) {
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
-  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kWindowBytes);
+  set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, window_bytes);
   set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
   set(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kReadChunkBytes / 4);
@@ -97,7 +96,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane) {
   KeepCallbackThreads();
   grpc::ChannelArguments arguments;
-  SetTransportArguments([&](const char* name, int value) { arguments.SetInt(name, value); });
+  SetTransportArguments(kClientWindowBytes, [&](const char* name, int value) { arguments.SetInt(name, value); });
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -110,7 +109,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
 
 void SetServerArguments(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  SetTransportArguments([&](const char* name, int value) { builder.AddChannelArgument(name, value); });
+  SetTransportArguments(kServerWindowBytes,
+                        [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
 }

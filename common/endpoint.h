@@ -11,6 +11,14 @@
 
 namespace ps {
 
+// Bytes of a message at most: gRPC's default, stated. A full slice is 1 MiB.
+inline constexpr int kMaxMessageBytes = 4 << 20;
+
+// Bytes that a client may send ahead on each call before the server has read any: two messages of a full slice, so that
+// one is on its way while another is read. They are memory of the server's that any caller can take, and more of them
+// make nothing faster (tests/bench/TRIALS.md).
+inline constexpr int kServerWindowBytes = 2 << 20;
+
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.
 struct Endpoint {
   std::string host;  // Empty for a Unix socket.

@@ -104,6 +104,7 @@ class Chief {
     bool initialised = false;
     uint64_t applied_version = 0;
     uint64_t highest_step = 0;
+    std::string waiting_for;  // What an update on it has waited for too long; else empty.
     TimePoint gone_since;
   };
   struct JoinWait {

@@ -94,6 +94,11 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   if (report.applied_version() > state.applied_version) last_progress_ = now;
   state.applied_version = std::max(state.applied_version, report.applied_version());
   state.highest_step = std::max(state.highest_step, report.highest_step());
+  state.waiting_for = report.waiting_for();
+  if (!report.failure().empty() && (phase_ == v1::PHASE_GATHERING || phase_ == v1::PHASE_RUNNING)) {
+    SetPhase(v1::PHASE_FAILED, report.failure());
+    return ViewChanged(now);
+  }
   const bool of_this_model = plan_.has_value() && report.acknowledged_view() >= layout_view_;
   if (report.initialised() && of_this_model && !state.initialised) {
     state.initialised = true;
@@ -238,6 +243,9 @@ std::string Chief::WaitingFor(TimePoint now) const {
     return absl::StrCat("waiting for the initial weights from ", membership_.Describe({initialiser_.value_or(0)}, now));
   }
   if (phase_ != v1::PHASE_RUNNING) return "";
+  for (const ShardState& shard : shards_) {
+    if (!shard.waiting_for.empty()) return shard.waiting_for;
+  }
   std::vector<uint32_t> ranks;
   uint64_t lowest = UINT64_MAX;
   for (const auto& [rank, member] : membership_.members()) {

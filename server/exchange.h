@@ -1,10 +1,10 @@
-// The data calls of service Shard (Init, Push, Pull, PushPull), on raw bytes: payloads are neither copied nor parsed by
-// generated code. A generic service takes them, so one reactor serves all four.
+// The data calls of service Shard (Init, Push, Pull, PushPull, HashSlices), on raw bytes: payloads are neither copied
+// nor parsed by generated code, and a request's size is looked at before it is parsed. A generic service takes them, so
+// one reactor (ExchangeCall) serves all five.
 #pragma once
 
-#include <memory>
-
 #include <grpcpp/generic/async_generic_service.h>
+#include "server/call_watch.h"
 #include "server/shard.h"
 
 namespace ps {
@@ -13,18 +13,26 @@ struct ExchangeLimits {
   // How long a call may be parked where it names no time of its own, and the most that it may name.
   std::chrono::nanoseconds wait_default = std::chrono::seconds(30);
   std::chrono::nanoseconds wait_max = std::chrono::minutes(5);
+  CallLimits calls;
 };
 
 class ExchangeService final : public grpc::CallbackGenericService {
  public:
   // The shard must outlive the server.
-  ExchangeService(Shard& shard, const ExchangeLimits& limits) : shard_(shard), limits_(limits) {}
+  ExchangeService(Shard& shard, const ExchangeLimits& limits) : shard_(shard), limits_(limits), watch_(limits.calls) {}
 
   grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
+
+  // Cancels calls that do not move on.
+  void Tick(TimePoint now) { watch_.Tick(now, shard_.MemberIncarnations()); }
+
+  // The shard at a glance, with the calls that are open.
+  v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
   Shard& shard_;
   const ExchangeLimits limits_;
+  CallWatch watch_;
 };
 
 }  // namespace ps

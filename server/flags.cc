@@ -26,8 +26,11 @@ ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard 
 ABSL_FLAG(bool, keep_running, false, "stay when the job has ended, to answer ps_ctl");
 ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
           "limit of gradient bytes that this server holds; 0: room for two pushes of each worker");
-ABSL_FLAG(uint64_t, max_parked, 0, "limit of calls that wait; 0: 64, and 8 for each worker");
-ABSL_FLAG(int, max_versions, 4, "limit of weight buffers; when all are being read, updates wait");
+ABSL_FLAG(uint64_t, max_parked, 64,
+          "limit of calls that wait, of callers who are no workers of the job; each worker has 8 places of its own");
+ABSL_FLAG(
+    int, max_versions, 4,
+    "limit of weight buffers; when all are being read, updates wait; who is no worker of the job leaves two free");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: as many as processors, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
 

@@ -18,6 +18,7 @@ constexpr uint32_t kMaxWorkers = 4096;
 constexpr uint32_t kMaxShards = 1024;
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
+constexpr uint64_t kMaxParked = 1 << 16;
 
 class Problems {
  public:
@@ -91,6 +92,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                               ": expected more than 0, at most 24h"));
   problems.Check(options.max_versions >= 1 && options.max_versions <= 64,
                  absl::StrCat("--max_versions=", options.max_versions, ": expected 1 to 64"));
+  problems.Check(options.max_parked <= kMaxParked,
+                 absl::StrCat("--max_parked=", options.max_parked, ": expected 0 to ", kMaxParked));
   problems.Check(options.apply_threads >= 0 && options.apply_threads <= 256,
                  absl::StrCat("--apply_threads=", options.apply_threads, ": expected 0 to 256"));
   return problems.ToStatus();

@@ -36,7 +36,7 @@ struct ServerOptions {
   bool keep_running = false;                            // Stay when the job has ended.
 
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
-  uint64_t max_parked = 0;          // Calls that wait; 0: 64 and 8 a worker.
+  uint64_t max_parked = 64;         // Calls that wait, of others than workers; each of these has places of its own.
   int max_versions = 4;             // Buffers of weights.
   int apply_threads = 0;            // 0: as many as processors, at most 8.
 

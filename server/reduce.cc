@@ -36,10 +36,11 @@ struct AddScaledKernel {
 
 }  // namespace
 
-void ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
+bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
                     const Hyperparameters& hyperparameters, Isa isa) {
   alignas(64) float sum[kBlockElements];
   alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
+  bool finite = true;
   if (terms.empty()) std::fill(std::begin(sum), std::end(sum), 0.0F);
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     const size_t elements = std::min(kBlockElements, slice.elements - begin);
@@ -61,7 +62,9 @@ void ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& s
       block.new_state[k] = slice.new_state[k] + begin;
     }
     optimizer.Apply(block, hyperparameters, isa);
+    finite = AllFinite(block.new_weights, elements, isa) && finite;  // While they are in the cache.
   }
+  return finite;
 }
 
 float Coefficient(uint64_t samples, uint64_t total) {

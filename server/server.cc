@@ -42,6 +42,13 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
+// Those who may be parked do not take the places of those who are yet to say who they are.
+ExchangeLimits MakeExchangeLimits(const ServerOptions& options) {
+  ExchangeLimits limits;
+  limits.calls.strangers += options.max_parked;
+  return limits;
+}
+
 // Bytes that this process may use: the machine's, or its control group's where that is less.
 int64_t MemoryBytes() {
   int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
@@ -115,8 +122,8 @@ absl::Status Server::Listen() {
       },
       metrics_.get());
   if (chief_ != nullptr) chief_service_ = std::make_unique<ChiefService>(*chief_);
-  shard_service_ = std::make_unique<ShardService>(*shard_);
-  exchange_service_ = std::make_unique<ExchangeService>(*shard_, ExchangeLimits());
+  exchange_service_ = std::make_unique<ExchangeService>(*shard_, MakeExchangeLimits(options_));
+  shard_service_ = std::make_unique<ShardService>(*exchange_service_);
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
@@ -196,6 +203,7 @@ void Server::Tick() {
     }
     last = now;
     shard_->Tick(now);
+    exchange_service_->Tick(now);
     mutex_.Lock();
   }
   mutex_.Unlock();

@@ -38,7 +38,7 @@ class Server {
   absl::Status Wait();
 
   // This server's shard at a glance.
-  v1::ShardStatusReply ShardStatus() const { return shard_->Status(Now()); }
+  v1::ShardStatusReply ShardStatus() const { return exchange_service_->Status(Now()); }
 
   // Asks for the end. The job, if it runs, fails for this reason. Thread-safe, any number of times.
   void Stop(const std::string& reason);
@@ -63,8 +63,8 @@ class Server {
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<Follower> follower_;  // On the others.
   std::unique_ptr<ChiefService> chief_service_;
-  std::unique_ptr<ShardService> shard_service_;
   std::unique_ptr<ExchangeService> exchange_service_;
+  std::unique_ptr<ShardService> shard_service_;
   std::unique_ptr<grpc::Server> grpc_;
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;

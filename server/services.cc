@@ -9,7 +9,6 @@ namespace {
 
 constexpr std::chrono::seconds kWaitDefault(10);
 constexpr std::chrono::seconds kWaitMax(300);
-constexpr std::chrono::seconds kHashWait(30);
 constexpr size_t kMaxQueuedUpdates = 4096;  // To one shard; it reads far faster than steps are made.
 
 grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext* context, const absl::Status& status) {
@@ -130,20 +129,9 @@ grpc::ServerBidiReactor<v1::ShardReport, v1::ChiefUpdate>* ChiefService::Follow(
   return call.get();
 }
 
-grpc::ServerUnaryReactor* ShardService::HashSlices(grpc::CallbackServerContext* context, const v1::HashSlicesRequest*,
-                                                   v1::HashSlicesReply* reply) {
-  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const TimePoint now = Now();
-  shard_.AwaitHashes(now, now + kHashWait, [reactor, reply](const absl::StatusOr<v1::HashSlicesReply>& answer) {
-    if (answer.ok()) *reply = *answer;
-    reactor->Finish(ToGrpc(answer.status()));
-  });
-  return reactor;
-}
-
 grpc::ServerUnaryReactor* ShardService::ShardStatus(grpc::CallbackServerContext* context, const v1::ShardStatusRequest*,
                                                     v1::ShardStatusReply* reply) {
-  *reply = shard_.Status(Now());
+  *reply = exchange_.Status(Now());
   return Answer(context, absl::OkStatus());
 }
 

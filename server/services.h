@@ -4,7 +4,7 @@
 
 #include "ps/v1/ps.grpc.pb.h"
 #include "server/chief.h"
-#include "server/shard.h"
+#include "server/exchange.h"
 
 namespace ps {
 
@@ -31,21 +31,19 @@ class ChiefService final : public v1::Chief::CallbackService {
   Chief& chief_;
 };
 
-// Init, Push, Pull and PushPull are the exchange's (ExchangeService).
+// All but ShardStatus are the exchange's, which must outlive the server.
 class ShardService final
     : public v1::Shard::WithGenericMethod_Init<v1::Shard::WithGenericMethod_Push<v1::Shard::WithGenericMethod_Pull<
-          v1::Shard::WithGenericMethod_PushPull<v1::Shard::WithCallbackMethod_HashSlices<
+          v1::Shard::WithGenericMethod_PushPull<v1::Shard::WithGenericMethod_HashSlices<
               v1::Shard::WithCallbackMethod_ShardStatus<v1::Shard::Service>>>>>> {
  public:
-  explicit ShardService(Shard& shard) : shard_(shard) {}
+  explicit ShardService(const ExchangeService& exchange) : exchange_(exchange) {}
 
-  grpc::ServerUnaryReactor* HashSlices(grpc::CallbackServerContext* context, const v1::HashSlicesRequest* request,
-                                       v1::HashSlicesReply* reply) override;
   grpc::ServerUnaryReactor* ShardStatus(grpc::CallbackServerContext* context, const v1::ShardStatusRequest* request,
                                         v1::ShardStatusReply* reply) override;
 
  private:
-  Shard& shard_;
+  const ExchangeService& exchange_;
 };
 
 }  // namespace ps

@@ -1,6 +1,7 @@
 #include "server/shard.h"
 
 #include <algorithm>
+#include <cassert>
 #include <set>
 
 #include <spdlog/spdlog.h>
@@ -41,11 +42,14 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
 
 void Shard::SetView(const v1::View& view) {
   view_ = view;
+  if (view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 && plan_ != nullptr) DropLayout();
   if (plan_ == nullptr && view.layout().tensors_size() > 0) SetLayout(view.layout());
   members_.clear();
   std::set<uint32_t> ranks;
   for (const v1::Member& member : view.members()) {
     members_[member.rank()] = member;
+    done_.erase(member.rank());
+    if (member.done()) done_[member.rank()] = member.name();  // Also when it has left.
     ranks.insert(member.rank());
   }
   mode_->SetMembers(ranks);
@@ -55,6 +59,7 @@ void Shard::SetView(const v1::View& view) {
     if (member == members_.end() || member->second.incarnation() != push->incarnation) fenced.push_back(rank);
   }
   for (uint32_t rank : fenced) DropPush(rank);
+  CheckDone();
   v1::ShardReport report;
   report.set_acknowledged_view(view.number());
   Report(std::move(report));
@@ -77,12 +82,51 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
       options_.max_inflight_bytes > 0 ? options_.max_inflight_bytes : 2 * options_.num_workers * push_bytes;
   const uint64_t needed = (gathers_ ? options_.num_workers : 1) * push_bytes;
   if (max_inflight_bytes_ < needed) {
-    shutdown_ = absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ",
-                                                           options_.shard, ": ", options_.mode, " needs at least ",
-                                                           needed, " for this model"));
-    spdlog::error("{}", Message(shutdown_));
+    FailJob(absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ", options_.shard, ": ",
+                         options_.mode, " needs at least ", needed, " for this model"));
   }
   if (mine.empty()) initialised_ = true;
+}
+
+void Shard::DropLayout() {
+  // Nothing was pushed or pulled yet: both are for a job that runs.
+  assert(building_ == nullptr && decided_.empty() && assembling_.empty() && ready_.empty());
+  assert(store_ == nullptr || (store_->version() == 0 && store_->Readings().empty()));
+  store_ = nullptr;
+  state_.clear();
+  next_state_.clear();
+  local_index_.clear();
+  plan_ = nullptr;
+  max_inflight_bytes_ = 0;
+  initial_slices_.clear();
+  initialiser_ = 0;
+  initialised_ = false;
+  done_.clear();
+}
+
+void Shard::FailJob(const std::string& reason) {
+  if (!failure_.empty()) return;
+  failure_ = reason;
+  spdlog::error("{}", reason);
+  v1::ShardReport report;
+  report.set_failure(reason);
+  Report(std::move(report));
+}
+
+void Shard::CheckDone() {
+  if (done_.empty() || view_.phase() != v1::PHASE_RUNNING) return;
+  std::set<uint32_t> begun;
+  for (const auto* pushes : {&ready_, &assembling_}) {
+    for (const auto& [rank, push] : *pushes) {
+      if (push->step == mode_->step()) begun.insert(rank);
+    }
+  }
+  std::set<uint32_t> done;
+  for (const auto& [rank, name] : done_) done.insert(rank);
+  const std::optional<uint32_t> needed = mode_->NeedsDone(begun, done);
+  if (!needed.has_value()) return;
+  FailJob(absl::StrCat("step ", mode_->step(), ": rank ", *needed, " (", done_[*needed],
+                       ") is done, but its push of this step is needed"));
 }
 
 void Shard::SetChiefLost(bool lost) {
@@ -97,6 +141,7 @@ void Shard::Report(v1::ShardReport report) {
   report.set_initialised(initialised_ && plan_ != nullptr);
   report.set_applied_version(store_ == nullptr ? 0 : store_->version());
   report.set_highest_step(HighestStep());
+  report.set_waiting_for(reported_blocked_);
   outbox_.Add([this, report = std::move(report)] { report_(report); });
 }
 
@@ -111,14 +156,41 @@ uint64_t Shard::HighestStep() const {
   return highest;
 }
 
+absl::Status Shard::Failed() const {
+  if (view_.phase() == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + view_.failure());
+  return failure_.empty() ? absl::OkStatus() : absl::AbortedError("the job failed: " + failure_);
+}
+
+absl::Status Shard::ServingReads(bool member) const {
+  if (!shutdown_.ok()) return shutdown_;
+  if (view_.phase() == v1::PHASE_FINISHED) return absl::OkStatus();
+  // What is left of a failed job may be looked at.
+  if (const absl::Status failed = Failed(); !failed.ok()) {
+    return member || !initialised_ || ruined_ ? failed : absl::OkStatus();
+  }
+  return Serving();
+}
+
 absl::Status Shard::Serving() const {
   if (!shutdown_.ok()) return shutdown_;
-  if (view_.phase() == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + view_.failure());
+  PS_RETURN_IF_ERROR(Failed());
   if (view_.phase() == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
   if (chief_lost_) {
     return absl::UnavailableError(absl::StrCat("shard ", options_.shard, " has not heard of the chief for too long"));
   }
   return absl::OkStatus();
+}
+
+bool Shard::IsMember(const v1::Identity& id) const {
+  MutexLock lock(mutex_);
+  return !Fenced(id);
+}
+
+std::map<uint32_t, uint64_t> Shard::MemberIncarnations() const {
+  MutexLock lock(mutex_);
+  std::map<uint32_t, uint64_t> incarnations;
+  for (const auto& [rank, member] : members_) incarnations[rank] = member.incarnation();
+  return incarnations;
 }
 
 bool Shard::Fenced(const v1::Identity& id) const {
@@ -190,6 +262,9 @@ absl::Status Shard::CheckSlice(const ReceivedSlice& slice) const {
 void Shard::Tick(TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  now_ = now;
+  ReportBlocked(now);
+  AnswerWaits();  // A member's pull may have waited for its older ones, and pins go without a word.
   for (auto wait = waits_.begin(); wait != waits_.end();) {
     const auto next = std::next(wait);
     if (wait->deadline <= now) {
@@ -229,7 +304,9 @@ v1::ShardStatusReply Shard::Status(TimePoint now) {
   status.set_inflight_bytes(inflight_bytes_);
   status.set_inflight_bytes_max(max_inflight_bytes_);
   status.set_parked(static_cast<uint32_t>(waits_.size()));
-  if (!waits_.empty()) status.set_waiting_for(WaitingFor(now));
+  const auto of_others = std::count_if(waits_.begin(), waits_.end(), [](const Wait& w) { return w.incarnation == 0; });
+  status.set_parked_others(static_cast<uint32_t>(of_others));
+  if (!waits_.empty() || blocked_since_.has_value()) status.set_waiting_for(WaitingFor(now));
   return status;
 }
 

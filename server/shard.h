@@ -16,6 +16,7 @@
 // Lock order: mutex_ is a leaf but for the Outbox's and the pool's own locks.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <list>
@@ -55,7 +56,13 @@ struct ShardOptions {
   size_t built_by_caller = 4;       // Slices at most that whoever brings their last contribution builds; a message's.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
-  size_t max_parked = 0;            // Calls that may wait at once; 0: 64 + 8 × num_workers.
+  size_t max_parked = 64;           // Calls of others than members that may wait at once.
+};
+
+// Who reads: a member of the job, or, with an empty identity, somebody else.
+struct Caller {
+  v1::Identity id;
+  std::string peer;  // Where the caller is, for messages.
 };
 
 class Shard {
@@ -91,13 +98,19 @@ class Shard {
   uint64_t AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
                      PushCallback callback, const void* caller = nullptr);
 
-  // Calls back with a pin on exactly `version`, or on the newest where there is none. The identity may be empty (a
-  // reader that is no worker).
-  uint64_t AwaitPull(const v1::Identity& id, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
+  // Calls back with a pin on exactly `version`, or on the newest where there is none. Reads go on when the job has
+  // ended; where it failed, members are told why instead (ABORTED).
+  uint64_t AwaitPull(const Caller& caller, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
                      PullCallback callback);
 
-  // Calls back with the hashes of this shard's slices at the newest version; they are made where updates are.
-  void AwaitHashes(TimePoint now, TimePoint deadline, const HashesCallback& callback);
+  // The same, with the hashes of this shard's slices at that version; they are made where updates are.
+  uint64_t AwaitHashes(const Caller& caller, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
+                       HashesCallback callback);
+
+  // The incarnations of the job's members, by rank.
+  std::map<uint32_t, uint64_t> MemberIncarnations() const;
+  // Whether the identity is a member's, in the view in force.
+  bool IsMember(const v1::Identity& id) const;
 
   // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
   std::optional<uint64_t> VersionAfter(uint64_t step) const {
@@ -107,7 +120,7 @@ class Shard {
   // The caller is gone: its callback is made with CANCELLED, unless it was made before.
   void CancelWait(uint64_t wait);
 
-  // Ends the waits whose deadline has passed.
+  // Ends the waits whose deadline has passed, and tells the chief whom an update has waited for too long.
   void Tick(TimePoint now);
   // Applies on this thread what was decided on and waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
@@ -117,7 +130,7 @@ class Shard {
   void StopApplying();
 
   v1::ShardStatusReply Status(TimePoint now);
-  // The cut of the model, once the layout is known; null before. Stays valid as long as the shard.
+  // The cut of the model, once the layout is known; null before. Stays valid while anything of it is read.
   const SlicePlan* plan();
   const ShardOptions& options() const { return options_; }
 
@@ -139,6 +152,8 @@ class Shard {
     std::vector<uint32_t> ranks;                // Ascending in a mode that gathers.
     std::vector<std::shared_ptr<Push>> pushes;  // Parallel to ranks.
     std::vector<float> coefficients;            // Likewise; an empty contribution's is not used.
+    // The first slice (local index) whose new weights are not all finite. Written as slices are built.
+    mutable std::atomic<size_t> not_finite = SIZE_MAX;
     // Set when it begins, constant afterwards; the pool reads them.
     VersionStore::Update weights;
     const float* state[kMaxStateTensors] = {};
@@ -155,6 +170,8 @@ class Shard {
   struct Wait {
     uint64_t id = 0;
     uint32_t rank = 0;
+    uint64_t incarnation = 0;         // 0: of no member.
+    std::string peer;                 // Of a pull.
     std::optional<uint64_t> step;     // A push.
     std::optional<uint64_t> version;  // A pull of exactly this version.
     TimePoint parked_at;
@@ -165,8 +182,21 @@ class Shard {
 
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetLayout(const v1::ModelLayout& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The error that every call gets now, if any: shut down, failed, finished, cut off from the chief.
+  // The job was reset before it ran: another layout and other initial values will come.
+  void DropLayout() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job cannot go on, for this reason: the chief is told, once, and nothing is applied any more.
+  void FailJob(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why the job failed, as far as this shard knows; OK if it did not.
+  absl::Status Failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The error that every call that would change something gets now, if any: shut down, failed, finished, cut off from
+  // the chief.
   absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The same for who reads.
+  absl::Status ServingReads(bool member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Fails the job if the step in the making needs a push of a rank that is done.
+  void CheckDone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells the chief what an update waits for, where that takes long, and that it no longer does.
+  void ReportBlocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Fenced(const v1::Identity& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBeginPush(const v1::PushRequest& header)
@@ -205,6 +235,8 @@ class Shard {
   void DropBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Publishes or forgets the build, if it has come to that.
   void MaybeEndBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The build is complete, but must not be published.
+  void RefuseBuild(const Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordApply(const Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -214,10 +246,17 @@ class Shard {
   uint64_t Park(Wait wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Answers the wait if it can be answered now.
   bool TryAnswer(const Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TryAnswerPush(const Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool TryAnswerPull(const Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Its caller was a member, and is none any more.
+  bool Fenced(const Wait& wait) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerPush(const Wait& wait, v1::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const Wait& wait, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string WaitingForReaders(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static Reader ReaderOf(const Wait& wait);
+  static absl::Status FencedError(const Wait& wait);
   std::string Describe(const Wait& wait, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Constant after construction.
@@ -231,10 +270,14 @@ class Shard {
 
   Outbox outbox_;
   mutable Mutex mutex_;
+  TimePoint now_ ABSL_GUARDED_BY(mutex_);  // The last that was passed in; ticks keep it near the time.
   v1::View view_ ABSL_GUARDED_BY(mutex_);
   bool chief_lost_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status shutdown_ ABSL_GUARDED_BY(mutex_);
+  std::string failure_ ABSL_GUARDED_BY(mutex_);  // Why the job cannot go on, where it was found here.
+  bool ruined_ ABSL_GUARDED_BY(mutex_) = false;  // An update in place failed: there is no version to read.
   std::map<uint32_t, v1::Member> members_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::string> done_ ABSL_GUARDED_BY(mutex_);  // Names of ranks that push nothing any more.
   std::map<uint32_t, TimePoint> last_heard_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
   Ledger ledger_ ABSL_GUARDED_BY(mutex_);
@@ -244,11 +287,15 @@ class Shard {
   uint64_t max_inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::shared_ptr<Build>> decided_ ABSL_GUARDED_BY(mutex_);  // And not begun.
   std::shared_ptr<Build> building_ ABSL_GUARDED_BY(mutex_);
+  std::optional<TimePoint> blocked_since_ ABSL_GUARDED_BY(mutex_);  // All buffers are pinned against an update.
+  std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // What the chief was last told of it.
+  TimePoint reported_blocked_at_ ABSL_GUARDED_BY(mutex_);
   std::list<Wait> waits_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;
   v1::ShardStatusReply counts_ ABSL_GUARDED_BY(mutex_);
 
-  // Set once with the layout, constant afterwards; the pool's threads read them without the lock.
+  // Set with the layout, constant from then on as long as anything is built or read; the pool's threads read them
+  // without the lock. A reset drops them, in PHASE_GATHERING, where nothing is.
   std::unique_ptr<SlicePlan> plan_;
   std::vector<int32_t> local_index_;  // Of each slice of the model; -1: another shard's.
   // The optimizer's, laid out like the weights, and second buffers for an eager build. The pool's while building_.

@@ -14,10 +14,8 @@ void Shard::Decide(const StepSet& set) {
   for (uint32_t rank : set.ranks) {
     auto node = ready_.extract(rank);
     if (node.empty() || (gathers_ && node.mapped()->step != set.step)) {
-      shutdown_ = absl::InternalError(absl::StrCat("step ", set.step, ": the push of rank ", rank,
-                                                   " was decided on but is not on shard ", options_.shard));
-      spdlog::error("{}", Message(shutdown_));
-      return;
+      return FailJob(absl::StrCat("step ", set.step, ": the push of rank ", rank,
+                                  " was decided on but is not on shard ", options_.shard));
     }
     pushes.push_back(std::move(node.mapped()));
   }
@@ -49,9 +47,13 @@ std::shared_ptr<Shard::Build> Shard::MakeBuild(std::vector<uint32_t> ranks,
 }
 
 void Shard::StartBuild() {
-  if (building_ != nullptr || decided_.empty()) return;
+  if (building_ != nullptr || decided_.empty() || !failure_.empty()) return;
   const VersionStore::Update* update = store_->BeginUpdate(/*in_place=*/true);
-  if (update == nullptr) return;  // All buffers are pinned; the store calls when one is free.
+  if (update == nullptr) {  // All buffers are pinned; the store calls when one is free.
+    if (!blocked_since_.has_value()) blocked_since_ = now_;
+    return;
+  }
+  blocked_since_.reset();
   building_ = std::move(decided_.front());
   decided_.pop_front();
   building_->weights = *update;
@@ -145,7 +147,10 @@ void Shard::BuildSlice(const Build& build, size_t local) const {
     slice.state[k] = build.state[k] + info.shard_offset;
     slice.new_state[k] = build.new_state[k] + info.shard_offset;
   }
-  ReduceAndApply(terms, slice, *optimizer_, options_.hyperparameters, isa_);
+  if (ReduceAndApply(terms, slice, *optimizer_, options_.hyperparameters, isa_)) return;
+  size_t first = build.not_finite;
+  while (local < first && !build.not_finite.compare_exchange_weak(first, local)) {
+  }
 }
 
 void Shard::OnBuilt(size_t slices) {
@@ -160,7 +165,9 @@ void Shard::MaybeEndBuild() {
   if (building_->posted > 0) return;
   const bool complete = building_->decided && building_->built == plan_->shard_slices(options_.shard).size();
   if (!complete && !building_->dropped) return;
-  if (complete) {
+  if (complete && building_->not_finite != SIZE_MAX) {
+    RefuseBuild(*building_);
+  } else if (complete) {
     RecordApply(*building_);
   } else {
     store_->AbandonUpdate();
@@ -169,6 +176,16 @@ void Shard::MaybeEndBuild() {
   if (complete) AnswerWaits();
   outbox_.Add([ended] {});  // Its gradients are freed last, and without the lock.
   StartBuild();
+}
+
+void Shard::RefuseBuild(const Build& build) {
+  const SliceInfo& info = plan_->slices()[plan_->shard_slices(options_.shard)[build.not_finite]];
+  FailJob(absl::StrCat("version ", store_->version() + 1, ": the weights of tensor ", plan_->layout()[info.tensor].name,
+                       " are not finite; --learning_rate=", options_.hyperparameters.learning_rate,
+                       " may be too large"));
+  for (const auto& push : build.pushes) inflight_bytes_ -= push->reserved_bytes;
+  ruined_ = store_->updating_in_place();
+  if (!ruined_) store_->AbandonUpdate();
 }
 
 void Shard::RecordApply(const Build& build) {

@@ -35,6 +35,7 @@ absl::StatusOr<Shard::Ahead> Shard::PlaceSlices(const v1::PushRequest& header, s
   const uint32_t rank = header.id().rank();
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  now_ = now;
   PS_RETURN_IF_ERROR(Serving());
   if (Fenced(header.id()) || ledger_.Seen(rank, header.step())) return Ahead();
   last_heard_[rank] = now;
@@ -132,6 +133,7 @@ absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::Pu
   push->slices.resize(plan_->shard_slices(options_.shard).size());
   push->reserved_bytes = bytes;
   assembling_[rank] = push;
+  CheckDone();
   return push;
 }
 
@@ -141,6 +143,7 @@ void Shard::DropPush(uint32_t rank) {
   if (building_ != nullptr && !building_->decided) DropBuild();
   inflight_bytes_ -= push->second->reserved_bytes;
   assembling_.erase(push);
+  CheckDone();
 }
 
 void Shard::CompletePush(uint32_t rank) {

@@ -1,18 +1,43 @@
 // Those who wait for a shard: for the answer to a push, or for a version.
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/hash.h"
+#include "common/status.h"
 #include "server/shard.h"
 
 namespace ps {
+namespace {
+
+constexpr size_t kParkedOfAMember = 8;  // It has one push and one pull, and what it gave up and sent again.
+constexpr std::chrono::seconds kBlockedLong(
+    1);                              // The chief is told of an update that waits longer, and again as often.
+constexpr size_t kNamedReaders = 8;  // In a message; of more, the number is told.
+
+}  // namespace
+
+// Who it is that waits for a version.
+Reader Shard::ReaderOf(const Wait& wait) {
+  return {.rank = wait.incarnation != 0 ? std::optional<uint32_t>(wait.rank) : std::nullopt, .peer = wait.peer};
+}
+
+absl::Status Shard::FencedError(const Wait& wait) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", wait.rank, ", incarnation ", wait.incarnation,
+                   ": fenced: the rank has another owner, or another generation of the job runs"));
+}
 
 uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
                           PushCallback callback, const void* caller) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  now_ = now;
   const uint32_t rank = header.id().rank();
   Wait wait = {.id = 0,
                .rank = rank,
+               .incarnation = header.id().incarnation(),
+               .peer = {},
                .step = header.step(),
                .version = {},
                .parked_at = now,
@@ -40,36 +65,38 @@ uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, Time
   return Park(std::move(wait));
 }
 
-uint64_t Shard::AwaitPull(const v1::Identity& id, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
+uint64_t Shard::AwaitPull(const Caller& caller, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
                           PullCallback callback) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  now_ = now;
+  const v1::Identity& id = caller.id;
+  const bool member = id.incarnation() != 0;
   Wait wait = {.id = 0,
                .rank = id.rank(),
+               .incarnation = id.incarnation(),
+               .peer = caller.peer,
                .step = {},
                .version = version,
                .parked_at = now,
                .deadline = deadline,
                .push_callback = {},
                .pull_callback = std::move(callback)};
-  if (!Serving().ok()) {
-    Fail(wait, Serving());
+  absl::Status refused = ServingReads(member);
+  // A job that is finished has no members any more.
+  const bool finished = view_.phase() == v1::PHASE_FINISHED && id.generation() == view_.generation();
+  if (refused.ok() && member && !finished && Fenced(id)) refused = FencedError(wait);
+  if (!refused.ok()) {
+    Fail(wait, refused);
     return 0;
   }
-  if (id.incarnation() != 0) {
-    if (Fenced(id)) {
-      Fail(wait, absl::FailedPreconditionError(
-                     absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(),
-                                  ": fenced: the rank has another owner, or another generation of the job runs")));
-      return 0;
-    }
-    last_heard_[id.rank()] = now;
-  }
+  if (member) last_heard_[id.rank()] = now;
   return Park(std::move(wait));
 }
 
-void Shard::AwaitHashes(TimePoint now, TimePoint deadline, const HashesCallback& callback) {
-  AwaitPull({}, std::nullopt, now, deadline, [this, callback](absl::StatusOr<VersionPin> pin) {
+uint64_t Shard::AwaitHashes(const Caller& caller, std::optional<uint64_t> version, TimePoint now, TimePoint deadline,
+                            HashesCallback callback) {
+  const auto hash_all = [this, callback = std::move(callback)](absl::StatusOr<VersionPin> pin) {
     if (!pin.ok()) return callback(pin.status());
     const std::vector<uint32_t>& mine = plan_->shard_slices(options_.shard);
     auto reply = std::make_shared<v1::HashSlicesReply>();
@@ -82,15 +109,23 @@ void Shard::AwaitHashes(TimePoint now, TimePoint deadline, const HashesCallback&
       reply->mutable_hashes(static_cast<int>(local))->set_hash(hash.data(), hash.size());
     };
     pool_.Post(mine.size(), hash_slice, [reply, callback] { callback(*reply); });
-  });
+  };
+  return AwaitPull(caller, version, now, deadline, hash_all);
 }
 
+// A member's places are its own: those who are no members cannot take them.
 uint64_t Shard::Park(Wait wait) {
   if (TryAnswer(wait)) return 0;
-  const size_t limit = options_.max_parked > 0 ? options_.max_parked : 64 + 8 * size_t{options_.num_workers};
-  if (waits_.size() >= limit) {
+  const bool member = wait.incarnation != 0;
+  const size_t limit = member ? kParkedOfAMember : options_.max_parked;
+  const auto beside = std::count_if(waits_.begin(), waits_.end(), [&](const Wait& other) {
+    return other.incarnation == wait.incarnation && (!member || other.rank == wait.rank);
+  });
+  if (static_cast<size_t>(beside) >= limit) {
+    const std::string whose =
+        member ? absl::StrCat("of rank ", wait.rank) : std::string("of callers who are no members (--max_parked)");
     Fail(wait, absl::ResourceExhaustedError(
-                   absl::StrCat("shard ", options_.shard, " has ", limit, " calls waiting, its limit")));
+                   absl::StrCat("shard ", options_.shard, " has ", limit, " calls ", whose, " waiting, its limit")));
     return 0;
   }
   wait.id = next_wait_++;
@@ -98,24 +133,54 @@ uint64_t Shard::Park(Wait wait) {
   return waits_.back().id;
 }
 
-bool Shard::TryAnswer(const Wait& wait) {
+bool Shard::Fenced(const Wait& wait) const {
+  if (wait.incarnation == 0 || view_.phase() == v1::PHASE_FINISHED) return false;
+  const auto member = members_.find(wait.rank);
+  return member == members_.end() || member->second.incarnation() != wait.incarnation;
+}
+
+bool Shard::TryAnswer(const Wait& wait) { return wait.step.has_value() ? TryAnswerPush(wait) : TryAnswerPull(wait); }
+
+bool Shard::TryAnswerPush(const Wait& wait) {
   if (const absl::Status serving = Serving(); !serving.ok()) {
     Fail(wait, serving);
-    return true;
-  }
-  if (wait.step.has_value()) {
-    if (!ledger_.Seen(wait.rank, *wait.step)) return false;
+  } else if (ledger_.Seen(wait.rank, *wait.step)) {
     AnswerPush(wait, ledger_.Tell(wait.rank, *wait.step));
-    return true;
+  } else if (Fenced(wait)) {
+    AnswerPush(wait, v1::FENCED);
+  } else {
+    return false;
   }
-  if (view_.phase() != v1::PHASE_RUNNING || store_->updating_in_place()) return false;
-  if (wait.version.value_or(0) > store_->version()) return false;
-  if (wait.version.has_value() && *wait.version < store_->version()) {
-    Fail(wait, absl::FailedPreconditionError(absl::StrCat("version ", *wait.version, " of shard ", options_.shard,
-                                                          " is no longer kept; it is at version ", store_->version())));
+  return true;
+}
+
+bool Shard::TryAnswerPull(const Wait& wait) {
+  const auto refuse = [&](const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    Fail(wait, status);
     return true;
+  };
+  if (const absl::Status serving = ServingReads(wait.incarnation != 0); !serving.ok()) return refuse(serving);
+  if (Fenced(wait)) return refuse(FencedError(wait));
+  const absl::Status failed = Failed();
+  const bool over = !failed.ok() || view_.phase() == v1::PHASE_FINISHED;
+  if ((!over && view_.phase() != v1::PHASE_RUNNING) || store_->updating_in_place()) return false;
+  const uint64_t current = store_->version();
+  if (wait.version.value_or(current) > current) {
+    const bool none_follows = over && building_ == nullptr && (decided_.empty() || !failed.ok());
+    if (!none_follows) return false;
+    return refuse(failed.ok() ? absl::FailedPreconditionError(absl::StrCat("the job is finished, and shard ",
+                                                                           options_.shard, " is at version ", current))
+                              : failed);
   }
-  outbox_.Add([callback = wait.pull_callback, pin = store_->Pin()] { callback(pin); });
+  if (wait.version.value_or(current) < current) {
+    return refuse(absl::FailedPreconditionError(absl::StrCat("version ", *wait.version, " of shard ", options_.shard,
+                                                             " is no longer kept; it is at version ", current)));
+  }
+  const Reader reader = ReaderOf(wait);
+  const absl::Status may = over ? absl::OkStatus() : store_->MayPin(reader);
+  if (absl::IsUnavailable(may)) return false;  // When the member has let go of an older version.
+  if (!may.ok()) return refuse(may);
+  outbox_.Add([callback = wait.pull_callback, pin = store_->Pin(reader, now_)] { callback(pin); });
   return true;
 }
 
@@ -169,11 +234,7 @@ std::string Shard::WaitingFor(TimePoint now) const {
   if (view_.phase() != v1::PHASE_RUNNING) {
     return view_.waiting_for().empty() ? "waiting for the chief" : view_.waiting_for();
   }
-  if (!decided_.empty() && building_ == nullptr) {
-    return absl::StrCat("version ", store_->version() + 1,
-                        ": waiting for readers, who hold all of --max_versions=", options_.max_versions,
-                        " buffers of weights");
-  }
+  if (!decided_.empty() && building_ == nullptr) return WaitingForReaders(now);
   std::vector<uint32_t> missing;
   for (uint32_t rank : mode_->WaitsFor()) {
     if (!ready_.contains(rank)) missing.push_back(rank);
@@ -191,12 +252,42 @@ std::string Shard::WaitingFor(TimePoint now) const {
       }));
 }
 
+std::string Shard::WaitingForReaders(TimePoint now) const {
+  const std::vector<Reading> readings = store_->Readings();
+  const size_t named = std::min(readings.size(), kNamedReaders);
+  std::string text = absl::StrCat(
+      "version ", store_->version() + 1, ": waiting for readers who hold all of --max_versions=", options_.max_versions,
+      " buffers of weights: ",
+      absl::StrJoin(readings.begin(), readings.begin() + static_cast<ptrdiff_t>(named), ", ",
+                    [&](std::string* out, const Reading& reading) {
+                      absl::StrAppend(out, reading.reader.ToString(), " (version ", reading.version, ", for ",
+                                      FormatSeconds(now - reading.since), ")");
+                    }));
+  if (named < readings.size()) absl::StrAppend(&text, " and ", readings.size() - named, " more");
+  return text;
+}
+
+void Shard::ReportBlocked(TimePoint now) {
+  const bool blocked = blocked_since_.has_value() && now - *blocked_since_ > kBlockedLong &&
+                       view_.phase() == v1::PHASE_RUNNING && failure_.empty();
+  if (!blocked && reported_blocked_.empty()) return;
+  if (blocked && !reported_blocked_.empty() && now - reported_blocked_at_ < kBlockedLong) return;
+  reported_blocked_ = blocked ? WaitingForReaders(now) : "";
+  reported_blocked_at_ = now;
+  Report({});
+}
+
 std::string Shard::Describe(const Wait& wait, TimePoint now) const {
   std::string what = wait.step.has_value()      ? absl::StrCat("the answer to step ", *wait.step)
                      : wait.version.has_value() ? absl::StrCat("version ", *wait.version)
                                                 : std::string("the newest version");
-  return absl::StrCat("shard ", options_.shard, ": rank ", wait.rank, " waited ", FormatSeconds(now - wait.parked_at),
-                      " for ", what, ": ", WaitingFor(now));
+  const std::string who = wait.step.has_value() ? absl::StrCat("rank ", wait.rank) : ReaderOf(wait).ToString();
+  std::string why = WaitingFor(now);
+  if (!wait.step.has_value() && view_.phase() == v1::PHASE_RUNNING && wait.version.value_or(0) <= store_->version()) {
+    if (const absl::Status may = store_->MayPin(ReaderOf(wait)); !may.ok()) why = Message(may);
+  }
+  return absl::StrCat("shard ", options_.shard, ": ", who, " waited ", FormatSeconds(now - wait.parked_at), " for ",
+                      what, ": ", why);
 }
 
 }  // namespace ps

@@ -1,9 +1,14 @@
 #include "server/store.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstdlib>
 #include <cstring>
+#include <list>
 #include <new>
+#include <set>
+
+#include "absl/strings/str_cat.h"
 
 namespace ps {
 
@@ -30,8 +35,40 @@ struct VersionStore::ReleaseHook {
   }
 };
 
+// Outlives the store, likewise. A version is in one buffer, so versions stand for buffers.
+struct VersionStore::ReaderTable {
+  mutable Mutex mutex;
+  std::list<Reading> readings ABSL_GUARDED_BY(mutex);
+
+  std::list<Reading>::iterator Add(Reading reading) {
+    MutexLock lock(mutex);
+    return readings.insert(readings.end(), std::move(reading));
+  }
+  // The versions that this member reads; for nobody, that all who are no members read.
+  std::set<uint64_t> VersionsOf(std::optional<uint32_t> rank) const {
+    MutexLock lock(mutex);
+    std::set<uint64_t> versions;
+    for (const Reading& reading : readings) {
+      if (reading.reader.rank == rank) versions.insert(reading.version);
+    }
+    return versions;
+  }
+  void Remove(std::list<Reading>::iterator reading) {
+    MutexLock lock(mutex);
+    readings.erase(reading);
+  }
+};
+
+std::string Reader::ToString() const {
+  if (rank.has_value()) return absl::StrCat("rank ", *rank);
+  return peer.empty() ? "a reader" : absl::StrCat("a reader at ", peer);
+}
+
 VersionStore::VersionStore(size_t elements, size_t max_versions, std::function<void()> on_release)
-    : elements_(elements), max_versions_(max_versions), hook_(std::make_shared<ReleaseHook>()) {
+    : elements_(elements),
+      max_versions_(max_versions),
+      hook_(std::make_shared<ReleaseHook>()),
+      readers_(std::make_shared<ReaderTable>()) {
   MutexLock lock(hook_->mutex);
   hook_->call = std::move(on_release);
   current_ = std::make_shared<WeightBuffer>(elements);
@@ -44,16 +81,40 @@ void VersionStore::ClearOnRelease() {
   hook_->call = nullptr;
 }
 
-VersionPin VersionStore::Pin() {
+absl::Status VersionStore::MayPin(const Reader& reader) const {
+  std::set<uint64_t> held = readers_->VersionsOf(reader.rank);
+  held.insert(version());
+  if (!reader.rank.has_value()) {
+    const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
+    if (held.size() <= most) return absl::OkStatus();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("readers who are no members of the job may hold ", most, " of --max_versions=", max_versions_,
+                     " buffers of weights while it runs",
+                     most == 0 ? "" : ", and do so: try again when an older version has been read"));
+  }
+  const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
+  if (held.size() <= most) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(reader.ToString(), " still reads ", held.size() - 1,
+                                             held.size() == 2 ? " older version" : " older versions"));
+}
+
+VersionPin VersionStore::Pin(const Reader& reader, TimePoint now) {
   assert(!updating_in_place());
   current_->pins.fetch_add(1, std::memory_order_relaxed);
+  const auto reading = readers_->Add({.reader = reader, .version = version(), .since = now});
   VersionPin pin;
-  pin.buffer_ =
-      std::shared_ptr<const WeightBuffer>(current_.get(), [buffer = current_, hook = hook_](const WeightBuffer*) {
+  pin.buffer_ = std::shared_ptr<const WeightBuffer>(
+      current_.get(), [buffer = current_, hook = hook_, readers = readers_, reading](const WeightBuffer*) {
+        readers->Remove(reading);
         buffer->pins.fetch_sub(1);
         hook->Released();
       });
   return pin;
+}
+
+std::vector<Reading> VersionStore::Readings() const {
+  MutexLock lock(readers_->mutex);
+  return {readers_->readings.begin(), readers_->readings.end()};
 }
 
 std::shared_ptr<WeightBuffer> VersionStore::FreeBuffer(bool in_place) {

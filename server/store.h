@@ -4,18 +4,27 @@
 // holds the current version, else in a recycled buffer, and becomes current by swapping pointers.
 //
 //   VersionStore ── current ──▶ WeightBuffer ◀── pins ── VersionPin (a reader: gRPC slices that are being sent, a hash)
-//        └────── spare ──────▶ WeightBuffer…            (a pin keeps its buffer alive, also after the store is gone)
+//        │└───── spare ──────▶ WeightBuffer…            (a pin keeps its buffer alive, also after the store is gone)
+//        └────────────────────▶ ReaderTable: who pins which version, since when
 //
-// The owner locks: every method but a pin's release is called under one lock of the owner.
+// Readers may be slow, so no reader alone may hold every buffer: a member of the job may read the current version and
+// an older one, and readers who are no members together leave two buffers free.
+//
+// The owner locks: every method but a pin's release is called under one lock of the owner. Lock order: the owner's
+// lock, then the table's; the release hook's, then the owner's.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "common/clock.h"
 #include "common/sync.h"
 
 namespace ps {
@@ -41,6 +50,22 @@ struct WeightBuffer {
   FloatBuffer weights;
   uint64_t version = 0;
   std::atomic<int> pins = 0;
+};
+
+// Who reads: a member of the job by its rank, or somebody else.
+struct Reader {
+  std::optional<uint32_t> rank;
+  std::string peer;  // Where somebody else is, for messages.
+
+  // "rank 1", "a reader at ipv4:10.0.0.1:5".
+  std::string ToString() const;
+};
+
+// A version that is being read.
+struct Reading {
+  Reader reader;
+  uint64_t version = 0;
+  TimePoint since;
 };
 
 // Holds one version for reading. Copies share the hold; the last one to go releases it, on any thread.
@@ -71,8 +96,13 @@ class VersionStore {
   // The initial values' memory, before the first update.
   float* initial_weights() { return current_->weights.data(); }
 
+  // Whether the reader may pin the current version as well. UNAVAILABLE: a member still reads older ones, and may when
+  // it has let go of them. RESOURCE_EXHAUSTED: readers who are no members hold all that they may.
+  absl::Status MayPin(const Reader& reader) const;
   // Must not be called while updating_in_place().
-  VersionPin Pin();
+  VersionPin Pin(const Reader& reader, TimePoint now);
+  // What is being read, oldest first.
+  std::vector<Reading> Readings() const;
 
   struct Update {
     const float* weights;
@@ -88,11 +118,13 @@ class VersionStore {
 
  private:
   struct ReleaseHook;
+  struct ReaderTable;
   std::shared_ptr<WeightBuffer> FreeBuffer(bool in_place);
 
   const size_t elements_;
   const size_t max_versions_;
   std::shared_ptr<ReleaseHook> hook_;
+  std::shared_ptr<ReaderTable> readers_;
   std::shared_ptr<WeightBuffer> current_;
   std::vector<std::shared_ptr<WeightBuffer>> spare_;
   std::shared_ptr<WeightBuffer> next_;  // While an update is under way.

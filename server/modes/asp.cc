@@ -23,6 +23,7 @@ class Asp final : public Mode {
   uint64_t StartStep(uint64_t highest) const override { return highest; }
   std::vector<uint32_t> WaitsFor() const override { return {}; }
   std::vector<uint32_t> Foreseen() const override { return {}; }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
   uint64_t step() const override { return 0; }
 };
 

@@ -49,6 +49,14 @@ class Bsp final : public Mode {
     return all;
   }
 
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override {
+    if (begun.empty()) return {};
+    for (const uint32_t rank : done) {
+      if (rank < num_workers_ && !begun.contains(rank)) return rank;
+    }
+    return {};
+  }
+
   uint64_t step() const override { return step_; }
 
  private:

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -57,6 +58,10 @@ class Mode {
   // The ranks that the version in the making will be made of, ascending, where that is known before their pushes are
   // complete, so that it can be built ahead; else empty.
   virtual std::vector<uint32_t> Foreseen() const = 0;
+
+  // A rank that the version in the making needs a push of, but that is `done` and pushes nothing any more; `begun` are
+  // the ranks whose push of step() has begun. Nothing where none of it has, or where a version waits for nobody.
+  virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const = 0;
 
   // The step in the making, for messages. 0 where a version waits for nobody.
   virtual uint64_t step() const = 0;

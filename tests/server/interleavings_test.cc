@@ -148,14 +148,15 @@ class Job {
   // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
   float Weight(uint32_t shard) {
     float weight = -1;
-    shards_[shard]->AwaitPull(workers_[0].id, std::nullopt, now_, now_, [&](absl::StatusOr<VersionPin> pin) {
-      if (!pin.ok()) return;
-      weight = pin->weights()[0];
-      const SlicePlan& plan = *shards_[shard]->plan();
-      for (const uint32_t slice : slices_[shard]) {
-        CHECK(pin->weights()[static_cast<size_t>(plan.slices()[slice].shard_offset)] == weight);
-      }
-    });
+    shards_[shard]->AwaitPull(
+        {.id = workers_[0].id, .peer = ""}, std::nullopt, now_, now_, [&](absl::StatusOr<VersionPin> pin) {
+          if (!pin.ok()) return;
+          weight = pin->weights()[0];
+          const SlicePlan& plan = *shards_[shard]->plan();
+          for (const uint32_t slice : slices_[shard]) {
+            CHECK(pin->weights()[static_cast<size_t>(plan.slices()[slice].shard_offset)] == weight);
+          }
+        });
     return weight;
   }
 

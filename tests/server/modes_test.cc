@@ -140,6 +140,16 @@ TEST_CASE("bsp names whom it waits for, and refuses other steps") {
   CHECK(mode->Admit(0, 0, 0).ok());
 }
 
+TEST_CASE("bsp needs a push of every rank once a step has begun, also of one that is done, and asp of none") {
+  const auto bsp = MakeBsp(3);
+  CHECK_FALSE(bsp->NeedsDone({}, {2}).has_value());
+  CHECK_FALSE(bsp->NeedsDone({0, 1}, {}).has_value());
+  CHECK_FALSE(bsp->NeedsDone({2}, {2}).has_value());
+  CHECK(bsp->NeedsDone({0}, {2}) == 2);
+  CHECK(bsp->NeedsDone({2}, {0, 1, 2}) == 0);
+  CHECK_FALSE(MakeAsp()->NeedsDone({0}, {2}).has_value());
+}
+
 TEST_CASE("asp takes a rank's next step only") {
   const auto mode = MakeAsp();
   CHECK(mode->Admit(0, 5, 5).ok());

@@ -74,14 +74,21 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = new_w.data()};
     block.state[0] = v.data();
     block.new_state[0] = v.data();
-    ReduceAndApply(terms, block, *momentum, hyper, isa);
+    CHECK(ReduceAndApply(terms, block, *momentum, hyper, isa));
     CHECK(new_w == expected_weights);
     CHECK(v == expected_velocity);
     CHECK(w == weights);
     v = velocity;
     block.new_weights = w.data();  // In place.
-    ReduceAndApply(terms, block, *momentum, hyper, isa);
+    CHECK(ReduceAndApply(terms, block, *momentum, hyper, isa));
     CHECK(w == expected_weights);
+    // The last weight overflows.
+    const Hyperparameters fast = {.learning_rate = 1e38F, .momentum = 1, .weight_decay = 0};
+    std::fill(w.begin(), w.end(), 0.0F);
+    std::fill(v.begin(), v.end(), 0.0F);
+    v[count - 1] = 100;
+    CHECK_FALSE(ReduceAndApply({}, block, *momentum, fast, isa));
+    CHECK(std::all_of(w.begin(), w.end() - 1, [](float weight) { return weight == 0; }));
   }
 }
 

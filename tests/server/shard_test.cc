@@ -1,131 +1,10 @@
-#include "server/shard.h"
-
 #include <limits>
 
-#include "common/layout_proto.h"
 #include "common/status.h"
-#include "tests/catch.h"
+#include "tests/server/test_shard.h"
 
 namespace ps {
 namespace {
-
-// An answer on its way. Copies of its callback may outlive it.
-template <typename T>
-class Reply {
- public:
-  std::function<void(absl::StatusOr<T>)> Callback() {
-    return [state = state_](absl::StatusOr<T> answer) {
-      MutexLock lock(state->mutex);
-      state->answer = std::move(answer);
-      state->changed.NotifyAll();
-    };
-  }
-
-  absl::StatusOr<T> Wait() {
-    MutexLock lock(state_->mutex);
-    const TimePoint deadline = Now() + std::chrono::minutes(2);
-    while (!state_->answer.has_value()) {
-      if (!state_->changed.WaitUntil(state_->mutex, deadline)) return absl::UnknownError("no answer came");
-    }
-    return *state_->answer;
-  }
-
- private:
-  struct State {
-    Mutex mutex;
-    CondVar changed;
-    std::optional<absl::StatusOr<T>> answer ABSL_GUARDED_BY(mutex);
-  };
-  std::shared_ptr<State> state_ = std::make_shared<State>();
-};
-
-// One shard with two workers on a model of four weights, all 1; the learning rate is 1.
-class TestShard {
- public:
-  explicit TestShard(const std::string& mode, ShardOptions options = {}, const Layout& model = {{"w", {4}}})
-      : layout(model),
-        metrics(*MetricsWriter::Open("", "shard")),
-        shard(
-            With(std::move(options), mode), [](const auto&) {}, metrics.get()) {
-    v1::ChiefUpdate update;
-    *update.mutable_view() = View(1, v1::PHASE_GATHERING, layout);
-    shard.OnChiefUpdate(update);
-    for (uint32_t slice = 0; slice < layout.size(); ++slice) {
-      REQUIRE(shard.AddInitialSlices(Id(0), {Slice(slice, std::vector<float>(layout[slice].elements(), 1))}).ok());
-    }
-    *update.mutable_view() = View(2, v1::PHASE_RUNNING, layout);
-    shard.OnChiefUpdate(update);
-  }
-
-  static ShardOptions With(ShardOptions options, const std::string& mode) {
-    options.mode = mode;
-    options.num_workers = 2;
-    options.hyperparameters = {.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0};
-    return options;
-  }
-
-  static v1::View View(uint64_t number, v1::Phase phase, const Layout& layout = {{"w", {4}}}) {
-    v1::View view;
-    view.set_number(number);
-    view.set_generation(1);
-    view.set_phase(phase);
-    *view.mutable_layout() = ToProto(layout);
-    for (uint32_t rank : {0U, 1U}) {
-      v1::Member* member = view.add_members();
-      member->set_rank(rank);
-      member->set_incarnation(1);
-      member->set_initialiser(rank == 0);
-    }
-    return view;
-  }
-
-  static v1::Identity Id(uint32_t rank, uint64_t incarnation = 1) {
-    v1::Identity id;
-    id.set_job("default");
-    id.set_generation(1);
-    id.set_rank(rank);
-    id.set_incarnation(incarnation);
-    return id;
-  }
-
-  static ReceivedSlice Slice(uint32_t index, std::vector<float> values) {
-    auto owner = std::make_shared<std::vector<float>>(std::move(values));
-    const Piece piece(reinterpret_cast<const uint8_t*>(owner->data()), owner->size() * sizeof(float));
-    return {.index = index, .payload = Payload({piece}, owner)};
-  }
-
-  static v1::PushRequest Header(uint32_t rank, uint64_t step, uint32_t samples = 1) {
-    v1::PushRequest header;
-    *header.mutable_id() = Id(rank);
-    header.set_step(step);
-    header.set_samples(samples);
-    return header;
-  }
-
-  absl::Status Add(uint32_t rank, uint64_t step, std::vector<float> values) {
-    return shard.AddSlices(Header(rank, step), {Slice(0, std::move(values))}, now);
-  }
-
-  // Callbacks are made by whichever thread drains the shard's outbox, so every answer is waited for.
-  absl::StatusOr<v1::PushReply> Answer(uint32_t rank, uint64_t step) {
-    Reply<v1::PushReply> reply;
-    shard.AwaitPush(Header(rank, step), true, now, now + std::chrono::hours(1), reply.Callback());
-    return reply.Wait();
-  }
-
-  // The version, or DEADLINE_EXCEEDED if it is not there now.
-  absl::StatusOr<VersionPin> Pull(std::optional<uint64_t> version) {
-    Reply<VersionPin> reply;
-    shard.AwaitPull(Id(0), version, now, now, reply.Callback());
-    shard.Tick(now);
-    return reply.Wait();
-  }
-
-  const Layout layout;
-  TimePoint now = TimePoint() + std::chrono::hours(1);
-  std::unique_ptr<MetricsWriter> metrics;
-  Shard shard;
-};
 
 TEST_CASE("A push is applied once, and sent again it is a DUPLICATE that changes nothing") {
   TestShard test("asp");
@@ -217,24 +96,37 @@ TEST_CASE("A wait that times out names whom it waited for") {
 TEST_CASE("Past its limits a shard says RESOURCE_EXHAUSTED") {
   ShardOptions options;
   options.max_inflight_bytes = 16;
-  options.max_parked = 1;
+  options.max_parked = 2;
   TestShard test("asp", options);
   REQUIRE(test.shard.AddSlices(TestShard::Header(0, 0), {}, test.now).ok());
   CHECK(absl::IsResourceExhausted(test.Add(1, 0, {1, 1, 1, 1})));
-  absl::Status second = absl::OkStatus();
-  for (int i = 0; i < 2; ++i) {
-    test.shard.AwaitPull(TestShard::Id(0), 5, test.now, test.now + std::chrono::hours(1),
-                         [&, i](absl::StatusOr<VersionPin> pin) {
-                           if (i == 1) second = pin.status();
-                         });
-  }
-  CHECK(absl::IsResourceExhausted(second));
+  // Of far versions. Strangers have places together, and each worker has its own.
+  const auto parked = [&](const v1::Identity& id) {
+    absl::Status status = absl::OkStatus();
+    int places = -1;
+    for (; status.ok() && places < 100; ++places) {
+      test.shard.AwaitPull({.id = id, .peer = ""}, 5, test.now, test.now + std::chrono::hours(1),
+                           [&](const absl::StatusOr<VersionPin>& pin) { status = pin.status(); });
+    }
+    CHECK(absl::IsResourceExhausted(status));
+    return places;
+  };
+  CHECK(parked({}) == 2);
+  CHECK(parked(TestShard::Id(0)) == 8);
+  CHECK(parked(TestShard::Id(1)) == 8);
+  CHECK(test.shard.Status(test.now).parked() == 18);
+  CHECK(test.shard.Status(test.now).parked_others() == 2);
+  // Those of an older owner of the rank are told, and leave its places.
+  test.NextView(v1::PHASE_RUNNING, [](v1::View* view) { view->mutable_members(1)->set_incarnation(2); });
+  CHECK(test.shard.Status(test.now).parked() == 10);
+  CHECK(parked(TestShard::Id(1, 2)) == 8);
+  test.shard.Shutdown(absl::CancelledError("the test ends"));
 }
 
 TEST_CASE("When the job fails, whoever waits is told why") {
   TestShard test("bsp");
   absl::Status told = absl::OkStatus();
-  test.shard.AwaitPull(TestShard::Id(0), 1, test.now, test.now + std::chrono::hours(1),
+  test.shard.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 1, test.now, test.now + std::chrono::hours(1),
                        [&](absl::StatusOr<VersionPin> pin) { told = pin.status(); });
   v1::ChiefUpdate update;
   *update.mutable_view() = TestShard::View(3, v1::PHASE_FAILED);

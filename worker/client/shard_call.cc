@@ -40,6 +40,8 @@ void ShardCall::Begin(const std::shared_ptr<grpc::Channel>& channel) {
   stub_ = std::make_unique<grpc::GenericStub>(channel);
   context_.set_deadline(std::chrono::system_clock::now() +
                         std::chrono::duration_cast<std::chrono::system_clock::duration>(request_.timeout));
+  // The server hears of a push with its first slice: it does not wait long for what a call is to bring.
+  context_.set_initial_metadata_corked(sends_slices());
   stub_->PrepareBidiStreamingCall(&context_, MethodPath(request_.kind), {}, this);
   StartRead(&received_);
   {

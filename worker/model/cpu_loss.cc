@@ -44,6 +44,14 @@ double MeanSquaredError(const float* z, int32_t label, float* dz, int64_t classe
   return loss / static_cast<double>(classes);
 }
 
+// Whether the label's output is the largest, and the first of equal ones. What is not a number compares with nothing.
+bool IsCorrect(const float* z, int32_t label, int64_t classes) {
+  for (int64_t k = 0; k < classes; ++k) {
+    if (!(k < label ? z[k] < z[label] : z[k] <= z[label])) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 LossSums CpuLossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
@@ -65,7 +73,7 @@ LossSums CpuLossAndGradient(Loss loss, const float* outputs, const int32_t* labe
         sums.loss += MeanSquaredError(z, label, dz, classes, scale);
         break;
     }
-    sums.correct += std::max_element(z, z + classes) - z == label ? 1 : 0;
+    sums.correct += IsCorrect(z, label, classes) ? 1 : 0;
   }
   return sums;
 }

@@ -15,8 +15,10 @@ enum class Activation { kNone, kRelu, kSigmoid, kTanh };
 enum class Loss { kSoftmaxCrossEntropy, kSigmoidCrossEntropy, kMse };
 
 struct LossSums {
-  double loss = 0;      // Summed over the samples of the batch.
-  int64_t correct = 0;  // Samples whose largest output (the first of equal ones) is the label; 0 for regression.
+  double loss = 0;  // Summed over the samples of the batch.
+  // Samples whose largest output (the first of equal ones) is the label, and whose outputs are all numbers; 0 for
+  // regression.
+  int64_t correct = 0;
 };
 
 }  // namespace ps

@@ -316,6 +316,18 @@ void CheckNotFinite(Backend& backend) {
                                device.Put(std::vector<int32_t>{0}), dx, 1, 2, sums)
               .ok());
   CHECK(std::isnan(device.Get(sums, 1)[0].loss));
+  // An output that is no number is no answer, be it the label's or another's.
+  for (const Loss loss : {Loss::kSoftmaxCrossEntropy, Loss::kSigmoidCrossEntropy, Loss::kMse}) {
+    for (const Values& outputs : {Values{nan, nan}, Values{nan, 1}, Values{1, nan}, Values{0, 1}}) {
+      for (const int32_t label : {0, 1}) {
+        REQUIRE(backend
+                    .LossAndGradient(loss, device.Put(outputs), device.Put(std::vector<int32_t>{label}), nullptr, 1, 2,
+                                     sums)
+                    .ok());
+        CHECK(device.Get(sums, 1)[0].correct == (outputs == Values{0, 1} && label == 1 ? 1 : 0));
+      }
+    }
+  }
 }
 
 TEST_CASE("CPU: dense layers forward and backward agree with plain loops") { CheckDense(*OnCpu()); }

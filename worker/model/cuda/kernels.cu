@@ -90,7 +90,9 @@ struct Largest {
   int64_t position;  // Of the first of equal ones.
 };
 
+// What is not a number is larger than any, and at no position: where there is one, no output is the largest.
 __device__ Largest Larger(Largest a, Largest b) {
+  if (isnan(a.value) || isnan(b.value)) return {NAN, -1};
   if (a.value != b.value) return a.value > b.value ? a : b;
   return a.position < b.position ? a : b;
 }

@@ -1,0 +1,105 @@
+#include "server/call_watch.h"
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+
+absl::Status CallWatch::Add(const void* call, std::string peer, std::function<void()> cancel) {
+  MutexLock lock(mutex_);
+  if (strangers_ >= limits_.strangers) {
+    return absl::ResourceExhaustedError(absl::StrCat("the server has ", limits_.strangers,
+                                                     " calls open that are no member's yet, its limit; try again"));
+  }
+  ++strangers_;
+  calls_[call] = {
+      .peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .deadline = {}, .receiving = false};
+  return absl::OkStatus();
+}
+
+void CallWatch::Remove(const void* call) {
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  if (!found->second.member.has_value()) {
+    --strangers_;
+  } else if (const auto count = of_members_.find(*found->second.member); --count->second == 0) {
+    of_members_.erase(count);
+  }
+  calls_.erase(found);
+}
+
+absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incarnation) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr || found->member.has_value()) return absl::OkStatus();
+  size_t& count = of_members_[{rank, incarnation}];
+  if (count >= limits_.of_a_member) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; try again"));
+  }
+  ++count;
+  --strangers_;
+  found->member = {rank, incarnation};
+  return absl::OkStatus();
+}
+
+void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr) return;
+  found->receiving = found->member.has_value();
+  found->deadline.reset();
+  if (!found->receiving) found->deadline = now + TimeFor(bytes);
+}
+
+void CallWatch::Sending(const void* call, size_t bytes, TimePoint now) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr) return;
+  found->receiving = false;
+  found->deadline = now + TimeFor(bytes);
+}
+
+void CallWatch::Waiting(const void* call) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr) return;
+  found->receiving = false;
+  found->deadline.reset();
+}
+
+void CallWatch::Tick(TimePoint now, const Members& members) {
+  MutexLock lock(mutex_);
+  for (auto& [key, call] : calls_) {
+    bool gone = false;
+    if (call.receiving) {
+      const auto member = members.find(call.member->first);
+      gone = member == members.end() || member->second != call.member->second;
+    }
+    const bool late = call.deadline.has_value() && *call.deadline <= now;
+    if (!gone && !late) continue;
+    const std::string who = call.member.has_value() ? absl::StrCat("rank ", call.member->first, " at ") : "";
+    spdlog::warn("a call of {}{} is cancelled: {}", who, call.peer,
+                 gone ? "its caller is no longer a member of the job" : "it did not move on for too long");
+    call.receiving = false;  // Once is enough.
+    call.deadline.reset();
+    call.cancel();
+  }
+}
+
+size_t CallWatch::open_calls() const {
+  MutexLock lock(mutex_);
+  return calls_.size();
+}
+
+std::chrono::nanoseconds CallWatch::TimeFor(size_t bytes) const {
+  return limits_.grace + std::chrono::milliseconds(1000 * bytes / limits_.bytes_per_s);
+}
+
+CallWatch::Call* CallWatch::Find(const void* call) {
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? nullptr : &found->second;
+}
+
+}  // namespace ps

@@ -1,0 +1,78 @@
+// The open data calls of a server: how many there may be, and until when each must have moved on.
+//
+// A call is a stranger's until its first message shows that a member of the job sends it. Strangers together have a
+// limit, and so has each member. What a call is waited for has a deadline of progress: so long, and so much longer for
+// each byte that is to come or go. Only a member that is in the middle of sending may take its time, for as long as it
+// is a member. A call that waits for the shard has no deadline here: the shard ends its wait.
+//
+// Thread-safe. Lock order: the watch's lock is a leaf but for gRPC's own, which `cancel` takes; it must not come back
+// here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in threads of gRPC).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/sync.h"
+
+namespace ps {
+
+struct CallLimits {
+  size_t strangers = 256;   // Calls of others than members.
+  size_t of_a_member = 64;  // Calls of one member.
+  // Floor of progress: a message is there, or gone, so long after it was asked for, and so many bytes a second.
+  std::chrono::nanoseconds grace = std::chrono::seconds(10);
+  uint64_t bytes_per_s = 32 << 10;
+};
+
+class CallWatch {
+ public:
+  // Incarnations of the job's members, by rank.
+  using Members = std::map<uint32_t, uint64_t>;
+
+  explicit CallWatch(const CallLimits& limits) : limits_(limits) {}
+
+  // A new call, a stranger's. `cancel` may be called until Remove has returned; `peer` is for the log.
+  // RESOURCE_EXHAUSTED past the limit; then it is not watched.
+  absl::Status Add(const void* call, std::string peer, std::function<void()> cancel);
+  // The call is over. It need not be watched.
+  void Remove(const void* call);
+
+  // Its caller is this member. RESOURCE_EXHAUSTED past the member's limit; it then stays a stranger's.
+  absl::Status Identify(const void* call, uint32_t rank, uint64_t incarnation);
+
+  // A message of at most `bytes` is to come from the caller. A member may take its time.
+  void Receiving(const void* call, size_t bytes, TimePoint now);
+  // A message of `bytes` is on its way to the caller.
+  void Sending(const void* call, size_t bytes, TimePoint now);
+  // It is the server's turn.
+  void Waiting(const void* call);
+
+  // Cancels the calls that are late, and those on whose members was waited and that are none any more.
+  void Tick(TimePoint now, const Members& members);
+
+  size_t open_calls() const;
+
+ private:
+  struct Call {
+    std::string peer;
+    std::function<void()> cancel;
+    std::optional<std::pair<uint32_t, uint64_t>> member;  // Rank and incarnation.
+    std::optional<TimePoint> deadline;
+    bool receiving = false;  // From a member; while it is one.
+  };
+  std::chrono::nanoseconds TimeFor(size_t bytes) const;
+  Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const CallLimits limits_;
+  mutable Mutex mutex_;
+  std::map<const void*, Call> calls_ ABSL_GUARDED_BY(mutex_);
+  size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::pair<uint32_t, uint64_t>, size_t> of_members_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

@@ -1,0 +1,389 @@
+// What callers who take and give no bytes can make a server hold: the calls are real, the time is in the test's hand.
+#include <fstream>
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/server_builder.h>
+
+#include "common/endpoint.h"
+#include "common/grpc_status.h"
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "server/exchange.h"
+#include "server/services.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::hours kLong(1);
+constexpr uint32_t kSlices = 4;
+const Layout kLayout = {{"w", {kSlices * kSliceElements}}};
+
+// Looks again until it holds. What is waited for is on its way, in threads of gRPC.
+template <typename Holds>
+bool Eventually(Holds holds) {
+  Mutex mutex;
+  CondVar never;
+  const TimePoint deadline = Now() + std::chrono::minutes(2);
+  while (!holds()) {
+    if (Now() > deadline) return false;
+    MutexLock lock(mutex);
+    never.WaitUntil(mutex, Now() + std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+size_t ResidentBytes() {
+  size_t pages = 0;
+  size_t resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * 4096;
+}
+
+// One server of a running asp job of one worker, whose pushes the test makes. Nobody ticks it but the test.
+class LoneServer {
+ public:
+  explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64)
+      : metrics(*MetricsWriter::Open("", "shard")),
+        shard(
+            {.num_workers = 1,
+             .mode = "asp",
+             .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
+             .max_parked = max_parked},
+            [this](const v1::ShardReport& report) {
+              MutexLock lock(mutex);
+              waiting_for = report.waiting_for();
+            },
+            metrics.get()),
+        exchange(shard, {.calls = limits}),
+        service(exchange) {
+    NextView(v1::PHASE_GATHERING);
+    REQUIRE(shard.AddInitialSlices(Id(), Gradient()).ok());
+    NextView(v1::PHASE_RUNNING);
+    grpc::ServerBuilder builder;
+    SetServerArguments(builder);
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&service);
+    builder.RegisterCallbackGenericService(&exchange);
+    server = builder.BuildAndStart();
+    REQUIRE(server != nullptr);
+  }
+  ~LoneServer() {
+    shard.Shutdown(absl::AbortedError("the test ends"));
+    server->Shutdown(std::chrono::system_clock::now());
+  }
+
+  void NextView(v1::Phase phase, bool with_member = true) {
+    v1::ChiefUpdate update;
+    v1::View* view = update.mutable_view();
+    view->set_number(++views);
+    view->set_generation(1);
+    view->set_phase(phase);
+    *view->mutable_layout() = ToProto(kLayout);
+    if (with_member) {
+      v1::Member* member = view->add_members();
+      member->set_incarnation(1);
+      member->set_initialiser(true);
+    }
+    shard.OnChiefUpdate(update);
+  }
+
+  static v1::Identity Id() {
+    v1::Identity id;
+    id.set_job("default");
+    id.set_generation(1);
+    id.set_incarnation(1);
+    return id;
+  }
+  static v1::PushRequest Header(uint64_t step) {
+    v1::PushRequest header;
+    *header.mutable_id() = Id();
+    header.set_step(step);
+    header.set_samples(1);
+    return header;
+  }
+  static std::vector<ReceivedSlice> Gradient() {
+    static const auto zeros = std::make_shared<const std::vector<float>>(kSliceElements);
+    const Piece piece(reinterpret_cast<const uint8_t*>(zeros->data()), zeros->size() * sizeof(float));
+    std::vector<ReceivedSlice> slices;
+    for (uint32_t slice = 0; slice < kSlices; ++slice) slices.push_back({slice, Payload({piece}, zeros)});
+    return slices;
+  }
+
+  // The worker's next push, which makes version `step` + 1. Whether it is there within a short time.
+  void Push(uint64_t step) { REQUIRE(shard.AddSlices(Header(step), Gradient(), Now()).ok()); }
+  bool IsAt(uint64_t version) {
+    return Eventually([&] { return Status().version() == version; });
+  }
+
+  v1::ShardStatusReply Status() { return exchange.Status(Now()); }
+  std::string WaitingFor() {
+    MutexLock lock(mutex);
+    return waiting_for;
+  }
+
+  // A connection whose calls take 64 KB ahead of who reads them.
+  std::shared_ptr<grpc::Channel> SmallChannel() const {
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return grpc::CreateCustomChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(),
+                                     arguments);
+  }
+
+  Mutex mutex;
+  std::string waiting_for ABSL_GUARDED_BY(mutex);
+  uint64_t views = 0;
+  std::unique_ptr<MetricsWriter> metrics;
+  Shard shard;
+  ExchangeService exchange;
+  ShardService service;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server;
+};
+
+// Pulls the newest version, reads one message of it, and no more.
+class LazyReader {
+ public:
+  LazyReader(const LoneServer& server, const v1::Identity& id) : stub_(v1::Shard::NewStub(server.SmallChannel())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+    v1::PullRequest request;
+    *request.mutable_id() = id;
+    reader_ = stub_->Pull(&context_, request);
+    v1::PullReply reply;
+    has_pinned_ = reader_->Read(&reply);
+  }
+  ~LazyReader() { context_.TryCancel(); }
+  LazyReader(const LazyReader&) = delete;
+  LazyReader& operator=(const LazyReader&) = delete;
+
+  bool has_pinned() const { return has_pinned_; }
+  absl::Status End() {
+    v1::PullReply reply;
+    while (reader_->Read(&reply)) {
+    }
+    return FromGrpc(reader_->Finish());
+  }
+
+ private:
+  std::unique_ptr<v1::Shard::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::PullReply>> reader_;
+  bool has_pinned_ = false;
+};
+
+TEST_CASE(
+    "Readers who stop reading hold an update back no longer than their floor, and the chief is told their names") {
+  LoneServer server;
+  LazyReader first(server, {});
+  server.Push(0);
+  REQUIRE(server.IsAt(1));
+  LazyReader second(server, {});
+  server.Push(1);
+  REQUIRE(server.IsAt(2));
+  REQUIRE((first.has_pinned() && second.has_pinned()));
+  LazyReader third(server, {});  // Two of the four buffers are for members.
+  CHECK_FALSE(third.has_pinned());
+  const absl::Status refused = third.End();
+  CHECK(absl::IsResourceExhausted(refused));
+  CHECK(Message(refused).find("may hold 2 of --max_versions=4 buffers") != std::string::npos);
+
+  LazyReader member(server, LoneServer::Id());
+  server.Push(2);
+  REQUIRE(server.IsAt(3));
+  LazyReader again(server, LoneServer::Id());
+  REQUIRE((member.has_pinned() && again.has_pinned()));
+  server.shard.Tick(Now());
+  server.Push(3);  // Every buffer is being read.
+  server.shard.Tick(Now());
+  CHECK(server.WaitingFor().empty());
+  server.shard.Tick(Now() + std::chrono::seconds(5));
+  CHECK(server.WaitingFor().find("version 4: waiting for readers who hold all of --max_versions=4 buffers") == 0);
+  CHECK(server.WaitingFor().find("a reader at ipv4:127.0.0.1:") != std::string::npos);
+  CHECK(server.WaitingFor().find("(version 0, for 5.") != std::string::npos);
+  CHECK(server.WaitingFor().find("rank 0 (version 3, for 5.") != std::string::npos);
+  CHECK(server.Status().version() == 3);
+
+  server.exchange.Tick(Now() + std::chrono::seconds(9));
+  CHECK(server.Status().open_calls() == 4);
+  server.exchange.Tick(Now() + kLong);
+  REQUIRE(server.IsAt(4));
+  CHECK(Eventually([&] { return server.Status().open_calls() == 0; }));
+  server.shard.Tick(Now() + std::chrono::seconds(6));
+  CHECK(server.WaitingFor().empty());
+  CHECK_FALSE(first.End().ok());
+}
+
+// Calls of bytes, several at once, each with the number of messages that it has sent.
+class RawCalls {
+ public:
+  RawCalls(const LoneServer& server, const std::string& method, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (i % 100 == 0) {  // A connection has 128 calls at most.
+        stubs_.push_back(std::make_unique<grpc::GenericStub>(MakeChannel(
+            "127.0.0.1:" + std::to_string(server.port), grpc::InsecureChannelCredentials(), static_cast<int>(i))));
+      }
+      Call& call = calls_.emplace_back();
+      call.context = std::make_unique<grpc::ClientContext>();
+      call.context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+      call.stream = stubs_.back()->PrepareCall(call.context.get(), method, &queue_);
+      call.stream->StartCall(Tag(i, kStarted));
+    }
+    for (size_t i = 0; i < count; ++i) Next();
+  }
+  ~RawCalls() {
+    for (Call& call : calls_) call.context->TryCancel();
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+  RawCalls(const RawCalls&) = delete;
+  RawCalls& operator=(const RawCalls&) = delete;
+
+  void Write(size_t call, const grpc::ByteBuffer& message) { calls_[call].stream->Write(message, Tag(call, kWritten)); }
+  // The next call with a message written, or nothing: none can write for a while.
+  std::optional<size_t> Written(std::chrono::milliseconds within) {
+    void* tag = nullptr;
+    bool ok = false;
+    const auto deadline = std::chrono::system_clock::now() + within;
+    if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT || !ok) return std::nullopt;
+    return reinterpret_cast<uintptr_t>(tag) / kEvents;
+  }
+  // How every call ends.
+  std::vector<absl::Status> Ends() {
+    for (size_t i = 0; i < calls_.size(); ++i) calls_[i].stream->Finish(&calls_[i].status, Tag(i, kFinished));
+    for (size_t ended = 0; ended < calls_.size();) ended += Next() % kEvents == kFinished ? 1 : 0;
+    std::vector<absl::Status> statuses;
+    for (const Call& call : calls_) statuses.push_back(FromGrpc(call.status));
+    return statuses;
+  }
+
+ private:
+  enum Event : uintptr_t { kStarted, kWritten, kFinished, kEvents };
+  struct Call {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
+    grpc::Status status;
+  };
+  static void* Tag(size_t call, Event event) { return reinterpret_cast<void*>(call * kEvents + event); }
+  uintptr_t Next() {
+    void* tag = nullptr;
+    bool ok = false;
+    REQUIRE(queue_.Next(&tag, &ok));  // Calls have deadlines.
+    return reinterpret_cast<uintptr_t>(tag);
+  }
+
+  grpc::CompletionQueue queue_;
+  std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
+  std::vector<Call> calls_;
+};
+
+grpc::ByteBuffer Bytes(size_t bytes) {
+  // A field of unknown number: a request as good as any, but for its size.
+  static const std::string text(4 << 20, 'x');
+  grpc::Slice header(bytes > (2 << 20) ? std::string("\xa2\x7d\x80\x80\xc0\x01") : std::string());
+  const grpc::Slice slices[] = {header, grpc::Slice(text.data(), bytes, grpc::Slice::STATIC_SLICE)};
+  return {slices, 2};
+}
+
+grpc::ByteBuffer FarHashes() {
+  v1::HashSlicesRequest request;
+  request.set_version(1000);
+  request.set_wait_ms(60000);
+  return EncodeMessage(request);
+}
+
+TEST_CASE("Requests of 4 MB that are never ended hold nothing: what is no push is refused by its size") {
+  LoneServer server;
+  size_t before = 0;
+  for (const char* method : {"/ps.v1.Shard/Pull", "/ps.v1.Shard/Pull", "/ps.v1.Shard/HashSlices"}) {
+    RawCalls calls(server, method, 200);
+    for (size_t call = 0; call < 200; ++call) calls.Write(call, Bytes(3 << 20));
+    for (const absl::Status& status : calls.Ends()) {
+      CHECK(absl::IsInvalidArgument(status));
+      CHECK(Message(status).find("a request of") != std::string::npos);
+    }
+    CHECK(Eventually([&] { return server.Status().open_calls() == 0; }));
+    if (before == 0) before = ResidentBytes();  // With what is kept for messages on their way.
+  }
+  CHECK(ResidentBytes() < before + (400U << 20));
+}
+
+TEST_CASE("Calls that wait take a window's bytes at most from who goes on sending, and are counted") {
+  constexpr size_t kCalls = 20;
+  constexpr size_t kChunk = 1 << 20;
+  LoneServer server;
+  const size_t before = ResidentBytes();
+  RawCalls calls(server, "/ps.v1.Shard/HashSlices", kCalls);
+  for (size_t call = 0; call < kCalls; ++call) calls.Write(call, FarHashes());
+  std::vector<size_t> written(kCalls);
+  size_t most = 0;
+  while (const auto call = calls.Written(std::chrono::milliseconds(500))) {
+    most = std::max(most, ++written[*call]);
+    if (written[*call] < 60) calls.Write(*call, Bytes(kChunk));
+  }
+  CHECK(most * kChunk < kServerWindowBytes + 3 * kChunk);
+  CHECK(ResidentBytes() < before + kCalls * (kServerWindowBytes + 4 * kChunk));
+  const v1::ShardStatusReply status = server.Status();
+  CHECK(status.open_calls() == kCalls);
+  CHECK(status.parked_others() == kCalls);
+  CHECK(status.receive_buffer_bytes_max() >= kCalls * uint64_t{kServerWindowBytes});
+}
+
+TEST_CASE("A pull is answered on its one message, whether or not the caller says that it was all") {
+  LoneServer server;
+  v1::PullRequest request;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+  grpc::GenericStub stub(server.SmallChannel());
+  grpc::CompletionQueue queue;
+  void* tag = nullptr;
+  bool ok = false;
+  const auto call = stub.PrepareCall(&context, "/ps.v1.Shard/Pull", &queue);
+  call->StartCall(nullptr);
+  REQUIRE((queue.Next(&tag, &ok) && ok));
+  call->Write(EncodeMessage(request), nullptr);
+  REQUIRE((queue.Next(&tag, &ok) && ok));
+  size_t received = 0;
+  grpc::ByteBuffer message;
+  for (call->Read(&message, nullptr); queue.Next(&tag, &ok) && ok; call->Read(&message, nullptr)) {
+    received += message.Length();
+  }
+  grpc::Status status;
+  call->Finish(&status, nullptr);
+  REQUIRE(queue.Next(&tag, &ok));
+  CHECK(status.ok());
+  CHECK(received > kSlices * kSliceElements * sizeof(float));
+}
+
+TEST_CASE("Calls that say nothing have a limit and a time, and a member's push has its membership instead") {
+  LoneServer server({.strangers = 8});
+  RawCalls silent(server, "/ps.v1.Shard/Push", 8);
+  REQUIRE(Eventually([&] { return server.Status().open_calls() == 8; }));
+  RawCalls more(server, "/ps.v1.Shard/Push", 1);
+  CHECK(absl::IsResourceExhausted(more.Ends()[0]));
+  // One of them is the worker's, which has sent a part of its push.
+  v1::PushRequest part = LoneServer::Header(0);
+  v1::Slice* slice = part.add_slices();
+  slice->set_values(std::string(kSliceElements * sizeof(float), '\0'));
+  silent.Write(0, EncodeMessage(part));
+  REQUIRE(silent.Written(std::chrono::minutes(2)) == 0);
+  REQUIRE(Eventually([&] { return server.Status().inflight_bytes() > 0; }));
+  server.exchange.Tick(Now() + std::chrono::seconds(9));
+  CHECK(server.Status().open_calls() == 8);
+  server.exchange.Tick(Now() + kLong);
+  CHECK(Eventually([&] { return server.Status().open_calls() == 1; }));
+  server.NextView(v1::PHASE_RUNNING, /*with_member=*/false);
+  server.exchange.Tick(Now());
+  CHECK(Eventually([&] { return server.Status().open_calls() == 0; }));
+  for (const absl::Status& status : silent.Ends()) CHECK(absl::IsCancelled(status));
+}
+
+}  // namespace
+}  // namespace ps

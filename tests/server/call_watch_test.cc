@@ -1,0 +1,88 @@
+#include "server/call_watch.h"
+
+#include "common/status.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+using std::chrono::seconds;
+
+// Calls are the addresses of their counts of cancellations.
+class Calls {
+ public:
+  explicit Calls(const CallLimits& limits) : watch(limits) {}
+  absl::Status Add(int* call) {
+    return watch.Add(call, "ipv4:10.0.0.1:5", [call] { ++*call; });
+  }
+  void Tick(seconds after) { watch.Tick(start + after, members); }
+
+  CallWatch watch;
+  CallWatch::Members members = {{0, 1}, {1, 7}};
+  const TimePoint start = TimePoint() + std::chrono::hours(1);
+};
+
+TEST_CASE("A stranger's call is cancelled, once, when its next message is late") {
+  Calls calls({.grace = seconds(10), .bytes_per_s = 1000});
+  int call = 0;
+  REQUIRE(calls.Add(&call).ok());
+  calls.watch.Receiving(&call, 5000, calls.start);
+  calls.Tick(seconds(14));
+  CHECK(call == 0);
+  calls.Tick(seconds(15));
+  calls.Tick(seconds(16));
+  CHECK(call == 1);
+}
+
+TEST_CASE(
+    "What is written must be taken in time, by members too, and a call that waits for the server has no deadline") {
+  Calls calls({.grace = seconds(10), .bytes_per_s = 1000});
+  int call = 0;
+  REQUIRE(calls.Add(&call).ok());
+  REQUIRE(calls.watch.Identify(&call, 1, 7).ok());
+  calls.watch.Waiting(&call);
+  calls.Tick(seconds(1000));
+  CHECK(call == 0);
+  calls.watch.Sending(&call, 1000, calls.start + seconds(1000));
+  calls.Tick(seconds(1010));
+  CHECK(call == 0);
+  calls.Tick(seconds(1011));
+  CHECK(call == 1);
+}
+
+TEST_CASE("A member in the middle of sending may take its time for as long as it is a member") {
+  Calls calls({});
+  int call = 0;
+  REQUIRE(calls.Add(&call).ok());
+  REQUIRE(calls.watch.Identify(&call, 1, 7).ok());
+  calls.watch.Receiving(&call, 5000, calls.start);
+  calls.Tick(seconds(100000));
+  CHECK(call == 0);
+  calls.members[1] = 8;  // Another owner of the rank.
+  calls.Tick(seconds(100001));
+  CHECK(call == 1);
+}
+
+TEST_CASE("Strangers' calls have a limit, each member's another, and one that ended makes room") {
+  Calls calls({.strangers = 2, .of_a_member = 1});
+  int call[4] = {};
+  REQUIRE(calls.Add(&call[0]).ok());
+  REQUIRE(calls.Add(&call[1]).ok());
+  CHECK(absl::IsResourceExhausted(calls.Add(&call[2])));
+  REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());
+  REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());  // Said again with its next message.
+  REQUIRE(calls.Add(&call[2]).ok());
+  const absl::Status second = calls.watch.Identify(&call[2], 1, 7);
+  CHECK(absl::IsResourceExhausted(second));
+  CHECK(Message(second).find("rank 1") != std::string::npos);
+  CHECK(calls.watch.open_calls() == 3);
+  calls.watch.Remove(&call[0]);
+  CHECK(calls.watch.Identify(&call[2], 1, 7).ok());
+  CHECK(calls.Add(&call[3]).ok());
+  CHECK(calls.watch.open_calls() == 3);
+  calls.watch.Remove(&call[0]);  // Nobody's any more.
+  CHECK(calls.watch.open_calls() == 3);
+}
+
+}  // namespace
+}  // namespace ps
