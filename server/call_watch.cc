@@ -69,13 +69,14 @@ void CallWatch::Waiting(const void* call) {
   found->deadline.reset();
 }
 
-void CallWatch::Tick(TimePoint now, const Members& members) {
+void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
   MutexLock lock(mutex_);
+  const Members current = members();
   for (auto& [key, call] : calls_) {
     bool gone = false;
     if (call.receiving) {
-      const auto member = members.find(call.member->first);
-      gone = member == members.end() || member->second != call.member->second;
+      const auto member = current.find(call.member->first);
+      gone = member == current.end() || member->second != call.member->second;
     }
     const bool late = call.deadline.has_value() && *call.deadline <= now;
     if (!gone && !late) continue;

@@ -5,8 +5,9 @@
 // each byte that is to come or go. Only a member that is in the middle of sending may take its time, for as long as it
 // is a member. A call that waits for the shard has no deadline here: the shard ends its wait.
 //
-// Thread-safe. Lock order: the watch's lock is a leaf but for gRPC's own, which `cancel` takes; it must not come back
-// here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in threads of gRPC).
+// Thread-safe. Lock order: the watch's lock, then the shard's (Tick asks for the members); and gRPC's own, which
+// `cancel` takes. It must not come back here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in
+// threads of gRPC).
 #pragma once
 
 #include <cstdint>
@@ -52,8 +53,9 @@ class CallWatch {
   // It is the server's turn.
   void Waiting(const void* call);
 
-  // Cancels the calls that are late, and those on whose members was waited and that are none any more.
-  void Tick(TimePoint now, const Members& members);
+  // Cancels the calls that are late, and those that wait for the next message of somebody who is no longer a member.
+  // `members` is called under the lock, so that it knows of every member whose call was identified.
+  void Tick(TimePoint now, const std::function<Members()>& members);
 
   size_t open_calls() const;
 

@@ -24,7 +24,9 @@ class ExchangeService final : public grpc::CallbackGenericService {
   grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
 
   // Cancels calls that do not move on.
-  void Tick(TimePoint now) { watch_.Tick(now, shard_.MemberIncarnations()); }
+  void Tick(TimePoint now) {
+    watch_.Tick(now, [this] { return shard_.MemberIncarnations(); });
+  }
 
   // The shard at a glance, with the calls that are open.
   v1::ShardStatusReply Status(TimePoint now) const;

@@ -15,7 +15,9 @@ class Calls {
   absl::Status Add(int* call) {
     return watch.Add(call, "ipv4:10.0.0.1:5", [call] { ++*call; });
   }
-  void Tick(seconds after) { watch.Tick(start + after, members); }
+  void Tick(seconds after) {
+    watch.Tick(start + after, [this] { return members; });
+  }
 
   CallWatch watch;
   CallWatch::Members members = {{0, 1}, {1, 7}};
