@@ -6,6 +6,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/proxy.h"
+#include "worker/client/weights_hash.h"
 
 namespace ps {
 namespace {
@@ -200,6 +201,41 @@ TEST_CASE("Connections that are reset cost nothing: the weights are those of an 
     CHECK(cluster.servers[0]->Wait().ok());
   }
   CHECK(hashes[0] == hashes[1]);
+}
+
+TEST_CASE(
+    "The weights hash of a running job is of one version on all servers in bsp, and of each one's newest in asp") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    ServerOptions options;
+    options.num_workers = 1;
+    options.num_shards = 3;
+    options.mode = mode;
+    Cluster cluster(options);
+    WorkerOptions worker = SmallJob();
+    worker.model.widths = {20, 30, 30, 4};  // Tensors on every shard.
+    worker.client.server = cluster.address();
+    worker.steps = 100000000;
+    Trainer trainer(worker);
+    std::thread training([&] { (void)trainer.Run({}); });
+    HashJob job = {.channels = {},
+                   .slices = SlicePlan(ModelLayout(worker.model), options.num_shards).slices().size(),
+                   .one_version = mode == "bsp",
+                   .id = {}};
+    for (const auto& server : cluster.servers) {
+      job.channels.push_back(MakeChannel(server->address(), grpc::InsecureChannelCredentials(), 0));
+    }
+    for (int time = 0; time < 15; ++time) {
+      const auto hashed = HashWeights(job, Now() + std::chrono::minutes(2), {});
+      INFO(hashed.status().ToString());
+      REQUIRE(hashed.ok());
+      CHECK(hashed->versions.size() == 3);
+      if (mode != "bsp") continue;
+      for (const uint64_t version : hashed->versions) CHECK(version == hashed->versions[0]);
+    }
+    trainer.Stop();
+    training.join();
+    for (auto& server : cluster.servers) CHECK_FALSE(server->Wait().ok());
+  }
 }
 
 TEST_CASE("Workers without a name get one of their own, also where host and process number are the same") {
