@@ -107,10 +107,14 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
-void SetServerArguments(grpc::ServerBuilder& builder) {
+void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetTransportArguments(kServerWindowBytes,
                         [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
+  const auto silence_ms = std::chrono::duration_cast<std::chrono::milliseconds>(silence).count();
+  builder.AddChannelArgument(
+      GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+      static_cast<int>(std::clamp<int64_t>(silence_ms, kKeepaliveTimeoutMs, std::numeric_limits<int>::max())));
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
 }

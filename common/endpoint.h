@@ -40,7 +40,8 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::strin
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane);
 
-// The same on the server's side; a port that is in use is noticed.
-void SetServerArguments(grpc::ServerBuilder& builder);
+// The same on the server's side; a port that is in use is noticed. A peer that is silent for about `silence` is cut
+// off: at least as long as whoever falls silent has by other rules, as a worker has its lease.
+void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence);
 
 }  // namespace ps

@@ -107,10 +107,15 @@ std::string MetricsWriter::Line(const std::string& event, const nlohmann::ordere
 void MetricsWriter::Begin(bool append, const nlohmann::ordered_json& start_fields) {
   if (!enabled()) return;
   std::string start = Line("start", start_fields);
+  int file = -1;
+  {
+    MutexLock lock(mutex_);
+    file = file_;
+  }
+  if (file < 0) return;
+  // Without the lock, which Write takes. If it fails the events still come, behind what is there.
+  if (IsRegular(file)) (void)!ftruncate(file, append ? EndOfLastLine(path_) : 0);
   MutexLock lock(mutex_);
-  if (file_ < 0) return;
-  // If it fails the events still come, behind what is there.
-  if (IsRegular(file_)) (void)!ftruncate(file_, append ? EndOfLastLine(path_) : 0);
   lines_ = std::make_unique<LineWriter>(std::exchange(file_, -1), kMaxQueuedBytes, [this](uint64_t lines) {
     return Line("dropped", {{"lines", lines}});
   });

@@ -7,14 +7,28 @@ namespace ps {
 
 absl::Status CallWatch::Add(const void* call, std::string peer, std::function<void()> cancel) {
   MutexLock lock(mutex_);
-  if (strangers_ >= limits_.strangers) {
+  if (strangers_ >= limits_.strangers && !EvictSilent()) {
     return absl::ResourceExhaustedError(absl::StrCat("the server has ", limits_.strangers,
                                                      " calls open that are no member's yet, its limit; try again"));
   }
   ++strangers_;
   calls_[call] = {
-      .peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .deadline = {}, .receiving = false};
+      .peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .deadline = {}, .number = next_number_++};
   return absl::OkStatus();
+}
+
+bool CallWatch::EvictSilent() {
+  Call* oldest = nullptr;
+  for (auto& [key, call] : calls_) {
+    if (!call.silent || call.evicted || call.member.has_value()) continue;
+    if (oldest == nullptr || call.number < oldest->number) oldest = &call;
+  }
+  if (oldest == nullptr) return false;
+  oldest->evicted = true;
+  oldest->deadline.reset();
+  --strangers_;
+  oldest->cancel();
+  return true;
 }
 
 void CallWatch::Remove(const void* call) {
@@ -22,7 +36,7 @@ void CallWatch::Remove(const void* call) {
   const auto found = calls_.find(call);
   if (found == calls_.end()) return;
   if (!found->second.member.has_value()) {
-    --strangers_;
+    if (!found->second.evicted) --strangers_;
   } else if (const auto count = of_members_.find(*found->second.member); --count->second == 0) {
     of_members_.erase(count);
   }
@@ -32,7 +46,7 @@ void CallWatch::Remove(const void* call) {
 absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incarnation) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
-  if (found == nullptr || found->member.has_value()) return absl::OkStatus();
+  if (found == nullptr || found->member.has_value() || found->evicted) return absl::OkStatus();
   size_t& count = of_members_[{rank, incarnation}];
   if (count >= limits_.of_a_member) {
     return absl::ResourceExhaustedError(
@@ -48,6 +62,7 @@ void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr) return;
+  if (found->evicted) return;
   found->receiving = found->member.has_value();
   found->deadline.reset();
   if (!found->receiving) found->deadline = now + TimeFor(bytes);
@@ -65,6 +80,7 @@ void CallWatch::Waiting(const void* call) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr) return;
+  found->silent = false;
   found->receiving = false;
   found->deadline.reset();
 }

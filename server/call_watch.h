@@ -37,8 +37,9 @@ class CallWatch {
 
   explicit CallWatch(const CallLimits& limits) : limits_(limits) {}
 
-  // A new call, a stranger's. `cancel` may be called until Remove has returned; `peer` is for the log.
-  // RESOURCE_EXHAUSTED past the limit; then it is not watched.
+  // A new call, a stranger's. `cancel` may be called until Remove has returned; `peer` is for the log. Past the limit
+  // the call that has been silent longest since it began is cancelled for it, so that who says nothing keeps nobody
+  // out; RESOURCE_EXHAUSTED if all have spoken; then it is not watched.
   absl::Status Add(const void* call, std::string peer, std::function<void()> cancel);
   // The call is over. It need not be watched.
   void Remove(const void* call);
@@ -66,13 +67,19 @@ class CallWatch {
     std::optional<std::pair<uint32_t, uint64_t>> member;  // Rank and incarnation.
     std::optional<TimePoint> deadline;
     bool receiving = false;  // From a member; while it is one.
+    uint64_t number = 0;     // In the order of Add.
+    bool silent = true;      // Its first message is not here yet.
+    bool evicted = false;    // Cancelled to make room; no longer counted.
   };
+  // Cancels the silent call that began first. Returns whether there was one.
+  bool EvictSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::chrono::nanoseconds TimeFor(size_t bytes) const;
   Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CallLimits limits_;
   mutable Mutex mutex_;
   std::map<const void*, Call> calls_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<std::pair<uint32_t, uint64_t>, size_t> of_members_ ABSL_GUARDED_BY(mutex_);
 };

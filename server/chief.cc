@@ -219,7 +219,6 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
             : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
   }
   member->last_heard = now;
-  member->suspect_since.reset();
   return member;
 }
 

@@ -45,7 +45,7 @@ struct ChiefOptions {
 class Chief {
  public:
   using JoinCallback = std::function<void(absl::StatusOr<v1::JoinReply>)>;
-  using DoneCallback = std::function<void(v1::DoneReply)>;
+  using DoneCallback = std::function<void(absl::StatusOr<v1::DoneReply>)>;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
   // What a member is to know, each time that something of it changes; nothing: it is no member any more.
   using WatchFunction = std::function<void(const std::optional<v1::HeartbeatReply>&)>;
@@ -78,8 +78,7 @@ class Chief {
   void OnWatchGone(uint64_t watch, TimePoint now);
   // Calls back when all workers are done and this one is the lead (the lowest rank), or the lead has left; or at the
   // deadline with who is waited for. ABORTED if the job fails.
-  void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
-            std::function<void(absl::StatusOr<v1::DoneReply>)> callback);
+  void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline, DoneCallback callback);
   // Of the id; or of the ticket, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
@@ -129,7 +128,7 @@ class Chief {
     uint32_t rank;
     uint64_t incarnation;
     TimePoint deadline;
-    std::function<void(absl::StatusOr<v1::DoneReply>)> callback;
+    DoneCallback callback;
   };
 
   absl::Status Serving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

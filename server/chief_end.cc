@@ -1,4 +1,6 @@
 // The end of a job, and of a member: done, left, lost.
+#include <algorithm>
+
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -9,23 +11,25 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
-constexpr size_t kMaxDonePerWorker = 4;     // Calls that wait for the end.
 constexpr size_t kMaxCancelledJoins = 256;  // Tickets that are remembered.
 
 }  // namespace
 
-void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline,
-                 std::function<void(absl::StatusOr<v1::DoneReply>)> callback) {
+void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline, DoneCallback callback) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = FindMember(request.id(), now);
-  absl::Status refused = member.status();
-  if (refused.ok() && done_waits_.size() >= kMaxDonePerWorker * options_.num_workers) {
-    refused = absl::ResourceExhaustedError("too many calls wait for the end of the job");
-  }
-  if (!refused.ok()) {
-    outbox_.Add([callback, refused] { callback(refused); });
+  if (!member.ok()) {
+    outbox_.Add([callback, status = member.status()] { callback(status); });
     return;
+  }
+  // It asks again: nobody listens to its earlier call any more.
+  const auto earlier = std::find_if(done_waits_.begin(), done_waits_.end(), [&](const DoneWait& wait) {
+    return wait.rank == (*member)->rank && wait.incarnation == (*member)->incarnation;
+  });
+  if (earlier != done_waits_.end()) {
+    outbox_.Add([callback = earlier->callback] { callback(absl::CancelledError("the worker asked again")); });
+    done_waits_.erase(earlier);
   }
   done_waits_.push_back({.rank = (*member)->rank,
                          .incarnation = (*member)->incarnation,
@@ -104,7 +108,7 @@ std::optional<absl::StatusOr<v1::DoneReply>> Chief::DoneAnswer(const DoneWait& w
     return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", wait.rank, " is another worker's, or was lost"));
   }
   v1::DoneReply reply;
-  const bool lead = IsLead(member->second) && !lead_left_;
+  const bool lead = IsLead(member->second);
   if (finishing_ && (lead || lead_left_)) {
     reply.set_all_done(true);
     reply.set_lead(lead);

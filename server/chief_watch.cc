@@ -1,4 +1,6 @@
 // The chief's members in time: heartbeats, the streams that they keep open, leases.
+#include <algorithm>
+
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -45,6 +47,7 @@ absl::StatusOr<uint64_t> Chief::Watch(const v1::WatchRequest& request, TimePoint
   if (!member.ok()) return member.status();
   const uint64_t number = next_number_++;
   (*member)->watch = number;
+  (*member)->suspect_since.reset();  // Only this clears it: a heartbeat may have been on its way when its sender died.
   watches_[number] = {.send = std::move(send), .told = {}};
   TellWatches(now);
   return number;
@@ -100,9 +103,9 @@ void Chief::TellWatches(TimePoint now) {
 
 void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   MutexLock lock(mutex_);
-  membership_.Extend(gap);
-  last_progress_ += gap;
-  for (ShardState& shard : shards_) shard.gone_since += gap;
+  membership_.Extend(gap, now);
+  last_progress_ = std::min(last_progress_ + gap, now);
+  for (ShardState& shard : shards_) shard.gone_since = std::min(shard.gone_since + gap, now);
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;
   spdlog::warn("this server stood still for {}; leases are extended by that", FormatSeconds(gap));

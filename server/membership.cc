@@ -80,10 +80,10 @@ std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds rec
   return lost;
 }
 
-void Membership::Extend(std::chrono::nanoseconds time) {
+void Membership::Extend(std::chrono::nanoseconds time, TimePoint now) {
   for (auto& [rank, member] : members_) {
-    member.last_heard += time;
-    if (member.suspect_since.has_value()) *member.suspect_since += time;
+    member.last_heard = std::min(member.last_heard + time, now);
+    if (member.suspect_since.has_value()) member.suspect_since = std::min(*member.suspect_since + time, now);
   }
 }
 

@@ -57,8 +57,8 @@ class Membership {
   // Members whose lease has ended, and those that have been suspect for longer than the grace.
   std::vector<Member> Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const;
 
-  // All leases, and suspects' times, end later by this.
-  void Extend(std::chrono::nanoseconds time);
+  // All leases, and suspects' times, end later by this; what was heard since then stays.
+  void Extend(std::chrono::nanoseconds time, TimePoint now);
 
   const std::map<uint32_t, Member>& members() const { return members_; }
   bool full() const { return members_.size() == num_workers_; }

@@ -127,7 +127,7 @@ absl::Status Server::Listen() {
 
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  SetServerArguments(builder);
+  SetServerArguments(builder, ToChrono(options_.lease));
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
   if (listen.is_unix()) {
     absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);
@@ -176,6 +176,11 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
       MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0),
       [this](const v1::ChiefUpdate& update) {
         shard_->OnChiefUpdate(update);
+        {
+          MutexLock lock(mutex_);
+          registered_ = true;
+        }
+        changed_.NotifyAll();
         const v1::Phase phase = update.view().phase();
         if (phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED) End(phase, update.view().failure());
       },
@@ -185,7 +190,23 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
                                           : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
       });
   spdlog::info("looking for the chief at {}", options_.chief);
-  return follower_->Start(registration, options_.chief, Now() + ToChrono(options_.connect_timeout), stop);
+  const TimePoint deadline = Now() + ToChrono(options_.connect_timeout);
+  PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop));
+  return AwaitRegistration(deadline, stop);
+}
+
+absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
+  MutexLock lock(mutex_);
+  while (!registered_) {
+    if (end_ == v1::PHASE_FAILED) return absl::AbortedError(failure_);
+    if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", options_.chief, ": stopped"));
+    if (Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("--chief=", options_.chief, ": did not answer the registration (--connect_timeout)"));
+    }
+    changed_.WaitUntil(mutex_, std::min(deadline, Now() + kTick));
+  }
+  return absl::OkStatus();
 }
 
 void Server::Tick() {

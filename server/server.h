@@ -48,6 +48,8 @@ class Server {
   absl::Status Listen();
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
+  // Until the chief has taken this shard in, or refused it.
+  absl::Status AwaitRegistration(TimePoint deadline, const std::stop_token& stop);
   void Tick();
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
@@ -72,6 +74,7 @@ class Server {
   Mutex mutex_;
   CondVar changed_;
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
+  bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);

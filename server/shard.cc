@@ -42,7 +42,9 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
 
 void Shard::SetView(const v1::View& view) {
   view_ = view;
-  if (view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 && plan_ != nullptr) DropLayout();
+  if (view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 && plan_ != nullptr && shutdown_.ok()) {
+    DropLayout();
+  }
   if (plan_ == nullptr && view.layout().tensors_size() > 0) SetLayout(view.layout());
   members_.clear();
   std::set<uint32_t> ranks;

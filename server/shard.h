@@ -254,6 +254,8 @@ class Shard {
   void Fail(const Wait& wait, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WaitingFor(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The ranks whose push the step in the making waits for; empty if none.
+  std::string WaitingForRanks(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string WaitingForReaders(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Reader ReaderOf(const Wait& wait);
   static absl::Status FencedError(const Wait& wait);
@@ -287,6 +289,8 @@ class Shard {
   uint64_t max_inflight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::deque<std::shared_ptr<Build>> decided_ ABSL_GUARDED_BY(mutex_);  // And not begun.
   std::shared_ptr<Build> building_ ABSL_GUARDED_BY(mutex_);
+  uint64_t waiting_step_ ABSL_GUARDED_BY(mutex_) = 0;  // Somebody has waited for this step since then.
+  TimePoint waiting_since_ ABSL_GUARDED_BY(mutex_);
   std::optional<TimePoint> blocked_since_ ABSL_GUARDED_BY(mutex_);  // All buffers are pinned against an update.
   std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // What the chief was last told of it.
   TimePoint reported_blocked_at_ ABSL_GUARDED_BY(mutex_);

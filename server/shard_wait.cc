@@ -11,9 +11,10 @@ namespace ps {
 namespace {
 
 constexpr size_t kParkedOfAMember = 8;  // It has one push and one pull, and what it gave up and sent again.
-constexpr std::chrono::seconds kBlockedLong(
-    1);                              // The chief is told of an update that waits longer, and again as often.
-constexpr size_t kNamedReaders = 8;  // In a message; of more, the number is told.
+// The chief is told of an update that waits for readers for longer, and again as often.
+constexpr std::chrono::seconds kBlockedLong(1);
+constexpr std::chrono::seconds kStandsLong(5);  // Likewise of a step that waits for ranks.
+constexpr size_t kNamedReaders = 8;             // In a message; of more, the number is told.
 
 }  // namespace
 
@@ -235,19 +236,24 @@ std::string Shard::WaitingFor(TimePoint now) const {
     return view_.waiting_for().empty() ? "waiting for the chief" : view_.waiting_for();
   }
   if (!decided_.empty() && building_ == nullptr) return WaitingForReaders(now);
+  const std::string ranks = WaitingForRanks(now);
+  return !ranks.empty() || !gathers_ ? ranks : absl::StrCat("step ", mode_->step(), ": waiting for the other shards");
+}
+
+std::string Shard::WaitingForRanks(TimePoint now) const {
   std::vector<uint32_t> missing;
   for (uint32_t rank : mode_->WaitsFor()) {
     if (!ready_.contains(rank)) missing.push_back(rank);
   }
-  if (missing.empty()) return gathers_ ? absl::StrCat("step ", mode_->step(), ": waiting for the other shards") : "";
+  if (missing.empty()) return "";
   return absl::StrCat(
       "step ", mode_->step(), ": waiting for ",
       absl::StrJoin(missing, ", ", [&](std::string* out, uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         const auto heard = last_heard_.find(rank);
         absl::StrAppend(out, "rank ", rank, " (",
                         heard == last_heard_.end()
-                            ? "not heard of yet"
-                            : absl::StrCat("last heard of ", FormatSeconds(now - heard->second), " ago"),
+                            ? "not heard from yet"
+                            : absl::StrCat("last heard from ", FormatSeconds(now - heard->second), " ago"),
                         ")");
       }));
 }
@@ -268,11 +274,16 @@ std::string Shard::WaitingForReaders(TimePoint now) const {
 }
 
 void Shard::ReportBlocked(TimePoint now) {
-  const bool blocked = blocked_since_.has_value() && now - *blocked_since_ > kBlockedLong &&
-                       view_.phase() == v1::PHASE_RUNNING && failure_.empty();
-  if (!blocked && reported_blocked_.empty()) return;
-  if (blocked && !reported_blocked_.empty() && now - reported_blocked_at_ < kBlockedLong) return;
-  reported_blocked_ = blocked ? WaitingForReaders(now) : "";
+  if (view_.phase() != v1::PHASE_RUNNING || waits_.empty() || mode_->step() != waiting_step_) {
+    waiting_step_ = mode_->step();
+    waiting_since_ = now;
+  }
+  const bool runs = view_.phase() == v1::PHASE_RUNNING && failure_.empty();
+  const bool blocked = runs && blocked_since_.has_value() && now - *blocked_since_ > kBlockedLong;
+  const bool stands = runs && gathers_ && now - waiting_since_ > kStandsLong;
+  if (!blocked && !stands && reported_blocked_.empty()) return;
+  if (!reported_blocked_.empty() && (blocked || stands) && now - reported_blocked_at_ < kBlockedLong) return;
+  reported_blocked_ = blocked ? WaitingForReaders(now) : stands ? WaitingForRanks(now) : "";
   reported_blocked_at_ = now;
   Report({});
 }

@@ -87,10 +87,10 @@ absl::Status VersionStore::MayPin(const Reader& reader) const {
   if (!reader.rank.has_value()) {
     const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
     if (held.size() <= most) return absl::OkStatus();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("readers who are no members of the job may hold ", most, " of --max_versions=", max_versions_,
-                     " buffers of weights while it runs",
-                     most == 0 ? "" : ", and do so: try again when an older version has been read"));
+    const std::string limit = absl::StrCat("readers who are no members of the job may hold ", most,
+                                           " of --max_versions=", max_versions_, " buffers of weights while it runs");
+    if (most == 0) return absl::FailedPreconditionError(limit);  // Asking again would not help.
+    return absl::ResourceExhaustedError(limit + ", and do so: try again when an older version has been read");
   }
   const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
   if (held.size() <= most) return absl::OkStatus();

@@ -23,7 +23,7 @@ ABSL_FLAG(std::string, loss, "softmax_cross_entropy",
           "softmax_cross_entropy, sigmoid_cross_entropy or mse (also for regression, with one output)");
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
 ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
-ABSL_FLAG(std::string, save_weights, "", "rank 0 saves the final weights to this safetensors file");
+ABSL_FLAG(std::string, save_weights, "", "the lead worker (the lowest rank that is left) saves the final weights to this safetensors file; give it to all");
 ABSL_FLAG(
     std::string, dataset, "fashion-mnist",
     "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
@@ -40,7 +40,7 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, batch_size, "64", "samples of this worker in a step, or full: all samples in one step");
 ABSL_FLAG(double, epochs, 1, "passes over the data; decimals allowed");
 ABSL_FLAG(int64_t, steps, 0, "steps instead of epochs");
-ABSL_FLAG(double, eval_every, 0, "rank 0 evaluates on the test split every so many epochs; 0: at the end only");
+ABSL_FLAG(double, eval_every, 0, "the lead worker evaluates on the test split every so many epochs; 0: at the end only");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the initial weights, the shuffling and the split");
 ABSL_FLAG(bool, shuffle, true, "new order of the samples in every epoch; false: the files' order");
 ABSL_FLAG(bool, overlap, true, "send gradients while others are computed, and compute on weights while others come");

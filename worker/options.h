@@ -22,11 +22,11 @@ struct WorkerOptions {
   ModelOptions model;
   Init init = Init::kHe;
   std::string init_weights;  // Safetensors; instead of init.
-  std::string save_weights;  // Safetensors; by rank 0.
+  std::string save_weights;  // Safetensors; by the lead (Client::lead).
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.
   int64_t steps = 0;
-  double eval_every = 0;  // Epochs between rank 0's evaluations on the test split; 0: at the end only.
+  double eval_every = 0;  // Epochs between the lead's evaluations on the test split; 0: at the end only.
   uint64_t seed = 1;
   bool shuffle = true;
   bool overlap = true;

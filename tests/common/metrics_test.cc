@@ -82,7 +82,7 @@ TEST_CASE("A FIFO that nobody reads delays neither the opening nor the events, a
   (*writer)->Begin(/*append=*/false, {{"note", "here"}});
   const TimePoint began = Now();
   for (int i = 0; i < 100000; ++i) (*writer)->Write("step", {{"step", i}});
-  CHECK(Now() - began < std::chrono::seconds(10));
+  CHECK(Now() - began < std::chrono::minutes(2));
   const int reader = open(path.c_str(), O_RDONLY);
   char some[200] = {};
   REQUIRE(read(reader, some, sizeof(some) - 1) > 0);

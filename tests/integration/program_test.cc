@@ -113,6 +113,8 @@ TEST_CASE("A start that is refused leaves the metrics of what runs, and of what 
                "--metrics_file=" + worker_file + taken);
   CheckRefused("ps_server", {"--listen=" + address, "--metrics_file=" + old_file}, "--listen=" + address);
   CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--metrics_file=" + old_file}), "--num_workers=1");
+  CheckRefused("ps_server", {"--shard=1", "--num_shards=2", "--chief=" + address, "--metrics_file=" + old_file},
+               "--num_shards=2 (the chief has 1)");
   CHECK(ReadFile(old_file) == "of the last run\n");
   CHECK(ReadFile(server_file).find(R"({"event":"start")") == 0);
   CHECK(ReadFile(worker_file).find(R"({"event":"start")") == 0);
@@ -148,7 +150,7 @@ TEST_CASE("A server whose stderr or metrics nobody reads still gives up a lost w
     CHECK(first.Wait() == 1);
     CHECK(first.Errors().find("rank 1") != std::string::npos);
     CHECK(server->Wait() == 1);
-    CHECK(Now() - lost < std::chrono::seconds(15));
+    CHECK(Now() - lost < std::chrono::minutes(2));
   }
   {
     const auto server = start("signal");
@@ -158,7 +160,7 @@ TEST_CASE("A server whose stderr or metrics nobody reads still gives up a lost w
     const TimePoint asked = Now();
     server->Signal(SIGTERM);
     CHECK(server->Wait() == 1);
-    CHECK(Now() - asked < std::chrono::seconds(15));
+    CHECK(Now() - asked < std::chrono::minutes(2));
     CHECK(worker.Wait() == 1);
   }
   close(held);
@@ -175,7 +177,7 @@ TEST_CASE("A second signal ends a program at once, whoever does not read its std
   server.Signal(SIGTERM);
   server.Signal(SIGINT);
   CHECK(server.Wait() == 1);
-  CHECK(Now() - asked < std::chrono::seconds(15));
+  CHECK(Now() - asked < std::chrono::minutes(2));
 }
 
 TEST_CASE("Flags without effect, without a unit or with bytes that are no text are refused with status 2") {

@@ -70,6 +70,7 @@ TEST_CASE("Strangers' calls have a limit, each member's another, and one that en
   int call[4] = {};
   REQUIRE(calls.Add(&call[0]).ok());
   REQUIRE(calls.Add(&call[1]).ok());
+  for (int each : {0, 1}) calls.watch.Waiting(&call[each]);  // Both have spoken.
   CHECK(absl::IsResourceExhausted(calls.Add(&call[2])));
   REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());
   REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());  // Said again with its next message.
@@ -84,6 +85,22 @@ TEST_CASE("Strangers' calls have a limit, each member's another, and one that en
   CHECK(calls.watch.open_calls() == 3);
   calls.watch.Remove(&call[0]);  // Nobody's any more.
   CHECK(calls.watch.open_calls() == 3);
+}
+
+TEST_CASE("Calls that have said nothing keep nobody out: the one that began first makes room") {
+  Calls calls({.strangers = 2, .of_a_member = 1});
+  int call[5] = {};
+  REQUIRE(calls.Add(&call[0]).ok());
+  REQUIRE(calls.Add(&call[1]).ok());
+  calls.watch.Waiting(&call[0]);
+  REQUIRE(calls.Add(&call[2]).ok());
+  CHECK(call[0] == 0);
+  CHECK(call[1] == 1);
+  REQUIRE(calls.Add(&call[3]).ok());
+  CHECK(call[2] == 1);
+  for (const int evicted : {1, 2}) calls.watch.Remove(&call[evicted]);
+  calls.watch.Waiting(&call[3]);
+  CHECK(absl::IsResourceExhausted(calls.Add(&call[4])));
 }
 
 }  // namespace

@@ -173,6 +173,37 @@ TEST_CASE("A member whose stream breaks is lost after reconnect_grace, not after
   }
 }
 
+TEST_CASE("A heartbeat that was on its way when its sender died does not make it live") {
+  TestJob job("bsp", 1);
+  const auto a = job.Join(job.Request("a"));
+  job.Initialised(0);
+  Watched watched;
+  watched.Open(job, a->id());
+  job.chief.OnWatchGone(watched.number, job.now);
+  CHECK(job.chief.Heartbeat(Beat(a->id()), job.now).ok());
+  job.now += std::chrono::milliseconds(1100);
+  job.chief.Tick(job.now);
+  CHECK(job.ended == v1::PHASE_FAILED);
+}
+
+TEST_CASE("Whom a job waits for is said before it runs, and then where no step was made for long") {
+  TestJob job("bsp", 2);
+  const auto long_wait = [&] { return job.chief.LongWait(job.now, std::chrono::seconds(10)); };
+  const auto a = job.Join(job.Request("a"));
+  CHECK(long_wait() == "waiting for 1 of 2 workers to join");
+  REQUIRE(job.Join(job.Request("b")).ok());
+  job.Initialised(0);
+  CHECK(long_wait().empty());
+  job.now += std::chrono::seconds(11);
+  // All ranks say the same step; a shard knows whose push it waits for.
+  CHECK(long_wait().empty());
+  v1::ShardReport report;
+  report.set_acknowledged_view(job.view.number());
+  report.set_waiting_for("step 0: waiting for rank 1 (last heard from 11 s ago)");
+  job.chief.OnReport(0, report, job.now);
+  CHECK(long_wait() == report.waiting_for());
+}
+
 TEST_CASE("A member that opens its stream again within reconnect_grace has lost nothing") {
   TestJob job("bsp", 1);
   const auto a = job.Join(job.Request("a"));
@@ -267,7 +298,10 @@ TEST_CASE("A server that stood still extends the leases by that, and gives conne
   Watched watched;
   watched.Open(job, a->id());
   job.now += std::chrono::seconds(60);
+  // Read before the server saw that it had stood still: no time lies ahead for it.
+  REQUIRE(job.chief.Heartbeat(Beat(a->id()), job.now).ok());
   job.chief.OnGap(std::chrono::seconds(60), job.now);
+  CHECK(job.chief.Status(job.now).workers(0).last_heard_ms() == 0);
   job.chief.OnWatchGone(watched.number, job.now);
   job.chief.Tick(job.now);
   job.now += std::chrono::seconds(9);

@@ -128,6 +128,7 @@ class ClientImpl final : public Client {
       running_.push_back(exchange);
       failure = failure_;
     }
+    if (failure.ok()) failure = exchange->CheckRequest();
     exchange->Begin();
     if (!failure.ok()) exchange->Abort(failure);
     return exchange;
@@ -173,11 +174,11 @@ class ClientImpl final : public Client {
   bool left_ = false;
   std::atomic<bool> initialise_ = false;
   std::atomic<bool> lead_ = false;
-  std::atomic<bool> all_done_ = false;  // Done has said who the lead is; what else is told of it may be older.
   std::atomic<uint64_t> step_ = 0;
   Mutex mutex_;
   std::vector<std::weak_ptr<ShardExchange>> running_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // The job's, as a heartbeat told.
+  bool all_done_ ABSL_GUARDED_BY(mutex_) = false;  // Done has said who the lead is; what else is told may be older.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);   // The job's, as a heartbeat told.
   CondVar heartbeat_ended_;
   bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
   Timer timer_;
@@ -282,8 +283,10 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   context_->id = joined_as_.id();
   joined_ = true;
   if (joined_as_.slice_elements() != kSliceElements) {
-    return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
-                                                      " elements; this client of ", kSliceElements));
+    const std::string problem = absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
+                                             " elements; this client of ", kSliceElements);
+    (void)Leave(problem);
+    return absl::FailedPreconditionError(problem);
   }
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   context_->gathers = joined_as_.gathers();
@@ -378,7 +381,10 @@ void ClientImpl::Heartbeat() {
 
 void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   initialise_ = state.initialise();
-  if (!all_done_) lead_ = state.lead();
+  {
+    MutexLock lock(mutex_);
+    if (!all_done_) lead_ = state.lead();
+  }
   if (state.phase() == v1::PHASE_FAILED) Fail(absl::AbortedError("the job failed: " + state.failure()));
 }
 
@@ -405,6 +411,7 @@ absl::Status ClientImpl::Done() {
         "waiting for the end", call_time, TimePoint::max(), options_.stop,
         [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Done(&context, request, &reply)); }));
     if (reply.all_done()) {
+      MutexLock lock(mutex_);
       all_done_ = true;
       lead_ = reply.lead();
       return absl::OkStatus();

@@ -44,6 +44,14 @@ ShardExchange::ShardExchange(std::shared_ptr<const ExchangeContext> context, Tim
   for (const auto& slices : tensor_slices_) missing_slices_.push_back(slices.size());
 }
 
+absl::Status ShardExchange::CheckRequest() const {
+  const size_t versions = request_.push.versions.size();
+  if (versions == 0 || versions == context_->plan.num_shards()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", context_->id.rank(), ", step ", request_.push.step,
+                                                 ": PushInfo.versions has ", versions, " versions for ",
+                                                 context_->plan.num_shards(), " shards"));
+}
+
 void ShardExchange::Begin() {
   const bool empty = request_.push.samples == 0 && request_.kind != ShardCall::Kind::kInit;
   if (!sends() || empty) {
@@ -84,7 +92,7 @@ ShardCall::Request ShardExchange::MakeCall(uint32_t shard) {
     *call.push.mutable_id() = context_->id;
     call.push.set_step(request_.push.step);
     const auto& versions = request_.push.versions;
-    call.push.set_version(versions.empty() ? request_.push.version : versions[shard]);
+    call.push.set_version(shard < versions.size() ? versions[shard] : request_.push.version);
     call.push.set_samples(request_.push.samples);
     call.push.set_wait_ms(wait_ms);
   } else {
@@ -205,9 +213,11 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
   {
     MutexLock lock(mutex_);
     ShardState& state = shards_[shard];
-    const absl::Status status = state.stalled && absl::IsCancelled(ended_with)
-                                    ? absl::UnavailableError("nothing moved for too long")
-                                    : ended_with;
+    // Of a call that this client still wants, CANCELLED is the server's word: it was too slow, or had to make room.
+    const absl::Status status =
+        absl::IsCancelled(ended_with)
+            ? absl::UnavailableError(state.stalled ? "nothing moved for too long" : "the server cancelled the call")
+            : ended_with;
     state.call = nullptr;
     if (decided_) return;
     if (status.ok()) {
@@ -226,7 +236,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     state.last_contact = std::max({state.last_contact, reply.written_at, reply.read_at});
     if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
     const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
-    const bool parked = absl::IsDeadlineExceeded(status);
+    const bool parked = absl::IsDeadlineExceeded(status) && now < state.call_ends - kDeadlineSlack;
     if (parked || state.attempts % kNoticeEveryAttempts == 1) {
       notice = parked ? Message(status)
                       : absl::StrCat("shard ", shard, " at ", context_->addresses[shard], ": ",

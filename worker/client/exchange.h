@@ -41,6 +41,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   ShardExchange(std::shared_ptr<const ExchangeContext> context, Timer& timer, Request request,
                 Client::DoneCallback callback);
 
+  // INVALID_ARGUMENT if the push names versions for another number of shards.
+  absl::Status CheckRequest() const;
   void Begin();
   void TensorReady(size_t tensor) override;
   absl::Status WaitTensor(size_t tensor) override;

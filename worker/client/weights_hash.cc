@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::chrono::seconds kWaitForVersion(1);  // That is still to come; then the newest may have come to rest.
 constexpr std::chrono::milliseconds kRetryPause(20);
+constexpr uint64_t kMostAhead = 1 << 16;
 constexpr std::chrono::milliseconds kReplyMargin(500);
 
 using Answers = std::vector<absl::StatusOr<v1::HashSlicesReply>>;
@@ -128,14 +129,19 @@ absl::StatusOr<HashedWeights> HashWeights(const HashJob& job, TimePoint deadline
   uint64_t version = 0;
   bool exactly = false;  // That version; else the newest.
   absl::Status problem = absl::DeadlineExceededError("no time was given");
-  for (uint64_t ahead = 1; Now() < deadline; ahead *= 2) {
+  uint64_t ahead = 1;
+  while (Now() < deadline) {
     if (stop.stop_requested()) return absl::CancelledError("hashing: stopped");
     const Answers answers = AskShards(job, exactly ? std::optional<uint64_t>(version) : std::nullopt, deadline, stop);
     if (stop.stop_requested()) return absl::CancelledError("hashing: stopped");
     bool missing = false;
     PS_RETURN_IF_ERROR(CheckErrors(answers, exactly, &missing, &problem));
     if (missing) {
-      // It is past, or did not come: the job is faster than was thought, or has come to rest.
+      // The version is past: further ahead next time. Or it did not come: the job is slower than was thought, or has
+      // come to rest.
+      const bool past = std::any_of(answers.begin(), answers.end(),
+                                    [](const auto& answer) { return absl::IsFailedPrecondition(answer.status()); });
+      if (exactly) ahead = past ? std::min(2 * ahead, kMostAhead) : 1;
       if (!exactly) Pause(stop);
       exactly = false;
       continue;

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// An evaluation of rank 0 on the test split.
+// An evaluation on the test split.
 struct TestEval {
   double time;  // Unix seconds.
   double accuracy;
@@ -145,7 +145,7 @@ absl::Status FileReader::AddLine(const json& line) {
   const double time = *unix_zero_ + *t;
   if (of_worker) totals_.ranks.insert(std::llround(*number));
   if (of_worker && event_ == "step") return AddStep(line, time);
-  if (of_worker && event_ == "eval" && *number == 0) return AddEval(line, time);
+  if (of_worker && event_ == "eval") return AddEval(line, time);
   if (of_worker && event_ == "end") return AddEnd(line);
   if (!of_worker && event_ == "apply") return AddApply(line);
   return absl::OkStatus();

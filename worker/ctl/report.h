@@ -36,8 +36,8 @@ struct RunSummary {
   std::optional<std::string> mode;  // As in `--mode`; `sync` is given as `bsp`, `async` as `asp`.
   int64_t workers = 0;              // Ranks seen.
   std::optional<double>
-      final_test_accuracy;  // In [0, 1], of rank 0's last evaluation on the split "test"; none for regression.
-  // For each target: seconds from the beginning of the first step of any worker to the end of rank 0's first evaluation
+      final_test_accuracy;  // In [0, 1], of the last evaluation on the split "test"; none for regression.
+  // For each target: seconds from the beginning of the first step of any worker to the end of the first evaluation
   // on the split "test" that is at or above the target. Workers on several machines are placed by their clocks.
   std::array<std::optional<double>, kAccuracyTargets.size()> seconds_to_target;
   // The sum of what the workers say in `end`; if any of them ended without saying so, all samples in their steps

@@ -145,6 +145,20 @@ TEST_CASE("The last evaluation is the latest by time even when rank 0 had two ow
   CHECK(summary->seconds_to_target[1] == 50.0);
 }
 
+TEST_CASE("Evaluations count whoever made them: another rank leads where rank 0 was lost") {
+  TempRun run;
+  run.Write("rank-0.jsonl", worker_start + Step(1, 0) +
+                                R"({"event":"eval","t":5,"rank":0,"split":"test","accuracy":0.81})"
+                                "\n");
+  run.Write("rank-1.jsonl", R"({"event":"start","t":0,"rank":1,"unix_time":100})"
+                            "\n" + Step(1, 1) +
+                                R"({"event":"eval","t":9,"rank":1,"split":"test","accuracy":0.9})"
+                                "\n");
+  const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
+  REQUIRE(summary.ok());
+  CHECK(summary->final_test_accuracy == 0.9);
+}
+
 TEST_CASE("A file that a worker went on with in a running job is read with both processes' clocks") {
   const std::string start = R"({"event":"start","t":0,"rank":0,"generation":7,"unix_time":)";
   const std::string end = R"({"event":"end","t":3,"rank":0,"samples_per_s":1000})"
