@@ -1,4 +1,4 @@
-// The end of a job, and of a member: done, left, lost.
+// How a job ends, and how a member does: done, left or lost.
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -49,7 +49,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   const Member* const found = request.ticket() != 0 ? membership_.FindTicket(request.ticket())
                                                     : membership_.Find(request.id().rank(), request.id().incarnation());
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
-    // It knows how the job ended; the server need not wait to tell it.
+    // It knows how the job ended; the server need not wait for it.
     if (found != nullptr) membership_.Remove(found->rank);
     TellWatches(now);
     return absl::OkStatus();
@@ -73,7 +73,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
 void Chief::RemoveMember(const Member& member) {
   membership_.Remove(member.rank);
   if (phase_ != v1::PHASE_GATHERING || !membership_.members().empty() || !plan_.has_value()) return;
-  // Nobody is left of those who fixed model and experiment, and nothing was trained: the next to join fixes them anew.
+  // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   plan_.reset();
   experiment_.clear();
   initialiser_.reset();
@@ -89,7 +89,7 @@ void Chief::LoseMember(const Member& member, const std::string& why) {
   if (needed) {
     SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
   } else if (!membership_.members().empty()) {
-    return;  // All that a worker that is done had to give is here; the lowest of the others makes the end.
+    return;  // A worker that is done is no longer needed; if it was the lead, the next rank becomes the lead.
   } else if (lead_left_) {
     SetPhase(v1::PHASE_FINISHED, "");
   } else {

@@ -26,7 +26,8 @@ class JoinCall final : public grpc::ServerUnaryReactor, public std::enable_share
     self_ = shared_from_this();  // gRPC's hold, until OnDone.
     const TimePoint now = Now();
     const TimePoint deadline = JoinDeadline(context, now);
-    if (deadline <= now) return Finish(ToGrpc(absl::DeadlineExceededError("joining: the call came too late")));
+    if (deadline <= now)
+      return Finish(ToGrpc(absl::DeadlineExceededError("joining: the call arrived after its deadline")));
     const uint64_t join =
         chief_.Join(request, now, deadline, [self = shared_from_this(), reply](absl::StatusOr<v1::JoinReply> answer) {
           if (answer.ok()) *reply = *std::move(answer);
@@ -96,7 +97,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::HeartbeatReply>,
       watch = watch_;
     }
     if (watch != 0) chief_.OnWatchGone(watch, Now());
-    End(absl::CancelledError("the caller is gone"));
+    End(absl::CancelledError("the caller disconnected"));
   }
 
   void OnDone() override { self_.reset(); }

@@ -44,7 +44,7 @@ struct VersionStore::ReaderTable {
     MutexLock lock(mutex);
     return readings.insert(readings.end(), std::move(reading));
   }
-  // The versions that this member reads; for nobody, that all who are no members read.
+  // The versions that this member reads; without a rank, those that all callers that are not members read.
   std::set<uint64_t> VersionsOf(std::optional<uint32_t> rank) const {
     MutexLock lock(mutex);
     std::set<uint64_t> versions;
@@ -88,13 +88,13 @@ absl::Status VersionStore::MayPin(const Reader& reader) const {
     const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
     if (held.size() <= most) return absl::OkStatus();
     return absl::ResourceExhaustedError(
-        absl::StrCat("readers who are no members of the job may hold ", most, " of --max_versions=", max_versions_,
-                     " buffers of weights while it runs",
-                     most == 0 ? "" : ", and do so: try again when an older version has been read"));
+        absl::StrCat("readers that are not members of the job may hold ", most, " of --max_versions=", max_versions_,
+                     " weight buffers while it is running",
+                     most == 0 ? "" : ", and already do; retry when an older version has been released"));
   }
   const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
   if (held.size() <= most) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(reader.ToString(), " still reads ", held.size() - 1,
+  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held.size() - 1,
                                              held.size() == 2 ? " older version" : " older versions"));
 }
 

@@ -31,7 +31,7 @@ struct TrainingResult {
   HashedWeights weights_hash;
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
-  // Every rank's own: its samples, and the seconds in its steps, in all and by what they went into.
+  // Of each rank: its samples, and the seconds in its steps, in all and by phase.
   int64_t samples = 0;
   double train_s = 0;
   double forward_s = 0;
@@ -46,10 +46,10 @@ class Trainer {
  public:
   explicit Trainer(const WorkerOptions& options) : options_(options) {}
 
-  // Everything. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
+  // Trains from joining to leaving. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
   absl::StatusOr<TrainingResult> Run(const nlohmann::ordered_json& flags);
 
-  // Run waits for nobody any more, leaves the job and returns CANCELLED. Thread-safe.
+  // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
 
  private:
@@ -90,7 +90,7 @@ class Trainer {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;
-  std::unique_ptr<Batches> validation_batches_;  // Null if nothing was put aside.
+  std::unique_ptr<Batches> validation_batches_;  // Null if there is no validation split.
   std::unique_ptr<Network> network_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Sampler> sampler_;

@@ -101,7 +101,7 @@ TEST_CASE(
   for (auto& server : cluster.servers) CHECK(server->Wait().ok());
 }
 
-TEST_CASE("In asp the end is made by the lowest rank that is left, and so are evaluations on the way") {
+TEST_CASE("In asp the lowest live rank evaluates at the end and along the way") {
   ServerOptions options;
   options.num_workers = 2;
   options.mode = "asp";

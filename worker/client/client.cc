@@ -54,7 +54,7 @@ class ClientImpl final : public Client {
 
   ~ClientImpl() override {
     on_stop_.reset();
-    EndExchanges(absl::CancelledError("the client ends"));
+    EndExchanges(absl::CancelledError("the client is shutting down"));
     if (joined_ && !left_) (void)Leave("the worker ended without leaving");
     watch_.reset();
     timer_.Stop();  // Before what its calls use.
@@ -214,7 +214,7 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
           absl::StrCat(problem, "; gave up ", what, " after ", FormatSeconds(now - heard), " (--connect_timeout)"));
     }
     if (!answered && now - noticed >= kUnreachableEvery) {
-      Notice(problem + "; trying again");
+      Notice(problem + "; retrying");
       noticed = now;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
@@ -251,7 +251,7 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   return request;
 }
 
-// One call; where it is not heard, the join's deadline and then the lease end what it would have ended.
+// One call. If it does not arrive, the join's deadline and then the lease have the same effect, later.
 void ClientImpl::CancelJoin(uint64_t ticket, const absl::Status& why) {
   v1::LeaveRequest request;
   request.set_ticket(ticket);
@@ -274,7 +274,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   const absl::Status joined = UntilAnswered(
       "joining", call_time, After(options_.start_timeout), options_.stop,
       [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Join(&context, request, &joined_as_)); });
-  // The chief may have taken it in for all that.
+  // The chief may have accepted it all the same.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
                           absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
   if (unanswered) CancelJoin(request.ticket(), joined);
@@ -282,8 +282,8 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   context_->id = joined_as_.id();
   joined_ = true;
   if (joined_as_.slice_elements() != kSliceElements) {
-    return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
-                                                      " elements; this client of ", kSliceElements));
+    return absl::FailedPreconditionError(absl::StrCat("the server uses slices of ", joined_as_.slice_elements(),
+                                                      " elements, this client of ", kSliceElements));
   }
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   context_->gathers = joined_as_.gathers();
@@ -431,7 +431,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   }
   return UntilAnswered("leaving", kCallTime, TimePoint::max(), {}, [&](grpc::ClientContext& context, int calls) {
     absl::Status status = FromGrpc(chief_->Leave(&context, request, &reply));
-    // It was heard the first time, and only the answer was lost.
+    // The first call arrived, and only its answer was lost.
     return calls > 0 && absl::IsFailedPrecondition(status) ? absl::OkStatus() : Annotate(status, "leaving");
   });
 }

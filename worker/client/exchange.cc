@@ -173,7 +173,7 @@ absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl:
   if (state.failing_since.has_value() && state.last_contact > *state.failing_since) state.failing_since.reset();
   // A connection that breaks is retried from then on; a call without an answer has been silent before it ended.
   if (!state.failing_since.has_value()) state.failing_since = absl::IsUnavailable(status) ? now : state.last_contact;
-  // While gradients are still being computed, nobody has anything to say.
+  // While gradients are still being computed, silence is no problem.
   const bool all_ready = !sends() || ready_tensors_ == tensor_slices_.size();
   const auto silent = all_ready ? now - std::max(*state.failing_since, all_ready_at_) : std::chrono::nanoseconds(0);
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -206,7 +206,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     MutexLock lock(mutex_);
     ShardState& state = shards_[shard];
     const absl::Status status = state.stalled && absl::IsCancelled(ended_with)
-                                    ? absl::UnavailableError("nothing moved for too long")
+                                    ? absl::UnavailableError("no progress for too long")
                                     : ended_with;
     state.call = nullptr;
     if (decided_) return;
@@ -216,7 +216,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
       if (reply.answer == PushAnswer::kFenced) {
         return End(absl::FailedPreconditionError(absl::StrCat(
             "rank ", context_->id.rank(), ", incarnation ", context_->id.incarnation(), ": fenced by shard ", shard,
-            ": the rank has another owner, or generation ", reply.generation, " of the job runs")));
+            ": the rank has a new owner, or generation ", reply.generation, " of the job is running")));
       }
       const bool all = std::all_of(shards_.begin(), shards_.end(), [](const ShardState& each) { return each.ended; });
       if (all) End(absl::OkStatus());
@@ -230,12 +230,12 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     if (parked || state.attempts % kNoticeEveryAttempts == 1) {
       notice = parked ? Message(status)
                       : absl::StrCat("shard ", shard, " at ", context_->addresses[shard], ": ",
-                                     ConnectionProblem(status), "; trying again");
+                                     ConnectionProblem(status), "; retrying");
     }
     OpenCall();  // The next one, from now on.
     const auto again = [self = shared_from_this(), shard] { self->StartCall(shard); };
     if (!timer_.At(now + delay, again)) {
-      End(absl::CancelledError("the client ends"));
+      End(absl::CancelledError("the client is shutting down"));
       OnCallGone();
     }
   }
@@ -278,7 +278,7 @@ void ShardExchange::Abort(const absl::Status& status) {
   if (!decided_) End(status);
 }
 
-// Whoever computes on it already must not see it written again.
+// A slice that may already be computed on must not be written again.
 bool ShardExchange::WantsSlice(uint32_t slice) {
   MutexLock lock(mutex_);
   return !here_[slice];

@@ -57,8 +57,8 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
     bool ended = false;
     bool stalled = false;                    // `call` was ended because nothing moved on it.
     TimePoint call_ends;                     // Its deadline.
-    TimePoint last_contact;                  // The shard was heard of, or bytes moved.
-    std::optional<TimePoint> failing_since;  // It was not, from then on.
+    TimePoint last_contact;                  // When the shard last answered, or bytes moved.
+    std::optional<TimePoint> failing_since;  // From then on it did neither.
     ShardReply reply;
   };
 

@@ -1,5 +1,5 @@
-// The stream that a member keeps open to the chief: by its end the chief knows of the member's, and on it the member is
-// told at once what changes (proto/ps/v1/ps.proto, Chief.Watch).
+// The stream that a member keeps open to the chief: it breaks when the member dies, so the chief notices at once, and
+// on it the chief sends every change at once (proto/ps/v1/ps.proto, Chief.Watch).
 #pragma once
 
 #include <functional>

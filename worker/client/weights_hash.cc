@@ -127,7 +127,7 @@ std::string ToString(const HashedWeights& weights) {
 absl::StatusOr<HashedWeights> HashWeights(const HashJob& job, TimePoint deadline, const std::stop_token& stop) {
   uint64_t version = 0;
   bool exactly = false;  // That version; else the newest.
-  absl::Status problem = absl::DeadlineExceededError("no time was given");
+  absl::Status problem = absl::DeadlineExceededError("no time was left");
   for (uint64_t ahead = 1; Now() < deadline; ahead *= 2) {
     if (stop.stop_requested()) return absl::CancelledError("hashing: stopped");
     const Answers answers = AskShards(job, exactly ? std::optional<uint64_t>(version) : std::nullopt, deadline, stop);
