@@ -206,7 +206,7 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
   PS_RETURN_IF_ERROR(Serving());
   if (id.job() != options_.job || id.generation() != options_.generation) {
     return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
-                                                      options_.job, " runs, not generation ", id.generation(),
+                                                      options_.job, " is running, not generation ", id.generation(),
                                                       " of job ", id.job()));
   }
   Member* member = membership_.Find(id.rank(), id.incarnation());

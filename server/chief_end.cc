@@ -58,8 +58,8 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   if (found == nullptr) return absl::OkStatus();  // Nobody has the ticket.
   const Member member = *found;
   if (!member.done || !request.reason().empty()) {
-    LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done"
-                                                                       : Printable(request.reason(), kMaxReasonBytes)));
+    LoseMember(member, request.reason().empty() ? "left before it was done"
+                                                : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)));
   } else {
     spdlog::info("{} left", member.ToString());
     if (finishing_ && IsLead(member)) lead_left_ = true;
@@ -101,7 +101,8 @@ std::optional<absl::StatusOr<v1::DoneReply>> Chief::DoneAnswer(const DoneWait& w
   if (const absl::Status serving = Serving(); !serving.ok()) return serving;
   const auto member = membership_.members().find(wait.rank);
   if (member == membership_.members().end() || member->second.incarnation != wait.incarnation) {
-    return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", wait.rank, " is another worker's, or was lost"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("fenced: rank ", wait.rank, " belongs to another worker, or was lost"));
   }
   v1::DoneReply reply;
   const bool lead = IsLead(member->second) && !lead_left_;

@@ -36,7 +36,7 @@ ABSL_FLAG(
     "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
     "free");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
-ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
 namespace ps {
 

@@ -1,5 +1,5 @@
-// The chief's calls whose end says something of the caller: a join that waits for its answer, and the stream that a
-// member keeps open.
+// The chief's calls by whose end it notices that the caller is gone: a join that waits for its answer, and the stream
+// that a member keeps open.
 #include <algorithm>
 
 #include "common/grpc_status.h"
@@ -9,7 +9,8 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
-// So much before the caller gives up it is told what was waited for, but at most a third of its time.
+// A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
+// caller learns what was waited for.
 constexpr std::chrono::seconds kReplyMargin(1);
 
 TimePoint JoinDeadline(const grpc::CallbackServerContext& context, TimePoint now) {

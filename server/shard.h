@@ -82,7 +82,7 @@ class Shard {
   // The chief was not heard from for too long: calls are answered UNAVAILABLE until it is.
   void SetChiefLost(bool lost);
 
-  // Initial values of some slices, from the worker that the view names; then whether all of this shard's are here.
+  // Initial values of some slices, from the worker that the view names; then whether all of this shard's have arrived.
   absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
   absl::Status CheckInitialised();
 
@@ -164,7 +164,7 @@ class Shard {
     size_t posted = 0;            // Parts that are being built.
     size_t built = 0;             // Slices.
     bool decided = false;
-    bool dropped = false;  // To be forgotten when the pool has let go of it.
+    bool dropped = false;  // To be discarded when the pool has finished with it.
     TimePoint decided_at;
   };
   struct Wait {
@@ -288,7 +288,7 @@ class Shard {
   std::deque<std::shared_ptr<Build>> decided_ ABSL_GUARDED_BY(mutex_);  // And not begun.
   std::shared_ptr<Build> building_ ABSL_GUARDED_BY(mutex_);
   std::optional<TimePoint> blocked_since_ ABSL_GUARDED_BY(mutex_);  // All buffers are pinned against an update.
-  std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // What the chief was last told of it.
+  std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // As last reported to the chief.
   TimePoint reported_blocked_at_ ABSL_GUARDED_BY(mutex_);
   std::list<Wait> waits_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;

@@ -1,4 +1,4 @@
-// Versions in the making: from the decision on a set of pushes, or from before it, to the published version.
+// Building versions: from the decision on a set of pushes, or from before it, to the published version.
 #include <algorithm>
 #include <numeric>
 

@@ -86,7 +86,7 @@ class VersionStore {
   VersionStore(size_t elements, size_t max_versions, std::function<void()> on_release);
   ~VersionStore();
 
-  // From now on nobody is told of a pin that goes. Waits for a call that is being made.
+  // on_release is not called any more from now on. Waits for a call in progress.
   void ClearOnRelease();
 
   uint64_t version() const { return current_->version; }

@@ -53,7 +53,7 @@ ABSL_FLAG(std::string, device, "cpu",
           "else cpu");
 ABSL_FLAG(std::string, math, "float32", "precision of the GPU's matrix products: float32, tf32 or bfloat16");
 ABSL_FLAG(int, threads, 1, "CPU threads for the matrix products");
-ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
 namespace ps {
 namespace {

@@ -56,7 +56,7 @@ class Trainer {
   absl::Status Prepare();
   absl::Status FitModelToData();
   absl::Status JoinJob();
-  // From the rank on: what computes, and what it computes on.
+  // Once the rank is known: sets up the backend, the network and the batches.
   absl::Status SetUp();
   absl::Status Start();
   void WriteStart(const nlohmann::ordered_json& flags);
@@ -84,8 +84,8 @@ class Trainer {
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
   DeviceOptions device_;  // As found.
-  // Initial values by tensor, until the job runs: those of --init_weights before joining, made ones only when the job
-  // has taken the model for one that fits its memory.
+  // Initial values by tensor, until the job runs. Those of --init_weights are read before joining; random ones are made
+  // only after the job has accepted the model, which then fits into memory.
   Values initial_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;

@@ -72,8 +72,8 @@ class Partner {
 };
 
 TEST_CASE(
-    "In asp a worker that dies in the middle of a push leaves the shards at different versions, and nothing of the end "
-    "is lost") {
+    "In asp a worker that dies in the middle of a push leaves the shards at different versions, and the job still ends "
+    "normally") {
   ServerOptions options;
   options.num_workers = 2;
   options.num_shards = 2;

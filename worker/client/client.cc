@@ -132,7 +132,7 @@ class ClientImpl final : public Client {
     if (!failure.ok()) exchange->Abort(failure);
     return exchange;
   }
-  // Ends all that are under way with this error, and waits until they have let go of their memory.
+  // Ends all exchanges in progress with this error, and waits until they have released their memory.
   void EndExchanges(const absl::Status& status) {
     std::vector<std::weak_ptr<ShardExchange>> running;
     {
@@ -173,11 +173,11 @@ class ClientImpl final : public Client {
   bool left_ = false;
   std::atomic<bool> initialise_ = false;
   std::atomic<bool> lead_ = false;
-  std::atomic<bool> all_done_ = false;  // Done has said who the lead is; what else is told of it may be older.
+  std::atomic<bool> all_done_ = false;  // Done has said who the lead is; other messages about it may be older.
   std::atomic<uint64_t> step_ = 0;
   Mutex mutex_;
   std::vector<std::weak_ptr<ShardExchange>> running_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // The job's, as a heartbeat told.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // The job's, from the chief.
   CondVar heartbeat_ended_;
   bool heartbeating_ ABSL_GUARDED_BY(mutex_) = false;
   Timer timer_;
@@ -386,7 +386,7 @@ void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatRepl
   const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
   const bool ended = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
   if (refused) Fail(FromGrpc(status));
-  // What the watch told is at least as new.
+  // The watch's state is at least as new.
   if (status.ok() && (ended || !watch_->open())) OnState(reply);
   if (!refused && !ended) ScheduleHeartbeat();
   MutexLock lock(mutex_);
@@ -424,7 +424,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   *request.mutable_id() = context_->id;
   request.set_reason(reason);
   v1::LeaveReply reply;
-  if (!reason.empty()) {  // The job is lost or goes on without this worker; one call is enough to say so.
+  if (!reason.empty()) {  // The job failed or continues without this worker; one call is enough.
     grpc::ClientContext context;
     SetDeadline(context, kCallTime);
     return Annotate(FromGrpc(chief_->Leave(&context, request, &reply)), "leaving");

@@ -247,7 +247,7 @@ void ShardExchange::OpenCall() {
   ++open_calls_;
 }
 
-// Fixes the result. The exchange finishes when the last call has let go of the memory.
+// Fixes the result. The exchange finishes when the last call has released the memory.
 void ShardExchange::End(const absl::Status& status) {
   decided_ = true;
   for (ShardState& state : shards_) {

@@ -28,7 +28,7 @@ class ChiefWatch {
   void Start();
   // Cancels the stream and waits for its end, which gRPC brings at once.
   void Stop();
-  // A state was told on the stream that is open now.
+  // The stream that is open now has received a state.
   bool open() const;
 
  private:
