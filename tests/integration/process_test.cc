@@ -305,11 +305,11 @@ TEST_CASE("A worker stopped before its join is answered cancels the join") {
   CHECK(server.Wait() == 1);
 }
 
-TEST_CASE("A shard that looks for its chief ends at once on SIGTERM") {
+TEST_CASE("A shard that is connecting to its chief ends at once on SIGTERM") {
   const TempFolder folder;
   Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=127.0.0.1:1", "--connect_timeout=1h"},
                 folder.File("shard"));
-  REQUIRE(shard.WaitFor(".err", "looking for the chief"));
+  REQUIRE(shard.WaitFor(".err", "connecting to the chief"));
   shard.Signal(SIGTERM);
   CHECK(shard.Wait() == 1);
   CHECK(shard.Errors().find("--chief=127.0.0.1:1: stopped") != std::string::npos);
