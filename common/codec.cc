@@ -180,13 +180,13 @@ void Payload::CopyTo(void* destination) const {
 absl::StatusOr<std::vector<ReceivedSlice>> DecodeSlices(const grpc::ByteBuffer& message,
                                                         google::protobuf::MessageLite* header) {
   auto owner = std::make_shared<std::vector<grpc::Slice>>();
-  if (!message.Dump(owner.get()).ok()) return absl::InvalidArgumentError("the message cannot be read");
+  if (!message.Dump(owner.get()).ok()) return absl::InvalidArgumentError("the message cannot be decoded");
   std::string header_bytes;
   std::vector<ReceivedSlice> slices;
   SliceStream bytes(*owner);
   CodedInputStream stream(&bytes);
   if (!ReadMessage(stream, owner, &header_bytes, &slices) || !header->ParseFromString(header_bytes)) {
-    return absl::InvalidArgumentError("the bytes are no " + header->GetTypeName());
+    return absl::InvalidArgumentError("not a valid " + header->GetTypeName());
   }
   return slices;
 }
@@ -214,7 +214,7 @@ absl::Status DecodeMessage(const grpc::ByteBuffer& buffer, google::protobuf::Mes
   grpc::Slice bytes;
   if (!buffer.DumpToSingleSlice(&bytes).ok() ||
       !message->ParseFromArray(bytes.begin(), static_cast<int>(bytes.size()))) {
-    return absl::InvalidArgumentError("the bytes are no " + message->GetTypeName());
+    return absl::InvalidArgumentError("not a valid " + message->GetTypeName());
   }
   return absl::OkStatus();
 }

@@ -55,7 +55,7 @@ struct ReceivedSlice {
 };
 
 // Splits a received message into its header (everything but the slices, parsed into *header) and its slices.
-// INVALID_ARGUMENT if the bytes are no such message.
+// INVALID_ARGUMENT if the bytes are not such a message.
 absl::StatusOr<std::vector<ReceivedSlice>> DecodeSlices(const grpc::ByteBuffer& message,
                                                         google::protobuf::MessageLite* header);
 

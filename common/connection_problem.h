@@ -1,4 +1,4 @@
-// What is wrong with a connection, in a few words out of gRPC's many.
+// What is wrong with a connection: gRPC's long messages in a few words.
 #pragma once
 
 #include <string>
@@ -16,11 +16,11 @@ inline std::string ConnectionProblem(const absl::Status& status) {
     return "unknown host name";
   }
   if (absl::StrContains(text, "No such file or directory")) return "no such socket";
-  if (absl::StrContains(text, "No route to host")) return "no route to the host";
-  if (absl::StrContains(text, "etwork is unreachable")) return "the network is unreachable";
+  if (absl::StrContains(text, "No route to host")) return "no route to host";
+  if (absl::StrContains(text, "etwork is unreachable")) return "network unreachable";
   if (absl::StrContains(text, "timed out") || absl::StrContains(text, "imeout occurred") ||
       absl::IsDeadlineExceeded(status)) {
-    return "no answer (timeout)";
+    return "no answer (timed out)";
   }
   const size_t last = text.rfind("last error: ");
   return last == std::string::npos ? text : text.substr(last + 12);

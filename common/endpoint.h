@@ -14,9 +14,9 @@ namespace ps {
 // Bytes of a message at most: gRPC's default, stated. A full slice is 1 MiB.
 inline constexpr int kMaxMessageBytes = 4 << 20;
 
-// Bytes that a client may send ahead on each call before the server has read any: two messages of a full slice, so that
-// one is on its way while another is read. They are memory of the server's that any caller can take, and more of them
-// make nothing faster (tests/bench/TRIALS.md).
+// Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two messages of a full
+// slice, so that one is sent while another is read. Any caller can fill this much of the server's memory, and a larger
+// window makes nothing faster (tests/bench/TRIALS.md).
 inline constexpr int kServerWindowBytes = 2 << 20;
 
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.

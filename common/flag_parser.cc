@@ -52,7 +52,7 @@ std::string SetFlag(const std::string& argument, int argc, char** argv, int* nex
   if (flag->IsOfType<absl::Duration>() && absl::SimpleAtod(value, &number)) {
     return absl::StrCat("--", name, "=", value, ": a unit is missing, for example ", value, "s");
   }
-  return absl::StrCat("--", name, "=", value, ": not a value for this flag (", flag->Help(), ")");
+  return absl::StrCat("--", name, "=", value, ": not a valid value (", flag->Help(), ")");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Lines on their way to a file, a pipe or a terminal, for callers that must not wait for whoever reads there: they may
-// hold locks that leases and timeouts need.
+// Writes lines to a file, a pipe or a terminal without ever blocking the caller, who may hold locks that leases and
+// timeouts need.
 #pragma once
 
 #include <cstddef>

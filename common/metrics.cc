@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Open(const std::st
   if (file < 0) return wrong(absl::StrCat("the file cannot be written: ", std::strerror(errno)));
   if (IsRegular(file) && flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     close(file);
-    return wrong("a process that runs writes this file already");
+    return wrong("another running process is writing this file");
   }
   writer->path_ = path;
   MutexLock lock(writer->mutex_);

@@ -18,8 +18,8 @@ namespace ps {
 class MetricsWriter {
  public:
   // `who` is "rank" or "shard". An empty path makes a writer that drops everything. The file is opened, and made if it
-  // is not there, but what it holds stays until Begin: the program may yet be refused. A FIFO needs no reader.
-  // INVALID_ARGUMENT, naming --metrics_file, if it cannot be written, or another process that runs writes it.
+  // is not there, but its content is kept until Begin: the program may yet be refused. A FIFO needs no reader.
+  // INVALID_ARGUMENT, naming --metrics_file, if it cannot be written, or another running process is writing it.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Open(const std::string& path, const std::string& who);
   // Waits for what is queued, for at most a second or two.
   ~MetricsWriter();
@@ -33,8 +33,8 @@ class MetricsWriter {
   // events), then the rest as it comes.
   void Begin(bool append, const nlohmann::ordered_json& start_fields);
 
-  // Writes {"event": event, "t": seconds since the process started, who: number, ...fields}. What a file that takes
-  // nothing for long leaves no room for is dropped, and an event `dropped` with the number of `lines` stands there.
+  // Writes {"event": event, "t": seconds since the process started, who: number, ...fields}. If the queue is full,
+  // because the file cannot be written fast enough, the event is dropped; an event `dropped` says how many were.
   void Write(const std::string& event, const nlohmann::ordered_json& fields);
 
  private:

@@ -39,7 +39,7 @@ std::shared_ptr<LineWriter> StderrLines() {
   static const auto lines =
       std::make_shared<LineWriter>(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 0), kMaxQueuedBytes, [](uint64_t count) {
         spdlog::pattern_formatter formatter(kLogPattern);
-        const std::string text = absl::StrCat(count, " lines are missing here: nobody read them in time");
+        const std::string text = absl::StrCat(count, " log lines were dropped here: stderr was not read in time");
         return Formatted(formatter, {"log", spdlog::level::warn, text});
       });
   return lines;

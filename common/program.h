@@ -1,4 +1,4 @@
-// What every program does first and last: logs, signals, the command line.
+// What all programs share: logs, signals, the command line.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace ps {
 
-// Logs go to stderr, one line each: time, level, text. Who logs never waits for who reads there: what is not read in
-// time is dropped, and how many lines were is said (common/line_writer.h).
+// Logs go to stderr, one line each: time, level, text. Logging never blocks: if stderr is not read in time, lines are
+// dropped and counted (common/line_writer.h).
 void InitLogging(const std::string& program);
 
 // Lets the C library keep freed memory for the next message. By default it gives megabytes back to the system, which

@@ -64,7 +64,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
 
 absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t data_bytes) {
   const Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return absl::InvalidArgumentError("the header is no JSON object");
+  if (!header.is_object()) return absl::InvalidArgumentError("the header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {
     if (name == "__metadata__") continue;
@@ -172,7 +172,7 @@ absl::Status CheckWritable(const std::string& flag, const std::string& path) {
   };
   struct stat about = {};
   if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
-    return wrong("it is there and is no regular file");
+    return wrong("it exists and is not a regular file");
   }
   const std::string temporary = TemporaryName(path);
   const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);

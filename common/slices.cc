@@ -44,14 +44,14 @@ absl::Status ValidateLayout(const Layout& layout) {
   if (layout.empty()) return absl::InvalidArgumentError("the model has no tensors");
   if (layout.size() > kMaxTensors) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are served"));
+        absl::StrCat("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are supported"));
   }
   absl::flat_hash_set<std::string> names;
   int64_t total = 0;
   for (const TensorSpec& tensor : layout) {
     if (tensor.name.empty()) return absl::InvalidArgumentError("a tensor of the model has no name");
     if (!names.insert(tensor.name).second) {
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " stands twice in the model"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " appears twice in the model"));
     }
     int64_t elements = 1;
     for (int64_t dimension : tensor.shape) {

@@ -7,8 +7,8 @@
 
 namespace ps {
 
-// The text of a status as a std::string (Debian's Abseil has a string_view of its own). An error without a text is told
-// by its code.
+// The text of a status as a std::string (Debian's Abseil has a string_view of its own). An error without a text is
+// given by its code.
 inline std::string Message(const absl::Status& status) {
   if (!status.ok() && status.message().empty()) return absl::StatusCodeToString(status.code());
   return std::string(status.message().data(), status.message().size());

@@ -75,7 +75,7 @@ absl::Status CheckText(const std::string& what, std::string_view text, size_t ma
     const Character first = FirstOf(text);
     if (!first.valid || first.control) {
       return absl::InvalidArgumentError(
-          absl::StrCat(what, first.valid ? ": a control character at " : ": no UTF-8 at ", Printable(text, 32)));
+          absl::StrCat(what, first.valid ? ": a control character at " : ": invalid UTF-8 at ", Printable(text, 32)));
     }
     text.remove_prefix(first.bytes);
   }

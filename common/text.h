@@ -11,11 +11,11 @@
 namespace ps {
 
 // The text as valid UTF-8 of at most `max_bytes` (at least 3): control characters are written as \n, \r, \t or \xHH,
-// bytes that are no UTF-8 as \xHH, and where it is cut an ellipsis stands.
+// bytes that are not valid UTF-8 as \xHH, and where it is cut an ellipsis stands.
 std::string Printable(std::string_view text, size_t max_bytes);
 
-// INVALID_ARGUMENT, naming `what` (a flag, or what a field is), if the text is longer than `max_bytes`, is no UTF-8 or
-// has control characters.
+// INVALID_ARGUMENT, naming `what` (a flag, or what a field is), if the text is longer than `max_bytes`, is not valid
+// UTF-8 or has control characters.
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes);
 
 }  // namespace ps

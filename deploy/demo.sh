@@ -15,7 +15,7 @@ readonly EPOCHS=${EPOCHS:-10} WORKERS=${WORKERS:-2} MODES=${MODES:-bsp asp}
 
 readonly BSP_LEARNING_RATE=0.05
 # In asp every worker's push is an update of its own, where bsp makes one update of the mean of all N: N times as many
-# updates on an N-th of the data each. An N-th of the rate keeps the length of the way.
+# updates on an N-th of the data each. So the learning rate is divided by N.
 ASP_LEARNING_RATE=$(awk -v rate="$BSP_LEARNING_RATE" -v workers="$WORKERS" 'BEGIN {print rate / workers}')
 readonly ASP_LEARNING_RATE
 readonly MODEL=mlp:784,256,128,10 BATCH_SIZE=64 EVAL_EVERY=0.25
@@ -37,7 +37,7 @@ say() { printf '%s\n' "$*" >&2; }
 start() {
   local name=$1 log=$2
   shift 2
-  : >"$log"  # Readers need not wait for the child to make the files.
+  : >"$log"  # So that the files exist before the child opens them.
   : >"${log%.log}.out"
   # `timeout` passes a signal on to the command; the kernel sends it one if this script dies without a trap.
   setpriv --pdeathsig TERM timeout --kill-after="$STOP_LIMIT_S" "$RUN_LIMIT_S" "$@" \
@@ -55,7 +55,7 @@ stop_tail() {
   fi
 }
 
-# Ends all children: asks, and after STOP_LIMIT_S no longer asks.
+# Ends all children: SIGTERM, and SIGKILL after STOP_LIMIT_S.
 stop_all() {
   stop_tail
   local pid deadline=$((SECONDS + STOP_LIMIT_S))
@@ -95,9 +95,9 @@ reap() {
   unset "name_of[$1]" "log_of[$1]"
   case $status in
     0) ;;
-    124) fail "$name was stopped after $RUN_LIMIT_S s, the limit" "$log" ;;
+    124) fail "$name timed out after $RUN_LIMIT_S s" "$log" ;;
     *)
-      if ((status > 128)); then fail "$name was ended by signal $((status - 128))" "$log"; fi
+      if ((status > 128)); then fail "$name was killed by signal $((status - 128))" "$log"; fi
       fail "$name failed with exit status $status" "$log"
       ;;
   esac
@@ -133,11 +133,11 @@ wait_for_address() {
     fi
     if ! kill -0 "$pid" 2>/dev/null; then
       reap "$pid"
-      fail "the server ended before it listened" "$log"
+      fail "the server exited before it was listening" "$log"
     fi
     sleep 0.1
   done
-  fail "the server did not listen within $START_LIMIT_S s" "$log"
+  fail "the server was not listening within $START_LIMIT_S s" "$log"
 }
 
 learning_rate() {
@@ -169,7 +169,7 @@ train() {
       tail_pid=$!
     fi
   done
-  # The server is among those watched, and first: when it fails the workers do too, and they are not to blame.
+  # The server is among those watched, and first: when it fails the workers fail too, and the error to show is its.
   while ((${#workers[@]} > 0)); do
     mapfile -t running < <(printf '%s\n' "${!name_of[@]}" | sort -n)
     wait_for_any $((RUN_LIMIT_S + STOP_LIMIT_S)) "${running[@]}" || fail "$mode took longer than $RUN_LIMIT_S s"

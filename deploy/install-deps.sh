@@ -16,7 +16,7 @@ readonly INSTALL_TIMEOUT_S=1800  # For one call of apt-get.
 required=(build-essential cmake ninja-build pkg-config git ca-certificates
   protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
   catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
-# Data, speed and tools without which the project still builds; a release may lack them.
+# Optional data and tools: the project builds without them, and a release may lack them.
 optional=(dataset-fashion-mnist python3-grpcio python3-protobuf ccache iproute2)
 
 for argument in "$@"; do
@@ -28,7 +28,7 @@ for argument in "$@"; do
 done
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-  echo "install-deps: this is for Debian and Ubuntu; here, install the counterparts of: ${required[*]}" >&2
+  echo "install-deps: this is for Debian and Ubuntu; on this system, install the equivalents of: ${required[*]}" >&2
   exit 1
 fi
 
@@ -78,7 +78,7 @@ update_lists() {
 # has_candidate PACKAGE: whether this release offers it.
 has_candidate() { [[ $(LC_ALL=C apt-cache policy "$1" 2>/dev/null) == *'Candidate: '[!\(]* ]]; }
 
-# absent PACKAGE...: those of them that are wanted and not on offer, in one line.
+# absent PACKAGE...: those of them that are wanted and not available, in one line.
 absent() {
   local package names=()
   for package in "$@"; do
@@ -88,7 +88,7 @@ absent() {
 }
 
 echo "install-deps: installing ${wanted[*]}" >&2
-update_lists || echo "install-deps: the package lists could not be updated; trying with those there are" >&2
+update_lists || echo "install-deps: the package lists could not be updated; trying with the existing ones" >&2
 
 lacking=$(absent "${required[@]}")
 if [[ -n $lacking ]]; then
@@ -111,4 +111,4 @@ if ((${#left[@]} > 0)); then
   echo "install-deps: apt-get succeeded, but these are still missing: ${left[*]}" >&2
   exit 1
 fi
-echo "install-deps: installed ${#wanted[@]} packages in $SECONDS s${skipped:+; not on offer here, left out: $skipped}"
+echo "install-deps: installed ${#wanted[@]} packages in $SECONDS s${skipped:+; not available here, skipped: $skipped}"

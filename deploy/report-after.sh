@@ -1,6 +1,5 @@
 #!/bin/sh
-# Runs a command; when it has ended well, shows the table of the run whose metrics are in FOLDER, and leaves it there as
-# report.md.
+# Runs a command. If it succeeds, prints the table of the run whose metrics are in FOLDER, and saves it there as report.md.
 #
 #   report-after FOLDER COMMAND...
 #
@@ -12,7 +11,7 @@ pid=$!
 trap 'kill -TERM "$pid" 2>/dev/null' TERM INT
 wait "$pid"
 status=$?
-# `wait` also ends when a signal was passed on; the command is still to end then.
+# `wait` also returns when a signal was passed on, while the command is still running.
 while kill -0 "$pid" 2>/dev/null; do
   wait "$pid"
   status=$?

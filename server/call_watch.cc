@@ -9,7 +9,7 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
   MutexLock lock(mutex_);
   if (strangers_ >= limits_.strangers && !EvictSilent()) {
     return absl::ResourceExhaustedError(absl::StrCat("the server has ", limits_.strangers,
-                                                     " calls open that are no member's yet, its limit; try again"));
+                                                     " calls open that are not yet identified as a member's, its limit; retry later"));
   }
   ++strangers_;
   calls_[call] = {
@@ -50,7 +50,7 @@ absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incar
   size_t& count = of_members_[{rank, incarnation}];
   if (count >= limits_.of_a_member) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; try again"));
+        absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; retry later"));
   }
   ++count;
   --strangers_;
@@ -98,7 +98,7 @@ void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
     if (!gone && !late) continue;
     const std::string who = call.member.has_value() ? absl::StrCat("rank ", call.member->first, " at ") : "";
     spdlog::warn("a call of {}{} is cancelled: {}", who, call.peer,
-                 gone ? "its caller is no longer a member of the job" : "it did not move on for too long");
+                 gone ? "its caller is no longer a member of the job" : "no progress for too long");
     call.receiving = false;  // Once is enough.
     call.deadline.reset();
     call.cancel();

@@ -1,9 +1,9 @@
-// The open data calls of a server: how many there may be, and until when each must have moved on.
+// The open data calls of a server: limits their number, and cancels those that make no progress.
 //
-// A call is a stranger's until its first message shows that a member of the job sends it. Strangers together have a
-// limit, and so has each member. What a call is waited for has a deadline of progress: so long, and so much longer for
-// each byte that is to come or go. Only a member that is in the middle of sending may take its time, for as long as it
-// is a member. A call that waits for the shard has no deadline here: the shard ends its wait.
+// A call counts as a stranger's until its first message shows that a member of the job sent it. All strangers together
+// have one limit, each member has its own. Each message has a deadline: a fixed time plus a time for each byte to be
+// received or sent. Only a member in the middle of sending has no deadline, for as long as it is a member. While a call
+// waits for the shard it has no deadline here: the shard ends the wait.
 //
 // Thread-safe. Lock order: the watch's lock, then the shard's (Tick asks for the members); and gRPC's own, which
 // `cancel` takes. It must not come back here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in
@@ -25,7 +25,7 @@ namespace ps {
 struct CallLimits {
   size_t strangers = 256;   // Calls of others than members.
   size_t of_a_member = 64;  // Calls of one member.
-  // Floor of progress: a message is there, or gone, so long after it was asked for, and so many bytes a second.
+  // Least progress: a message must be received or sent within this time plus its bytes at this rate.
   std::chrono::nanoseconds grace = std::chrono::seconds(10);
   uint64_t bytes_per_s = 32 << 10;
 };
@@ -44,17 +44,17 @@ class CallWatch {
   // The call is over. It need not be watched.
   void Remove(const void* call);
 
-  // Its caller is this member. RESOURCE_EXHAUSTED past the member's limit; it then stays a stranger's.
+  // The caller turned out to be this member. RESOURCE_EXHAUSTED past the member's limit; it then stays a stranger's.
   absl::Status Identify(const void* call, uint32_t rank, uint64_t incarnation);
 
-  // A message of at most `bytes` is to come from the caller. A member may take its time.
+  // A message of at most `bytes` is expected from the caller. No deadline if it is a member.
   void Receiving(const void* call, size_t bytes, TimePoint now);
-  // A message of `bytes` is on its way to the caller.
+  // A message of `bytes` is being sent to the caller.
   void Sending(const void* call, size_t bytes, TimePoint now);
-  // It is the server's turn.
+  // The call waits for the server.
   void Waiting(const void* call);
 
-  // Cancels the calls that are late, and those that wait for the next message of somebody who is no longer a member.
+  // Cancels the calls that are late, and those that expect a message from a caller that is no longer a member.
   // `members` is called under the lock, so that it knows of every member whose call was identified.
   void Tick(TimePoint now, const std::function<Members()>& members);
 

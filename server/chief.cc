@@ -17,14 +17,14 @@ constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr int kMaxDimensions = 16;             // Of a tensor.
 constexpr size_t kMaxJoinsPerWorker = 4;       // That wait for their answer.
 
-// What a client says is looked at before anything is done with it, or written to a log.
+// Checks the client's texts before anything else is done with them or they are logged.
 absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
   PS_RETURN_IF_ERROR(CheckText("--job", request.job(), kMaxTextBytes));
   PS_RETURN_IF_ERROR(CheckText("--name", request.name(), kMaxTextBytes));
   PS_RETURN_IF_ERROR(CheckText("the worker's host name", request.host(), kMaxTextBytes));
   if (static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
     return absl::InvalidArgumentError(absl::StrCat("the worker's experiment has ", request.experiment().size(),
-                                                   " settings; at most ", kMaxExperimentSettings, " are served"));
+                                                   " settings; at most ", kMaxExperimentSettings, " are supported"));
   }
   for (const auto& [flag, value] : request.experiment()) {
     PS_RETURN_IF_ERROR(CheckText("the name of a setting of the worker's experiment", flag, kMaxTextBytes));
@@ -34,7 +34,7 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
     PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
     if (tensor.shape_size() <= kMaxDimensions) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has ", tensor.shape_size(),
-                                                   " dimensions; at most ", kMaxDimensions, " are served"));
+                                                   " dimensions; at most ", kMaxDimensions, " are supported"));
   }
   return absl::OkStatus();
 }
@@ -63,15 +63,15 @@ absl::Status Chief::CheckMemory(const Layout& layout) const {
   for (const TensorSpec& tensor : layout) elements += tensor.elements();
   const int64_t of_each = elements / options_.num_shards;
   if (of_each <= options_.max_shard_elements) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("--model: ", of_each, " parameters on each of ",
-                                                    options_.num_shards, " servers; this one's memory holds ",
+  return absl::FailedPreconditionError(absl::StrCat("--model: ", of_each, " parameters for each of ",
+                                                    options_.num_shards, " servers; this server's memory can hold ",
                                                     options_.max_shard_elements));
 }
 
 absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
   if (request.protocol() != v1::PROTOCOL_VERSION_1) {
-    return absl::UnimplementedError(absl::StrCat("the worker speaks protocol version ", request.protocol(),
-                                                 "; this server serves version ", int{v1::PROTOCOL_VERSION_1}));
+    return absl::UnimplementedError(absl::StrCat("the worker uses protocol version ", request.protocol(),
+                                                 "; this server supports version ", int{v1::PROTOCOL_VERSION_1}));
   }
   if (request.job() != options_.job) {
     return absl::FailedPreconditionError(
@@ -206,7 +206,7 @@ absl::StatusOr<Member*> Chief::FindMember(const v1::Identity& id, TimePoint now)
   PS_RETURN_IF_ERROR(Serving());
   if (id.job() != options_.job || id.generation() != options_.generation) {
     return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
-                                                      options_.job, " runs, not generation ", id.generation(),
+                                                      options_.job, " is running, not generation ", id.generation(),
                                                       " of job ", id.job()));
   }
   Member* member = membership_.Find(id.rank(), id.incarnation());

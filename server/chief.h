@@ -34,9 +34,9 @@ struct ChiefOptions {
   uint32_t num_shards = 1;
   std::string mode = "bsp";
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
-  // How long a member whose connection ended has to open it again.
+  // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
-  // A running job whose steps stand still for so long has failed.
+  // A running job that makes no step for this long fails.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
@@ -47,7 +47,7 @@ class Chief {
   using JoinCallback = std::function<void(absl::StatusOr<v1::JoinReply>)>;
   using DoneCallback = std::function<void(absl::StatusOr<v1::DoneReply>)>;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
-  // What a member is to know, each time that something of it changes; nothing: it is no member any more.
+  // Sends a member its state at each change; nothing: it is no longer a member.
   using WatchFunction = std::function<void(const std::optional<v1::HeartbeatReply>&)>;
 
   // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED).
@@ -68,11 +68,11 @@ class Chief {
   // Calls back when the view with the new member is in force on every shard, or at the deadline with what is missing.
   // Returns a number for OnJoinGone; 0 if the join was refused.
   uint64_t Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
-  // Whoever waited for this join's answer is gone: the member is suspect, unless it has asked again.
+  // The caller that waited for this join's answer disconnected: the member is suspect, unless it has retried.
   void OnJoinGone(uint64_t join, TimePoint now);
   absl::StatusOr<v1::HeartbeatReply> Heartbeat(const v1::HeartbeatRequest& request, TimePoint now);
-  // The member keeps a stream open, on which it is told its state at once and whenever that changes. One that it had
-  // before no longer counts. Returns a number for OnWatchGone.
+  // A member opened its stream, on which it is sent its state at once and at each change. It replaces an earlier stream
+  // of the member. Returns a number for OnWatchGone.
   absl::StatusOr<uint64_t> Watch(const v1::WatchRequest& request, TimePoint now, WatchFunction send);
   // The stream broke: its member is suspect.
   void OnWatchGone(uint64_t watch, TimePoint now);
@@ -83,14 +83,14 @@ class Chief {
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   v1::StatusReply Status(TimePoint now);
-  // Whom the job waits for: always before it runs, then where no step was made for `longer`. Empty: for nobody.
+  // Whom the job waits for: always before it runs, then if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
   // Ends leases and waits whose time is over.
   void Tick(TimePoint now);
-  // This server itself stood still for so long (it was stopped, or its machine was): leases are extended, and for the
-  // time of a lease nobody is lost for a connection that ended.
+  // This server itself was suspended for this long (its process or its machine): leases are extended by as much, and
+  // for the length of a lease no member is lost because its connection broke.
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
-  // The job fails for this reason (an operator's shutdown, say). Nothing happens where it has ended.
+  // Makes the job fail for this reason (for example a shutdown). Does nothing if the job has ended.
   void Fail(const std::string& reason);
 
  private:
@@ -103,7 +103,7 @@ class Chief {
     bool initialised = false;
     uint64_t applied_version = 0;
     uint64_t highest_step = 0;
-    std::string waiting_for;  // What an update on it has waited for too long; else empty.
+    std::string waiting_for;  // What an update on it has been waiting for, if for long; else empty.
     TimePoint gone_since;
   };
   struct JoinWait {
@@ -144,21 +144,21 @@ class Chief {
   void AddShardInfo(google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountComplete(uint32_t shard, const v1::PushDone& done, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Before the job runs, the last one takes model and experiment along.
+  // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void LoseMember(const Member& member, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetPhase(v1::Phase phase, const std::string& failure) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the grant to initialise, starts or finishes the job where it is time, tells shards the new view, and answers
-  // whoever waited for that.
+  // Chooses who initialises, starts or finishes the job if it is time, sends shards the new view, and answers the calls
+  // that waited for it.
   void ViewChanged(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::View MakeView(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDone(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The answer to a worker that is done; nothing: it has to wait.
+  // The answer to a worker's Done call; nothing: it has to wait.
   std::optional<absl::StatusOr<v1::DoneReply>> DoneAnswer(const DoneWait& wait, TimePoint now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What the member is to know.
+  // The state that the member is sent.
   v1::HeartbeatReply StateFor(const Member& member, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool IsLead(const Member& member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TellWatches(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

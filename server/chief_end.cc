@@ -53,7 +53,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   const Member* const found = request.ticket() != 0 ? membership_.FindTicket(request.ticket())
                                                     : membership_.Find(request.id().rank(), request.id().incarnation());
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
-    // It knows how the job ended; the server need not wait to tell it.
+    // It knows how the job ended; the server need not wait for it.
     if (found != nullptr) membership_.Remove(found->rank);
     TellWatches(now);
     return absl::OkStatus();
@@ -62,8 +62,8 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   if (found == nullptr) return absl::OkStatus();  // Nobody has the ticket.
   const Member member = *found;
   if (!member.done || !request.reason().empty()) {
-    LoseMember(member, absl::StrCat("left: ", request.reason().empty() ? "before it was done"
-                                                                       : Printable(request.reason(), kMaxReasonBytes)));
+    LoseMember(member, request.reason().empty() ? "left before it was done"
+                                                : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)));
   } else {
     spdlog::info("{} left", member.ToString());
     if (finishing_ && IsLead(member)) lead_left_ = true;
@@ -77,7 +77,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
 void Chief::RemoveMember(const Member& member) {
   membership_.Remove(member.rank);
   if (phase_ != v1::PHASE_GATHERING || !membership_.members().empty() || !plan_.has_value()) return;
-  // Nobody is left of those who fixed model and experiment, and nothing was trained: the next to join fixes them anew.
+  // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   plan_.reset();
   experiment_.clear();
   initialiser_.reset();
@@ -93,7 +93,7 @@ void Chief::LoseMember(const Member& member, const std::string& why) {
   if (needed) {
     SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
   } else if (!membership_.members().empty()) {
-    return;  // All that a worker that is done had to give is here; the lowest of the others makes the end.
+    return;  // A worker that is done is no longer needed; if it was the lead, the next rank becomes the lead.
   } else if (lead_left_) {
     SetPhase(v1::PHASE_FINISHED, "");
   } else {
@@ -105,7 +105,8 @@ std::optional<absl::StatusOr<v1::DoneReply>> Chief::DoneAnswer(const DoneWait& w
   if (const absl::Status serving = Serving(); !serving.ok()) return serving;
   const auto member = membership_.members().find(wait.rank);
   if (member == membership_.members().end() || member->second.incarnation != wait.incarnation) {
-    return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", wait.rank, " is another worker's, or was lost"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("fenced: rank ", wait.rank, " belongs to another worker, or was lost"));
   }
   v1::DoneReply reply;
   const bool lead = IsLead(member->second);

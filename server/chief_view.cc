@@ -32,8 +32,8 @@ absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunc
   if (absl::Status serving = Serving(); !serving.ok()) return serving;
   PS_RETURN_IF_ERROR(CheckRegistrationTexts(registration));
   if (registration.protocol() != v1::PROTOCOL_VERSION_1) {
-    return absl::UnimplementedError(absl::StrCat("the shard speaks protocol version ", registration.protocol(),
-                                                 "; the chief serves version ", int{v1::PROTOCOL_VERSION_1}));
+    return absl::UnimplementedError(absl::StrCat("the shard uses protocol version ", registration.protocol(),
+                                                 "; the chief supports version ", int{v1::PROTOCOL_VERSION_1}));
   }
   std::vector<std::string> differences;
   if (registration.job() != options_.job) {
@@ -47,7 +47,7 @@ absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunc
   if (!differences.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("shard ", registration.shard(),
-                     " was started with other settings than the chief: ", absl::StrJoin(differences, ", ")));
+                     " was started with settings that differ from the chief's: ", absl::StrJoin(differences, ", ")));
   }
   if (registration.shard() >= options_.num_shards) {
     return absl::InvalidArgumentError(
@@ -56,11 +56,11 @@ absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunc
   ShardState& state = shards_[registration.shard()];
   if (state.registered) {
     return absl::AlreadyExistsError(
-        absl::StrCat("--shard=", registration.shard(), ": already served by the one at ", state.address));
+        absl::StrCat("--shard=", registration.shard(), ": already served by the server at ", state.address));
   }
   if (state.ever_registered && phase_ == v1::PHASE_RUNNING) {
     return absl::FailedPreconditionError(
-        absl::StrCat("shard ", registration.shard(), " cannot come back into a running job: its weights are gone"));
+        absl::StrCat("shard ", registration.shard(), " cannot rejoin a running job: its weights are lost"));
   }
   state = {.registered = true,
            .ever_registered = true,
@@ -83,7 +83,7 @@ void Chief::OnShardGone(uint32_t shard, TimePoint now) {
   state.acknowledged_view = 0;
   state.gone_since = now;
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) return;
-  spdlog::warn("shard {} at {}: its connection ended", shard, state.address);
+  spdlog::warn("shard {} at {}: connection lost", shard, state.address);
 }
 
 void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
@@ -106,7 +106,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   }
   for (const v1::PushDone& done : report.complete()) CountComplete(shard, done, now);
   AnswerJoins(now);
-  if (phase_ == v1::PHASE_GATHERING) TellWatches(now);  // The grant to initialise is told once all shards know of it.
+  if (phase_ == v1::PHASE_GATHERING) TellWatches(now);  // The initialiser is told once all shards know it.
 }
 
 // Counts identities, never messages: a set of shards for each (step, rank).
@@ -137,7 +137,7 @@ void Chief::SetPhase(v1::Phase phase, const std::string& failure) {
   phase_ = phase;
   failure_ = failure;
   if (phase == v1::PHASE_RUNNING)
-    spdlog::info("the job runs: {} workers, {} shards", options_.num_workers, options_.num_shards);
+    spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
   if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
 }
@@ -202,12 +202,12 @@ void Chief::AnswerJoins(TimePoint now) {
                                       [&](const ShardState& shard) { return shard.acknowledged_view >= wait->view; });
     if (absl::Status serving = Serving(); !serving.ok()) {
       answer = serving;
-      if (member != nullptr) membership_.Remove(member->rank);  // It has been told.
+      if (member != nullptr) membership_.Remove(member->rank);  // Its join is answered with the failure.
     } else if (member == nullptr) {
       answer = absl::FailedPreconditionError("the worker left, or another joined under its name");
     } else if (shards_here && in_force) {
-      // With the view in force the old owner of the rank is fenced, and what the shards acknowledged it with is the
-      // last that it did.
+      // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it
+      // with are its last ones.
       member->start_step = member->step = StartStep();
       member->last_heard = now;  // Its heartbeats begin with the answer.
       spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
@@ -255,7 +255,7 @@ std::string Chief::WaitingFor(TimePoint now) const {
     if (!member.done && member.step == lowest) ranks.push_back(rank);
   }
   if (ranks.empty() && !lead_left_ && membership_.Lead() != nullptr) {
-    return absl::StrCat("all are done: waiting for ", membership_.Lead()->ToString(), " to evaluate and leave");
+    return absl::StrCat("all workers are done: waiting for ", membership_.Lead()->ToString(), " to evaluate and leave");
   }
   if (ranks.empty()) return "waiting for all workers to leave";
   const bool some_ahead = ranks.size() < membership_.members().size();

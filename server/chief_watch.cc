@@ -18,7 +18,7 @@ v1::HeartbeatReply Chief::StateFor(const Member& member, TimePoint now) const {
   return state;
 }
 
-// While workers are still joining, the lowest rank that there will be.
+// While workers are still joining, the lead is rank 0.
 bool Chief::IsLead(const Member& member) const {
   if (lead_left_) return false;
   if (phase_ == v1::PHASE_GATHERING) return member.rank == 0;
@@ -58,10 +58,10 @@ void Chief::OnWatchGone(uint64_t watch, TimePoint now) {
   MutexLock lock(mutex_);
   watches_.erase(watch);
   Member* const member = membership_.FindWatch(watch);
-  if (member == nullptr) return;  // It has another, or is no member any more.
+  if (member == nullptr) return;  // It has opened another one, or is no longer a member.
   member->watch = 0;
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
-    // It was told, and nobody need wait for it.
+    // It knows how the job ended; the server need not wait for it.
     membership_.Remove(member->rank);
   } else {
     member->suspect_since = now;
@@ -76,12 +76,12 @@ void Chief::OnJoinGone(uint64_t join, TimePoint now) {
   if (wait == joins_.end()) return;
   const JoinWait gone = std::move(*wait);
   joins_.erase(wait);
-  outbox_.Add([callback = gone.callback] { callback(absl::CancelledError("the caller is gone")); });
+  outbox_.Add([callback = gone.callback] { callback(absl::CancelledError("the caller disconnected")); });
   Member* const member = membership_.Find(gone.rank, gone.incarnation);
   if (member != nullptr && !Joining(*member)) member->suspect_since = now;
 }
 
-// Each is told what it does not know yet; one whose member is gone, or has another, ends.
+// Sends each member its state if that changed; ends streams whose member is gone or has opened another one.
 void Chief::TellWatches(TimePoint now) {
   for (auto watch = watches_.begin(); watch != watches_.end();) {
     const Member* const member = membership_.FindWatch(watch->first);
@@ -108,7 +108,7 @@ void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   for (ShardState& shard : shards_) shard.gone_since = std::min(shard.gone_since + gap, now);
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;
-  spdlog::warn("this server stood still for {}; leases are extended by that", FormatSeconds(gap));
+  spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
 }
 
 std::string Chief::LongWait(TimePoint now, std::chrono::nanoseconds longer) {
@@ -128,7 +128,7 @@ void Chief::Tick(TimePoint now) {
 
 void Chief::CheckTimes(TimePoint now) {
   const auto grace = now < keep_suspects_until_ ? options_.lease : options_.reconnect_grace;
-  // Who waits for the answer to its join sends no heartbeats yet; that wait has a deadline of its own.
+  // A worker whose join is not answered yet sends no heartbeats; its wait has a deadline of its own.
   std::vector<Member> lost = membership_.Lost(now, grace);
   std::erase_if(lost, [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Joining(member); });
   for (const Member& member : lost) {
@@ -137,7 +137,7 @@ void Chief::CheckTimes(TimePoint now) {
     LoseMember(member, silent
                            ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
                                           " ago (--lease=", FormatSeconds(options_.lease), ")")
-                           : absl::StrCat("was lost: its connection ended ", FormatSeconds(now - *member.suspect_since),
+                           : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
                                           " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"));
   }
   for (uint32_t shard = 0; shard < shards_.size() && phase_ == v1::PHASE_RUNNING; ++shard) {
@@ -146,10 +146,10 @@ void Chief::CheckTimes(TimePoint now) {
     SetPhase(v1::PHASE_FAILED, absl::StrCat("shard ", shard, " at ", state.address, " was lost ",
                                             FormatSeconds(now - state.gone_since), " ago"));
   }
-  // When all are done no step is made any more: the lead evaluates, and has its lease for that.
+  // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease.
   if (phase_ == v1::PHASE_RUNNING && !finishing_ && now - last_progress_ > options_.progress_timeout) {
     const std::string waiting_for = WaitingFor(now);
-    SetPhase(v1::PHASE_FAILED, absl::StrCat("no step was made for ", FormatSeconds(now - last_progress_),
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   if (!lost.empty() || phase_ == v1::PHASE_FAILED) ViewChanged(now);

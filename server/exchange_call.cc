@@ -20,7 +20,8 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
   for (const ReceivedSlice& slice : slices) payload += slice.payload.bytes();
   if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
-                                                 " bytes of slices; at most ", kMaxHeaderBytes, " may be others"));
+                                                 " bytes of slices; of other bytes at most ", kMaxHeaderBytes,
+                                                 " are allowed"));
 }
 
 // A request without slices: small, and looked at before it is parsed.
@@ -28,7 +29,7 @@ template <typename Request>
 absl::Status DecodeSmall(const grpc::ByteBuffer& message, Request* request) {
   if (message.Length() > kMaxHeaderBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a request of ", message.Length(), " bytes; at most ", kMaxHeaderBytes, " are read"));
+        absl::StrCat("a request of ", message.Length(), " bytes; at most ", kMaxHeaderBytes, " are allowed"));
   }
   PS_RETURN_IF_ERROR(DecodeMessage(message, request));
   request->DiscardUnknownFields();
@@ -64,12 +65,12 @@ void ExchangeCall::OnReadDone(bool ok) {
   const absl::Status status = reads() ? OnReadRequest() : OnMessage();
   message_.Clear();
   if (!status.ok()) return End(status);
-  // What reads is one message, and nobody waits for more: the wait's callback moves the call on from here.
+  // No more messages are read; from here on the wait's callback moves the call on.
   if (!reads()) Read();
 }
 
 void ExchangeCall::OnWriteDone(bool ok) {
-  if (!ok) return End(absl::CancelledError("the caller is gone"));
+  if (!ok) return End(absl::CancelledError("the caller disconnected"));
   WriteMore();
 }
 
@@ -144,8 +145,8 @@ absl::Status ExchangeCall::OnMessage() {
 }
 
 void ExchangeCall::OnRequestsEnd() {
-  // A broken or cancelled call ends like one that has said all; but its push may be on its way in another by now.
-  if (context_.IsCancelled()) return End(absl::CancelledError("the caller is gone"));
+  // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
+  if (context_.IsCancelled()) return End(absl::CancelledError("the caller disconnected"));
   if (method_ == ExchangeMethod::kInit) {
     const absl::Status initialised = shard_.CheckInitialised();
     if (!initialised.ok()) return End(initialised);
@@ -228,8 +229,9 @@ void ExchangeCall::End(const absl::Status& status) {
   Finish(ToGrpc(status));
 }
 
-// The call is parked under this number, unless it was answered already (0). If the caller went meanwhile, so does it.
-// The answer to a push may park the pull before the push's number gets here; numbers grow, so the newest stays.
+// The call is parked under this number, unless it was answered already (0). It is cancelled if the caller disconnected
+// meanwhile. The answer to a push may park the pull before the push's number gets here; numbers grow, so the newest is
+// kept.
 void ExchangeCall::Parked(uint64_t wait) {
   bool cancel = false;
   {

@@ -4,35 +4,39 @@
 #include "absl/strings/str_cat.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
-ABSL_FLAG(std::string, advertise, "",
-          "the address that others are told; empty: what it listens on, with this machine's name for 0.0.0.0 and [::]");
-ABSL_FLAG(bool, insecure, false, "listen beyond this machine without TLS");
+ABSL_FLAG(
+    std::string, advertise, "",
+    "the address that other processes connect to; empty: the listening address, with this machine's name in place of "
+    "0.0.0.0 or [::]");
+ABSL_FLAG(bool, insecure, false, "allow listening beyond this machine although there is no TLS");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
-ABSL_FLAG(std::string, mode, "bsp", "bsp (sync): a step of all workers makes a version; asp (async): every push does");
+ABSL_FLAG(std::string, mode, "bsp",
+          "bsp (synchronous): one version per step of all workers; asp (asynchronous): one version per push");
 ABSL_FLAG(std::string, optimizer, "sgd", "sgd or momentum");
 ABSL_FLAG(float, learning_rate, 0.1F, "learning rate");
 ABSL_FLAG(float, momentum, 0.9F, "momentum, for --optimizer=momentum");
 ABSL_FLAG(float, weight_decay, 0.0F, "weight decay (L2), added to the gradient");
 ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
-ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that share the model");
-ABSL_FLAG(std::string, chief, "", "address of server 0; for the other servers");
-ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is silent for so long is lost");
+ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
+ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
+ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is not heard from for this long is lost");
 ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
-          "a worker whose connection ends has so long to open it again; then it is lost");
+          "a worker whose connection breaks has this long to reconnect; then it is lost");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
-          "a job that runs (all workers have joined) without a step for so long has failed");
-ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard looks for the chief");
-ABSL_FLAG(bool, keep_running, false, "stay when the job has ended, to answer ps_ctl");
+          "a running job (all workers have joined) fails if it makes no progress for this long");
+ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
+ABSL_FLAG(bool, keep_running, false, "keep running after the job has ended, to answer ps_ctl and pulls");
 ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
-          "limit of gradient bytes that this server holds; 0: room for two pushes of each worker");
+          "limit of the gradient bytes that this server holds; 0: room for two pushes of each worker");
 ABSL_FLAG(uint64_t, max_parked, 64,
-          "limit of calls that wait, of callers who are no workers of the job; each worker has 8 places of its own");
+          "limit of waiting calls from callers that are not workers of the job; each worker may have 8 in addition");
 ABSL_FLAG(
     int, max_versions, 4,
-    "limit of weight buffers; when all are being read, updates wait; who is no worker of the job leaves two free");
-ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: as many as processors, at most 8");
-ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
+    "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
+    "free");
+ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
 namespace ps {
 

@@ -94,7 +94,7 @@ Follower::Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(cons
                    std::function<void(const absl::Status&)> on_end)
     : channel_(std::move(chief)), on_update_(std::move(on_update)), on_end_(std::move(on_end)) {}
 
-// Any answer says that the chief is there, and an error what is wrong.
+// Any answer shows that the chief is reachable; an error says what is wrong.
 absl::Status Follower::Probe(const std::stop_token& stop, TimePoint deadline) const {
   grpc::ClientContext context;
   const auto time = std::min<std::chrono::nanoseconds>(kProbe, deadline - Now());
@@ -123,7 +123,7 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
           absl::StrCat(problem, "; not reachable within ", FormatSeconds(deadline - began), " (--connect_timeout)"));
     }
     if (Now() - noticed >= kUnreachableEvery) {
-      spdlog::warn("{}; trying again", problem);
+      spdlog::warn("{}; retrying", problem);
       noticed = Now();
     }
     Mutex mutex;

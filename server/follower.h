@@ -1,4 +1,4 @@
-// A shard's link to a chief in another process: registers, passes reports on, hands updates in.
+// A shard's connection to a chief in another process: registers, sends reports, receives updates.
 #pragma once
 
 #include <deque>

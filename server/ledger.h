@@ -22,7 +22,7 @@ class Ledger {
     return entry != entries_.end() && step <= entry->second.step;
   }
 
-  // The answer to a push that was Seen. The first to ask for an applied push is told APPLIED, later ones DUPLICATE.
+  // The answer to a push that was Seen. The first call for an applied push gets APPLIED, later ones DUPLICATE.
   v1::Answer Tell(uint32_t rank, uint64_t step) {
     Entry& entry = entries_.at(rank);
     if (step < entry.step || entry.answer != v1::APPLIED) return v1::STALE;

@@ -1,5 +1,5 @@
-// The chief's calls whose end says something of the caller: a join that waits for its answer, and the stream that a
-// member keeps open.
+// The chief's calls by whose end it notices that the caller is gone: a join that waits for its answer, and the stream
+// that a member keeps open.
 #include <algorithm>
 
 #include "common/grpc_status.h"
@@ -9,7 +9,8 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
-// So much before the caller gives up it is told what was waited for, but at most a third of its time.
+// A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
+// caller learns what was waited for.
 constexpr std::chrono::seconds kReplyMargin(1);
 
 TimePoint JoinDeadline(const grpc::CallbackServerContext& context, TimePoint now) {
@@ -26,7 +27,8 @@ class JoinCall final : public grpc::ServerUnaryReactor, public std::enable_share
     self_ = shared_from_this();  // gRPC's hold, until OnDone.
     const TimePoint now = Now();
     const TimePoint deadline = JoinDeadline(context, now);
-    if (deadline <= now) return Finish(ToGrpc(absl::DeadlineExceededError("joining: the call came too late")));
+    if (deadline <= now)
+      return Finish(ToGrpc(absl::DeadlineExceededError("joining: the call arrived after its deadline")));
     const uint64_t join =
         chief_.Join(request, now, deadline, [self = shared_from_this(), reply](absl::StatusOr<v1::JoinReply> answer) {
           if (answer.ok()) *reply = *std::move(answer);
@@ -96,7 +98,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::HeartbeatReply>,
       watch = watch_;
     }
     if (watch != 0) chief_.OnWatchGone(watch, Now());
-    End(absl::CancelledError("the caller is gone"));
+    End(absl::CancelledError("the caller disconnected"));
   }
 
   void OnDone() override { self_.reset(); }

@@ -24,12 +24,13 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
   if (same_name != members_.end()) rank = same_name->first;
   if (claim.has_value()) {
     if (*claim >= num_workers_) {
-      return absl::InvalidArgumentError(absl::StrCat("--rank=", *claim, ": the job has the ranks 0 to ",
-                                                     num_workers_ - 1, " (--num_workers=", num_workers_, ")"));
+      return absl::InvalidArgumentError(absl::StrCat("--rank=", *claim, ": the job's ranks are 0 to ", num_workers_ - 1,
+                                                     " (--num_workers=", num_workers_, ")"));
     }
     if (rank.has_value() && rank != claim) {
-      return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker of this name (", name,
-                                                   ") holds rank ", *rank, "; give this one another --name"));
+      return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker with this name (", name,
+                                                   ") already holds rank ", *rank,
+                                                   "; give this worker another --name"));
     }
     const auto holder = members_.find(*claim);
     if (holder != members_.end() && holder->second.name != name && !holder->second.suspect_since.has_value()) {
@@ -41,7 +42,7 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
   if (!rank.has_value()) rank = LowestFreeRank();
   if (!rank.has_value()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("the job has all of its workers already (--num_workers=", num_workers_, ")"));
+        absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
   }
   Member& member = members_[*rank];
   std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";

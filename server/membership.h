@@ -24,7 +24,7 @@ struct Member {
   bool done = false;        // Its budget is spent.
   uint64_t watch = 0;       // Number of the stream that it keeps open; 0 if it has none.
   TimePoint last_heard;
-  std::optional<TimePoint> suspect_since;  // Its connection ended then, and it was not heard from since.
+  std::optional<TimePoint> suspect_since;  // When its connection broke, if it has not been heard from since.
 
   std::string ToString() const;  // "rank 3 (worker-3 on host-b)"
 };
@@ -33,8 +33,8 @@ class Membership {
  public:
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
-  // Takes a worker in. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the rank
-  // that it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full,
+  // Registers a worker. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the
+  // rank that it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full,
   // ALREADY_EXISTS if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such
   // rank.
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
@@ -75,7 +75,7 @@ class Membership {
   const uint32_t num_workers_;
   const std::chrono::nanoseconds lease_;
   std::map<uint32_t, Member> members_;
-  std::map<uint32_t, uint64_t> incarnations_;  // The last one that each rank was handed out with.
+  std::map<uint32_t, uint64_t> incarnations_;  // The last incarnation of each rank.
 };
 
 }  // namespace ps

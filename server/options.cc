@@ -35,7 +35,7 @@ class Problems {
 };
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
-  // Others are told them, in protobuf's strings.
+  // They are sent to others as protobuf strings.
   problems.Check(CheckText("--listen", options.listen, kMaxAddressBytes));
   problems.Check(CheckText("--advertise", options.advertise, kMaxAddressBytes));
   problems.Check(CheckText("--chief", options.chief, kMaxAddressBytes));

@@ -1,5 +1,4 @@
-// What a server is started with. Read once, at the edge, from the flags (flags.cc); everything inside gets it as a
-// value.
+// A server's options: read once from the flags (flags.cc), then passed by value.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +29,13 @@ struct ServerOptions {
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
   absl::Duration lease = absl::Seconds(10);             // Of a worker, and of a shard's link to the chief.
-  absl::Duration reconnect_grace = absl::Seconds(1);    // For a worker whose connection ended to open it again.
-  absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for so long has failed.
+  absl::Duration reconnect_grace = absl::Seconds(1);    // For a worker whose connection broke to reconnect.
+  absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for this long fails.
   absl::Duration connect_timeout = absl::Seconds(30);   // For a shard to find the chief.
   bool keep_running = false;                            // Stay when the job has ended.
 
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
-  uint64_t max_parked = 64;         // Calls that wait, of others than workers; each of these has places of its own.
+  uint64_t max_parked = 64;         // Waiting calls of callers that are not workers; each worker has its own limit.
   int max_versions = 4;             // Buffers of weights.
   int apply_threads = 0;            // 0: as many as processors, at most 8.
 

@@ -18,7 +18,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kTick(50);
-constexpr std::chrono::seconds kGap(1);  // Between two ticks: this process, or its machine, stood still.
+constexpr std::chrono::seconds kGap(1);  // Between two ticks: this process, or its machine, was suspended.
 constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
@@ -42,7 +42,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
-// Those who may be parked do not take the places of those who are yet to say who they are.
+// Parked calls do not use up the limit of calls that are not identified yet.
 ExchangeLimits MakeExchangeLimits(const ServerOptions& options) {
   ExchangeLimits limits;
   limits.calls.strangers += options.max_parked;
@@ -143,7 +143,7 @@ absl::Status Server::Listen() {
   if (grpc_ == nullptr || port == 0) {
     grpc_.reset();
     return absl::UnavailableError(
-        absl::StrCat("--listen=", options_.listen, ": the address is in use or not this machine's"));
+        absl::StrCat("--listen=", options_.listen, ": the address is in use or does not belong to this machine"));
   }
   grpc_->GetHealthCheckService()->SetServingStatus(false);  // Until the server has its place in the job.
   Endpoint bound = listen;
@@ -152,7 +152,7 @@ absl::Status Server::Listen() {
   return absl::OkStatus();
 }
 
-// What listens on every address of the machine is reached by the machine's name.
+// A server that listens on all addresses is reached by the machine's name.
 std::string Server::AdvertisedAddress() const {
   if (!options_.advertise.empty()) return options_.advertise;
   Endpoint endpoint = *ParseEndpoint("listen", address_);
@@ -186,10 +186,10 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
       },
       [this](const absl::Status& status) {
         shard_->SetChiefLost(true);
-        End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " ended the connection")
+        End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
                                           : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
       });
-  spdlog::info("looking for the chief at {}", options_.chief);
+  spdlog::info("connecting to the chief at {}", options_.chief);
   const TimePoint deadline = Now() + ToChrono(options_.connect_timeout);
   PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop));
   return AwaitRegistration(deadline, stop);
@@ -279,7 +279,7 @@ absl::Status Server::Wait() {
   grpc_->GetHealthCheckService()->SetServingStatus(false);
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
-                                               : absl::AbortedError("the server ends"));
+                                               : absl::AbortedError("the server is shutting down"));
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
@@ -294,11 +294,11 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
-  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server ends");
-  if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server ends"));
+  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down");
+  if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
-  // Reports find the follower or the chief until none is made; what the chief says finds the shard, and by its reports
-  // the follower, until nothing is said.
+  // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
+  // of destruction matters.
   if (shard_ != nullptr) shard_->StopApplying();
   if (follower_ != nullptr) follower_->Stop();
   follower_.reset();

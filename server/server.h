@@ -27,13 +27,13 @@ class Server {
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const nlohmann::ordered_json& flags = {},
                                                        const std::stop_token& stop = {});
-  // Ends at once what still runs: a job that is not over fails.
+  // Stops at once: a job that has not ended fails.
   ~Server();
 
   // What it listens on: HOST:PORT with the real port, or unix:PATH.
   const std::string& address() const { return address_; }
 
-  // Waits until the job has ended or Stop is called, lets those who still ask know, and ends. OK if the job finished,
+  // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished,
   // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it.
   absl::Status Wait();
 

@@ -31,7 +31,7 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
   void OnReadDone(bool ok) override {
     if (!ok) return End(absl::OkStatus());
     if (report_.has_registration()) {
-      if (shard_.has_value()) return End(absl::InvalidArgumentError("the shard registered already"));
+      if (shard_.has_value()) return End(absl::InvalidArgumentError("the shard is already registered"));
       const absl::Status registered = chief_.RegisterShard(
           report_.registration(), [self = shared_from_this()](const v1::ChiefUpdate& update) { self->Send(update); },
           Now());
@@ -69,7 +69,7 @@ class FollowCall final : public grpc::ServerBidiReactor<v1::ShardReport, v1::Chi
       overflow = queue_.size() > kMaxQueuedUpdates;
       if (queue_.size() == 1) StartWrite(&queue_.front());
     }
-    if (overflow) End(absl::ResourceExhaustedError("the shard does not read what the chief says"));
+    if (overflow) End(absl::ResourceExhaustedError("the shard does not read the chief's updates"));
   }
 
   void End(const absl::Status& status) {

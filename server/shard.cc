@@ -24,11 +24,11 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
 }
 
 Shard::~Shard() {
-  Shutdown(absl::CancelledError("the server ends"));
+  Shutdown(absl::CancelledError("the server is shutting down"));
   StopApplying();
 }
 
-// ---- The chief's word
+// ---- Updates from the chief
 
 void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   OutboxDrain drain(outbox_);
@@ -77,7 +77,7 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
   for (int k = 0; k < optimizer_->state_tensors(); ++k) state_.emplace_back(elements);
   store_ = std::make_unique<VersionStore>(elements, options_.max_versions, [this] {
     MutexLock lock(mutex_);
-    StartBuild();  // Makes no calls: this may run wherever a pin goes, in the middle of one.
+    StartBuild();  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
   });
   const auto push_bytes = static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);
   max_inflight_bytes_ =
@@ -166,7 +166,7 @@ absl::Status Shard::Failed() const {
 absl::Status Shard::ServingReads(bool member) const {
   if (!shutdown_.ok()) return shutdown_;
   if (view_.phase() == v1::PHASE_FINISHED) return absl::OkStatus();
-  // What is left of a failed job may be looked at.
+  // The weights of a failed job may still be read.
   if (const absl::Status failed = Failed(); !failed.ok()) {
     return member || !initialised_ || ruined_ ? failed : absl::OkStatus();
   }
@@ -178,7 +178,7 @@ absl::Status Shard::Serving() const {
   PS_RETURN_IF_ERROR(Failed());
   if (view_.phase() == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
   if (chief_lost_) {
-    return absl::UnavailableError(absl::StrCat("shard ", options_.shard, " has not heard of the chief for too long"));
+    return absl::UnavailableError(absl::StrCat("shard ", options_.shard, " has not heard from the chief for too long"));
   }
   return absl::OkStatus();
 }
@@ -207,7 +207,7 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
   for (const ReceivedSlice& slice : slices) {
     if (slice.payload.bytes() % sizeof(float) == 0 && AllFinite(slice.payload, isa_)) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice.index, " are not finite floats"));
+        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice.index, " are not finite"));
   }
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
@@ -215,7 +215,8 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
   if (initialised_) return absl::OkStatus();
   const auto member = members_.find(id.rank());
   if (plan_ == nullptr || Fenced(id) || !member->second.initialiser()) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", id.rank(), " is not the one to send initial values"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", id.rank(), " was not chosen to send the initial values"));
   }
   if (initialiser_ != id.incarnation() * options_.num_workers + id.rank()) {
     initialiser_ = id.incarnation() * options_.num_workers + id.rank();
@@ -237,13 +238,13 @@ absl::Status Shard::CheckInitialised() {
   if (initialised_) return absl::OkStatus();
   const auto here = std::count(initial_slices_.begin(), initial_slices_.end(), true);
   return absl::InvalidArgumentError(absl::StrCat("initial values: ", here, " of the ", initial_slices_.size(),
-                                                 " slices of shard ", options_.shard, " came"));
+                                                 " slices of shard ", options_.shard, " arrived"));
 }
 
 absl::Status Shard::CheckSlice(const ReceivedSlice& slice) const {
   if (slice.index >= local_index_.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("slice ", slice.index, ": the model has the slices 0 to ", local_index_.size() - 1));
+        absl::StrCat("slice ", slice.index, ": the model's slices are 0 to ", local_index_.size() - 1));
   }
   if (local_index_[slice.index] < 0) {
     return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " is shard ",
@@ -266,7 +267,7 @@ void Shard::Tick(TimePoint now) {
   MutexLock lock(mutex_);
   now_ = now;
   ReportBlocked(now);
-  AnswerWaits();  // A member's pull may have waited for its older ones, and pins go without a word.
+  AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
   for (auto wait = waits_.begin(); wait != waits_.end();) {
     const auto next = std::next(wait);
     if (wait->deadline <= now) {

@@ -79,15 +79,15 @@ class Shard {
 
   // What the chief says. A view older than the one in force is ignored.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
-  // The chief was not heard of for too long: calls are answered UNAVAILABLE until it is.
+  // The chief was not heard from for too long: calls are answered UNAVAILABLE until it is.
   void SetChiefLost(bool lost);
 
-  // Initial values of some slices, from the worker that the view names; then whether all of this shard's are here.
+  // Initial values of some slices, from the worker that the view names; then whether all of this shard's have arrived.
   absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
   absl::Status CheckInitialised();
 
   // Some slices of a push. A push that has its answer already is left alone (AwaitPush tells it). INVALID_ARGUMENT
-  // names the slice or tensor that is wrong, and drops what came of the push before.
+  // names the slice or tensor that is wrong, and drops the part of the push that arrived before.
   // `caller` tells one call from another.
   absl::Status AddSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices, TimePoint now,
                          const void* caller = nullptr);
@@ -117,10 +117,10 @@ class Shard {
     return gathers_ ? std::optional<uint64_t>(step + 1) : std::nullopt;
   }
 
-  // The caller is gone: its callback is made with CANCELLED, unless it was made before.
+  // The caller disconnected: its callback is made with CANCELLED, unless it was made before.
   void CancelWait(uint64_t wait);
 
-  // Ends the waits whose deadline has passed, and tells the chief whom an update has waited for too long.
+  // Ends the waits whose deadline has passed, and reports to the chief what an update has been waiting for.
   void Tick(TimePoint now);
   // Applies on this thread what was decided on and waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
@@ -164,7 +164,7 @@ class Shard {
     size_t posted = 0;            // Parts that are being built.
     size_t built = 0;             // Slices.
     bool decided = false;
-    bool dropped = false;  // To be forgotten when the pool has let go of it.
+    bool dropped = false;  // To be discarded when the pool has finished with it.
     TimePoint decided_at;
   };
   struct Wait {
@@ -184,7 +184,7 @@ class Shard {
   void SetLayout(const v1::ModelLayout& layout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job was reset before it ran: another layout and other initial values will come.
   void DropLayout() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The job cannot go on, for this reason: the chief is told, once, and nothing is applied any more.
+  // The job cannot continue, for this reason: reports it to the chief, once, and applies nothing any more.
   void FailJob(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the job failed, as far as this shard knows; OK if it did not.
   absl::Status Failed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -195,7 +195,7 @@ class Shard {
   absl::Status ServingReads(bool member) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Fails the job if the step in the making needs a push of a rank that is done.
   void CheckDone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells the chief what an update waits for, where that takes long, and that it no longer does.
+  // Reports to the chief what an update waits for, if that takes long, and when it no longer does.
   void ReportBlocked(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Fenced(const v1::Identity& id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckSlice(const ReceivedSlice& slice) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -233,7 +233,7 @@ class Shard {
   void OnBuilt(size_t slices);
   // Forgets what was built before the decision.
   void DropBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Publishes or forgets the build, if it has come to that.
+  // Publishes or discards the build, if it is complete or was dropped.
   void MaybeEndBuild() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The build is complete, but must not be published.
   void RefuseBuild(const Build& build) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -292,7 +292,7 @@ class Shard {
   uint64_t waiting_step_ ABSL_GUARDED_BY(mutex_) = 0;  // Somebody has waited for this step since then.
   TimePoint waiting_since_ ABSL_GUARDED_BY(mutex_);
   std::optional<TimePoint> blocked_since_ ABSL_GUARDED_BY(mutex_);  // All buffers are pinned against an update.
-  std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // What the chief was last told of it.
+  std::string reported_blocked_ ABSL_GUARDED_BY(mutex_);            // As last reported to the chief.
   TimePoint reported_blocked_at_ ABSL_GUARDED_BY(mutex_);
   std::list<Wait> waits_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_wait_ ABSL_GUARDED_BY(mutex_) = 1;

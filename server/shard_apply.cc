@@ -1,4 +1,4 @@
-// Versions in the making: from the decision on a set of pushes, or from before it, to the published version.
+// Building versions: from the decision on a set of pushes, or from before it, to the published version.
 #include <algorithm>
 #include <numeric>
 
@@ -9,13 +9,13 @@
 
 namespace ps {
 void Shard::Decide(const StepSet& set) {
-  if (gathers_ && set.step < mode_->step()) return;  // Said twice.
+  if (gathers_ && set.step < mode_->step()) return;  // A repeat.
   std::vector<std::shared_ptr<Push>> pushes;
   for (uint32_t rank : set.ranks) {
     auto node = ready_.extract(rank);
     if (node.empty() || (gathers_ && node.mapped()->step != set.step)) {
       return FailJob(absl::StrCat("step ", set.step, ": the push of rank ", rank,
-                                  " was decided on but is not on shard ", options_.shard));
+                                  " belongs to it but is missing on shard ", options_.shard));
     }
     pushes.push_back(std::move(node.mapped()));
   }

@@ -31,7 +31,7 @@ absl::Status Shard::AddSlices(const v1::PushRequest& header, std::vector<Receive
 
 absl::StatusOr<Shard::Ahead> Shard::PlaceSlices(const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                                                 TimePoint now, const void* caller) {
-  const ReceivedSlice* not_finite = FindNotFinite(slices, isa_);  // The costly look, without the lock.
+  const ReceivedSlice* not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
   const uint32_t rank = header.id().rank();
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
@@ -48,7 +48,8 @@ absl::StatusOr<Shard::Ahead> Shard::PlaceSlices(const v1::PushRequest& header, s
   const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   for (ReceivedSlice& slice : slices) {
     absl::Status checked = CheckSlice(slice);
-    if (checked.ok() && header.samples() == 0) checked = absl::InvalidArgumentError("slices, but samples is 0");
+    if (checked.ok() && header.samples() == 0)
+      checked = absl::InvalidArgumentError("there are slices, but samples is 0");
     if (checked.ok() && &slice == not_finite) {
       const std::string& tensor = plan_->layout()[plan_->slices()[slice.index].tensor].name;
       checked = absl::InvalidArgumentError(absl::StrCat("the gradient of tensor ", tensor, " is not finite"));
@@ -103,7 +104,7 @@ absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::Pu
   PS_RETURN_IF_ERROR(mode_->Admit(rank, header.step(), expected));
   if (ready_.contains(rank)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(who, ": step ", ready_[rank]->step, " of this rank has no answer yet"));
+        absl::StrCat(who, ": step ", ready_[rank]->step, " of this rank is still in progress"));
   }
   if (header.version() > store_->version()) {
     return absl::InvalidArgumentError(absl::StrCat(who, ": computed on version ", header.version(), ", but shard ",
@@ -115,7 +116,7 @@ absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::Pu
     if (push.step == header.step() && push.samples == header.samples() && push.version == header.version()) {
       return found->second;
     }
-    DropPush(rank);  // The rank starts it anew, or another.
+    DropPush(rank);  // The rank restarts this push, or begins another.
   }
   const uint64_t bytes =
       header.samples() == 0 ? 0 : static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);

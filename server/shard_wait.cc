@@ -1,4 +1,4 @@
-// Those who wait for a shard: for the answer to a push, or for a version.
+// Calls that wait at a shard: for the answer to a push, or for a version.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -26,7 +26,7 @@ Reader Shard::ReaderOf(const Wait& wait) {
 absl::Status Shard::FencedError(const Wait& wait) {
   return absl::FailedPreconditionError(
       absl::StrCat("rank ", wait.rank, ", incarnation ", wait.incarnation,
-                   ": fenced: the rank has another owner, or another generation of the job runs"));
+                   ": fenced: the rank has a new owner, or another generation of the job is running"));
 }
 
 uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, TimePoint now, TimePoint deadline,
@@ -58,7 +58,7 @@ uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, Time
       push->second->caller == caller) {
     const absl::Status incomplete = absl::InvalidArgumentError(
         absl::StrCat("rank ", rank, ", step ", header.step(), ": only ", push->second->received, " of the ",
-                     push->second->slices.size(), " slices of shard ", options_.shard, " came"));
+                     push->second->slices.size(), " slices of shard ", options_.shard, " arrived"));
     DropPush(rank);
     Fail(wait, incomplete);
     return 0;
@@ -114,7 +114,7 @@ uint64_t Shard::AwaitHashes(const Caller& caller, std::optional<uint64_t> versio
   return AwaitPull(caller, version, now, deadline, hash_all);
 }
 
-// A member's places are its own: those who are no members cannot take them.
+// Each member has a limit of its own, which callers that are not members cannot use up.
 uint64_t Shard::Park(Wait wait) {
   if (TryAnswer(wait)) return 0;
   const bool member = wait.incarnation != 0;
@@ -124,7 +124,7 @@ uint64_t Shard::Park(Wait wait) {
   });
   if (static_cast<size_t>(beside) >= limit) {
     const std::string whose =
-        member ? absl::StrCat("of rank ", wait.rank) : std::string("of callers who are no members (--max_parked)");
+        member ? absl::StrCat("of rank ", wait.rank) : std::string("of callers that are not members (--max_parked)");
     Fail(wait, absl::ResourceExhaustedError(
                    absl::StrCat("shard ", options_.shard, " has ", limit, " calls ", whose, " waiting, its limit")));
     return 0;
@@ -179,7 +179,7 @@ bool Shard::TryAnswerPull(const Wait& wait) {
   }
   const Reader reader = ReaderOf(wait);
   const absl::Status may = over ? absl::OkStatus() : store_->MayPin(reader);
-  if (absl::IsUnavailable(may)) return false;  // When the member has let go of an older version.
+  if (absl::IsUnavailable(may)) return false;  // It waits until the member has released an older version.
   if (!may.ok()) return refuse(may);
   outbox_.Add([callback = wait.pull_callback, pin = store_->Pin(reader, now_)] { callback(pin); });
   return true;
@@ -225,7 +225,7 @@ void Shard::CancelWait(uint64_t id) {
   MutexLock lock(mutex_);
   for (auto wait = waits_.begin(); wait != waits_.end(); ++wait) {
     if (wait->id != id) continue;
-    Fail(*wait, absl::CancelledError("the caller is gone"));
+    Fail(*wait, absl::CancelledError("the caller disconnected"));
     waits_.erase(wait);
     return;
   }
@@ -261,14 +261,14 @@ std::string Shard::WaitingForRanks(TimePoint now) const {
 std::string Shard::WaitingForReaders(TimePoint now) const {
   const std::vector<Reading> readings = store_->Readings();
   const size_t named = std::min(readings.size(), kNamedReaders);
-  std::string text = absl::StrCat(
-      "version ", store_->version() + 1, ": waiting for readers who hold all of --max_versions=", options_.max_versions,
-      " buffers of weights: ",
-      absl::StrJoin(readings.begin(), readings.begin() + static_cast<ptrdiff_t>(named), ", ",
-                    [&](std::string* out, const Reading& reading) {
-                      absl::StrAppend(out, reading.reader.ToString(), " (version ", reading.version, ", for ",
-                                      FormatSeconds(now - reading.since), ")");
-                    }));
+  std::string text =
+      absl::StrCat("version ", store_->version() + 1,
+                   ": waiting for readers that hold all of --max_versions=", options_.max_versions, " weight buffers: ",
+                   absl::StrJoin(readings.begin(), readings.begin() + static_cast<ptrdiff_t>(named), ", ",
+                                 [&](std::string* out, const Reading& reading) {
+                                   absl::StrAppend(out, reading.reader.ToString(), " (version ", reading.version,
+                                                   ", for ", FormatSeconds(now - reading.since), ")");
+                                 }));
   if (named < readings.size()) absl::StrAppend(&text, " and ", readings.size() - named, " more");
   return text;
 }

@@ -44,7 +44,7 @@ struct VersionStore::ReaderTable {
     MutexLock lock(mutex);
     return readings.insert(readings.end(), std::move(reading));
   }
-  // The versions that this member reads; for nobody, that all who are no members read.
+  // The versions that this member reads; without a rank, those that all callers that are not members read.
   std::set<uint64_t> VersionsOf(std::optional<uint32_t> rank) const {
     MutexLock lock(mutex);
     std::set<uint64_t> versions;
@@ -87,14 +87,14 @@ absl::Status VersionStore::MayPin(const Reader& reader) const {
   if (!reader.rank.has_value()) {
     const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
     if (held.size() <= most) return absl::OkStatus();
-    const std::string limit = absl::StrCat("readers who are no members of the job may hold ", most,
-                                           " of --max_versions=", max_versions_, " buffers of weights while it runs");
+    const std::string limit = absl::StrCat("readers that are not members of the job may hold ", most,
+                                           " of --max_versions=", max_versions_, " weight buffers while it is running");
     if (most == 0) return absl::FailedPreconditionError(limit);  // Asking again would not help.
-    return absl::ResourceExhaustedError(limit + ", and do so: try again when an older version has been read");
+    return absl::ResourceExhaustedError(limit + ", and already do; retry when an older version has been released");
   }
   const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
   if (held.size() <= most) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(reader.ToString(), " still reads ", held.size() - 1,
+  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held.size() - 1,
                                              held.size() == 2 ? " older version" : " older versions"));
 }
 

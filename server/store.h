@@ -8,7 +8,7 @@
 //        └────────────────────▶ ReaderTable: who pins which version, since when
 //
 // Readers may be slow, so no reader alone may hold every buffer: a member of the job may read the current version and
-// an older one, and readers who are no members together leave two buffers free.
+// an older one, and readers that are not members must together leave two buffers free.
 //
 // The owner locks: every method but a pin's release is called under one lock of the owner. Lock order: the owner's
 // lock, then the table's; the release hook's, then the owner's.
@@ -86,7 +86,7 @@ class VersionStore {
   VersionStore(size_t elements, size_t max_versions, std::function<void()> on_release);
   ~VersionStore();
 
-  // From now on nobody is told of a pin that goes. Waits for a call that is being made.
+  // on_release is not called any more from now on. Waits for a call in progress.
   void ClearOnRelease();
 
   uint64_t version() const { return current_->version; }
@@ -96,8 +96,8 @@ class VersionStore {
   // The initial values' memory, before the first update.
   float* initial_weights() { return current_->weights.data(); }
 
-  // Whether the reader may pin the current version as well. UNAVAILABLE: a member still reads older ones, and may when
-  // it has let go of them. RESOURCE_EXHAUSTED: readers who are no members hold all that they may.
+  // Whether the reader may pin the current version as well. UNAVAILABLE: a member must first release older ones.
+  // RESOURCE_EXHAUSTED: readers that are not members already hold all that they may.
   absl::Status MayPin(const Reader& reader) const;
   // Must not be called while updating_in_place().
   VersionPin Pin(const Reader& reader, TimePoint now);
@@ -111,9 +111,9 @@ class VersionStore {
   // Begins an update; null if max_versions buffers exist and all are pinned (on_release follows). If it must not be
   // made in place, null also says that there is no other buffer, and on_release does not follow.
   const Update* BeginUpdate(bool in_place);
-  // What BeginUpdate began is forgotten. It must not have been made in place.
+  // Discards what BeginUpdate began. It must not have been made in place.
   void AbandonUpdate();
-  // What BeginUpdate began is the current version from now on.
+  // Makes what BeginUpdate began the current version.
   void Publish();
 
  private:

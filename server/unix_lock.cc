@@ -45,10 +45,10 @@ absl::Status CheckPath(const std::string& flag, const std::string& path) {
   struct stat about = {};
   if (lstat(path.c_str(), &about) != 0) return absl::OkStatus();
   if (!S_ISSOCK(about.st_mode)) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, " is there and is no socket"));
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", path, " exists and is not a socket"));
   }
   if (!Answers(path)) return absl::OkStatus();  // What a killed server left; gRPC removes it.
-  return absl::FailedPreconditionError(absl::StrCat(flag, ": somebody listens there already"));
+  return absl::FailedPreconditionError(absl::StrCat(flag, ": another process is already listening there"));
 }
 
 }  // namespace
@@ -70,7 +70,7 @@ absl::StatusOr<std::unique_ptr<UnixLock>> UnixLock::Take(const std::string& flag
       if (errno != EWOULDBLOCK) {
         return absl::InvalidArgumentError(absl::StrCat(flag, ": ", lock_path, ": locking: ", std::strerror(errno)));
       }
-      return absl::FailedPreconditionError(absl::StrCat(flag, ": another server has this path"));
+      return absl::FailedPreconditionError(absl::StrCat(flag, ": another server is using this path"));
     }
     if (!HasName(file, lock_path)) continue;  // Its owner removed it between our open and our lock.
     std::move(shut).Cancel();
@@ -78,7 +78,8 @@ absl::StatusOr<std::unique_ptr<UnixLock>> UnixLock::Take(const std::string& flag
     PS_RETURN_IF_ERROR(CheckPath(flag, path));
     return lock;
   }
-  return absl::FailedPreconditionError(absl::StrCat(flag, ": ", lock_path, " comes and goes"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(flag, ": ", lock_path, " is being removed and created again by others"));
 }
 
 UnixLock::~UnixLock() {

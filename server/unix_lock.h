@@ -1,5 +1,5 @@
-// A Unix socket's path belongs to one server. gRPC removes whatever socket has the path before it binds, so a second
-// server would take the path from the first, which would live on where nobody finds it.
+// A Unix socket's path belongs to one server. gRPC removes an existing socket at the path before it binds, so a second
+// server would take the path over, and the first would go on running unreachable.
 #pragma once
 
 #include <memory>
@@ -10,8 +10,8 @@
 namespace ps {
 
 // Holds PATH for as long as it lives, by a lock on the file PATH.lock, which it makes, and removes in the end. The
-// system releases the lock of a process that is killed; its socket and lock file are in nobody's way. Made before the
-// socket and destroyed after it. Used by one thread.
+// system releases the lock of a process that is killed; its socket and lock file do not prevent a new start. Made
+// before the socket and destroyed after it. Used by one thread.
 class UnixLock {
  public:
   // Waits for nobody. FAILED_PRECONDITION, beginning with `flag` (--listen=unix:PATH), if somebody listens at the path

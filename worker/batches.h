@@ -22,17 +22,16 @@ class Batches {
   Batches(const Batches&) = delete;
   Batches& operator=(const Batches&) = delete;
 
-  // To be called once, when all else that needs the device's memory has it. If the samples fit into what is free, but
-  // for a reserve, they are kept there as they are stored, and gathered by the device; else each batch is gathered by
-  // the host.
+  // Call it once, after all other device memory is allocated. If the samples fit into the free memory, minus a reserve,
+  // they are kept there as they are stored, and gathered by the device; else each batch is gathered by the host.
   absl::Status KeepSamples();
 
   const Dataset& dataset() const { return dataset_; }
   // The device has the samples.
   bool resident() const { return bytes_ != nullptr || floats_ != nullptr; }
 
-  // Queues the samples `indices`, each in [0, dataset().size()), to where the batch before was: its step must have
-  // ended.
+  // Queues the samples `indices`, each in [0, dataset().size()), to the memory of the previous batch, whose step must
+  // have ended.
   absl::StatusOr<Batch> Load(std::span<const int32_t> indices);
 
  private:

@@ -11,45 +11,49 @@
 #include "worker/options.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
-ABSL_FLAG(std::string, job, "default", "name of the job, as the server has it");
+ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");
 ABSL_FLAG(std::string, name, "",
-          "name of this worker; one of the same name is replaced; empty: made from host and process");
+          "name of this worker; it replaces a live worker of the same name; empty: made from host and process");
 ABSL_FLAG(int64_t, rank, -1, "claims this rank; -1: the lowest free one");
-ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "a server that does not answer for so long is lost");
+ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "give up on a server that does not answer for this long");
 ABSL_FLAG(absl::Duration, start_timeout, absl::Minutes(10), "how long to wait for the other workers to join");
 ABSL_FLAG(std::string, model, "mlp:784,128,10", "the network: mlp:IN,WIDTH,…,OUT");
-ABSL_FLAG(std::string, activation, "relu", "of the hidden layers: relu, sigmoid or tanh");
+ABSL_FLAG(std::string, activation, "relu", "activation of the hidden layers: relu, sigmoid or tanh");
 ABSL_FLAG(std::string, loss, "softmax_cross_entropy",
           "softmax_cross_entropy, sigmoid_cross_entropy or mse (also for regression, with one output)");
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
 ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
-ABSL_FLAG(std::string, save_weights, "", "the lead worker (the lowest rank that is left) saves the final weights to this safetensors file; give it to all");
+ABSL_FLAG(std::string, save_weights, "",
+          "save the final weights to this safetensors file; only the lead does (the lowest live rank), so give it to "
+          "all workers");
 ABSL_FLAG(
     std::string, dataset, "fashion-mnist",
     "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
     "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set's files; empty: /usr/share/datasets/NAME, where Debian has Fashion-MNIST");
-ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) that is put aside");
-ABSL_FLAG(int, crop, 0, "only the middle N x N pixels of the images; 0: all");
-ABSL_FLAG(int, samples_per_class, 0, "only the first N samples of each class; 0: all");
+ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) held out for validation");
+ABSL_FLAG(int, crop, 0, "use only the central N x N pixels of the images; 0: all");
+ABSL_FLAG(int, samples_per_class, 0, "use only the first N samples of each class; 0: all");
 ABSL_FLAG(
     std::string, normalize, "auto",
-    "features and regression targets, by statistics of the training split: standard (mean 0, deviation 1), minmax "
-    "(0 to 1) or none; auto: standard for csv and libsvm, else none");
-ABSL_FLAG(std::string, batch_size, "64", "samples of this worker in a step, or full: all samples in one step");
+    "scale features and regression targets by statistics of the training split: standard (mean 0, standard deviation "
+    "1), minmax (0 to 1) or none; auto: standard for csv and libsvm, else none");
+ABSL_FLAG(std::string, batch_size, "64", "samples per step on this worker, or full: all samples in one step");
 ABSL_FLAG(double, epochs, 1, "passes over the data; decimals allowed");
-ABSL_FLAG(int64_t, steps, 0, "steps instead of epochs");
-ABSL_FLAG(double, eval_every, 0, "the lead worker evaluates on the test split every so many epochs; 0: at the end only");
+ABSL_FLAG(int64_t, steps, 0, "number of steps, instead of --epochs");
+ABSL_FLAG(double, eval_every, 0, "the lead evaluates on the test split every this many epochs; 0: only at the end");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the initial weights, the shuffling and the split");
-ABSL_FLAG(bool, shuffle, true, "new order of the samples in every epoch; false: the files' order");
-ABSL_FLAG(bool, overlap, true, "send gradients while others are computed, and compute on weights while others come");
-ABSL_FLAG(
-    std::string, device, "cpu",
-    "cpu; cuda: the GPU of number rank modulo the host's GPUs; cuda:I; auto: a GPU if one can be used, else the cpu");
-ABSL_FLAG(std::string, math, "float32", "how a GPU multiplies: float32, tf32 or bfloat16");
-ABSL_FLAG(int, threads, 1, "threads of the cpu for the matrix products");
-ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object a line");
+ABSL_FLAG(bool, shuffle, true, "shuffle the samples in every epoch; false: use the files' order");
+ABSL_FLAG(bool, overlap, true,
+          "overlap communication with computation: send each layer's gradient as soon as it is computed, and start the "
+          "next forward pass before all weights have arrived");
+ABSL_FLAG(std::string, device, "cpu",
+          "cpu; cuda: GPU number (rank modulo number of GPUs); cuda:I: GPU number I; auto: cuda if a GPU is usable, "
+          "else cpu");
+ABSL_FLAG(std::string, math, "float32", "precision of the GPU's matrix products: float32, tf32 or bfloat16");
+ABSL_FLAG(int, threads, 1, "CPU threads for the matrix products");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
 namespace ps {
 namespace {
@@ -103,7 +107,7 @@ void ReadClient(WorkerOptions& options, Reader& reader) {
   reader.Check(CheckText("--server", client.server, kMaxAddressBytes));
   client.job = absl::GetFlag(FLAGS_job);
   client.name = absl::GetFlag(FLAGS_name);
-  // They go over the wire, in protobuf's strings.
+  // They are sent as protobuf strings.
   reader.Check(CheckText("--job", client.job, kMaxNameBytes));
   reader.Check(CheckText("--name", client.name, kMaxNameBytes));
   const int64_t rank = absl::GetFlag(FLAGS_rank);
@@ -118,9 +122,8 @@ void ReadClient(WorkerOptions& options, Reader& reader) {
   }
 }
 
-// Every flag that the values of others leave without effect. What only some workers of a job have a use for, as rank
-// 0's
-// --save_weights, is not among them: scripts give all workers the same.
+// The flags that have no effect because of the values of others. Flags that only some workers of a job use, as the lead
+// does --save_weights, are not among them: scripts give all workers the same flags.
 std::vector<IdleFlag> IdleFlags() {
   const std::string device = absl::GetFlag(FLAGS_device);
   const std::string dataset = absl::GetFlag(FLAGS_dataset);

@@ -1,4 +1,4 @@
-// What a worker is started with. Read once, at the edge, from the flags; everything inside gets it as a value.
+// A worker's options: read once from the flags, then passed by value.
 #pragma once
 
 #include <optional>
@@ -22,11 +22,11 @@ struct WorkerOptions {
   ModelOptions model;
   Init init = Init::kHe;
   std::string init_weights;  // Safetensors; instead of init.
-  std::string save_weights;  // Safetensors; by the lead (Client::lead).
+  std::string save_weights;  // Safetensors; by the lead.
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.
   int64_t steps = 0;
-  double eval_every = 0;  // Epochs between the lead's evaluations on the test split; 0: at the end only.
+  double eval_every = 0;  // Epochs between the lead's evaluations on the test split; 0: only at the end.
   uint64_t seed = 1;
   bool shuffle = true;
   bool overlap = true;
@@ -35,7 +35,7 @@ struct WorkerOptions {
   int64_t warm_up_steps = 0;  // Left out of TrainingResult's samples and times. No flag: for benchmarks.
 };
 
-// Parses and checks all flags; `line` says which were given, and those that are and have no effect are a problem, too.
+// Parses and checks all flags; `line` says which were given: a given flag without effect is a problem, too.
 // INVALID_ARGUMENT naming every problem, one a line.
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line);
 

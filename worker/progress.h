@@ -1,4 +1,4 @@
-// A worker's progress: one tidy line every few seconds.
+// A worker's progress: one log line every few seconds.
 #pragma once
 
 #include <cstdint>

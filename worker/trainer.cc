@@ -34,11 +34,11 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
               {"samples_per_s", result_.train_s > 0 ? static_cast<double>(result_.samples) / result_.train_s : 0.0},
               {"status", status.ToString()}});
   if (!status.ok()) {
-    // The job need not wait for the lease to know. If it knows already, or cannot be told, nothing is lost.
+    // So that the job need not wait for the lease. An error here does not matter.
     (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
     return status;
   }
-  // Where hashing or saving failed, the next lead has its try.
+  // If hashing or saving failed, the next lead tries.
   const absl::Status left =
       client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
   result_.end_status.Update(left);
@@ -52,11 +52,11 @@ void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
   start["normalize"] = ToString(data_.scaling.kind);
   start["generation"] = client_->generation();
   start["flags"] = flags;
-  // Who goes on where another worker, or this one before, was, goes on with its file.
+  // A worker that joins a job that has already made steps appends to the metrics file of its predecessor.
   metrics_->Begin(/*append=*/client_->start_step() > 0 || !client_->replaced().empty(), start);
 }
 
-// All that can fail on this machine alone fails here, before the job knows of this worker.
+// Everything that can fail on this machine alone fails here, before the worker joins.
 absl::Status Trainer::Prepare() {
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options_.metrics_file, "rank");
   if (!metrics.ok()) return metrics.status();
@@ -69,7 +69,7 @@ absl::Status Trainer::Prepare() {
   if (!data.ok()) return data.status();
   data_ = *std::move(data);
   if (data_.test_is_train) {
-    spdlog::warn("--dataset={}: there is no test split; what is called test below is the training split",
+    spdlog::warn("--dataset={}: there is no test split; the training split is used as the test split",
                  options_.data.dataset);
   }
   spdlog::info("--dataset={}: {}; --normalize={}", options_.data.dataset, ToString(data_.train),
@@ -88,7 +88,7 @@ absl::Status Trainer::FitModelToData() {
   const bool regression = data_.train.classes() == 0;
   if (regression && options_.model.loss != Loss::kMse) {
     return absl::InvalidArgumentError(absl::StrCat("--loss: the targets of --dataset=", options_.data.dataset,
-                                                   " are no class numbers; expected --loss=mse"));
+                                                   " are not class numbers; expected --loss=mse"));
   }
   if (data_.train.features() != widths.front()) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", widths.front(),
@@ -198,8 +198,7 @@ absl::Status Trainer::MakeBatches() {
     if (batches == nullptr) continue;
     PS_RETURN_IF_ERROR(batches->KeepSamples());
     if (batches->resident()) continue;
-    spdlog::info("{} do not fit into the device's memory: each batch is gathered by the host",
-                 ToString(batches->dataset()));
+    spdlog::info("{} do not fit into the device's memory: the host gathers each batch", ToString(batches->dataset()));
   }
   return absl::OkStatus();
 }
@@ -325,7 +324,7 @@ double Trainer::Epochs(int64_t batches_done) const {
   return static_cast<double>(batches_done) / static_cast<double>(sampler_->steps_per_epoch()) + 1e-9;
 }
 
-// Every rank counts, so that whoever leads next goes on in the same rhythm.
+// Every rank counts, so that the next lead evaluates at the same points.
 bool Trainer::EvaluationDue(int64_t batches_done) {
   if (options_.eval_every <= 0 || batches_done == total_batches_ || Epochs(batches_done) < next_eval_) return false;
   PassEvaluations(batches_done);
@@ -397,7 +396,7 @@ absl::Status Trainer::Finish() {
   return absl::OkStatus();
 }
 
-// What is left of the end is tried as far as it goes; what was found before is not lost by it.
+// The rest of the end. A failure here does not discard the results so far.
 absl::Status Trainer::Keep() {
   const absl::Status saved = Save();
   absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();

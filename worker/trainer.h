@@ -31,7 +31,7 @@ struct TrainingResult {
   HashedWeights weights_hash;
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
-  // Every rank's own: its samples, and the seconds in its steps, in all and by what they went into.
+  // Of each rank: its samples, and the seconds in its steps, in all and by phase.
   int64_t samples = 0;
   double train_s = 0;
   double forward_s = 0;
@@ -46,17 +46,17 @@ class Trainer {
  public:
   explicit Trainer(const WorkerOptions& options) : options_(options) {}
 
-  // Everything. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
+  // Trains from joining to leaving. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
   absl::StatusOr<TrainingResult> Run(const nlohmann::ordered_json& flags);
 
-  // Run waits for nobody any more, leaves the job and returns CANCELLED. Thread-safe.
+  // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
 
  private:
   absl::Status Prepare();
   absl::Status FitModelToData();
   absl::Status JoinJob();
-  // From the rank on: what computes, and what it computes on.
+  // Once the rank is known: sets up the backend, the network and the batches.
   absl::Status SetUp();
   absl::Status Start();
   void WriteStart(const nlohmann::ordered_json& flags);
@@ -84,13 +84,13 @@ class Trainer {
   std::unique_ptr<MetricsWriter> metrics_;
   DataSplits data_;
   DeviceOptions device_;  // As found.
-  // Initial values by tensor, until the job runs: those of --init_weights before joining, made ones only when the job
-  // has taken the model for one that fits its memory.
+  // Initial values by tensor, until the job runs. Those of --init_weights are read before joining; random ones are made
+  // only after the job has accepted the model, which then fits into memory.
   Values initial_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Batches> test_batches_;
-  std::unique_ptr<Batches> validation_batches_;  // Null if nothing was put aside.
+  std::unique_ptr<Batches> validation_batches_;  // Null if there is no validation split.
   std::unique_ptr<Network> network_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Sampler> sampler_;

@@ -18,7 +18,7 @@ class Bsp final : public Mode {
 
   absl::Status Admit(uint32_t rank, uint64_t step, uint64_t) const override {
     if (step == step_) return absl::OkStatus();
-    return absl::OutOfRangeError(absl::StrCat("rank ", rank, ", step ", step, ": the job gathers step ", step_));
+    return absl::OutOfRangeError(absl::StrCat("rank ", rank, ", step ", step, ": the job's current step is ", step_));
   }
 
   std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override {

@@ -1,4 +1,4 @@
-// ps_bench: measures beside what the machine, the network or the computation alone allow.
+// ps_bench: measures the system, next to what the machine, the network or the computation alone can do.
 #include <iostream>
 
 #include <spdlog/spdlog.h>
@@ -18,32 +18,33 @@
 
 ABSL_FLAG(std::string, transport, "tcp", "exchange: tcp or unix");
 ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange, network: bytes of the model, a multiple of 4");
-ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: from 1 up to so many");
+ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
-ABSL_FLAG(int, repeats, 30, "exchange, network: repeats that are measured");
+ABSL_FLAG(int, repeats, 30, "exchange, network: number of measured repeats");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
-ABSL_FLAG(int64_t, batch_size, 128, "train: batch of a worker");
+ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
 ABSL_FLAG(std::string, mode, "bsp", "train: bsp or asp");
-ABSL_FLAG(int64_t, steps, 300, "train: steps of a worker");
-ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: one or more, with commas between");
-ABSL_FLAG(std::string, math, "float32", "train, gemm: how a GPU multiplies: float32, tf32 or bfloat16");
-ABSL_FLAG(int, threads, 1, "train, gemm: threads of the cpu for the matrix products");
-ABSL_FLAG(bool, json, false, "print JSON, not a table");
+ABSL_FLAG(int64_t, steps, 300, "train: steps per worker");
+ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a comma-separated list of them");
+ABSL_FLAG(std::string, math, "float32",
+          "train, gemm: precision of the GPU's matrix products: float32, tf32 or bfloat16");
+ABSL_FLAG(int, threads, 1, "train, gemm: CPU threads for the matrix products");
+ABSL_FLAG(bool, json, false, "print JSON instead of a table");
 
 namespace ps {
 namespace {
 
 constexpr char kUsage[] =
     "ps_bench [flags] COMMAND\n"
-    "  exchange   time and GB/s of an exchange through real servers, beside the raw stream, memcpy and SGD in place;\n"
-    "             GB/s is the bytes that have to move (workers x bytes, each way) over the median time, ratio is GB/s\n"
-    "             over the raw stream's; the weights are checked in every repeat\n"
-    "  train      samples/s with servers for 1 up to --workers workers, beside the same computation without exchange\n"
-    "             and, where MPI is, in ranks that sum gradients with it\n"
-    "  gemm       matrix products on each --device, with and without the copies, and where a GPU overtakes the CPU\n"
-    "  network    round trip and bandwidth both ways to --server";
+    "  exchange   time and GB/s of an exchange through real servers, next to a raw stream, memcpy and SGD in place;\n"
+    "             GB/s is the bytes to be moved (workers x bytes, each way) over the median time, ratio is GB/s over\n"
+    "             the raw stream's; the weights are checked in every repeat\n"
+    "  train      samples/s through servers with 1 up to --workers workers, next to the same computation without\n"
+    "             exchange and, if MPI is installed, with MPI ranks that sum the gradients\n"
+    "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
+    "  network    round-trip time and bandwidth in both directions to --server";
 
 class Problems {
  public:

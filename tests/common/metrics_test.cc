@@ -45,7 +45,7 @@ TEST_CASE("A metrics file keeps what it holds until its writer has its place in 
   CHECK(EventsIn(path) == std::vector<std::string>{"start", "early", "step"});
 }
 
-TEST_CASE("Who goes on with a metrics file writes behind its last whole line") {
+TEST_CASE("A writer that appends to a metrics file begins after its last complete line") {
   const TempFolder folder;
   const std::string path = folder.File("m.jsonl");
   for (const std::string before : {"{\"event\":\"step\"}\n{\"event\":\"st", "{\"event\":\"step\"}\n"}) {
@@ -64,7 +64,7 @@ TEST_CASE("A metrics file that is being written is refused to a second writer, b
   auto first = MetricsWriter::Open(path, "shard");
   REQUIRE(first.ok());
   (*first)->Begin(/*append=*/false, {});
-  const std::string expected = "--metrics_file=" + path + ": a process that runs writes this file already";
+  const std::string expected = "--metrics_file=" + path + ": another running process is writing this file";
   CHECK(Message(MetricsWriter::Open(path, "shard").status()) == expected);
   first->reset();
   CHECK(EventsIn(path) == std::vector<std::string>{"start"});

@@ -70,7 +70,7 @@ TEST_CASE("Whether a file can be written is known before, by its flag, and leave
   std::filesystem::create_symlink(path, folder.File("link"));
   for (const std::string& irregular : {std::string("/dev/null"), folder.path(), fifo, folder.File("link")}) {
     CHECK(refused(irregular) ==
-          "--save_weights=" + irregular + ": cannot be written: it is there and is no regular file");
+          "--save_weights=" + irregular + ": cannot be written: it exists and is not a regular file");
   }
 }
 

@@ -38,7 +38,7 @@ TEST_CASE("Text that is too long, no UTF-8 or has control characters is refused 
   CHECK(CheckText("--name", "größe", 7).ok());
   CHECK(CheckText("--name", "", 7).ok());
   CHECK(Message(CheckText("--name", "12345678", 7)) == "--name: 8 bytes long; expected at most 7");
-  CHECK(Message(CheckText("--name", "a\xff", 7)) == "--name: no UTF-8 at \\xff");
+  CHECK(Message(CheckText("--name", "a\xff", 7)) == "--name: invalid UTF-8 at \\xff");
   CHECK(Message(CheckText("--name", "a\nb", 7)) == "--name: a control character at \\nb");
 }
 

@@ -19,7 +19,7 @@ mkdir -p "$out"/{bin,lib,data}
 
 for program in "${programs[@]}"; do
   if [[ ! -x $build/bin/$program ]]; then
-    echo "bundle: $build/bin/$program is not there; build with tests first" >&2
+    echo "bundle: $build/bin/$program does not exist; build with tests first" >&2
     exit 1
   fi
   cp "$build/bin/$program" "$out/bin/"

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# All checks and benchmarks that need a GPU, and a short table of what came out.
+# Runs all checks and benchmarks that need a GPU, and prints a short table of the results.
 #
 #   tests/gpu/run.sh [BIN_FOLDER]      from the project; build/bin by default
 #   ps-gpu/run.sh                      from an unpacked bundle (tests/gpu/bundle.sh)
 #
-# Logs: runs/gpu/ in the folder that it is started from. Exit status: 0 if nothing failed, which is also so where there is
-# no GPU and all is skipped.
+# Logs: runs/gpu/ in the current folder. Exit status: 0 if nothing failed, also if everything is skipped for lack of a GPU.
 set -uo pipefail
 
 readonly here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -23,7 +22,7 @@ failed=0 rows=()
 # row NAME RESULT
 row() { rows+=("$(printf '| %-44s | %-44s |' "$1" "$2")"); }
 
-# check NAME LIMIT_S COMMAND...: a test; its last line that says something is the result.
+# check NAME LIMIT_S COMMAND...: a test; its last non-empty line is the result.
 check() {
   local name=$1 limit=$2 log=$logs/${1//[^a-zA-Z0-9]/-}.log
   shift 2
@@ -42,7 +41,7 @@ check() {
 if command -v nvidia-smi >/dev/null; then
   nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 else
-  echo "there is no nvidia-smi here"
+  echo "nvidia-smi was not found"
 fi
 
 check "backend" 300 "$bin/model_test" "GPU:*"

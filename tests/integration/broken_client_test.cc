@@ -225,14 +225,14 @@ void PushWrongly(const RawWorker& raw, uint64_t step) {
 
   request = raw.Good(1, step);
   request.mutable_slices()->RemoveLast();
-  Says(raw.Push(1, {request}).status(), kInvalid, "slices of shard 1 came");
+  Says(raw.Push(1, {request}).status(), kInvalid, "slices of shard 1 arrived");
   Says(raw.Push(0, {raw.Header(step)}).status(), kInvalid, "only 0 of the");
   Says(raw.Push(0, {}).status(), kInvalid, "without a message");
 
   // Held as long as the slices are, but not reserved.
   request = raw.Good(0, step);
   request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(1000, std::string(1 << 20, 'x'));
-  Says(raw.Push(0, {request}).status(), kInvalid, "may be others");
+  Says(raw.Push(0, {request}).status(), kInvalid, "are allowed");
 
   request = raw.Good(0, step);
   request.set_version(1000);
@@ -302,7 +302,7 @@ TEST_CASE("The same wrong messages leave an asp job exact, too") {
   });
 }
 
-TEST_CASE("Whoever is not who he says is fenced, or told what he may not do") {
+TEST_CASE("Calls with a false identity are fenced or refused") {
   RunBeside("bsp", 1, [](const RawWorker& raw) {
     v1::PushRequest request = raw.Good(0, 0);
     request.mutable_id()->set_generation(request.id().generation() + 1);

@@ -73,8 +73,8 @@ class Partner {
 };
 
 TEST_CASE(
-    "In asp a worker that dies in the middle of a push leaves the shards at different versions, and nothing of the end "
-    "is lost") {
+    "In asp a worker that dies in the middle of a push leaves the shards at different versions, and the job still ends "
+    "normally") {
   ServerOptions options;
   options.num_workers = 2;
   options.num_shards = 2;
@@ -102,7 +102,7 @@ TEST_CASE(
   for (auto& server : cluster.servers) CHECK(server->Wait().ok());
 }
 
-TEST_CASE("In asp the end is made by the lowest rank that is left, and so are evaluations on the way") {
+TEST_CASE("In asp the lowest live rank evaluates at the end and along the way") {
   ServerOptions options;
   options.num_workers = 2;
   options.mode = "asp";

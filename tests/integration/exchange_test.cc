@@ -253,7 +253,7 @@ TEST_CASE("A worker that is replaced in the middle of a job goes on at the step 
   }
 }
 
-TEST_CASE("Each tensor of a bsp answer can be used as soon as it is there, also as the client ends") {
+TEST_CASE("Each tensor of a bsp answer can be used as soon as it is there, also while the client is destroyed") {
   ServerOptions options;
   options.num_shards = 2;
   options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
@@ -310,7 +310,7 @@ TEST_CASE("A server that goes while a join waits for a shard answers it") {
   CHECK((absl::IsAborted(told) || absl::IsUnavailable(told)));
 }
 
-TEST_CASE("After a stop a client asks for nothing any more") {
+TEST_CASE("After a stop a client makes no more requests") {
   ServerOptions options;
   options.num_workers = 1;
   Cluster cluster(options);

@@ -177,7 +177,7 @@ class LazyReader {
 };
 
 TEST_CASE(
-    "Readers who stop reading hold an update back no longer than their floor, and the chief is told their names") {
+    "Readers that stop reading delay an update no longer than their deadline, and the chief is told their names") {
   LoneServer server;
   LazyReader first(server, {});
   server.Push(0);
@@ -190,7 +190,7 @@ TEST_CASE(
   CHECK_FALSE(third.has_pinned());
   const absl::Status refused = third.End();
   CHECK(absl::IsResourceExhausted(refused));
-  CHECK(Message(refused).find("may hold 2 of --max_versions=4 buffers") != std::string::npos);
+  CHECK(Message(refused).find("may hold 2 of --max_versions=4 weight buffers") != std::string::npos);
 
   LazyReader member(server, LoneServer::Id());
   server.Push(2);
@@ -204,7 +204,8 @@ TEST_CASE(
   server.shard.Tick(Now() + std::chrono::seconds(5));
   // The report may be made by a thread that makes others.
   REQUIRE(Eventually([&] { return !server.WaitingFor().empty(); }));
-  CHECK(server.WaitingFor().find("version 4: waiting for readers who hold all of --max_versions=4 buffers") == 0);
+  CHECK(server.WaitingFor().find("version 4: waiting for readers that hold all of --max_versions=4 weight buffers") ==
+        0);
   CHECK(server.WaitingFor().find("a reader at ipv4:127.0.0.1:") != std::string::npos);
   CHECK(server.WaitingFor().find("(version 0, for 5.") != std::string::npos);
   CHECK(server.WaitingFor().find("rank 0 (version 3, for 5.") != std::string::npos);
@@ -366,7 +367,7 @@ TEST_CASE("A pull is answered on its one message, whether or not the caller says
   CHECK(received > kSlices * kSliceElements * sizeof(float));
 }
 
-TEST_CASE("Calls that say nothing have a limit and a time, and a member's push has its membership instead") {
+TEST_CASE("Calls that send nothing have a limit and a deadline, and a member's push lasts as long as its membership") {
   LoneServer server({.strangers = 8});
   RawCalls silent(server, "/ps.v1.Shard/Push", 8);
   REQUIRE(Eventually([&] { return server.Status().open_calls() == 8; }));

@@ -129,12 +129,12 @@ TEST_CASE("Data that is missing, cut short, corrupt or does not fit is refused b
   refused("cifar", "2,2", "--dataset=cifar");
 }
 
-TEST_CASE("A worker that does not fit its job is refused by what differs, and the job is not harmed") {
+TEST_CASE("A worker that does not match its job is refused by what differs, and the job is not harmed") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
   const std::string address = server.Address();
   Process worker("ps_worker", Worker(address, {"--steps=100000000"}), folder.File("worker"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
+  REQUIRE(server.WaitFor(".err", "the job is running"));
   CheckRefused("ps_worker", Worker(address, {"--steps=100000000"}), "--num_workers=1");
   CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--seed=2"}), "--seed=2 (the job has 1)");
   CheckRefused("ps_worker", Worker(address, {"--steps=100000000", "--rank=5"}), "--rank=5");
@@ -147,7 +147,7 @@ TEST_CASE("A worker that does not fit its job is refused by what differs, and th
   CHECK(worker.Wait() == 1);
 }
 
-TEST_CASE("Workers fit together by the samples that they read, wherever the files are") {
+TEST_CASE("Workers match if they read the same samples, wherever the files are") {
   const TempFolder folder;
   const std::string train = "1,20,0\n3,40,1\n5,10,0\n7,90,1\n";
   const std::string test = "2,30,1\n";
@@ -177,7 +177,7 @@ TEST_CASE("Workers fit together by the samples that they read, wherever the file
   CHECK(server.Wait() == 0);
 }
 
-TEST_CASE("Servers that do not fit together, or are missing, are named") {
+TEST_CASE("Servers whose settings differ, or that are missing, are named") {
   const TempFolder folder;
   Process chief("ps_server", {"--num_workers=1", "--num_shards=3"}, folder.File("chief"));
   const std::string address = chief.Address();
@@ -206,13 +206,13 @@ TEST_CASE("A killed worker fails a bsp job by its rank long before its lease end
   const std::string address = server.Address();
   Process first("ps_worker", Worker(address, {"--rank=0", "--steps=100000000"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--rank=1", "--steps=100000000"}), folder.File("second"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
+  REQUIRE(server.WaitFor(".err", "the job is running"));
   second.Signal(SIGKILL);
   CHECK(second.Wait() == 128 + SIGKILL);
   CHECK(first.Wait() == 1);
   CHECK(first.Errors().find("rank 1") != std::string::npos);
   CHECK(server.Wait() == 1);
-  CHECK(server.Errors().find("was lost: its connection ended") != std::string::npos);
+  CHECK(server.Errors().find("was lost: its connection broke") != std::string::npos);
 }
 
 TEST_CASE(
@@ -226,7 +226,7 @@ TEST_CASE(
   Process first("ps_worker", worker("0", "w0"), folder.File("first"));
   Process second("ps_worker", worker("1", "w1"), folder.File("second"));
   Process third("ps_worker", worker("2", "w2"), folder.File("third"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
+  REQUIRE(server.WaitFor(".err", "the job is running"));
   first.Signal(SIGKILL);
   CHECK(first.Wait() == 128 + SIGKILL);
   CHECK(second.Wait() == 0);
@@ -244,7 +244,7 @@ TEST_CASE("A server that was stopped for longer than the lease goes on with its 
   const std::string address = server.Address();
   Process first("ps_worker", Worker(address, {"--rank=0", "--steps=4000"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--rank=1", "--steps=4000"}), folder.File("second"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
+  REQUIRE(server.WaitFor(".err", "the job is running"));
   server.Signal(SIGSTOP);
   {
     Mutex mutex;
@@ -256,18 +256,18 @@ TEST_CASE("A server that was stopped for longer than the lease goes on with its 
   CHECK(first.Wait() == 0);
   CHECK(second.Wait() == 0);
   CHECK(server.Wait() == 0);
-  CHECK(server.Errors().find("this server stood still for") != std::string::npos);
+  CHECK(server.Errors().find("this server was suspended for") != std::string::npos);
 }
 
 TEST_CASE("A server that cannot be reached is named at once, with what is wrong") {
   const TempFolder folder;
   Process refused("ps_worker", Worker("127.0.0.1:1", {"--connect_timeout=1h"}), folder.File("refused"));
-  CHECK(refused.WaitFor(".err", "--server=127.0.0.1:1: connection refused; trying again"));
+  CHECK(refused.WaitFor(".err", "--server=127.0.0.1:1: connection refused; retrying"));
   Process unknown("ps_worker", Worker("no-such-host.invalid:1", {"--connect_timeout=1h"}), folder.File("unknown"));
-  CHECK(unknown.WaitFor(".err", "--server=no-such-host.invalid:1: unknown host name; trying again"));
+  CHECK(unknown.WaitFor(".err", "--server=no-such-host.invalid:1: unknown host name; retrying"));
   Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=127.0.0.1:1", "--connect_timeout=1h"},
                 folder.File("shard"));
-  CHECK(shard.WaitFor(".err", "--chief=127.0.0.1:1: connection refused; trying again"));
+  CHECK(shard.WaitFor(".err", "--chief=127.0.0.1:1: connection refused; retrying"));
   std::string errors;
   CHECK(RunOnce("ps_ctl", {"--server=unix:" + folder.File("none"), "--timeout=300ms", "status"}, &errors) == 1);
   CHECK(errors.find("no such socket") != std::string::npos);
@@ -305,11 +305,11 @@ TEST_CASE("A worker stopped before its join is answered cancels the join") {
   CHECK(server.Wait() == 1);
 }
 
-TEST_CASE("A shard that looks for its chief ends at once on SIGTERM") {
+TEST_CASE("A shard that is connecting to its chief ends at once on SIGTERM") {
   const TempFolder folder;
   Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=127.0.0.1:1", "--connect_timeout=1h"},
                 folder.File("shard"));
-  REQUIRE(shard.WaitFor(".err", "looking for the chief"));
+  REQUIRE(shard.WaitFor(".err", "connecting to the chief"));
   shard.Signal(SIGTERM);
   CHECK(shard.Wait() == 1);
   CHECK(shard.Errors().find("--chief=127.0.0.1:1: stopped") != std::string::npos);
@@ -331,7 +331,7 @@ TEST_CASE("SIGTERM ends a server in order: its worker is told") {
   const TempFolder folder;
   Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
   Process worker("ps_worker", Worker(server.Address(), {"--steps=100000000"}), folder.File("worker"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
+  REQUIRE(server.WaitFor(".err", "the job is running"));
   server.Signal(SIGTERM);
   CHECK(server.Wait() == 1);
   CHECK(worker.Wait() == 1);

@@ -52,7 +52,7 @@ TEST_CASE("Files that cannot be read or written are refused by their flag before
     CheckRefused("ps_worker", Worker("127.0.0.1:1", {flag}), text);
   };
   refused("--save_weights=/dev/null",
-          "--save_weights=/dev/null: cannot be written: it is there and is no regular file");
+          "--save_weights=/dev/null: cannot be written: it exists and is not a regular file");
   const std::string nowhere = folder.File("no/file");
   refused("--save_weights=" + nowhere, "--save_weights=" + nowhere + ": cannot be written: No such file or directory");
   refused("--metrics_file=" + nowhere, "--metrics_file=" + nowhere + ": the file cannot be written: No such file");
@@ -64,7 +64,7 @@ TEST_CASE("Files that cannot be read or written are refused by their flag before
                "the model's tensor layer0.weight");
 }
 
-TEST_CASE("Workers that begin with other weights are no experiment with the job's, wherever their files lie") {
+TEST_CASE("Workers with other initial weights than the job's are refused, wherever their files are") {
   const TempFolder folder;
   WriteWeights(folder.File("a"), 0.5F);
   WriteWeights(folder.File("b"), 0.25F);
@@ -106,8 +106,8 @@ TEST_CASE("A start that is refused leaves the metrics of what runs, and of what 
   const std::string address = server.Address();
   Process worker("ps_worker", Worker(address, {"--steps=100000000", "--metrics_file=" + worker_file}),
                  folder.File("worker"));
-  REQUIRE(server.WaitFor(".err", "the job runs"));
-  const std::string taken = ": a process that runs writes this file already";
+  REQUIRE(server.WaitFor(".err", "the job is running"));
+  const std::string taken = ": another running process is writing this file";
   CheckRefused("ps_server", {"--metrics_file=" + server_file}, "--metrics_file=" + server_file + taken);
   CheckRefused("ps_worker", Worker(address, {"--metrics_file=" + worker_file}),
                "--metrics_file=" + worker_file + taken);
@@ -123,7 +123,7 @@ TEST_CASE("A start that is refused leaves the metrics of what runs, and of what 
   CHECK(worker.Wait() == 1);
 }
 
-TEST_CASE("A server whose stderr or metrics nobody reads still gives up a lost worker, and ends on SIGTERM") {
+TEST_CASE("A server whose stderr or metrics pipe is not read still detects a lost worker, and ends on SIGTERM") {
   const TempFolder folder;
   const FullPipe full;
   const std::string fifo = folder.File("fifo");
@@ -166,7 +166,7 @@ TEST_CASE("A server whose stderr or metrics nobody reads still gives up a lost w
   close(held);
 }
 
-TEST_CASE("A second signal ends a program at once, whoever does not read its stderr") {
+TEST_CASE("A second signal ends a program at once, even if its stderr is not read") {
   const TempFolder folder;
   const FullPipe full;
   Process server("ps_server", {"--num_workers=2", "--lease=1h"}, folder.File("server"), full.end());
@@ -190,8 +190,8 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
   };
   refused("ps_server", {"--momentum=0.5"}, "--momentum=0.5: has no effect: --optimizer=sgd has no momentum");
   refused("ps_server", {"--lease=5"}, "--lease=5: a unit is missing, for example 5s");
-  refused("ps_server", {"--job=a\xff"}, "--job: no UTF-8 at \\xff");
-  refused("ps_server", {"--listen=unix:/tmp/\xff"}, "--listen: no UTF-8 at \\xff");
+  refused("ps_server", {"--job=a\xff"}, "--job: invalid UTF-8 at \\xff");
+  refused("ps_server", {"--listen=unix:/tmp/\xff"}, "--listen: invalid UTF-8 at \\xff");
   refused("ps_worker", {"--name=a\nb"}, "--name: a control character at \\nb");
   refused("ps_worker", {"--steps=5", "--epochs=2"}, "--epochs=2: has no effect: --steps=5 is the budget");
   refused("ps_worker", {"--init=he", "--init_weights=w"}, "--init=he: has no effect: --init_weights gives");
@@ -201,7 +201,7 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
   refused("ps_worker", {"--model=mlp:3,2", "--activation=tanh"}, "--activation=tanh: has no effect: --model has no");
 }
 
-TEST_CASE("Paths that are no UTF-8 work, or are named") {
+TEST_CASE("Paths that are not valid UTF-8 work, or are refused by name") {
   const TempFolder folder;
   const std::string odd = folder.File("odd-\xff");
   Process server("ps_server", {"--num_workers=1", "--metrics_file=" + odd + ".jsonl"}, folder.File("server"));

@@ -69,7 +69,7 @@ TEST_CASE("With --keep_running every server answers hashes and pulls after the j
   }
 }
 
-TEST_CASE("A learning rate that makes weights no numbers ends the job with the tensor and the flag") {
+TEST_CASE("A learning rate that makes weights non-finite ends the job with the tensor and the flag") {
   for (const char* mode : {"bsp", "asp"}) {
     for (const uint32_t shards : {1U, 2U}) {
       CAPTURE(mode, shards);

@@ -50,7 +50,9 @@ bool WaitForEvents(const Cluster& cluster, const std::string& file, const std::s
   return false;
 }
 
-TEST_CASE("A rank that takes over goes on with the metrics file and the evaluations' rhythm, and makes up none") {
+TEST_CASE(
+    "A replacement worker appends to the metrics file and keeps the evaluation schedule, without making up missed "
+    "ones") {
   ServerOptions server;
   server.num_workers = 2;
   server.mode = "asp";

@@ -29,7 +29,7 @@ v1::HeartbeatRequest Beat(const v1::Identity& id) {
   return beat;
 }
 
-TEST_CASE("When all are done the lowest rank makes the end, and the others are told when it has left") {
+TEST_CASE("When all are done the lowest rank evaluates and leaves first, then the others are answered") {
   for (const std::string mode : {"bsp", "asp"}) {
     TestJob job(mode, 3);
     std::vector<v1::Identity> ids;
@@ -79,7 +79,7 @@ TEST_CASE(
   CHECK(job.reason.find("the disk is full too") != std::string::npos);
 }
 
-TEST_CASE("Without a step for progress_timeout a job fails, but not while the lead makes the end") {
+TEST_CASE("Without a step for progress_timeout a job fails, but not while the lead evaluates at the end") {
   TestJob job("asp", 2);
   const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
   job.Initialised(0);
@@ -291,7 +291,7 @@ TEST_CASE("A worker that goes while its join waits for a shard does not keep its
   CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 
-TEST_CASE("A server that stood still extends the leases by that, and gives connections time to come back") {
+TEST_CASE("A server that was suspended extends the leases by as much, and gives members time to reconnect") {
   TestJob job("bsp", 1);
   const auto a = job.Join(job.Request("a"));
   job.Initialised(0);

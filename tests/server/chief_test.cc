@@ -15,7 +15,7 @@ TEST_CASE("A job runs when all workers have joined and the weights are there") {
   CHECK(job.view.phase() == v1::PHASE_RUNNING);
 }
 
-TEST_CASE("Joins that do not fit are refused by what does not fit") {
+TEST_CASE("Joins that do not match the job are refused by what differs") {
   TestJob job("bsp", 2);
   REQUIRE(job.Join(job.Request("a")).ok());
   const auto refused = [&](const v1::JoinRequest& request, const std::string& naming) {
@@ -43,12 +43,13 @@ TEST_CASE("Joins that do not fit are refused by what does not fit") {
   CHECK(refused(job.Request("c"), "--num_workers=2"));
 }
 
-TEST_CASE("A model that no server's memory holds is refused, and the job can still get another") {
+TEST_CASE("A model that does not fit into the servers' memory is refused, and the job can still get another") {
   TestJob job("bsp", 1, 2);
   v1::JoinRequest request = job.Request("a");
   *request.mutable_layout() = ToProto({{"w", {2002}}});
   const auto answer = job.Join(request);
-  CHECK(Message(answer.status()) == "--model: 1001 parameters on each of 2 servers; this one's memory holds 1000");
+  CHECK(Message(answer.status()) ==
+        "--model: 1001 parameters for each of 2 servers; this server's memory can hold 1000");
   *request.mutable_layout() = ToProto({{"w", {2000}}});
   CHECK(job.Join(request).ok());
 }
@@ -101,7 +102,7 @@ TEST_CASE("The grant to initialise passes on when its holder is lost") {
   CHECK(job.chief.Heartbeat(beat, job.now)->initialise());
 }
 
-TEST_CASE("Texts of a join that are too long or would garble a log are refused by what they are") {
+TEST_CASE("Texts of a join that are too long or would garble a log are refused by name") {
   TestJob job("bsp", 1);
   const auto refused = [&](const v1::JoinRequest& request, const std::string& naming) {
     const auto answer = job.Join(request);
@@ -205,7 +206,7 @@ TEST_CASE("A worker whose join waits for shards keeps its lease, and has a whole
   CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 
-TEST_CASE("Who learns by its join's answer that the job failed is not waited for") {
+TEST_CASE("The server does not wait for a worker whose join was answered with the job's failure") {
   TestJob job("bsp", 2);
   job.deaf = true;
   CHECK_FALSE(job.Join(job.Request("a")).ok());
@@ -213,7 +214,7 @@ TEST_CASE("Who learns by its join's answer that the job failed is not waited for
   CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 
-TEST_CASE("The grant to initialise is said when every shard knows of it") {
+TEST_CASE("A worker is told to initialise once every shard knows of it") {
   TestJob job("bsp", 2, 2);
   REQUIRE(job.Join(job.Request("a")).ok());
   job.deaf = true;

@@ -51,7 +51,7 @@ TEST_CASE("Pushes that cannot be right are refused by what is wrong, and the job
   CHECK(refused(T::Header(0, 0), {T::Slice(9, {1, 2, 3, 4})}, "slice 9"));
   CHECK(refused(T::Header(0, 0), {T::Slice(0, {1, std::numeric_limits<float>::quiet_NaN(), 3, 4})}, "tensor w"));
   CHECK(refused(T::Header(0, 0, 0), {T::Slice(0, {1, 2, 3, 4})}, "samples is 0"));
-  CHECK(refused(T::Header(0, 7), {T::Slice(0, {1, 2, 3, 4})}, "step 7: the job gathers step 0"));
+  CHECK(refused(T::Header(0, 7), {T::Slice(0, {1, 2, 3, 4})}, "step 7: the job's current step is 0"));
   v1::PushRequest future = T::Header(0, 0);
   future.set_version(99);
   CHECK(refused(future, {T::Slice(0, {1, 2, 3, 4})}, "version 99"));
@@ -93,7 +93,7 @@ TEST_CASE("A wait that times out names whom it waited for") {
   CHECK(Message(pin.status()).find("step 0: waiting for rank 1") != std::string::npos);
 }
 
-TEST_CASE("Past its limits a shard says RESOURCE_EXHAUSTED") {
+TEST_CASE("Past its limits a shard answers RESOURCE_EXHAUSTED") {
   ShardOptions options;
   options.max_inflight_bytes = 16;
   options.max_parked = 2;
@@ -136,7 +136,7 @@ TEST_CASE("When the job fails, whoever waits is told why") {
   CHECK(Message(told).find("rank 1 was lost") != std::string::npos);
 }
 
-TEST_CASE("An update that all buffers of weights are pinned against says so, and is made when one is let go") {
+TEST_CASE("An update that waits because all weight buffers are pinned says so, and is made when one is released") {
   TestShard test("asp", {.max_versions = 1});
   auto pin = test.Pull(0);
   REQUIRE(pin.ok());

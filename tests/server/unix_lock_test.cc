@@ -44,7 +44,7 @@ TEST_CASE("A second server on a Unix socket is refused, and the first can still 
   REQUIRE(first.ok());
   const auto second = Server::Start(options);
   REQUIRE_FALSE(second.ok());
-  CHECK(Message(second.status()) == "--listen=" + options.listen + ": another server has this path");
+  CHECK(Message(second.status()) == "--listen=" + options.listen + ": another server is using this path");
   CHECK(std::filesystem::is_socket(folder.File("socket")));
   first->reset();
   CHECK_FALSE(std::filesystem::exists(folder.File("socket.lock")));
@@ -69,11 +69,11 @@ TEST_CASE("A path where somebody else listens, or that is no socket or cannot be
   {
     const Socket other(path);
     other.Listen();
-    CHECK(refused(path) == "--listen=unix:" + path + ": somebody listens there already");
+    CHECK(refused(path) == "--listen=unix:" + path + ": another process is already listening there");
   }
   std::filesystem::remove(path);
   std::ofstream(path) << "precious";
-  CHECK(refused(path) == "--listen=unix:" + path + ": " + path + " is there and is no socket");
+  CHECK(refused(path) == "--listen=unix:" + path + ": " + path + " exists and is not a socket");
   CHECK(std::filesystem::file_size(path) == 8);
   const std::string longer = folder.File(std::string(120, 'x'));
   CHECK(refused(longer).find("a socket's has at most 107") != std::string::npos);

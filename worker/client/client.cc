@@ -54,7 +54,7 @@ class ClientImpl final : public Client {
 
   ~ClientImpl() override {
     on_stop_.reset();
-    EndExchanges(absl::CancelledError("the client ends"));
+    EndExchanges(absl::CancelledError("the client is shutting down"));
     if (joined_ && !left_) (void)Leave("the worker ended without leaving");
     watch_.reset();
     timer_.Stop();  // Before what its calls use.
@@ -133,7 +133,7 @@ class ClientImpl final : public Client {
     if (!failure.ok()) exchange->Abort(failure);
     return exchange;
   }
-  // Ends all that are under way with this error, and waits until they have let go of their memory.
+  // Ends all exchanges in progress with this error, and waits until they have released their memory.
   void EndExchanges(const absl::Status& status) {
     std::vector<std::weak_ptr<ShardExchange>> running;
     {
@@ -215,7 +215,7 @@ absl::Status ClientImpl::UntilAnswered(const std::string& what, std::chrono::nan
           absl::StrCat(problem, "; gave up ", what, " after ", FormatSeconds(now - heard), " (--connect_timeout)"));
     }
     if (!answered && now - noticed >= kUnreachableEvery) {
-      Notice(problem + "; trying again");
+      Notice(problem + "; retrying");
       noticed = now;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
@@ -252,7 +252,7 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   return request;
 }
 
-// One call; where it is not heard, the join's deadline and then the lease end what it would have ended.
+// One call. If it does not arrive, the join's deadline and then the lease have the same effect, later.
 void ClientImpl::CancelJoin(uint64_t ticket, const absl::Status& why) {
   v1::LeaveRequest request;
   request.set_ticket(ticket);
@@ -275,7 +275,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   const absl::Status joined = UntilAnswered(
       "joining", call_time, After(options_.start_timeout), options_.stop,
       [&](grpc::ClientContext& context, int) { return FromGrpc(chief_->Join(&context, request, &joined_as_)); });
-  // The chief may have taken it in for all that.
+  // The chief may have accepted it all the same.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
                           absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
   if (unanswered) CancelJoin(request.ticket(), joined);
@@ -392,7 +392,7 @@ void ClientImpl::OnHeartbeat(const grpc::Status& status, const v1::HeartbeatRepl
   const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
   const bool ended = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
   if (refused) Fail(FromGrpc(status));
-  // What the watch told is at least as new.
+  // The watch's state is at least as new.
   if (status.ok() && (ended || !watch_->open())) OnState(reply);
   if (!refused && !ended) ScheduleHeartbeat();
   MutexLock lock(mutex_);
@@ -431,14 +431,14 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   *request.mutable_id() = context_->id;
   request.set_reason(reason);
   v1::LeaveReply reply;
-  if (!reason.empty()) {  // The job is lost or goes on without this worker; one call is enough to say so.
+  if (!reason.empty()) {  // The job failed or continues without this worker; one call is enough.
     grpc::ClientContext context;
     SetDeadline(context, kCallTime);
     return Annotate(FromGrpc(chief_->Leave(&context, request, &reply)), "leaving");
   }
   return UntilAnswered("leaving", kCallTime, TimePoint::max(), {}, [&](grpc::ClientContext& context, int calls) {
     absl::Status status = FromGrpc(chief_->Leave(&context, request, &reply));
-    // It was heard the first time, and only the answer was lost.
+    // The first call arrived, and only its answer was lost.
     return calls > 0 && absl::IsFailedPrecondition(status) ? absl::OkStatus() : Annotate(status, "leaving");
   });
 }

@@ -181,7 +181,7 @@ absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl:
   if (state.failing_since.has_value() && state.last_contact > *state.failing_since) state.failing_since.reset();
   // A connection that breaks is retried from then on; a call without an answer has been silent before it ended.
   if (!state.failing_since.has_value()) state.failing_since = absl::IsUnavailable(status) ? now : state.last_contact;
-  // While gradients are still being computed, nobody has anything to say.
+  // While gradients are still being computed, silence is no problem.
   const bool all_ready = !sends() || ready_tensors_ == tensor_slices_.size();
   const auto silent = all_ready ? now - std::max(*state.failing_since, all_ready_at_) : std::chrono::nanoseconds(0);
   const bool passing = heard || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
@@ -216,7 +216,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     // Of a call that this client still wants, CANCELLED is the server's word: it was too slow, or had to make room.
     const absl::Status status =
         absl::IsCancelled(ended_with)
-            ? absl::UnavailableError(state.stalled ? "nothing moved for too long" : "the server cancelled the call")
+            ? absl::UnavailableError(state.stalled ? "no progress for too long" : "the server cancelled the call")
             : ended_with;
     state.call = nullptr;
     if (decided_) return;
@@ -226,7 +226,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
       if (reply.answer == PushAnswer::kFenced) {
         return End(absl::FailedPreconditionError(absl::StrCat(
             "rank ", context_->id.rank(), ", incarnation ", context_->id.incarnation(), ": fenced by shard ", shard,
-            ": the rank has another owner, or generation ", reply.generation, " of the job runs")));
+            ": the rank has a new owner, or generation ", reply.generation, " of the job is running")));
       }
       const bool all = std::all_of(shards_.begin(), shards_.end(), [](const ShardState& each) { return each.ended; });
       if (all) End(absl::OkStatus());
@@ -240,12 +240,12 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     if (parked || state.attempts % kNoticeEveryAttempts == 1) {
       notice = parked ? Message(status)
                       : absl::StrCat("shard ", shard, " at ", context_->addresses[shard], ": ",
-                                     ConnectionProblem(status), "; trying again");
+                                     ConnectionProblem(status), "; retrying");
     }
     OpenCall();  // The next one, from now on.
     const auto again = [self = shared_from_this(), shard] { self->StartCall(shard); };
     if (!timer_.At(now + delay, again)) {
-      End(absl::CancelledError("the client ends"));
+      End(absl::CancelledError("the client is shutting down"));
       OnCallGone();
     }
   }
@@ -257,7 +257,7 @@ void ShardExchange::OpenCall() {
   ++open_calls_;
 }
 
-// Fixes the result. The exchange finishes when the last call has let go of the memory.
+// Fixes the result. The exchange finishes when the last call has released the memory.
 void ShardExchange::End(const absl::Status& status) {
   decided_ = true;
   for (ShardState& state : shards_) {
@@ -288,7 +288,7 @@ void ShardExchange::Abort(const absl::Status& status) {
   if (!decided_) End(status);
 }
 
-// Whoever computes on it already must not see it written again.
+// A slice that may already be computed on must not be written again.
 bool ShardExchange::WantsSlice(uint32_t slice) {
   MutexLock lock(mutex_);
   return !here_[slice];

@@ -1,4 +1,4 @@
-// One exchange with all shards: a call to each, made again where that may help.
+// One exchange with all shards: a call to each, retried after transient errors.
 #pragma once
 
 #include <memory>
@@ -47,7 +47,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   void TensorReady(size_t tensor) override;
   absl::Status WaitTensor(size_t tensor) override;
   absl::StatusOr<ExchangeResult> Wait() override;
-  // A call on which nothing has moved for too long is ended, and made again where that may help.
+  // A call without progress for too long is cancelled, and retried if possible.
   void CheckProgress(TimePoint now);
   // Ends it with this status. Nothing happens if it has ended.
   void Abort(const absl::Status& status);
@@ -57,15 +57,15 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
     std::shared_ptr<ShardCall> call;
     int attempts = 0;
     bool ended = false;
-    bool stalled = false;                    // `call` was ended because nothing moved on it.
+    bool stalled = false;                    // `call` was cancelled because it made no progress.
     TimePoint call_ends;                     // Its deadline.
-    TimePoint last_contact;                  // The shard was heard of, or bytes moved.
-    std::optional<TimePoint> failing_since;  // It was not, from then on.
+    TimePoint last_contact;                  // When the shard last answered, or bytes moved.
+    std::optional<TimePoint> failing_since;  // From then on it did neither.
     ShardReply reply;
   };
 
   bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
-  // However often it is asked, the answer is the same version: what is here of it is final.
+  // A retry brings the same version, so slices that have arrived are final.
   bool exact() const {
     return request_.kind == ShardCall::Kind::kPushPull ? context_->gathers : request_.version.has_value();
   }
@@ -78,9 +78,9 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   ShardCall::Request MakeCall(uint32_t shard);
   std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCallEnd(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply);
-  // A call is gone, and with it every reference to the memory.
+  // A call has ended, and nothing refers to its memory any more.
   void OnCallGone();
-  // The status that ends the exchange, or OK if the call is to be made again.
+  // The status that ends the exchange, or OK if the call is to be retried.
   absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -107,7 +107,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;  // The result is fixed.
 
-  // A lock of its own: gRPC may let go of memory in the middle of a call into it, which is made under mutex_.
+  // A lock of its own: gRPC may release memory during a call into it, which is made under mutex_.
   // Lock order: mutex_, then this one.
   Mutex end_mutex_;
   CondVar ended_;

@@ -166,7 +166,8 @@ absl::Status ShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices) {
     if (slice.index >= all.size() || all[slice.index].shard != request_.shard ||
         slice.payload.bytes() != static_cast<size_t>(all[slice.index].bytes())) {
       return absl::InternalError(absl::StrCat("shard ", request_.shard, " sent slice ", slice.index, " with ",
-                                              slice.payload.bytes(), " bytes, which is not its own"));
+                                              slice.payload.bytes(),
+                                              " bytes, which is not a slice of this shard or has the wrong size"));
     }
     ++reply_.slices;
     if (request_.wants_slice && !request_.wants_slice(slice.index)) continue;

@@ -48,8 +48,8 @@ class ShardCall final : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::B
     // Whether a received slice is to be written to `in`, and that it was. May be empty; called from threads of gRPC.
     std::function<bool(uint32_t slice)> wants_slice;
     std::function<void(uint32_t slice)> on_slice;
-    // Let go of when the call is gone and gRPC no longer looks at `out`: after the call's end, what was not sent may
-    // still lie in a connection's buffers.
+    // Released when the call has ended and gRPC no longer reads `out`: after the call's end, unsent bytes may still be
+    // in a connection's buffers.
     std::shared_ptr<void> hold;
     std::chrono::nanoseconds timeout;  // Of the whole call.
   };

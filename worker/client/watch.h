@@ -1,5 +1,5 @@
-// The stream that a member keeps open to the chief: by its end the chief knows of the member's, and on it the member is
-// told at once what changes (proto/ps/v1/ps.proto, Chief.Watch).
+// The stream that a member keeps open to the chief: it breaks when the member dies, so the chief notices at once, and
+// on it the chief sends every change at once (proto/ps/v1/ps.proto, Chief.Watch).
 #pragma once
 
 #include <functional>
@@ -28,7 +28,7 @@ class ChiefWatch {
   void Start();
   // Cancels the stream and waits for its end, which gRPC brings at once.
   void Stop();
-  // A state was told on the stream that is open now.
+  // The stream that is open now has received a state.
   bool open() const;
 
  private:

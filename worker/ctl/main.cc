@@ -1,4 +1,4 @@
-// ps_ctl: looks at a running job, and at what finished ones left.
+// ps_ctl: inspects a running job, and the metrics of finished ones.
 #include <algorithm>
 #include <iostream>
 #include <vector>
@@ -21,17 +21,17 @@
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
           "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");
-ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to wait for an answer");
+ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to try and to wait for an answer");
 
 namespace ps {
 namespace {
 
 constexpr char kUsage[] =
     "ps_ctl [flags] COMMAND\n"
-    "  health          whether this server serves, by gRPC's health service; exit status 0 if it does\n"
-    "  status          the job, its shards and workers, and who is waited for\n"
-    "  weights_hash    the hash of the newest weights\n"
-    "  report DIR…     a table of finished runs, from the metrics files in each folder";
+    "  health          asks gRPC's health service whether this server is serving; exit status 0 if it is\n"
+    "  status          the job, its shards and workers, and what the job is waiting for\n"
+    "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
+    "  report DIR…     a table that compares runs, from the metrics files in each folder";
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kNoticeEvery = absl::Seconds(3);
@@ -47,7 +47,7 @@ class JobView {
  public:
   JobView(std::string server, absl::Duration timeout) : server_(std::move(server)), timeout_(timeout) {}
 
-  // Tries until the timeout, and says at once and every few seconds what is wrong.
+  // Retries until the timeout; reports the problem at once and every few seconds.
   absl::StatusOr<v1::StatusReply> Status() {
     const auto stub = v1::Chief::NewStub(Channel(server_));
     const absl::Time deadline = absl::Now() + timeout_;
@@ -62,7 +62,7 @@ class JobView {
         return absl::Status(status.code(), problem);
       }
       if (absl::Now() - noticed >= kNoticeEvery) {
-        std::cerr << "ps_ctl: " << problem << "; trying again\n";
+        std::cerr << "ps_ctl: " << problem << "; retrying\n";
         noticed = absl::Now();
       }
       Pause(kRetry);
@@ -131,7 +131,7 @@ absl::Status PrintStatus(JobView& view) {
   PrintJob(*job);
   std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %7s %7s %7s %14s\n", job->num_shards(),
                                "shard", "address", "version", "slices", "weight bytes", "in flight", "parked", "others",
-                               "calls", "unread at most");
+                               "calls", "max unread");
   absl::Status result = absl::OkStatus();
   for (const v1::ShardInfo& info : job->shards()) {
     if (info.address().empty()) {
@@ -192,7 +192,7 @@ absl::Status PrintHealth(const std::string& server, absl::Duration timeout) {
   if (!status.ok()) return Annotate(status, "--server=" + server);
   std::cout << health::HealthCheckResponse::ServingStatus_Name(reply.status()) << "\n";
   if (reply.status() == health::HealthCheckResponse::SERVING) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("--server=", server, ": it does not serve"));
+  return absl::UnavailableError(absl::StrCat("--server=", server, ": not serving"));
 }
 
 absl::Status PrintReport(const std::vector<std::string>& folders) {

@@ -1,5 +1,5 @@
-// What a finished (or killed) run did, read from the metrics files that its servers and workers left in one folder
-// (`--metrics_file`), and a table that compares runs.
+// Summarises a finished (or killed) run from the metrics files (`--metrics_file`) of its servers and workers in one
+// folder, and compares runs in a table.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace ps {
 
-// The test accuracies whose first reaching is timed.
+// For these test accuracies, the time until they are first reached is reported.
 inline constexpr std::array<double, 2> kAccuracyTargets = {0.80, 0.85};
 
 // Of all contributions applied on all shards. Percentiles are nearest-rank: values that occurred.
@@ -30,7 +30,7 @@ struct TimeShares {
   double pull = 0;
 };
 
-// One run. What its files do not tell is nullopt.
+// One run. What its files do not contain is nullopt.
 struct RunSummary {
   std::string name;                 // The last part of the folder's path.
   std::optional<std::string> mode;  // As in `--mode`; `sync` is given as `bsp`, `async` as `asp`.

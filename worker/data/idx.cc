@@ -122,7 +122,7 @@ absl::Status ReadElements(InputFile& file, int64_t bytes, IdxArray& array) {
   if (!count.ok()) return count.status();
   if (*count == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat(file.path(), ": has bytes behind the ", header + bytes, " that its header declares"));
+      absl::StrCat(file.path(), ": has bytes after the ", header + bytes, " that its header declares"));
 }
 
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int64_t bytes_max) {
@@ -212,9 +212,9 @@ absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_
   if (!test.ok()) return test.status();
   if (test->features != splits.train.features || test->rows != splits.train.rows ||
       test->floats.empty() != splits.train.floats.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(paths.test_images, " holds images of another shape or type than ",
-                                                   paths.images, ": ", test->features, " features, there ",
-                                                   splits.train.features));
+    return absl::InvalidArgumentError(absl::StrCat(paths.test_images,
+                                                   " holds images of a shape or type different from ", paths.images,
+                                                   ": ", test->features, " features against ", splits.train.features));
   }
   splits.test = *std::move(test);
   return splits;

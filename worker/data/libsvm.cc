@@ -132,7 +132,8 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
     features = std::max(features, table->features);
     sparse_test = *std::move(table);
   }
-  if (features == 0) return absl::InvalidArgumentError(absl::StrCat(path, ": names no feature; expected INDEX:VALUE"));
+  if (features == 0)
+    return absl::InvalidArgumentError(absl::StrCat(path, ": contains no features; expected INDEX:VALUE"));
   absl::StatusOr<Table> dense = Densify(*std::move(train), features, bytes_max);
   if (!dense.ok()) return dense.status();
   std::optional<Table> dense_test;

@@ -152,7 +152,7 @@ absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind)
   if (train.features > kNormalizedFeaturesMax) {
     return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(kind), ": the samples have ",
                                                    train.features, " features; at most ", kNormalizedFeaturesMax,
-                                                   " can be normalised; --normalize=none takes them as they are"));
+                                                   " can be normalised; --normalize=none leaves them unscaled"));
   }
   Scaling scaling = {.kind = kind};
   const auto width = static_cast<size_t>(train.features);

@@ -39,8 +39,9 @@ struct Scaling {
   double squared_error_unit() const { return targets.scale.empty() ? 1 : targets.scale[0] * targets.scale[0]; }
 
   // For the metadata of a saved model: `normalize`, and if that is not "none", `feature_offset` and `feature_scale` as
-  // JSON arrays and, for a regression, `target_offset` and `target_scale`. Each number is the shortest decimal that
-  // reads back as the same double.
+  // JSON arrays (one number per feature; a byte counts as byte / 255) and, for a regression, `target_offset` and
+  // `target_scale`. Each number is the shortest decimal that reads back as the same double. The network's input is
+  // (x − feature_offset) / feature_scale; a regression's prediction is target_offset + target_scale · output.
   std::map<std::string, std::string> Metadata() const;
 };
 

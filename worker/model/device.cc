@@ -40,7 +40,7 @@ absl::Status CheckDeviceOptions(const DeviceOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--device=", device, ": expected cpu, cuda, cuda:I or auto"));
   }
   if (device == "cpu" && options.math != Math::kFloat32) {
-    return absl::InvalidArgumentError("--math: --device=cpu has float32 only");
+    return absl::InvalidArgumentError("--math: --device=cpu supports float32 only");
   }
   return absl::OkStatus();
 }
@@ -51,7 +51,7 @@ absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::stri
   if (options.device == "cpu") return found;
   absl::StatusOr<int> cards = cuda::CountCards();
   if (cards.ok() && CardOf(options.device).value_or(0) >= *cards) {
-    cards = absl::UnavailableError(absl::StrCat("the cards are cuda:0 to cuda:", *cards - 1));
+    cards = absl::UnavailableError(absl::StrCat("the GPUs are cuda:0 to cuda:", *cards - 1));
   }
   if (options.device != "auto") {
     if (!cards.ok()) return Annotate(cards.status(), absl::StrCat("--device=", options.device));
@@ -60,7 +60,7 @@ absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::stri
   found.device = cards.ok() ? "cuda" : "cpu";
   if (cards.ok()) return found;
   found.math = Math::kFloat32;
-  *fallback = absl::StrCat("--device=auto is the CPU in float32: ", Message(cards.status()));
+  *fallback = absl::StrCat("--device=auto: using the CPU in float32: ", Message(cards.status()));
   return found;
 }
 

@@ -26,12 +26,12 @@ absl::StatusOr<Math> ParseMath(const std::string& text);
 // Whether the options make sense on any machine; INVALID_ARGUMENT names the flag.
 absl::Status CheckDeviceOptions(const DeviceOptions& options);
 
-// Looks whether the device is there. `auto` becomes `cuda`, or, where no card can be used, `cpu`; *fallback then says
-// why. UNAVAILABLE names --device and what is missing.
+// Checks that the device exists. `auto` becomes `cuda`, or `cpu` if no GPU is usable; *fallback then says why.
+// UNAVAILABLE names --device and what is missing.
 absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::string* fallback);
 
-// `cuda` is the card of number rank modulo the host's number of cards: workers whose ranks follow one another on a host
-// spread over its cards. Several may share one. `auto` must have been found.
+// `cuda` is GPU number (rank modulo the host's number of GPUs): workers with consecutive ranks on a host spread over
+// its GPUs. Several may share one. `auto` must have been resolved by FindDevice.
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank);
 
 }  // namespace ps

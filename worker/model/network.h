@@ -104,7 +104,8 @@ class Network {
   absl::Status BackwardWeights(const Batch& batch, int layer);
   absl::Status BackwardInput(const Batch& batch, int layer);
   absl::Status Store(int layer);
-  // The backward pass, where work is done as it is queued: each layer's gradients are told as soon as they are there.
+  // The backward pass, where work is done as it is queued: each layer's gradients are reported as soon as they are
+  // ready.
   absl::Status BackwardAtOnce(const Batch& batch, const StepHooks& hooks);
   // Where work is queued: the device has all of it before the first wait.
   absl::Status BackwardQueued(const Batch& batch, const StepHooks& hooks);

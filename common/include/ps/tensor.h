@@ -20,7 +20,7 @@ struct TensorSpec {
   bool operator==(const TensorSpec&) const = default;
 };
 
-// The layout of a model: its tensors in the order that every process agrees on.
+// The layout of a model: its tensors, in the same order in every process.
 using Layout = std::vector<TensorSpec>;
 
 // "layer0.weight [64, 784]", for messages.

@@ -76,7 +76,7 @@ TEST_CASE("a bad IDX file is refused in one line that names it") {
       {Gzip(cut), Labels(), "i: is truncated: holds 23 bytes; expected 28"},
       {huge, Labels(), "i: declares 2147483647 x 2147483647 x 2147483647 elements; too many"},
       {Gzip(huge), Labels(), "i: declares 2147483647 x 2147483647 x 2147483647 elements; too many"},
-      {Images() + "x", Labels(), "i: has bytes behind the 28 that its header declares"},
+      {Images() + "x", Labels(), "i: has bytes after the 28 that its header declares"},
       {Idx(0x08, {0, 2, 3}, ""), Labels(), "i: is empty: declares 0 x 2 x 3 elements"},
       {Idx(0x08, {3, 1, 1}, "abc"), Labels(), "l holds 2 labels; expected as many"},
       {Gzip(Images()).substr(0, 20), Labels(), "i: gzip stream ends too early"},
@@ -107,7 +107,7 @@ TEST_CASE("test files must match the training files") {
   const DataFolder folder;
   const std::string train = IdxSpec(folder.Write("i", Images()), folder.Write("l", Labels())) + ",";
   const std::string wide = folder.Write("wide", Idx(0x08, {2, 1, 3}, "abcdef"));
-  CHECK_THAT(LoadError(train + wide + "," + folder.path() + "/l"), EndsWith("i: 3 features, there 6"));
+  CHECK_THAT(LoadError(train + wide + "," + folder.path() + "/l"), EndsWith("i: 3 features against 6"));
   const std::string unseen = folder.Write("unseen", Idx(0x08, {2}, Bytes({0, 2})));
   CHECK_THAT(LoadError(train + folder.path() + "/i," + unseen),
              EndsWith("unseen: label 2 of sample 1 is out of range; expected 0 to 1"));

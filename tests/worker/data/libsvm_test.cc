@@ -41,7 +41,7 @@ TEST_CASE("a bad line is refused with its file and number") {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"", "t: is empty; expected lines of LABEL INDEX:VALUE ..."},
       {"# only a comment\n\n", "t: is empty; expected lines of LABEL INDEX:VALUE ..."},
-      {"1\n0\n", "t: names no feature; expected INDEX:VALUE"},
+      {"1\n0\n", "t: contains no features; expected INDEX:VALUE"},
       {"1 1:1\nx 1:1\n", "t: line 2: label: \"x\" found; expected a number"},
       {"1 1:1\n1,2 1:1\n", "t: line 2: label: \"1,2\" found; expected a number"},
       {"1 1:1\n\n1 2\n", "t: line 3: \"2\" found; expected INDEX:VALUE"},

@@ -168,7 +168,7 @@ TEST_CASE("what cannot be normalised is refused with its place") {
   const std::string wide = folder.Write("w", "0 1:1\n1 1048577:1\n");
   CHECK_THAT(LoadError("libsvm:" + wide),
              EndsWith("--normalize=standard: the samples have 1048577 features; at most 1048576 can be normalised; "
-                      "--normalize=none takes them as they are"));
+                      "--normalize=none leaves them unscaled"));
   CHECK(Load("libsvm:" + wide).ok());
 }
 

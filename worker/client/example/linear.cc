@@ -1,4 +1,4 @@
-// Fits y = w·x + b to made-up points, together with the other workers of the job: a whole trainer on the ps client.
+// Fits y = w·x + b to synthetic points, together with the other workers of the job: a whole trainer on the ps client.
 //
 //   ps_server --listen=127.0.0.1:5000 --num_workers=2 --learning_rate=0.2 &
 //   linear 127.0.0.1:5000 & linear 127.0.0.1:5000

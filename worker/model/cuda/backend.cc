@@ -107,7 +107,7 @@ class CudaBackend final : public Backend {
       size_t free = 0;
       size_t total = 0;
       (void)cudaMemGetInfo(&free, &total);
-      return Annotate(status, absl::StrFormat("%s has %.1f MB free of %.1f MB; %.1f MB were asked for", name_,
+      return Annotate(status, absl::StrFormat("%s has %.1f MB free of %.1f MB; %.1f MB were requested", name_,
                                               static_cast<double>(free) / 1e6, static_cast<double>(total) / 1e6,
                                               static_cast<double>(size) / 1e6));
     }
@@ -288,7 +288,7 @@ absl::StatusOr<int> CountCards() {
     return absl::UnavailableError(absl::StrCat("the NVIDIA driver is too old: it has CUDA ", Version(driver),
                                                ", this build needs ", Version(CUDART_VERSION)));
   }
-  return absl::UnavailableError(absl::StrCat("no card can be used: ", cudaGetErrorString(error)));
+  return absl::UnavailableError(absl::StrCat("no GPU can be used: ", cudaGetErrorString(error)));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(int card, Math math) {

@@ -1,4 +1,4 @@
-// The parameter client: joins a job, pulls weights, pushes gradients. Usable without the rest of the worker.
+// The parameter client: joins a job, pulls weights, pushes gradients. It does not need the rest of the worker.
 //
 //   auto client = ps::Client::Join({.server = "10.0.0.1:5000"}, layout);        // blocks; gets a rank
 //   if ((*client)->should_initialise()) (*client)->Initialise(initial_values);
@@ -6,12 +6,12 @@
 //   for (…) (*client)->PushPull({.step = …, .samples = …}, gradients, weights);
 //   (*client)->Done();  (*client)->Leave();
 //
-// Every wait is bounded: a server that cannot be reached for `connect_timeout` ends the call with UNAVAILABLE and its
-// address; a wait for other workers is renewed (and told to `on_notice`) for as long as the chief says that the job
-// lives, and the chief gives up on whoever is silent for its lease. A call that failed with a transient error is
-// retried; pushes are counted once however often they are sent.
+// Every wait is bounded. If a server cannot be reached for `connect_timeout`, the call fails with UNAVAILABLE and the
+// server's address. A wait for other workers is renewed (and reported to `on_notice`) for as long as the chief says
+// that the job is alive; the chief drops a worker that is silent for longer than its lease. Transient errors are
+// retried; a push counts once however often it is sent.
 //
-// Thread-safe, but a rank has one push in flight at a time: start the next exchange when the last has ended.
+// Thread-safe, but a rank has one push in flight at a time: start the next exchange after the previous one has ended.
 #pragma once
 
 #include <cstdint>
@@ -34,36 +34,36 @@ namespace ps {
 struct ClientOptions {
   std::string server;  // The chief: HOST:PORT or unix:PATH.
   std::string job = "default";
-  std::string name;              // Empty: made of the host, the process and a random number. A live worker of this
+  std::string name;              // Empty: made of the host, the process and a random number. A live worker with this
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
   std::map<std::string, std::string> experiment;       // Settings that must be the same on all workers.
-  absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for so long is lost.
+  absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
-  absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about so often.
-  // When a stop is requested, whatever waits ends with CANCELLED, and so does all that begins later but Leave.
+  absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about this often.
+  // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
   std::stop_token stop;
-  // Told what is waited for, and what is tried again: one line. Called from any thread; must not call the client.
+  // Gets one line on what is waited for or retried. Called from any thread; must not call the client.
   std::function<void(const std::string&)> on_notice;
 };
 
-// What became of a push on one shard. See ps.proto, Answer.
+// The outcome of a push on one shard. See ps.proto, Answer.
 enum class PushAnswer { kNone = 0, kApplied = 1, kDuplicate = 2, kStale = 3, kFenced = 4 };
 
 struct PushInfo {
   uint64_t step = 0;     // Ascending, from Client::start_step().
   uint64_t version = 0;  // The version that the gradient was computed on (ExchangeResult::version).
-  // The same by shard (ExchangeResult::versions), where shards may differ; empty: `version` on all.
+  // The version by shard (ExchangeResult::versions), if shards may differ; empty: `version` on all.
   std::vector<uint64_t> versions = {};
-  uint32_t samples = 0;  // Samples that the mean gradient is over; 0: an empty contribution, nothing is sent.
+  uint32_t samples = 0;  // Samples that the mean gradient was computed on; 0: an empty contribution, nothing is sent.
 };
 
 struct ExchangeResult {
-  uint64_t version = 0;             // Of the pulled weights: the lowest over the shards (in bsp all are equal).
+  uint64_t version = 0;             // Of the pulled weights: the lowest of all shards' (in bsp all are equal).
   std::vector<uint64_t> versions;   // By shard.
   std::vector<PushAnswer> answers;  // By shard; empty for a pull.
-  // Where the time went, in seconds: sending, parked at the servers, receiving. They sum to the exchange's duration
-  // since its last gradient was ready.
+  // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
+  // its last gradient was ready.
   double push_s = 0;
   double wait_s = 0;
   double pull_s = 0;
@@ -72,28 +72,28 @@ struct ExchangeResult {
 // The fingerprint of a job's weights.
 struct HashedWeights {
   std::string hash;                // 32 hexadecimal digits; see common/hash.h.
-  std::vector<uint64_t> versions;  // What was hashed, by shard. In a mode that gathers all are the same.
+  std::vector<uint64_t> versions;  // The hashed version of each shard. In a mode that gathers all are the same.
 };
 
 // The hash, and the shards' versions where they differ: "0123… (the shards are at versions 7, 8)".
 std::string ToString(const HashedWeights& weights);
 
-// One memory block for each tensor of the layout, in order. The memory stays the caller's, and must stay as it is (or,
-// for weights, untouched) until the exchange has ended.
+// One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
+// ended, gradients must not be changed, and weights neither read (but see WaitTensor) nor changed.
 using ConstTensors = std::vector<std::span<const float>>;
 using MutableTensors = std::vector<std::span<float>>;
 
-// An exchange that is under way.
+// An exchange in progress.
 class Exchange {
  public:
   virtual ~Exchange() = default;
   // For an exchange started with `deferred`: the gradient of this tensor is final and may be sent. Never blocks.
   virtual void TensorReady(size_t tensor) = 0;
-  // Blocks until these weights are here and will not change any more, so that a forward pass can begin with the first
-  // layers'; tensors come in layout order. In a mode that does not gather, a pull that is tried again may bring another
-  // version: there it waits for the end. The error, if the exchange has ended with one.
+  // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
+  // layers; tensors arrive in layout order. In a mode that does not gather, a retried pull may bring another version,
+  // so there it waits for the whole exchange. Returns the error if the exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
-  // Blocks until the end.
+  // Blocks until the exchange has ended.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
 };
 
@@ -101,12 +101,12 @@ class Client {
  public:
   using DoneCallback = std::function<void(absl::StatusOr<ExchangeResult>)>;
 
-  // Joins the job. Blocks until all servers have taken the worker in. INVALID_ARGUMENT, FAILED_PRECONDITION (the model,
-  // the settings or the number of workers do not fit; named), UNAVAILABLE, ABORTED (the job failed), CANCELLED (a stop
-  // was requested), DEADLINE_EXCEEDED (start_timeout; who is waited for). Without an answer it cancels the join, for
-  // which a server that does not answer either is given 2 s.
+  // Joins the job. Blocks until all servers have accepted the worker. INVALID_ARGUMENT, FAILED_PRECONDITION (the model,
+  // a setting or the number of workers does not match; the text says which), UNAVAILABLE, ABORTED (the job failed),
+  // CANCELLED (a stop was requested), DEADLINE_EXCEEDED (start_timeout; the text says what was waited for). If no
+  // answer came, it cancels the join at the server, which takes at most 2 s.
   static absl::StatusOr<std::unique_ptr<Client>> Join(const ClientOptions& options, const Layout& layout);
-  // Leaves, if Leave was not called: the job then knows that this worker did not end in order.
+  // Leaves the job if Leave was not called, with the reason that the worker ended without leaving.
   virtual ~Client() = default;
 
   virtual uint32_t rank() const = 0;
@@ -116,25 +116,25 @@ class Client {
   virtual uint32_t num_shards() const = 0;
   virtual const std::string& name() const = 0;
   virtual const std::string& mode() const = 0;
-  // True in a mode where a version is made of one step of all workers, so that version and step run together.
+  // True in a mode where a version is made of one step of all workers, so that version and step advance together.
   virtual bool gathers() const = 0;
   virtual uint64_t start_step() const = 0;
-  // The live worker whose rank this one took by joining under its name, or after its connection had ended, as "NAME on
-  // HOST"; empty if there was none.
+  // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
+  // lost, as "NAME on HOST"; empty if there was none.
   virtual const std::string& replaced() const = 0;
 
-  // True while this worker is the job's lead, as the chief last said: the lowest live rank, which evaluates along the
-  // way and makes the end.
+  // True while this worker is the job's lead (as last reported by the chief): the lowest live rank, which evaluates
+  // during training, and evaluates and saves at the end.
   virtual bool lead() const = 0;
 
-  // True while the chief asks this worker for the initial values. The grant can come later than Join, when the worker
-  // that had it is lost: Start sends its `initial_values` then.
+  // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
+  // asked first is lost; Start then sends its `initial_values`.
   virtual bool should_initialise() const = 0;
   // Sends the initial values to every shard.
   virtual absl::Status Initialise(const ConstTensors& values) = 0;
 
-  // The start of training: sends `initial_values` if (or as soon as) the chief asks for them, waits until the job runs,
-  // and pulls the newest version.
+  // The start of training: sends `initial_values` if (or as soon as) the chief asks for them, waits until the job is
+  // running, and pulls the newest version.
   virtual absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) = 0;
 
   // Blocking forms.
@@ -144,21 +144,22 @@ class Client {
   virtual absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights) = 0;
 
-  // Asynchronous forms. Without `weights` only a push, without `gradients` only a pull. The callback, if any, is called
-  // once, from a thread of the client; it must not block. `deferred`: nothing is sent until TensorReady says so.
+  // Asynchronous form. Without `weights` only a push, without `gradients` only a pull. The callback, if any, is called
+  // once, from a thread of the client; it must not block. `deferred`: a gradient is sent when TensorReady is called.
   virtual std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
 
-  // Says that this worker's budget is spent and waits until every worker's is. Then it returns on the lead first: lead()
-  // is true, and the end (pulling, evaluating, saving) is this worker's to make before it leaves. On the others it
-  // returns when the lead has left; if the lead is lost, on the next one as lead.
+  // Reports that this worker has used up its budget, and waits until all workers have. It then returns on the lead
+  // first: lead() is true, and this worker must pull, evaluate and save before it leaves. On the others it returns when
+  // the lead has left; if the lead is lost, it returns on the next one, which is then the lead.
   virtual absl::Status Done() = 0;
-  // Leaves the job: in order after Done, else for this reason.
+  // Leaves the job: normally after Done, else for this reason.
   virtual absl::Status Leave(const std::string& reason = "") = 0;
 
-  // The weights hash of the newest version. In a mode that gathers it is of one version on all shards, for which it
-  // asks again for up to connect_timeout while the job runs; in others each shard's own newest version.
+  // The weights hash of the newest version. In a mode that gathers, all shards are hashed at the same version; while
+  // the job is running this may need retries, for up to connect_timeout. In other modes each shard's own newest version
+  // is hashed.
   virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
 };
 
