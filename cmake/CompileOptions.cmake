@@ -9,7 +9,7 @@ target_compile_options(ps_compile_options INTERFACE
     -ffp-contract=off -fopenmp-simd>)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 warns of std::string's own operator+ (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105651).
-  target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict -Wno-stringop-overflow>)
+  target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
 if(PS_WARNINGS_AS_ERRORS)
   target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)

@@ -22,6 +22,10 @@ inline std::string ConnectionProblem(const absl::Status& status) {
       absl::IsDeadlineExceeded(status)) {
     return "no answer (timed out)";
   }
+  // What a peer that answers, but not in gRPC's way, comes out as.
+  if (text == "OK" || absl::StrContains(text, "Trying to connect an http1.x server")) {
+    return "what answers there is no gRPC server";
+  }
   const size_t last = text.rfind("last error: ");
   return last == std::string::npos ? text : text.substr(last + 12);
 }

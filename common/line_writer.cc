@@ -36,8 +36,12 @@ size_t BytesAtOnce(int file) {
 }  // namespace
 
 struct LineWriter::State {
-  State(int to, size_t max_bytes, DroppedLine line)
-      : file(to), bytes_at_once(BytesAtOnce(to)), max_queued_bytes(max_bytes), dropped_line(std::move(line)) {}
+  State(int to, size_t max_bytes, DroppedLine line, RefusedFunction refused)
+      : file(to),
+        bytes_at_once(BytesAtOnce(to)),
+        max_queued_bytes(max_bytes),
+        dropped_line(std::move(line)),
+        on_refused(std::move(refused)) {}
   ~State() { close(file); }
   State(const State&) = delete;
   State& operator=(const State&) = delete;
@@ -58,6 +62,7 @@ struct LineWriter::State {
   const size_t bytes_at_once;
   const size_t max_queued_bytes;
   const DroppedLine dropped_line;
+  RefusedFunction on_refused;  // The thread's; null once it was called.
   std::atomic<bool> ending = false;
   bool torn = false;  // The thread's: the last line was refused after a part of it.
 
@@ -104,7 +109,9 @@ bool LineWriter::State::Put(std::string_view bytes) {
     const ssize_t written = write(file, bytes.data(), std::min(bytes.size(), bytes_at_once));
     if (written < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (written < 0) {
+      const int error = errno;
       torn = torn || bytes.size() < size;
+      if (const RefusedFunction refused = std::exchange(on_refused, nullptr)) refused(error);
       return false;
     }
     bytes.remove_prefix(static_cast<size_t>(written));
@@ -113,8 +120,8 @@ bool LineWriter::State::Put(std::string_view bytes) {
   return true;
 }
 
-LineWriter::LineWriter(int file, size_t max_queued_bytes, DroppedLine dropped_line)
-    : state_(std::make_shared<State>(file, max_queued_bytes, std::move(dropped_line))) {
+LineWriter::LineWriter(int file, size_t max_queued_bytes, DroppedLine dropped_line, RefusedFunction on_refused)
+    : state_(std::make_shared<State>(file, max_queued_bytes, std::move(dropped_line), std::move(on_refused))) {
   // The thread inherits the mask. It blocks SIGPIPE, so that a write to a pipe without a reader is an error like
   // others.
   sigset_t all;

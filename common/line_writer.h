@@ -26,8 +26,11 @@ class LineWriter {
   // any thread; must not block.
   using DroppedLine = std::function<std::string(uint64_t lines)>;
 
+  // Told the first time that the system refuses a line, with errno. Called by the writer's thread.
+  using RefusedFunction = std::function<void(int error)>;
+
   // Takes the descriptor over and closes it in the end.
-  LineWriter(int file, size_t max_queued_bytes, DroppedLine dropped_line);
+  LineWriter(int file, size_t max_queued_bytes, DroppedLine dropped_line, RefusedFunction on_refused = nullptr);
   // Flushes for at most 1 s; what is then still queued is lost.
   ~LineWriter();
   LineWriter(const LineWriter&) = delete;

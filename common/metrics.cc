@@ -13,12 +13,15 @@
 
 #include <google/protobuf/stubs/common.h>
 #include <grpcpp/grpcpp.h>
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/text.h"
 #include "common/version.h"
 
 namespace ps {
 namespace {
+
+constexpr size_t kMaxPathBytes = 300;  // In a message.
 
 const std::chrono::steady_clock::time_point process_start = std::chrono::steady_clock::now();
 
@@ -116,9 +119,14 @@ void MetricsWriter::Begin(bool append, const nlohmann::ordered_json& start_field
   // Without the lock, which Write takes. If it fails the events still come, behind what is there.
   if (IsRegular(file)) (void)!ftruncate(file, append ? EndOfLastLine(path_) : 0);
   MutexLock lock(mutex_);
-  lines_ = std::make_unique<LineWriter>(std::exchange(file_, -1), kMaxQueuedBytes, [this](uint64_t lines) {
-    return Line("dropped", {{"lines", lines}});
-  });
+  lines_ = std::make_unique<LineWriter>(
+      std::exchange(file_, -1), kMaxQueuedBytes,
+      [this](uint64_t lines) {
+        return Line("dropped", {{"lines", lines}});
+      },
+      [path = path_](int error) {
+        spdlog::warn("--metrics_file={}: {}; events are lost", Printable(path, kMaxPathBytes), std::strerror(error));
+      });
   lines_->Write(std::move(start));
   for (std::string& line : early_) lines_->Write(std::move(line));
   early_.clear();

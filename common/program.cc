@@ -77,8 +77,25 @@ int Complain(const std::string& program, const absl::Status& status, int exit_st
   return exit_status;
 }
 
+absl::Status FlushOutput() {
+  if (std::cout.flush()) return absl::OkStatus();
+  return absl::DataLossError("stdout: what was printed could not be written");
+}
+
+namespace {
+
+void SecureDescriptors() {
+  for (int standard = 0; standard <= 2; ++standard) {
+    if (fcntl(standard, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // The lowest free number: this one.
+  }
+  (void)signal(SIGPIPE, SIG_IGN);
+}
+
+}  // namespace
+
 bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
                   int* exit_status) {
+  SecureDescriptors();
   const std::string path = argv[0];
   const std::string program = path.substr(path.rfind('/') + 1);
   const absl::StatusOr<CommandLine> parsed = ParseCommandLine(argc, argv);
@@ -90,7 +107,9 @@ bool StartProgram(int argc, char** argv, const std::string& usage, const std::st
   *exit_status = kExitDone;
   if (line->help) std::cout << HelpText(usage, source);
   if (line->version) std::cout << program << " " << kVersion << "\n";
-  return !line->help && !line->version;
+  if (!line->help && !line->version) return true;
+  if (const absl::Status written = FlushOutput(); !written.ok()) *exit_status = Complain(program, written, kExitFailed);
+  return false;
 }
 
 StopSignal::StopSignal(std::function<void(const std::string&)> on_signal) {

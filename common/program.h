@@ -21,9 +21,15 @@ void InitLogging(const std::string& program);
 void KeepFreedMemory();
 
 // Parses the command line; answers --help and --version, and complains of bad flags. True to go on; false: return
-// *exit_status from main. `source` is where the program's flags are defined.
+// *exit_status from main. `source` is where the program's flags are defined. From then on a closed descriptor 0, 1 or 2
+// leads to /dev/null, so that no file that is opened later takes its place, and writing to a pipe without a reader is
+// an error instead of the program's end.
 bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
                   int* exit_status);
+
+// Writes out what the program has printed on stdout. DATA_LOSS if it cannot be written (a full disk, a reader that is
+// gone).
+absl::Status FlushOutput();
 
 // Prints the status's lines to stderr as `program: line`, behind all that was logged, and returns `exit_status`. Waits
 // for a reader for at most 2 s.

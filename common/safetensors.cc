@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
@@ -120,6 +121,11 @@ absl::Status SyncFolder(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path) {
+  std::error_code unknown;
+  const auto kind = std::filesystem::status(path, unknown).type();
+  if (kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular) {
+    return absl::InvalidArgumentError(path + ": not a regular file");  // Opening a pipe would wait for its writer.
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be opened"));
   const std::streamoff size = file.tellg();

@@ -7,9 +7,10 @@ namespace ps {
 
 absl::Status CallWatch::Add(const void* call, std::string peer, std::function<void()> cancel) {
   MutexLock lock(mutex_);
-  if (strangers_ >= limits_.strangers && !EvictSilent()) {
-    return absl::ResourceExhaustedError(absl::StrCat("the server has ", limits_.strangers,
-                                                     " calls open that are not yet identified as a member's, its limit; retry later"));
+  if (strangers_ >= limits_.strangers && !EvictIdle()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the server has ", limits_.strangers,
+                     " calls open that are not yet identified as a member's, its limit; retry later"));
   }
   ++strangers_;
   calls_[call] = {
@@ -17,10 +18,10 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
   return absl::OkStatus();
 }
 
-bool CallWatch::EvictSilent() {
+bool CallWatch::EvictIdle() {
   Call* oldest = nullptr;
   for (auto& [key, call] : calls_) {
-    if (!call.silent || call.evicted || call.member.has_value()) continue;
+    if (!call.awaited || call.evicted || call.member.has_value()) continue;
     if (oldest == nullptr || call.number < oldest->number) oldest = &call;
   }
   if (oldest == nullptr) return false;
@@ -63,6 +64,7 @@ void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
   Call* const found = Find(call);
   if (found == nullptr) return;
   if (found->evicted) return;
+  found->awaited = true;
   found->receiving = found->member.has_value();
   found->deadline.reset();
   if (!found->receiving) found->deadline = now + TimeFor(bytes);
@@ -73,6 +75,7 @@ void CallWatch::Sending(const void* call, size_t bytes, TimePoint now) {
   Call* const found = Find(call);
   if (found == nullptr) return;
   found->receiving = false;
+  found->awaited = false;
   found->deadline = now + TimeFor(bytes);
 }
 
@@ -80,7 +83,7 @@ void CallWatch::Waiting(const void* call) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr) return;
-  found->silent = false;
+  found->awaited = false;
   found->receiving = false;
   found->deadline.reset();
 }

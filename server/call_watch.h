@@ -38,8 +38,8 @@ class CallWatch {
   explicit CallWatch(const CallLimits& limits) : limits_(limits) {}
 
   // A new call, a stranger's. `cancel` may be called until Remove has returned; `peer` is for the log. Past the limit
-  // the call that has been silent longest since it began is cancelled for it, so that who says nothing keeps nobody
-  // out; RESOURCE_EXHAUSTED if all have spoken; then it is not watched.
+  // the oldest stranger's call whose next message is still awaited is cancelled for it, so that idle calls keep nobody
+  // out; RESOURCE_EXHAUSTED if there is none; then it is not watched.
   absl::Status Add(const void* call, std::string peer, std::function<void()> cancel);
   // The call is over. It need not be watched.
   void Remove(const void* call);
@@ -68,11 +68,11 @@ class CallWatch {
     std::optional<TimePoint> deadline;
     bool receiving = false;  // From a member; while it is one.
     uint64_t number = 0;     // In the order of Add.
-    bool silent = true;      // Its first message is not here yet.
+    bool awaited = true;     // A message of the caller's is.
     bool evicted = false;    // Cancelled to make room; no longer counted.
   };
-  // Cancels the silent call that began first. Returns whether there was one.
-  bool EvictSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Cancels the oldest stranger's call whose message is awaited. Returns whether there was one.
+  bool EvictIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::chrono::nanoseconds TimeFor(size_t bytes) const;
   Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -21,8 +21,12 @@ class Refused final : public grpc::ServerGenericBidiReactor {
 
 grpc::ServerGenericBidiReactor* ExchangeService::CreateReactor(grpc::GenericCallbackServerContext* context) {
   const std::optional<ExchangeMethod> method = ParseExchangeMethod(context->method());
-  if (!method.has_value())
+  if (context->method().rfind("/ps.v1.Chief/", 0) == 0) {
+    return new Refused(absl::UnimplementedError("this server is not the chief; name the address of server 0"));
+  }
+  if (!method.has_value()) {
     return new Refused(absl::UnimplementedError(absl::StrCat("unknown method ", context->method())));
+  }
   auto call = std::make_shared<ExchangeCall>(shard_, watch_, limits_, *context, *method);
   if (const absl::Status begun = call->Begin(); !begun.ok()) return new Refused(begun);
   return call.get();

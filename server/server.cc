@@ -252,7 +252,11 @@ void Server::Stop(const std::string& reason) {
     MutexLock lock(mutex_);
     stopped_ = true;
   }
-  if (chief_ != nullptr) chief_->Fail(reason);
+  if (chief_ != nullptr) {
+    chief_->Fail(reason);
+  } else {
+    shard_->ReportFailure(reason);
+  }
   End(v1::PHASE_FAILED, reason);
   changed_.NotifyAll();
 }

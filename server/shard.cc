@@ -106,6 +106,12 @@ void Shard::DropLayout() {
   done_.clear();
 }
 
+void Shard::ReportFailure(const std::string& reason) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  FailJob(reason);
+}
+
 void Shard::FailJob(const std::string& reason) {
   if (!failure_.empty()) return;
   failure_ = reason;

@@ -126,6 +126,8 @@ class Shard {
   bool ApplyPosted() { return pool_.RunPosted(); }
   // Ends every wait with this error, and every later one.
   void Shutdown(const absl::Status& status);
+  // The job cannot go on, for this reason, which the chief is told and tells everybody.
+  void ReportFailure(const std::string& reason);
   // After Shutdown: finishes what is being applied. From then on the shard reports nothing by itself.
   void StopApplying();
 

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <filesystem>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
@@ -80,6 +81,12 @@ class Reader {
  private:
   std::vector<std::string> problems_;
 };
+
+bool SamePath(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return a == b ||
+         (!b.empty() && std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error));
+}
 
 void ReadBudget(WorkerOptions& options, Reader& reader) {
   const std::string batch = absl::GetFlag(FLAGS_batch_size);
@@ -173,6 +180,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   reader.Check(options.device.threads >= 1 && options.device.threads <= 1024,
                absl::StrCat("--threads=", options.device.threads, ": expected 1 to 1024"));
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  reader.Check(options.save_weights.empty() || !SamePath(options.save_weights, options.metrics_file),
+               absl::StrCat("--save_weights=", options.save_weights, ": is also the --metrics_file"));
   ReadBudget(options, reader);
   reader.Check(CheckIdleFlags(line, IdleFlags()));
   if (absl::Status status = reader.ToStatus(); !status.ok()) return status;

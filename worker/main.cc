@@ -38,7 +38,9 @@ int main(int argc, char** argv) {
     }
     std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\n", result->test_loss, result->version);
     if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";
-    std::cout << std::flush;
+  }
+  if (const absl::Status written = FlushOutput(); !written.ok()) {
+    return Complain("ps_worker", written, kExitFailed);
   }
   return result->end_status.ok() ? kExitDone : Complain("ps_worker", result->end_status, kExitFailed);
 }

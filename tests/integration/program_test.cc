@@ -215,5 +215,52 @@ TEST_CASE("Paths that are not valid UTF-8 work, or are refused by name") {
   CHECK(ReadSafetensors(odd).ok());
 }
 
+TEST_CASE("Results that cannot be printed are an error, not lost in silence") {
+  const TempFolder folder;
+  Process server("ps_server", {"--num_workers=1"}, folder.File("server"));
+  std::vector<std::string> command = Worker(server.Address(), {"--steps=3"});
+  std::string line = "exec " PS_BIN_DIR "/ps_worker";
+  for (const std::string& argument : command) line += " '" + argument + "'";
+  const std::string errors = folder.File("errors");
+  const int status = std::system((line + " >/dev/full 2>" + errors).c_str());  // NOLINT: the shell redirects.
+  CHECK(WEXITSTATUS(status) == 1);
+  CHECK(ReadFile(errors).find("ps_worker: stdout: what was printed could not be written") != std::string::npos);
+  CHECK(server.Wait() == 0);
+}
+
+TEST_CASE("A shard that is stopped ends the job with that reason, on all sides") {
+  const TempFolder folder;
+  Process chief("ps_server", {"--num_workers=1", "--num_shards=2"}, folder.File("chief"));
+  const std::string address = chief.Address();
+  Process shard("ps_server", {"--num_workers=1", "--num_shards=2", "--shard=1", "--chief=" + address},
+                folder.File("shard"));
+  Process worker("ps_worker", Worker(address, {"--steps=100000000"}), folder.File("worker"));
+  REQUIRE(chief.WaitFor(".err", "the job is running"));
+  shard.Signal(SIGTERM);
+  for (Process* process : {&chief, &shard, &worker}) {
+    CHECK(process->Wait() == 1);
+    CHECK(process->Errors().find("server 1 was stopped (SIGTERM)") != std::string::npos);
+  }
+}
+
+TEST_CASE("Files that would be waited for, or destroyed, are refused before joining") {
+  const TempFolder folder;
+  const std::string fifo = folder.File("fifo");
+  REQUIRE(mkfifo(fifo.c_str(), 0666) == 0);
+  CheckRefused("ps_worker", Worker("127.0.0.1:1", {"--init_weights=" + fifo}), fifo + ": not a regular file");
+  std::string errors;
+  const std::string both = folder.File("both");
+  CHECK(RunOnce("ps_worker", Worker("127.0.0.1:1", {"--save_weights=" + both, "--metrics_file=" + both}), &errors) ==
+        2);
+  CHECK(errors.find("--save_weights=" + both + ": is also the --metrics_file") != std::string::npos);
+}
+
+TEST_CASE("A worker that names a shard, not the chief, is told so") {
+  const TempFolder folder;
+  Process chief("ps_server", {"--num_shards=2"}, folder.File("chief"));
+  Process shard("ps_server", {"--num_shards=2", "--shard=1", "--chief=" + chief.Address()}, folder.File("shard"));
+  CheckRefused("ps_worker", Worker(shard.Address(), {}), "name the address of server 0");
+}
+
 }  // namespace
 }  // namespace ps

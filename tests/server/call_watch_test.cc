@@ -87,7 +87,7 @@ TEST_CASE("Strangers' calls have a limit, each member's another, and one that en
   CHECK(calls.watch.open_calls() == 3);
 }
 
-TEST_CASE("Calls that have said nothing keep nobody out: the one that began first makes room") {
+TEST_CASE("Calls that are awaited keep nobody out: the oldest one makes room") {
   Calls calls({.strangers = 2, .of_a_member = 1});
   int call[5] = {};
   REQUIRE(calls.Add(&call[0]).ok());

@@ -7,6 +7,7 @@
 #include <grpcpp/client_context.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/connection_problem.h"
 #include "common/grpc_status.h"
 #include "common/hash.h"
 #include "common/sync.h"
@@ -78,7 +79,8 @@ absl::Status CheckErrors(const Answers& answers, bool may_be_past, bool* missing
     const absl::Status& status = answers[shard].status();
     if (status.ok()) continue;
     *missing = true;
-    *transient = Annotate(status, absl::StrCat("hashing shard ", shard));
+    const absl::Status plain(status.code(), absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
+    *transient = Annotate(plain, absl::StrCat("hashing the weights of shard ", shard));
     const bool past = may_be_past && absl::IsFailedPrecondition(status);
     if (!past && !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
         !absl::IsResourceExhausted(status)) {
@@ -155,7 +157,8 @@ absl::StatusOr<HashedWeights> HashWeights(const HashJob& job, TimePoint deadline
     version = *newest + ahead;
     exactly = true;
   }
-  return absl::DeadlineExceededError(absl::StrCat("hashing: ", Message(problem)));
+  return absl::Status(absl::IsUnavailable(problem) ? problem.code() : absl::StatusCode::kDeadlineExceeded,
+                      Message(problem));
 }
 
 }  // namespace ps

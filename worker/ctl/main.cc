@@ -226,10 +226,10 @@ int main(int argc, char** argv) {
     return Complain("ps_ctl", endpoint.status(), kExitUsage);
   }
   JobView view(server, absl::GetFlag(FLAGS_timeout));
-  const absl::Status status = command == "report"   ? PrintReport(rest)
-                              : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
-                              : command == "status"
-                                  ? PrintStatus(view)
-                                  : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
+  absl::Status status = command == "report"   ? PrintReport(rest)
+                        : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
+                        : command == "status" ? PrintStatus(view)
+                                              : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
+  status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }
