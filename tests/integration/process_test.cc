@@ -206,7 +206,8 @@ TEST_CASE("A killed worker fails a bsp job by its rank long before its lease end
   const std::string address = server.Address();
   Process first("ps_worker", Worker(address, {"--rank=0", "--steps=100000000"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--rank=1", "--steps=100000000"}), folder.File("second"));
-  REQUIRE(server.WaitFor(".err", "the job is running"));
+  // It has trained for a while, so that its stream to the chief is open.
+  REQUIRE(second.WaitFor(".err", "step "));
   second.Signal(SIGKILL);
   CHECK(second.Wait() == 128 + SIGKILL);
   CHECK(first.Wait() == 1);
@@ -218,7 +219,7 @@ TEST_CASE("A killed worker fails a bsp job by its rank long before its lease end
 TEST_CASE(
     "In asp a killed rank 0 is replaced as lead: another evaluates, prints and saves, and all end with status 0") {
   const TempFolder folder;
-  Process server("ps_server", {"--num_workers=3", "--mode=asp", "--lease=1h"}, folder.File("server"));
+  Process server("ps_server", {"--num_workers=3", "--mode=asp"}, folder.File("server"));
   const std::string address = server.Address();
   const auto worker = [&](const std::string& rank, const std::string& steps) {
     return Worker(address, {"--rank=" + rank, "--steps=5000", "--save_weights=" + folder.File(steps)});
