@@ -31,8 +31,9 @@ class JoinCall final : public grpc::ServerUnaryReactor, public std::enable_share
       return Finish(ToGrpc(absl::DeadlineExceededError("joining: the call arrived after its deadline")));
     const uint64_t join =
         chief_.Join(request, now, deadline, [self = shared_from_this(), reply](absl::StatusOr<v1::JoinReply> answer) {
-          if (answer.ok()) *reply = *std::move(answer);
-          self->Finish(ToGrpc(answer.status()));
+          const absl::Status status = answer.status();
+          if (status.ok()) *reply = *std::move(answer);
+          self->Finish(ToGrpc(status));
         });
     bool cancelled = false;
     {
