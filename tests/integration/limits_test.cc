@@ -274,7 +274,9 @@ class RawCalls {
     std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
     grpc::Status status;
   };
-  static void* Tag(size_t call, Event event) { return reinterpret_cast<void*>(call * kEvents + event); }
+  static void* Tag(size_t call, Event event) {
+    return reinterpret_cast<void*>(call * kEvents + event);  // NOLINT(performance-no-int-to-ptr): gRPC's tags.
+  }
   uintptr_t Next() {
     void* tag = nullptr;
     bool ok = false;

@@ -49,7 +49,7 @@ class Proxy {
       setsockopt(end, SOL_SOCKET, SO_LINGER, &hard, sizeof(hard));
       // Not closed: the number is the pump's until it has seen the end. connect to AF_UNSPEC resets.
       const sockaddr nowhere = {.sa_family = AF_UNSPEC, .sa_data = {}};
-      connect(end, &nowhere, sizeof(nowhere));
+      (void)connect(end, &nowhere, sizeof(nowhere));
     }
     return ends_.size() / 2;
   }

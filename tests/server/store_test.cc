@@ -91,6 +91,7 @@ TEST_CASE("The store knows who reads what, since when") {
   const TimePoint now = TimePoint() + std::chrono::hours(1);
   const VersionPin first = store.Pin(kReader, now);
   const VersionPin copy = first;  // The same hold.
+  CHECK(copy.version() == 0);
   REQUIRE(store.BeginUpdate(true) != nullptr);
   store.Publish();
   {

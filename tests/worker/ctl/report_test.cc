@@ -151,7 +151,8 @@ TEST_CASE("Evaluations count whoever made them: another rank leads where rank 0 
                                 R"({"event":"eval","t":5,"rank":0,"split":"test","accuracy":0.81})"
                                 "\n");
   run.Write("rank-1.jsonl", R"({"event":"start","t":0,"rank":1,"unix_time":100})"
-                            "\n" + Step(1, 1) +
+                            "\n" +
+                                Step(1, 1) +
                                 R"({"event":"eval","t":9,"rank":1,"split":"test","accuracy":0.9})"
                                 "\n");
   const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
