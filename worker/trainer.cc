@@ -399,8 +399,8 @@ absl::Status Trainer::Finish() {
 // The rest of the end. A failure here does not discard the results so far.
 absl::Status Trainer::Keep() {
   const absl::Status saved = Save();
-  absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
-  if (hashed.ok()) result_.weights_hash = *std::move(hashed);
+  const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
+  if (hashed.ok()) result_.weights_hash = *hashed;
   return saved.ok() ? hashed.status() : saved;
 }
 

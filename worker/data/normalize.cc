@@ -45,6 +45,7 @@ Range FindRange(const std::vector<T>& values, size_t width) {
 // Row by row, so that each column's sum has one order.
 template <typename T>
 std::vector<double> Means(const std::vector<T>& values, size_t width) {
+  if (width == 0) return {};
   std::vector<double> means(width);
   for (size_t row = 0; row < values.size(); row += width) {
     for (size_t k = 0; k < width; ++k) means[k] += Value(values[row + k]);
@@ -58,6 +59,7 @@ std::vector<double> Means(const std::vector<T>& values, size_t width) {
 template <typename T>
 std::vector<double> Deviations(const std::vector<T>& values, const std::vector<double>& means) {
   const size_t width = means.size();
+  if (width == 0) return {};
   std::vector<double> squares(width);
   for (size_t row = 0; row < values.size(); row += width) {
     for (size_t k = 0; k < width; ++k) {
