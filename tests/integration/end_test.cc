@@ -23,8 +23,7 @@ WorkerOptions SmallJob() {
 // A second worker that does what the test says.
 class Partner {
  public:
-  Partner(const std::string& server, uint32_t rank, const ModelOptions& model)
-      : layout(ModelLayout(model)), plan(layout, 1) {
+  Partner(const std::string& server, uint32_t rank, const ModelOptions& model) : layout(ModelLayout(model)) {
     auto joined = Client::Join({.server = server, .rank = rank}, layout);
     REQUIRE(joined.ok());
     client = *std::move(joined);
@@ -66,7 +65,6 @@ class Partner {
   }
 
   Layout layout;
-  SlicePlan plan;
   std::vector<std::vector<float>> values;
   std::vector<std::vector<float>> gradients;
   std::unique_ptr<Client> client;
