@@ -47,7 +47,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
       membership_(options.num_workers, options.lease),
       shards_(options.num_shards),
       mode_(*MakeMode(options.mode, options.num_workers)) {
-  leads_steps_ = mode_->gathers() && options.num_shards > 1;
+  leads_steps_ = mode_->synchronous() && options.num_shards > 1;
 }
 
 absl::Status Chief::Serving() const {
@@ -102,7 +102,7 @@ absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
 uint64_t Chief::StartStep() const {
   uint64_t highest = 0;
   for (const ShardState& shard : shards_) highest = std::max(highest, shard.highest_step);
-  if (!mode_->gathers()) return mode_->StartStep(highest);
+  if (!mode_->synchronous()) return mode_->StartStep(highest);
   return leads_steps_ ? mode_->StartStep(highest) : shards_[0].applied_version;
 }
 
@@ -123,11 +123,11 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
   if (status.ok() && joins_.size() >= kMaxJoinsPerWorker * options_.num_workers) {
     status = absl::ResourceExhaustedError("too many workers are joining at once");
   }
-  if (status.ok() && std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.ticket()) > 0) {
+  if (status.ok() && std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
     status = absl::CancelledError("the worker cancelled its join");
   }
   if (!status.ok()) return refuse(status);
-  if (Member* const member = membership_.FindTicket(request.ticket()); member != nullptr) {
+  if (Member* const member = membership_.FindJoin(request.join_request_id()); member != nullptr) {
     // A repeat: the first answer was lost, or is still to come.
     member->last_heard = now;
     member->suspect_since.reset();
@@ -139,7 +139,7 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
   const absl::StatusOr<Member*> joined = membership_.Join(
       request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
   if (!joined.ok()) return refuse(joined.status());
-  (*joined)->ticket = request.ticket();
+  (*joined)->join_request_id = request.join_request_id();
   const Member member = **joined;
   if (!plan_.has_value()) {
     plan_.emplace(FromProto(request.layout()), options_.num_shards);
@@ -190,7 +190,7 @@ v1::JoinReply Chief::MakeJoinReply(const Member& member) const {
   reply.set_name(member.name);
   reply.set_num_workers(options_.num_workers);
   reply.set_mode(mode_->name());
-  reply.set_gathers(mode_->gathers());
+  reply.set_synchronous(mode_->synchronous());
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(options_.lease).count()));
@@ -240,7 +240,7 @@ v1::StatusReply Chief::Status(TimePoint now) {
   reply.set_view(view_);
   reply.set_num_workers(options_.num_workers);
   reply.set_num_shards(options_.num_shards);
-  reply.set_gathers(mode_->gathers());
+  reply.set_synchronous(mode_->synchronous());
   reply.mutable_settings()->insert(options_.settings.begin(), options_.settings.end());
   for (const auto& [rank, member] : membership_.members()) {
     v1::WorkerStatus* worker = reply.add_workers();

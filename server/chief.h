@@ -1,5 +1,5 @@
 // The chief: the job's membership and phases. It grants initialisation, tells shards who takes part (views), and, in a
-// mode that gathers over several shards, names the contributions of each step. Weights never pass through it.
+// synchronous mode with several shards, names the contributions of each step. Weights never pass through it.
 //
 // Thread-safe; nothing blocks. Calls out of it (to shards, to those who wait) are made without its lock, in order
 // (Outbox). Time is passed in.
@@ -79,7 +79,7 @@ class Chief {
   // Calls back when all workers are done and this one is the lead (the lowest rank), or the lead has left; or at the
   // deadline with who is waited for. ABORTED if the job fails.
   void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline, DoneCallback callback);
-  // Of the id; or of the ticket, where the worker never got to know its id: then OK also where nobody has it.
+  // Of the id; or of the join_request_id, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   v1::StatusReply Status(TimePoint now);
@@ -192,7 +192,7 @@ class Chief {
   std::map<uint64_t, WatchState> watches_ ABSL_GUARDED_BY(mutex_);
   TimePoint keep_suspects_until_ ABSL_GUARDED_BY(mutex_);
   std::list<JoinWait> joins_ ABSL_GUARDED_BY(mutex_);
-  std::deque<uint64_t> cancelled_joins_ ABSL_GUARDED_BY(mutex_);  // Tickets; such a join may arrive late.
+  std::deque<uint64_t> cancelled_joins_ ABSL_GUARDED_BY(mutex_);  // join_request_ids; such a join may arrive late.
   std::list<DoneWait> done_waits_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<Mode> mode_ ABSL_GUARDED_BY(mutex_);
   // Pushes that some but not all shards have complete: (step, rank) → shards that have it.

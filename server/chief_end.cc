@@ -11,7 +11,7 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
-constexpr size_t kMaxCancelledJoins = 256;  // Tickets that are remembered.
+constexpr size_t kMaxCancelledJoins = 256;  // That are remembered.
 
 }  // namespace
 
@@ -45,21 +45,22 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
 absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  if (request.ticket() != 0) {
-    // A join with this ticket may still arrive.
-    cancelled_joins_.push_back(request.ticket());
+  if (request.join_request_id() != 0) {
+    // A join with this join_request_id may still arrive.
+    cancelled_joins_.push_back(request.join_request_id());
     if (cancelled_joins_.size() > kMaxCancelledJoins) cancelled_joins_.pop_front();
   }
-  const Member* const found = request.ticket() != 0 ? membership_.FindTicket(request.ticket())
-                                                    : membership_.Find(request.id().rank(), request.id().incarnation());
+  const Member* const found = request.join_request_id() != 0
+                                  ? membership_.FindJoin(request.join_request_id())
+                                  : membership_.Find(request.id().rank(), request.id().incarnation());
   if (phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED) {
     // It knows how the job ended; the server need not wait for it.
     if (found != nullptr) membership_.Remove(found->rank);
     TellWatches(now);
     return absl::OkStatus();
   }
-  if (request.ticket() == 0) PS_RETURN_IF_ERROR(FindMember(request.id(), now).status());
-  if (found == nullptr) return absl::OkStatus();  // Nobody has the ticket.
+  if (request.join_request_id() == 0) PS_RETURN_IF_ERROR(FindMember(request.id(), now).status());
+  if (found == nullptr) return absl::OkStatus();  // Nobody has the join_request_id.
   const Member member = *found;
   if (!member.done || !request.reason().empty()) {
     LoseMember(member, request.reason().empty() ? "left before it was done"
@@ -87,7 +88,7 @@ void Chief::RemoveMember(const Member& member) {
 
 void Chief::LoseMember(const Member& member, const std::string& why) {
   spdlog::warn("{} {}", member.ToString(), why);
-  const bool needed = phase_ == v1::PHASE_RUNNING && !member.done && mode_->gathers();
+  const bool needed = phase_ == v1::PHASE_RUNNING && !member.done && mode_->synchronous();
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
   if (needed) {

@@ -168,7 +168,7 @@ void ExchangeCall::OnPushAnswered(absl::StatusOr<v1::PushReply> reply) {
   reply->set_waited_us(WaitedUs());
   if (method_ == ExchangeMethod::kPush) return WriteLast(EncodeMessage(*reply));
   *reply_.mutable_push() = *std::move(reply);
-  if (reply_.push().answer() == v1::FENCED) return WriteLast(EncodeMessage(reply_));
+  if (reply_.push().answer() == v1::ANSWER_FENCED) return WriteLast(EncodeMessage(reply_));
   Pull(push_.id(), shard_.VersionAfter(push_.step()), push_.wait_ms());
 }
 

@@ -25,8 +25,8 @@ class Ledger {
   // The answer to a push that was Seen. The first call for an applied push gets APPLIED, later ones DUPLICATE.
   v1::Answer Tell(uint32_t rank, uint64_t step) {
     Entry& entry = entries_.at(rank);
-    if (step < entry.step || entry.answer != v1::APPLIED) return v1::STALE;
-    return std::exchange(entry.told, true) ? v1::DUPLICATE : v1::APPLIED;
+    if (step < entry.step || entry.answer != v1::ANSWER_APPLIED) return v1::ANSWER_STALE;
+    return std::exchange(entry.told, true) ? v1::ANSWER_DUPLICATE : v1::ANSWER_APPLIED;
   }
 
   void Record(uint32_t rank, uint64_t incarnation, uint64_t step, v1::Answer answer) {

@@ -60,9 +60,10 @@ Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
   return member != members_.end() && member->second.incarnation == incarnation ? &member->second : nullptr;
 }
 
-Member* Membership::FindTicket(uint64_t ticket) {
-  const auto member = std::find_if(members_.begin(), members_.end(),
-                                   [&](const auto& entry) { return ticket != 0 && entry.second.ticket == ticket; });
+Member* Membership::FindJoin(uint64_t join_request_id) {
+  const auto member = std::find_if(members_.begin(), members_.end(), [&](const auto& entry) {
+    return join_request_id != 0 && entry.second.join_request_id == join_request_id;
+  });
   return member == members_.end() ? nullptr : &member->second;
 }
 

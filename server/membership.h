@@ -17,12 +17,12 @@ struct Member {
   uint64_t incarnation = 0;
   std::string name;
   std::string host;
-  std::string replaced;     // The live member whose rank it took, as "NAME on HOST"; empty if there was none.
-  uint64_t ticket = 0;      // Of its join; 0 if it has none.
-  uint64_t start_step = 0;  // Known once its join is answered.
-  uint64_t step = 0;        // As last told.
-  bool done = false;        // Its budget is spent.
-  uint64_t watch = 0;       // Number of the stream that it keeps open; 0 if it has none.
+  std::string replaced;          // The live member whose rank it took, as "NAME on HOST"; empty if there was none.
+  uint64_t join_request_id = 0;  // Of its join; 0 if it has none.
+  uint64_t start_step = 0;       // Known once its join is answered.
+  uint64_t step = 0;             // As last told.
+  bool done = false;             // Its budget is spent.
+  uint64_t watch = 0;            // Number of the stream that it keeps open; 0 if it has none.
   TimePoint last_heard;
   std::optional<TimePoint> suspect_since;  // When its connection broke, if it has not been heard from since.
 
@@ -43,8 +43,8 @@ class Membership {
   // The member of this rank and incarnation, or null.
   Member* Find(uint32_t rank, uint64_t incarnation);
 
-  // The member that joined with this ticket, or null.
-  Member* FindTicket(uint64_t ticket);
+  // The member that joined with this join_request_id, or null.
+  Member* FindJoin(uint64_t join_request_id);
 
   void Remove(uint32_t rank) { members_.erase(rank); }
 

@@ -19,8 +19,8 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       optimizer_(*MakeOptimizer(options.optimizer)),
       mode_(*MakeMode(options.mode, options.num_workers)),
       pool_(options.apply_threads) {
-  gathers_ = mode_->gathers();
-  follows_decisions_ = gathers_ && options.num_shards > 1;
+  synchronous_ = mode_->synchronous();
+  follows_decisions_ = synchronous_ && options.num_shards > 1;
 }
 
 Shard::~Shard() {
@@ -82,7 +82,7 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
   const auto push_bytes = static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);
   max_inflight_bytes_ =
       options_.max_inflight_bytes > 0 ? options_.max_inflight_bytes : 2 * options_.num_workers * push_bytes;
-  const uint64_t needed = (gathers_ ? options_.num_workers : 1) * push_bytes;
+  const uint64_t needed = (synchronous_ ? options_.num_workers : 1) * push_bytes;
   if (max_inflight_bytes_ < needed) {
     FailJob(absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ", options_.shard, ": ",
                          options_.mode, " needs at least ", needed, " for this model"));

@@ -6,7 +6,7 @@
 //   AwaitPush, AwaitPull ─▶ waits ◀────────────────────────────────────────── published version ◀──┘
 // clang-format on
 //
-// In a mode that gathers, a slice of the next version is built in second buffers as soon as all contributions to it are
+// In a synchronous mode, a slice of the next version is built in second buffers as soon as all contributions to it are
 // here. What was built is dropped if the contributions change; weights that are read stay as they are until the set is
 // decided on and all slices are done.
 //
@@ -53,7 +53,7 @@ struct ShardOptions {
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
   int apply_threads = 1;            // 0: updates wait for ApplyPosted.
-  size_t built_by_caller = 4;       // Slices at most that whoever brings their last contribution builds; a message's.
+  size_t max_inline_slices = 4;     // Slices at most that whoever brings their last contribution builds; a message's.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
@@ -114,7 +114,7 @@ class Shard {
 
   // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
   std::optional<uint64_t> VersionAfter(uint64_t step) const {
-    return gathers_ ? std::optional<uint64_t>(step + 1) : std::nullopt;
+    return synchronous_ ? std::optional<uint64_t>(step + 1) : std::nullopt;
   }
 
   // The caller disconnected: its callback is made with CANCELLED, unless it was made before.
@@ -151,7 +151,7 @@ class Shard {
   };
   // A version in the making.
   struct Build {
-    std::vector<uint32_t> ranks;                // Ascending in a mode that gathers.
+    std::vector<uint32_t> ranks;                // Ascending in a synchronous mode.
     std::vector<std::shared_ptr<Push>> pushes;  // Parallel to ranks.
     std::vector<float> coefficients;            // Likewise; an empty contribution's is not used.
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
@@ -269,7 +269,7 @@ class Shard {
   MetricsWriter* const metrics_;
   const std::unique_ptr<Optimizer> optimizer_;
   const Isa isa_ = BestIsa();
-  bool gathers_ = false;
+  bool synchronous_ = false;
   bool follows_decisions_ = false;  // The chief names the sets.
 
   Outbox outbox_;

@@ -9,11 +9,11 @@
 
 namespace ps {
 void Shard::Decide(const StepSet& set) {
-  if (gathers_ && set.step < mode_->step()) return;  // A repeat.
+  if (synchronous_ && set.step < mode_->step()) return;  // A repeat.
   std::vector<std::shared_ptr<Push>> pushes;
   for (uint32_t rank : set.ranks) {
     auto node = ready_.extract(rank);
-    if (node.empty() || (gathers_ && node.mapped()->step != set.step)) {
+    if (node.empty() || (synchronous_ && node.mapped()->step != set.step)) {
       return FailJob(absl::StrCat("step ", set.step, ": the push of rank ", rank,
                                   " belongs to it but is missing on shard ", options_.shard));
     }
@@ -94,14 +94,14 @@ std::vector<size_t> Shard::BuildAhead(const Push& push, const std::vector<size_t
   }
   if (ready.empty()) return ready;
   ++building_->posted;
-  if (ready.size() <= options_.built_by_caller) return ready;  // More are spread over the pool.
+  if (ready.size() <= options_.max_inline_slices) return ready;  // More are spread over the pool.
   PostSlices(std::move(ready));
   return {};
 }
 
 // All that take part in the step have begun their push, so that the coefficients are known.
 std::vector<size_t> Shard::BeginAhead() {
-  std::vector<uint32_t> ranks = mode_->Foreseen();
+  std::vector<uint32_t> ranks = mode_->ExpectedContributors();
   if (!decided_.empty() || ranks.empty()) return {};
   std::vector<std::shared_ptr<Push>> pushes;
   for (const uint32_t rank : ranks) {
@@ -192,7 +192,7 @@ void Shard::RecordApply(const Build& build) {
   nlohmann::ordered_json staleness = nlohmann::ordered_json::array();
   for (size_t i = 0; i < build.ranks.size(); ++i) {
     const Push& push = *build.pushes[i];
-    ledger_.Record(build.ranks[i], push.incarnation, push.step, v1::APPLIED);
+    ledger_.Record(build.ranks[i], push.incarnation, push.step, v1::ANSWER_APPLIED);
     inflight_bytes_ -= push.reserved_bytes;
     staleness.push_back(store_->version() - push.version);
   }

@@ -50,7 +50,7 @@ uint64_t Shard::AwaitPush(const v1::PushRequest& header, bool complete_now, Time
     return 0;
   }
   if (Fenced(header.id())) {
-    AnswerPush(wait, v1::FENCED);
+    AnswerPush(wait, v1::ANSWER_FENCED);
     return 0;
   }
   const auto push = assembling_.find(rank);
@@ -148,7 +148,7 @@ bool Shard::TryAnswerPush(const Wait& wait) {
   } else if (ledger_.Seen(wait.rank, *wait.step)) {
     AnswerPush(wait, ledger_.Tell(wait.rank, *wait.step));
   } else if (Fenced(wait)) {
-    AnswerPush(wait, v1::FENCED);
+    AnswerPush(wait, v1::ANSWER_FENCED);
   } else {
     return false;
   }
@@ -191,13 +191,13 @@ void Shard::AnswerPush(const Wait& wait, v1::Answer answer) {
   reply.set_version(store_ == nullptr ? 0 : store_->version());
   reply.set_generation(view_.generation());
   switch (answer) {
-    case v1::APPLIED:
+    case v1::ANSWER_APPLIED:
       counts_.set_applied(counts_.applied() + 1);
       break;
-    case v1::DUPLICATE:
+    case v1::ANSWER_DUPLICATE:
       counts_.set_duplicate(counts_.duplicate() + 1);
       break;
-    case v1::STALE:
+    case v1::ANSWER_STALE:
       counts_.set_stale(counts_.stale() + 1);
       break;
     default:
@@ -237,7 +237,8 @@ std::string Shard::WaitingFor(TimePoint now) const {
   }
   if (!decided_.empty() && building_ == nullptr) return WaitingForReaders(now);
   const std::string ranks = WaitingForRanks(now);
-  return !ranks.empty() || !gathers_ ? ranks : absl::StrCat("step ", mode_->step(), ": waiting for the other shards");
+  return !ranks.empty() || !synchronous_ ? ranks
+                                         : absl::StrCat("step ", mode_->step(), ": waiting for the other shards");
 }
 
 std::string Shard::WaitingForRanks(TimePoint now) const {
@@ -280,7 +281,7 @@ void Shard::ReportBlocked(TimePoint now) {
   }
   const bool runs = view_.phase() == v1::PHASE_RUNNING && failure_.empty();
   const bool blocked = runs && blocked_since_.has_value() && now - *blocked_since_ > kBlockedLong;
-  const bool stands = runs && gathers_ && now - waiting_since_ > kStandsLong;
+  const bool stands = runs && synchronous_ && now - waiting_since_ > kStandsLong;
   if (!blocked && !stands && reported_blocked_.empty()) return;
   if (!reported_blocked_.empty() && (blocked || stands) && now - reported_blocked_at_ < kBlockedLong) return;
   reported_blocked_ = blocked ? WaitingForReaders(now) : stands ? WaitingForRanks(now) : "";

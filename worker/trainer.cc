@@ -208,7 +208,7 @@ absl::Status Trainer::Train() {
   progress_ = std::make_unique<Progress>(first, total_batches_, Now());
   PassEvaluations(first);
   // An early layer's weights are computed on while later ones come only where they cannot be of another version.
-  const bool into_forward = options_.overlap && client_->gathers();
+  const bool into_forward = options_.overlap && client_->synchronous();
   for (int64_t batch = first; batch < total_batches_; ++batch) {
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
     const TimePoint began = Now();
@@ -238,7 +238,7 @@ absl::Status Trainer::TakeBatch(int64_t batch) {
 absl::Status Trainer::TrainBatch(int64_t batch) {
   PS_RETURN_IF_ERROR(TakeBatch(batch));
   const auto samples = static_cast<uint32_t>(plan_.indices.size());
-  if (samples == 0 && !client_->gathers()) return absl::OkStatus();
+  if (samples == 0 && !client_->synchronous()) return absl::OkStatus();
   StepHooks hooks;
   hooks.before_layer = [&](int layer) { return AwaitWeights(layer); };
   const bool overlap = options_.overlap && samples > 0;
@@ -338,7 +338,7 @@ void Trainer::PassEvaluations(int64_t batches_done) {
 
 absl::Status Trainer::EvaluateNow() {
   PS_RETURN_IF_ERROR(Evaluate(*test_batches_, "test").status());
-  if (client_->gathers()) return absl::OkStatus();
+  if (client_->synchronous()) return absl::OkStatus();
   // The others went on meanwhile; a gradient on these weights would be needlessly stale.
   const absl::StatusOr<ExchangeResult> pulled = client_->Pull(weights_);
   if (!pulled.ok()) return pulled.status();

@@ -107,7 +107,7 @@ class Trainer {
   BatchPlan plan_;
   Batch batch_;
 
-  // The step whose exchange is under way. In a mode that gathers it goes on into the next step's forward pass.
+  // The step whose exchange is under way. In a synchronous mode it goes on into the next step's forward pass.
   struct Pending {
     std::shared_ptr<Exchange> exchange;
     PushInfo push;

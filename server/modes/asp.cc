@@ -9,7 +9,7 @@ namespace {
 class Asp final : public Mode {
  public:
   std::string name() const override { return "asp"; }
-  bool gathers() const override { return false; }
+  bool synchronous() const override { return false; }
   void SetMembers(const std::set<uint32_t>&) override {}
 
   absl::Status Admit(uint32_t rank, uint64_t step, uint64_t expected) const override {
@@ -22,7 +22,7 @@ class Asp final : public Mode {
   void Decided(const StepSet&) override {}
   uint64_t StartStep(uint64_t highest) const override { return highest; }
   std::vector<uint32_t> WaitsFor() const override { return {}; }
-  std::vector<uint32_t> Foreseen() const override { return {}; }
+  std::vector<uint32_t> ExpectedContributors() const override { return {}; }
   std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
   uint64_t step() const override { return 0; }
 };

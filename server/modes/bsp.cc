@@ -11,7 +11,7 @@ class Bsp final : public Mode {
   explicit Bsp(uint32_t num_workers) : num_workers_(num_workers) {}
 
   std::string name() const override { return "bsp"; }
-  bool gathers() const override { return true; }
+  bool synchronous() const override { return true; }
 
   // A rank that is lost ends the job or is waited for, so the set is always that of all workers.
   void SetMembers(const std::set<uint32_t>&) override {}
@@ -43,7 +43,7 @@ class Bsp final : public Mode {
     return missing;
   }
 
-  std::vector<uint32_t> Foreseen() const override {
+  std::vector<uint32_t> ExpectedContributors() const override {
     std::vector<uint32_t> all(num_workers_);
     std::iota(all.begin(), all.end(), 0U);
     return all;

@@ -1,7 +1,7 @@
 // A mode decides which pushes make the next version. It is a deterministic state machine without I/O, locks or clocks:
 // its owner feeds it events and carries out its decisions.
 //
-// The owner is a shard (asynchronous modes, or one shard), or the chief (a mode that gathers, over several shards; the
+// The owner is a shard (asynchronous modes, or one shard), or the chief (a synchronous mode, over several shards; the
 // shards then follow its decisions). `Complete` proposes; nothing moves until the owner says `Decided`, so that shards
 // that follow keep the same state as the chief.
 #pragma once
@@ -20,7 +20,7 @@ namespace ps {
 
 // Pushes that make one version together: those of `ranks` (ascending).
 struct StepSet {
-  uint64_t step = 0;  // In a mode that gathers: the step, and the version it is computed on. Else 0.
+  uint64_t step = 0;  // In a synchronous mode: the step, and the version it is computed on. Else 0.
   std::vector<uint32_t> ranks;
 
   bool operator==(const StepSet&) const = default;
@@ -34,7 +34,7 @@ class Mode {
 
   // True if a version is made of the pushes of one step (so version v is made of step v - 1's), false if every push
   // makes a version.
-  virtual bool gathers() const = 0;
+  virtual bool synchronous() const = 0;
 
   // The ranks that take part from now on.
   virtual void SetMembers(const std::set<uint32_t>& ranks) = 0;
@@ -57,7 +57,7 @@ class Mode {
 
   // The ranks that the version in the making will be made of, ascending, where that is known before their pushes are
   // complete, so that it can be built ahead; else empty.
-  virtual std::vector<uint32_t> Foreseen() const = 0;
+  virtual std::vector<uint32_t> ExpectedContributors() const = 0;
 
   // A rank that the version in the making needs a push of, but that is `done` and pushes nothing any more; `begun` are
   // the ranks whose push of step() has begun. Nothing where none of it has, or where a version waits for nobody.

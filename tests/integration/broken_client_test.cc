@@ -276,14 +276,14 @@ TEST_CASE("Messages that cannot be right are refused by what is wrong with them,
           for (auto& message : messages) message.set_wait_ms(1);
           Says(raw.Push(shard, messages).status(), absl::StatusCode::kDeadlineExceeded, "");
         } else {
-          CHECK(raw.Push(shard, messages)->answer() == v1::APPLIED);
+          CHECK(raw.Push(shard, messages)->answer() == v1::ANSWER_APPLIED);
         }
       }
       const auto answer = raw.Push(0, {raw.Good(0, step)});
       REQUIRE(answer.ok());
-      CHECK((answer->answer() == v1::DUPLICATE || answer->answer() == v1::APPLIED));
-      CHECK(raw.Push(1, {raw.Good(1, step)})->answer() == v1::DUPLICATE);
-      if (step > 0) CHECK(raw.Push(1, {raw.Good(1, step - 1)})->answer() != v1::APPLIED);
+      CHECK((answer->answer() == v1::ANSWER_DUPLICATE || answer->answer() == v1::ANSWER_APPLIED));
+      CHECK(raw.Push(1, {raw.Good(1, step)})->answer() == v1::ANSWER_DUPLICATE);
+      if (step > 0) CHECK(raw.Push(1, {raw.Good(1, step - 1)})->answer() != v1::ANSWER_APPLIED);
     }
     Says(raw.Pull(0), kPrecondition, "version 0");
   });
@@ -295,8 +295,8 @@ TEST_CASE("The same wrong messages leave an asp job exact, too") {
       PushWrongly(raw, step);
       SendNonsense(raw);
       for (uint32_t shard = 0; shard < 2; ++shard) {
-        CHECK(raw.Push(shard, {raw.Good(shard, step)})->answer() == v1::APPLIED);
-        CHECK(raw.Push(shard, {raw.Good(shard, step)})->answer() == v1::DUPLICATE);
+        CHECK(raw.Push(shard, {raw.Good(shard, step)})->answer() == v1::ANSWER_APPLIED);
+        CHECK(raw.Push(shard, {raw.Good(shard, step)})->answer() == v1::ANSWER_DUPLICATE);
       }
     }
   });
@@ -306,16 +306,16 @@ TEST_CASE("Calls with a false identity are fenced or refused") {
   RunBeside("bsp", 1, [](const RawWorker& raw) {
     v1::PushRequest request = raw.Good(0, 0);
     request.mutable_id()->set_generation(request.id().generation() + 1);
-    CHECK(raw.Push(0, {request})->answer() == v1::FENCED);
+    CHECK(raw.Push(0, {request})->answer() == v1::ANSWER_FENCED);
     request = raw.Good(0, 0);
     request.mutable_id()->set_incarnation(77);
-    CHECK(raw.Push(0, {request})->answer() == v1::FENCED);
+    CHECK(raw.Push(0, {request})->answer() == v1::ANSWER_FENCED);
     request = raw.Good(0, 0);
     request.mutable_id()->set_rank(500);
-    CHECK(raw.Push(0, {request})->answer() == v1::FENCED);
+    CHECK(raw.Push(0, {request})->answer() == v1::ANSWER_FENCED);
     request = raw.Good(0, 0);
     request.mutable_id()->set_job("another");
-    CHECK(raw.Push(0, {request})->answer() == v1::FENCED);
+    CHECK(raw.Push(0, {request})->answer() == v1::ANSWER_FENCED);
 
     const auto chief = v1::Chief::NewStub(raw.channel);
     v1::HeartbeatRequest beat;
@@ -358,7 +358,8 @@ TEST_CASE("A caller that goes away in the middle of its push leaves nothing, and
       context.TryCancel();
       CHECK(!writer->Finish().ok());
     }
-    for (uint32_t shard = 0; shard < 2; ++shard) CHECK(raw.Push(shard, {raw.Good(shard, 0)})->answer() == v1::APPLIED);
+    for (uint32_t shard = 0; shard < 2; ++shard)
+      CHECK(raw.Push(shard, {raw.Good(shard, 0)})->answer() == v1::ANSWER_APPLIED);
   });
 }
 

@@ -86,7 +86,7 @@ TEST_CASE(
   absl::StatusOr<TrainingResult> result = absl::UnknownError("did not run");
   std::thread trainer([&] { result = Trainer(worker).Run({}); });
   CHECK(partner.Start().ok());
-  CHECK(partner.PushTo(cluster.servers[0]->address(), 0, 0) == v1::APPLIED);
+  CHECK(partner.PushTo(cluster.servers[0]->address(), 0, 0) == v1::ANSWER_APPLIED);
   partner.client.reset();
   trainer.join();
   INFO(result.status().ToString());
@@ -144,7 +144,8 @@ TEST_CASE("Staleness counts the versions of each shard, not the lowest of all") 
   other.join();
   REQUIRE(start.ok());
   REQUIRE(started.ok());
-  for (uint64_t step = 0; step < 3; ++step) CHECK(second.PushTo(cluster.servers[0]->address(), 0, step) == v1::APPLIED);
+  for (uint64_t step = 0; step < 3; ++step)
+    CHECK(second.PushTo(cluster.servers[0]->address(), 0, step) == v1::ANSWER_APPLIED);
   const MutableTensors weights = {first.values.begin(), first.values.end()};
   const auto pulled = first.client->Pull(weights);
   REQUIRE(pulled.ok());

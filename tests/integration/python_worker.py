@@ -84,7 +84,7 @@ class Worker:
             calls.append(stub.PushPull(iter([request]), timeout=TIMEOUT_S))
         for call in calls:
             version, answer = self.take(call, weights)
-            assert answer == pb.APPLIED, f"step {step}: {pb.Answer.Name(answer)}"
+            assert answer == pb.ANSWER_APPLIED, f"step {step}: {pb.Answer.Name(answer)}"
         return version
 
 

@@ -272,7 +272,7 @@ TEST_CASE("A worker that goes while its join waits for a shard does not keep its
   job.deaf = true;
   absl::StatusOr<v1::JoinReply> answer = absl::UnknownError("no answer");
   v1::JoinRequest request = job.Request("a");
-  request.set_ticket(7);
+  request.set_join_request_id(7);
   const auto join = [&] {
     return job.chief.Join(request, job.now, job.now + std::chrono::seconds(300),
                           [&](const auto& reply) { answer = reply; });

@@ -128,27 +128,27 @@ TEST_CASE("Texts of a join that are too long or would garble a log are refused b
   CHECK(job.Join(job.Request("a")).ok());
 }
 
-TEST_CASE("A join whose answer never arrived is cancelled by its ticket, and nobody else's is") {
+TEST_CASE("A join whose answer never arrived is cancelled by its join_request_id, and nobody else's is") {
   TestJob job("bsp", 2);
   v1::JoinRequest request = job.Request("a");
-  request.set_ticket(7);
+  request.set_join_request_id(7);
   REQUIRE(job.Join(request)->id().rank() == 0);
-  REQUIRE(job.Join(job.Request("b"))->id().rank() == 1);  // Without a ticket.
+  REQUIRE(job.Join(job.Request("b"))->id().rank() == 1);  // Without a join_request_id.
   v1::LeaveRequest leave;
-  leave.set_ticket(8);
+  leave.set_join_request_id(8);
   CHECK(job.chief.Leave(leave, job.now).ok());
   CHECK(job.view.members_size() == 2);
-  leave.set_ticket(7);
+  leave.set_join_request_id(7);
   for (int time = 0; time < 2; ++time) {
     CHECK(job.chief.Leave(leave, job.now).ok());
     CHECK(job.view.members_size() == 1);
   }
-  // Who takes a worker's place has a ticket of its own.
-  request.set_ticket(9);
+  // Who takes a worker's place has a join_request_id of its own.
+  request.set_join_request_id(9);
   REQUIRE(job.Join(request)->id().rank() == 0);
-  request.set_ticket(10);
+  request.set_join_request_id(10);
   REQUIRE(job.Join(request)->id().incarnation() == 3);
-  leave.set_ticket(9);
+  leave.set_join_request_id(9);
   CHECK(job.chief.Leave(leave, job.now).ok());
   CHECK(job.view.members_size() == 2);
   CHECK(job.ended == v1::PHASE_UNSPECIFIED);
@@ -157,7 +157,7 @@ TEST_CASE("A join whose answer never arrived is cancelled by its ticket, and nob
 TEST_CASE("A join that is repeated is the same join, also when the repeat comes late") {
   TestJob job("bsp", 1);
   v1::JoinRequest request = job.Request("a");
-  request.set_ticket(7);
+  request.set_join_request_id(7);
   const auto first = job.Join(request);
   REQUIRE(first.ok());
   const uint64_t view = job.view.number();
@@ -173,13 +173,13 @@ TEST_CASE("A join that is repeated is the same join, also when the repeat comes 
 TEST_CASE("A join that is cancelled before it arrives is refused when it does") {
   TestJob job("bsp", 1);
   v1::LeaveRequest leave;
-  leave.set_ticket(7);
+  leave.set_join_request_id(7);
   CHECK(job.chief.Leave(leave, job.now).ok());
   v1::JoinRequest request = job.Request("a");
-  request.set_ticket(7);
+  request.set_join_request_id(7);
   CHECK(absl::IsCancelled(job.Join(request).status()));
   CHECK(job.chief.Status(job.now).workers_size() == 0);
-  request.set_ticket(8);
+  request.set_join_request_id(8);
   CHECK(job.Join(request).ok());
 }
 

@@ -43,7 +43,7 @@ class Job {
       options.num_workers = kWorkers;
       options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
       options.apply_threads = 0;
-      options.built_by_caller = 0;  // All is built by events of their own.
+      options.max_inline_slices = 0;  // All is built by events of their own.
       shards_[shard] = std::make_unique<Shard>(
           options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
       v1::Registration registration;
@@ -237,7 +237,7 @@ class Job {
     if (!added.ok() || worker.pushed[s] < size_.slices) return;  // If not, the shard knows that the job failed.
     shards_[s]->AwaitPush(header, true, now_, now_ + std::chrono::hours(1),
                           [&worker, s](const absl::StatusOr<v1::PushReply>& reply) {
-                            if (reply.ok() && reply->answer() == v1::APPLIED) worker.answers[s] = true;
+                            if (reply.ok() && reply->answer() == v1::ANSWER_APPLIED) worker.answers[s] = true;
                           });
   }
 

@@ -49,8 +49,8 @@ class Interleavings {
     for (const StepSet& set : state.mode->Complete(rank, step)) {
       state.mode->Decided(set);
       for (uint32_t member : set.ranks) {
-        const uint64_t made = state.mode->gathers() ? set.step : step;
-        state.ledger.Record(member, 1, made, v1::APPLIED);
+        const uint64_t made = state.mode->synchronous() ? set.step : step;
+        state.ledger.Record(member, 1, made, v1::ANSWER_APPLIED);
         ++state.counted[{member, made}];
       }
       state.applied.push_back(set);
@@ -164,12 +164,12 @@ TEST_CASE("Modes go by two names, and others are refused") {
 
 TEST_CASE("The ledger tells APPLIED once, then DUPLICATE, and leaves lower steps alone") {
   Ledger ledger;
-  ledger.Record(1, 7, 4, v1::APPLIED);
+  ledger.Record(1, 7, 4, v1::ANSWER_APPLIED);
   CHECK_FALSE(ledger.Seen(1, 5));
   CHECK_FALSE(ledger.Seen(0, 0));
-  CHECK(ledger.Tell(1, 4) == v1::APPLIED);
-  CHECK(ledger.Tell(1, 4) == v1::DUPLICATE);
-  CHECK(ledger.Tell(1, 3) == v1::STALE);
+  CHECK(ledger.Tell(1, 4) == v1::ANSWER_APPLIED);
+  CHECK(ledger.Tell(1, 4) == v1::ANSWER_DUPLICATE);
+  CHECK(ledger.Tell(1, 3) == v1::ANSWER_STALE);
   CHECK(ledger.NextStep(1) == 5);
   CHECK(ledger.Incarnation(1) == 7);
 }

@@ -22,7 +22,7 @@ TEST_CASE("A version that is not finite is not published: the job ends with its 
     const bool both = test.shard.VersionAfter(0).has_value();
     REQUIRE(push(0, 0).ok());
     if (both) REQUIRE(push(1, 0).ok());
-    REQUIRE(test.Answer(0, 0)->answer() == v1::APPLIED);  // The largest number that there is.
+    REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);  // The largest number that there is.
     REQUIRE(push(0, 1).ok());
     if (both) REQUIRE(push(1, 1).ok());
     const absl::Status told = test.Answer(0, 1).status();
@@ -71,7 +71,7 @@ TEST_CASE("bsp: a rank may be done once its last push is here") {
   REQUIRE(test.Add(1, 0, {1, 1, 1, 1}).ok());
   test.NextView(v1::PHASE_RUNNING, [](v1::View* view) { view->mutable_members(1)->set_done(true); });
   REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
-  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Failures(0).empty());
 }
 
@@ -93,7 +93,7 @@ absl::StatusOr<v1::HashSlicesReply> Hashes(TestShard& test, const v1::Identity& 
 TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest") {
   TestShard test("asp");
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
-  REQUIRE(test.Answer(0, 0)->answer() == v1::APPLIED);
+  REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(Hashes(test, {}, 1)->version() == 1);
   CHECK(Hashes(test, TestShard::Id(0), std::nullopt)->version() == 1);
   CHECK(absl::IsDeadlineExceeded(Hashes(test, {}, 2).status()));
@@ -109,7 +109,7 @@ TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest
 TEST_CASE("When the job is finished its weights are still read, by everybody, and nothing is waited for") {
   TestShard test("asp", {.max_versions = 1});
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
-  REQUIRE(test.Answer(0, 0)->answer() == v1::APPLIED);
+  REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(absl::IsFailedPrecondition(test.PullUnnamed(1).status()));
   Reply<VersionPin> far;
   test.shard.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 7, test.now, test.now + std::chrono::hours(1),

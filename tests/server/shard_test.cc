@@ -9,9 +9,9 @@ namespace {
 TEST_CASE("A push is applied once, and sent again it is a DUPLICATE that changes nothing") {
   TestShard test("asp");
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
-  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
-  CHECK(test.Answer(0, 0)->answer() == v1::DUPLICATE);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_DUPLICATE);
   const auto pin = test.Pull(1);
   REQUIRE(pin.ok());
   CHECK(pin->weights()[0] == 0);
@@ -23,8 +23,8 @@ TEST_CASE("bsp makes a version of both workers' means, weighted by samples, in r
   REQUIRE(test.shard.AddSlices(TestShard::Header(1, 0, 3), {TestShard::Slice(0, {0, 4, 0, 0})}, test.now).ok());
   CHECK_FALSE(test.Pull(1).ok());
   REQUIRE(test.shard.AddSlices(TestShard::Header(0, 0, 1), {TestShard::Slice(0, {4, 0, 0, 0})}, test.now).ok());
-  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
-  CHECK(test.Answer(1, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   const auto pin = test.Pull(1);
   REQUIRE(pin.ok());
   CHECK(pin->weights()[0] == 1 - 0.25F * 4);
@@ -35,7 +35,7 @@ TEST_CASE("An empty contribution completes a step without changing the mean") {
   TestShard test("bsp");
   REQUIRE(test.shard.AddSlices(TestShard::Header(1, 0, 0), {}, test.now).ok());
   REQUIRE(test.Add(0, 0, {1, 2, 3, 4}).ok());
-  CHECK(test.Answer(1, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Pull(1)->weights()[3] == 1 - 4);
 }
 
@@ -58,7 +58,7 @@ TEST_CASE("Pushes that cannot be right are refused by what is wrong, and the job
   CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
   REQUIRE(test.Add(0, 0, {0, 0, 0, 0}).ok());
   REQUIRE(test.Add(1, 0, {0, 0, 0, 0}).ok());
-  CHECK(test.Answer(1, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
 }
 
 TEST_CASE("A push that ends with slices missing is refused, and can be sent anew") {
@@ -68,7 +68,7 @@ TEST_CASE("A push that ends with slices missing is refused, and can be sent anew
   CHECK(absl::IsInvalidArgument(answer.status()));
   CHECK(Message(answer.status()).find("only 0 of the 1 slices") != std::string::npos);
   REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
-  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
 }
 
 TEST_CASE("An older incarnation is FENCED, and its half push is dropped") {
@@ -81,7 +81,7 @@ TEST_CASE("An older incarnation is FENCED, and its half push is dropped") {
   test.shard.OnChiefUpdate(update);
   CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
   REQUIRE(test.Add(1, 0, {1, 1, 1, 1}).ok());
-  CHECK(test.Answer(1, 0)->answer() == v1::FENCED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_FENCED);
   CHECK(test.Pull(0)->weights()[0] == 1);
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("An update that waits because all weight buffers are pinned says so, a
   CHECK(Message(early.Wait().status()).find("--max_versions=1") != std::string::npos);
   CHECK(pin->weights()[0] == 1);
   pin = absl::CancelledError("let go");
-  CHECK(test.Answer(0, 0)->answer() == v1::APPLIED);
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Pull(1)->weights()[0] == 0);
 }
 
@@ -172,7 +172,7 @@ TEST_CASE("What was built ahead of a push that turns out wrong is dropped, weigh
     CHECK(test.Pull(step)->weights()[0] == weight);
     REQUIRE(add(0, step, 1, {2, 2}).ok());
     CHECK_FALSE(test.shard.ApplyPosted());  // All of it was built as it came, by whoever brought it.
-    CHECK(test.Answer(0, step)->answer() == v1::APPLIED);
+    CHECK(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
     velocity = 0.5F * velocity + 3;
     weight -= velocity;
     const auto pin = test.Pull(step + 1);

@@ -33,13 +33,13 @@ TimePoint After(absl::Duration time) {
   return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
 }
 
-uint64_t RandomTicket() {
+uint64_t RandomJoinRequestId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
 }
 
 // Two containers may have the same host name and process number.
-std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomTicket() >> 40); }
+std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomJoinRequestId() >> 40); }
 
 void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
   context.set_deadline(std::chrono::system_clock::now() +
@@ -69,7 +69,7 @@ class ClientImpl final : public Client {
   uint32_t num_shards() const override { return context_->plan.num_shards(); }
   const std::string& name() const override { return joined_as_.name(); }
   const std::string& mode() const override { return joined_as_.mode(); }
-  bool gathers() const override { return joined_as_.gathers(); }
+  bool synchronous() const override { return joined_as_.synchronous(); }
   uint64_t start_step() const override { return joined_as_.start_step(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   bool lead() const override { return lead_; }
@@ -156,7 +156,7 @@ class ClientImpl final : public Client {
   absl::Status UntilAnswered(const std::string& what, std::chrono::nanoseconds call_time, TimePoint give_up,
                              const std::stop_token& stop, Call call);
   v1::JoinRequest MakeJoinRequest(const Layout& layout) const;
-  void CancelJoin(uint64_t ticket, const absl::Status& why);
+  void CancelJoin(uint64_t join_request_id, const absl::Status& why);
   // Ends what is under way and what begins later with this error.
   void Fail(const absl::Status& failure);
   void ScheduleHeartbeat();
@@ -248,14 +248,14 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options_.experiment.begin(), options_.experiment.end());
   request.set_host(HostName());
-  request.set_ticket(RandomTicket());
+  request.set_join_request_id(RandomJoinRequestId());
   return request;
 }
 
 // One call. If it does not arrive, the join's deadline and then the lease have the same effect, later.
-void ClientImpl::CancelJoin(uint64_t ticket, const absl::Status& why) {
+void ClientImpl::CancelJoin(uint64_t join_request_id, const absl::Status& why) {
   v1::LeaveRequest request;
-  request.set_ticket(ticket);
+  request.set_join_request_id(join_request_id);
   request.set_reason(Message(why));
   v1::LeaveReply reply;
   grpc::ClientContext context;
@@ -278,7 +278,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   // The chief may have accepted it all the same.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
                           absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
-  if (unanswered) CancelJoin(request.ticket(), joined);
+  if (unanswered) CancelJoin(request.join_request_id(), joined);
   PS_RETURN_IF_ERROR(joined);
   context_->id = joined_as_.id();
   joined_ = true;
@@ -289,7 +289,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     return absl::FailedPreconditionError(problem);
   }
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
-  context_->gathers = joined_as_.gathers();
+  context_->synchronous = joined_as_.synchronous();
   context_->connect_timeout = ToChrono(options_.connect_timeout);
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
@@ -329,7 +329,7 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
     absl::StatusOr<ExchangeResult> pulled = Run(std::move(request), absl::FromChrono(left), nullptr)->Wait();
     const TimePoint now = Now();
     if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
-    if (pulled.ok() && context_->gathers) {
+    if (pulled.ok() && context_->synchronous) {
       // A shard may not have published yet what others have: all weights are to be of one version.
       const uint64_t newest =
           std::max(start_step(), *std::max_element(pulled->versions.begin(), pulled->versions.end()));
@@ -446,7 +446,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
 absl::StatusOr<HashedWeights> ClientImpl::WeightsHash() {
   const HashJob job = {.channels = context_->channels,
                        .slices = context_->plan.slices().size(),
-                       .one_version = context_->gathers,
+                       .one_version = context_->synchronous,
                        .id = context_->id};
   return HashWeights(job, After(options_.connect_timeout), options_.stop);
 }

@@ -172,7 +172,8 @@ absl::Status ShardExchange::NotFinite(size_t tensor) const {
       context_->plan.layout()[tensor].name, " is not finite", push ? "; the learning rate may be too large" : ""));
 }
 
-absl::Status ShardExchange::Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now) {
+absl::Status ShardExchange::ClassifyFailure(ShardState& state, uint32_t shard, const absl::Status& status,
+                                            TimePoint now) {
   const std::string where = absl::StrCat("shard ", shard, " at ", context_->addresses[shard]);
   // The server's own DEADLINE_EXCEEDED comes before the call's.
   const bool heard =
@@ -234,7 +235,7 @@ void ShardExchange::OnCallEnd(uint32_t shard, const absl::Status& ended_with, co
     }
     const TimePoint now = Now();
     state.last_contact = std::max({state.last_contact, reply.written_at, reply.read_at});
-    if (absl::Status judged = Judge(state, shard, status, now); !judged.ok()) return End(judged);
+    if (absl::Status judged = ClassifyFailure(state, shard, status, now); !judged.ok()) return End(judged);
     const auto delay = absl::IsDeadlineExceeded(status) ? std::chrono::nanoseconds(0) : Backoff(state.attempts);
     const bool parked = absl::IsDeadlineExceeded(status) && now < state.call_ends - kDeadlineSlack;
     if (parked || state.attempts % kNoticeEveryAttempts == 1) {
@@ -312,7 +313,8 @@ absl::Status ShardExchange::WaitTensor(size_t tensor) {
 
 absl::StatusOr<ExchangeResult> ShardExchange::Wait() {
   MutexLock lock(end_mutex_);
-  while (!finished_) ended_.Wait(end_mutex_);  // Bounded: Judge ends every call, and gRPC every cancelled one.
+  while (!finished_)
+    ended_.Wait(end_mutex_);  // Bounded: ClassifyFailure ends every call, and gRPC every cancelled one.
   return *result_;
 }
 

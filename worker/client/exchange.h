@@ -19,7 +19,7 @@ struct ExchangeContext {
   v1::Identity id;
   std::vector<std::string> addresses;                    // By shard.
   std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
-  bool gathers = false;  // The mode does: a push is answered with exactly one version, whenever it is asked.
+  bool synchronous = false;  // The mode does: a push is answered with exactly one version, whenever it is asked.
   std::chrono::nanoseconds connect_timeout;
   std::chrono::nanoseconds notice_every;
   std::function<void(const std::string&)> on_notice;
@@ -67,7 +67,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
   // A retry brings the same version, so slices that have arrived are final.
   bool exact() const {
-    return request_.kind == ShardCall::Kind::kPushPull ? context_->gathers : request_.version.has_value();
+    return request_.kind == ShardCall::Kind::kPushPull ? context_->synchronous : request_.version.has_value();
   }
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
@@ -81,7 +81,7 @@ class ShardExchange final : public Exchange, public std::enable_shared_from_this
   // A call has ended, and nothing refers to its memory any more.
   void OnCallGone();
   // The status that ends the exchange, or OK if the call is to be retried.
-  absl::Status Judge(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
+  absl::Status ClassifyFailure(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);

@@ -165,7 +165,7 @@ absl::Status PrintStatus(JobView& view) {
 absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   const absl::StatusOr<v1::StatusReply> status = view.Status();
   if (!status.ok()) return status.status();
-  HashJob job = {.channels = {}, .slices = 0, .one_version = status->gathers(), .id = {}};
+  HashJob job = {.channels = {}, .slices = 0, .one_version = status->synchronous(), .id = {}};
   for (const v1::ShardInfo& info : status->shards()) {
     if (info.address().empty())
       return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));

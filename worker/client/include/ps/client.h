@@ -72,7 +72,7 @@ struct ExchangeResult {
 // The fingerprint of a job's weights.
 struct HashedWeights {
   std::string hash;                // 32 hexadecimal digits; see common/hash.h.
-  std::vector<uint64_t> versions;  // The hashed version of each shard. In a mode that gathers all are the same.
+  std::vector<uint64_t> versions;  // The hashed version of each shard. In a synchronous mode all are the same.
 };
 
 // The hash, and the shards' versions where they differ: "0123… (the shards are at versions 7, 8)".
@@ -90,7 +90,7 @@ class Exchange {
   // For an exchange started with `deferred`: the gradient of this tensor is final and may be sent. Never blocks.
   virtual void TensorReady(size_t tensor) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
-  // layers; tensors arrive in layout order. In a mode that does not gather, a retried pull may bring another version,
+  // layers; tensors arrive in layout order. In an asynchronous mode, a retried pull may bring another version,
   // so there it waits for the whole exchange. Returns the error if the exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the exchange has ended.
@@ -117,7 +117,7 @@ class Client {
   virtual const std::string& name() const = 0;
   virtual const std::string& mode() const = 0;
   // True in a mode where a version is made of one step of all workers, so that version and step advance together.
-  virtual bool gathers() const = 0;
+  virtual bool synchronous() const = 0;
   virtual uint64_t start_step() const = 0;
   // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
   // lost, as "NAME on HOST"; empty if there was none.
@@ -157,7 +157,7 @@ class Client {
   // Leaves the job: normally after Done, else for this reason.
   virtual absl::Status Leave(const std::string& reason = "") = 0;
 
-  // The weights hash of the newest version. In a mode that gathers, all shards are hashed at the same version; while
+  // The weights hash of the newest version. In a synchronous mode, all shards are hashed at the same version; while
   // the job is running this may need retries, for up to connect_timeout. In other modes each shard's own newest version
   // is hashed.
   virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
