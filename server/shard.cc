@@ -21,8 +21,7 @@ Shard::~Shard() {
 // ---- From the chief
 
 void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view());
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}});
@@ -34,23 +33,20 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
 void Shard::SetView(const v1::View& view) {
   const bool reset = view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0;
   if (reset && state_.layout != nullptr && !state_.job.shut_down()) state_.DropLayout();
-  if (state_.layout == nullptr && view.layout().tensors_size() > 0) SetLayout(view.layout());
+  if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
+    const absl::Status set = state_.SetLayout(view.layout(), [this] {
+      MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
+      if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+    });
+    if (!set.ok()) Fail(Message(set));
+  }
   state_.mode->SetMembers(state_.job.member_ranks());
   state_.pushes.DropOrphans(state_.job);
   Report({});
 }
 
-void Shard::SetLayout(const v1::ModelLayout& model) {
-  const absl::Status set = state_.SetLayout(model, [this] {
-    MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
-    if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
-  });
-  if (!set.ok()) Fail(Message(set));
-}
-
 void Shard::SetChiefLost(bool lost) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   state_.job.SetChiefLost(lost);
   AnswerWaits();
 }
@@ -62,8 +58,7 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice->index, " are not finite"));
   }
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   const absl::Status added = state_.AddInitial(id, slices);
   if (added.ok() && state_.parameters->initialised()) Report({});
   return added;
@@ -71,8 +66,7 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
 
 absl::Status Shard::CheckInitialised() const {
   MutexLock lock(mutex_);
-  if (state_.parameters != nullptr) return state_.parameters->CheckInitialised();
-  return absl::InvalidArgumentError(absl::StrCat("initial values: shard ", options_.shard, " does not know the model"));
+  return state_.CheckInitialised();
 }
 
 // ---- Pushes
@@ -82,8 +76,7 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
   const uint32_t rank = header.id().rank();
   Updater::SpeculativeUpdate ready;
   {
-    OutboxDrain drain(outbox_);
-    MutexLock lock(mutex_);
+    const OutboxLock lock(outbox_, mutex_);
     PS_RETURN_IF_ERROR(state_.job.Serving());
     if (!state_.job.IsMember(header.id())) return absl::OkStatus();
     state_.stall.Heard(rank, options_.clock());
@@ -103,14 +96,7 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
 
 void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
-  if (state_.follows_decisions) {
-    v1::ShardReport report;
-    v1::PushDone* done = report.add_complete();
-    done->set_rank(rank);
-    done->set_step(push.step);
-    done->set_samples(push.samples);
-    return Report(std::move(report));
-  }
+  if (state_.follows_decisions) return Report(CompleteReport(push));
   for (const StepSet& set : state_.mode->Complete(rank, push.step)) Decide(set);
 }
 
@@ -123,8 +109,7 @@ void Shard::Decide(const StepSet& set) {
 }
 
 void Shard::OnBuilt(size_t slices) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   state_.updater.OnBuilt(slices);
   Advance();
 }
@@ -143,9 +128,7 @@ void Shard::OnEnded(const Updater::Ended& ended) {
   const Updater::Update& update = *ended.update;
   if (ended.outcome == Updater::Ended::Outcome::kAbandoned) return;
   if (ended.outcome == Updater::Ended::Outcome::kNotFinite) {
-    Fail(absl::StrCat("version ", state_.parameters->version() + 1, ": the weights of tensor ",
-                      state_.layout->tensor(update.not_finite), " are not finite; --learning_rate=",
-                      options_.hyperparameters.learning_rate, " may be too large"));
+    Fail(update.NotFinite(state_.parameters->version() + 1));
     state_.pushes.Release(update.pushes);
   } else {
     for (const auto& push : update.pushes) state_.pushes.Record(*push, v1::ANSWER_APPLIED);
@@ -158,8 +141,7 @@ void Shard::OnEnded(const Updater::Ended& ended) {
 // ---- Waits
 
 void Shard::Await(const void* session, const ShardRequest& request, bool push_ended, AnswerCallback callback) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   const TimePoint now = options_.clock();
   Wait wait = {.session = session,
                .request = request,
@@ -178,8 +160,7 @@ void Shard::Await(const void* session, const ShardRequest& request, bool push_en
 }
 
 void Shard::Gone(const void* session) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   const std::optional<Wait> wait = state_.waiters.Take(session);
   if (wait.has_value()) Deliver(*wait, absl::CancelledError("the caller disconnected"));
 }
@@ -212,22 +193,19 @@ void Shard::Report(v1::ShardReport report) {
 }
 
 void Shard::ReportFailure(const std::string& reason) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   Fail(reason);
 }
 
 void Shard::Tick(TimePoint now) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   if (state_.stall.Update(state_.Situation(now), now)) Report({});
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
   for (const Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
 }
 
 void Shard::Shutdown(const absl::Status& status) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+  const OutboxLock lock(outbox_, mutex_);
   state_.job.Shutdown(status);
   AnswerWaits();
 }
@@ -247,11 +225,6 @@ v1::ShardStatusReply Shard::Status(TimePoint now) const {
   v1::ShardStatusReply status;
   state_.Fill(&status, now);
   return status;
-}
-
-std::shared_ptr<const ShardLayout> Shard::layout() const {
-  MutexLock lock(mutex_);
-  return state_.layout;
 }
 
 bool Shard::IsMember(const v1::Identity& id) const {

@@ -1,10 +1,5 @@
-// One shard: what a server holds of a model. It keeps the lock and the time, and feeds every event to its rooms.
-//
-// clang-format off
-//   AddSlices ─▶ PushTable ──(complete: Mode's or the chief's decision)──▶ Updater ─▶ Parameters ─(published)─▶ Waiters
-//                    └───────(all contributions to a slice are here)─────────▶│           ▲                       ▲
-//   Await ────────────────────────────────────────────────────────────────────────────────┴───────────────────────┘
-// clang-format on
+// One shard: what a server holds of a model. It keeps the lock and the time, and feeds every event to its rooms, which
+// ShardState composes; README.md in this folder draws them.
 //
 // Thread-safe. No call waits for another thread or process, but for StopApplying; AddSlices builds a few slices of the
 // next version on its caller's thread (max_inline_slices). Callbacks and reports are made without the lock, in order,
@@ -91,12 +86,9 @@ class Shard {
   void StopApplying();
 
   v1::ShardStatusReply Status(TimePoint now) const;
-  // This shard's part of the model; null before it is known.
-  std::shared_ptr<const ShardLayout> layout() const;
 
  private:
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetLayout(const v1::ModelLayout& model) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every event: does what has become possible, and answers whom it concerns.

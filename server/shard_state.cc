@@ -63,6 +63,11 @@ absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<Re
   return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
 }
 
+absl::Status ShardState::CheckInitialised() const {
+  if (parameters != nullptr) return parameters->CheckInitialised();
+  return absl::InvalidArgumentError(absl::StrCat("initial values: shard ", options.shard, " does not know the model"));
+}
+
 absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
                                                       std::vector<ReceivedSlice> slices,
                                                       const ReceivedSlice* not_finite) {
@@ -238,6 +243,15 @@ void ShardState::Fill(v1::ShardStatusReply* status, TimePoint now) const {
   status->set_stale(pushes.told(v1::ANSWER_STALE));
   status->set_fenced(pushes.told(v1::ANSWER_FENCED));
   if (!waiters.empty() || updater.blocked_since().has_value()) status->set_waiting_for(WaitingFor(now));
+}
+
+v1::ShardReport CompleteReport(const Push& push) {
+  v1::ShardReport report;
+  v1::PushDone* done = report.add_complete();
+  done->set_rank(push.rank);
+  done->set_step(push.step);
+  done->set_samples(push.samples);
+  return report;
 }
 
 }  // namespace ps

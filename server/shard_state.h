@@ -49,6 +49,7 @@ struct ShardState {
   void DropLayout();
   // As Shard::AddInitialSlices, of finite values.
   absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  absl::Status CheckInitialised() const;
   // As PushTable::Add, of a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
                                             std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
@@ -89,5 +90,8 @@ struct ShardState {
   // Of ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };
+
+// Tells the chief that the push is complete here.
+v1::ShardReport CompleteReport(const Push& push);
 
 }  // namespace ps

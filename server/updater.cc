@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
 #include "common/check.h"
 
 namespace ps {
@@ -138,6 +139,11 @@ void Updater::Update::BuildSlice(size_t local) const {
   size_t first = not_finite;
   while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
+}
+
+std::string Updater::Update::NotFinite(uint64_t version) const {
+  return absl::StrCat("version ", version, ": the weights of tensor ", layout->tensor(not_finite),
+                      " are not finite; --learning_rate=", hyperparameters.learning_rate, " may be too large");
 }
 
 nlohmann::ordered_json Updater::Update::Fields(uint64_t version, TimePoint now) const {

@@ -52,6 +52,8 @@ class Updater {
 
     // Builds these slices' new weights and state. Thread-safe for slices that differ.
     void Build(const std::vector<size_t>& slices) const;
+    // Why it is not published as this version: which tensor's weights are not finite.
+    std::string NotFinite(uint64_t version) const;
     // For the `apply` event: what it was made of, and the version that it became.
     nlohmann::ordered_json Fields(uint64_t version, TimePoint now) const;
 

@@ -155,7 +155,7 @@ TEST_CASE("A job that is reset before it runs takes another layout and other ini
     view->clear_members();
     view->clear_layout();
   });
-  CHECK(test.shard.layout() == nullptr);
+  CHECK(test.shard.Status(test.now).slices() == 0);
   {
     MutexLock lock(test.reports_mutex);
     CHECK(test.reports[test.reports.size() - 2].initialised());
