@@ -111,7 +111,7 @@ absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_
   return incomplete;
 }
 
-void PushTable::DropOrphans(const JobState& job) {
+void PushTable::DropOrphans(const JobView& job) {
   std::vector<uint32_t> orphans;
   for (const auto& [rank, push] : assembling_) {
     if (!job.Owns(rank, push->incarnation)) orphans.push_back(rank);

@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "common/payload.h"
 #include "ps/v1/ps.pb.h"
-#include "server/job_state.h"
+#include "server/job_view.h"
 #include "server/ledger.h"
 #include "server/modes/mode.h"
 #include "server/shard_layout.h"
@@ -68,7 +68,7 @@ class PushTable {
   // missing and nobody else has brought any since.
   absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
   // Drops the assembling pushes of ranks that the incarnation does not own any more.
-  void DropOrphans(const JobState& job);
+  void DropOrphans(const JobView& job);
   // Whether a push was dropped since this was last asked: what was built of it is then to be abandoned.
   bool TakeDropped() { return std::exchange(dropped_, false); }
 

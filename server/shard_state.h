@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "server/job_state.h"
+#include "server/job_view.h"
 #include "server/modes/mode.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
@@ -28,7 +28,7 @@ struct ShardState {
   const std::unique_ptr<Optimizer> optimizer;
   const std::unique_ptr<Mode> mode;
   const bool follows_decisions;  // The chief names the sets that make a version.
-  JobState job;
+  JobView job;
   PushTable pushes;
   Updater updater;
   Waiters waiters;

@@ -140,7 +140,7 @@ class Scenario {
 
   const std::unique_ptr<Mode> mode_;
   PushTable table_;
-  JobState job_ = JobState("default", 0);
+  JobView job_ = JobView("default", 0);
   std::map<uint32_t, uint64_t> owners_ = {{0, 1}, {1, 1}};
   uint64_t view_ = 0;
   uint64_t newest_ = 0;

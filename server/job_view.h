@@ -13,9 +13,9 @@
 
 namespace ps {
 
-class JobState {
+class JobView {
  public:
-  JobState(std::string job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
+  JobView(std::string job, uint32_t shard) : job_(std::move(job)), shard_(shard) {}
 
   // ---- Events
 

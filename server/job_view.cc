@@ -1,11 +1,11 @@
-#include "server/job_state.h"
+#include "server/job_view.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
 
-bool JobState::Accept(const v1::View& view) {
+bool JobView::Accept(const v1::View& view) {
   if (view.number() <= view_.number()) return false;
   view_ = view;
   members_.clear();
@@ -17,22 +17,22 @@ bool JobState::Accept(const v1::View& view) {
   return true;
 }
 
-bool JobState::Fail(const std::string& reason) {
+bool JobView::Fail(const std::string& reason) {
   if (!failure_.empty()) return false;
   failure_ = reason;
   return true;
 }
 
-void JobState::Shutdown(const absl::Status& status) {
+void JobView::Shutdown(const absl::Status& status) {
   if (shutdown_.ok()) shutdown_ = status;
 }
 
-absl::Status JobState::Failed() const {
+absl::Status JobView::Failed() const {
   if (view_.phase() == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + view_.failure());
   return failure_.empty() ? absl::OkStatus() : absl::AbortedError("the job failed: " + failure_);
 }
 
-absl::Status JobState::Serving() const {
+absl::Status JobView::Serving() const {
   if (!shutdown_.ok()) return shutdown_;
   PS_RETURN_IF_ERROR(Failed());
   if (finished()) return absl::FailedPreconditionError("the job is finished");
@@ -42,39 +42,39 @@ absl::Status JobState::Serving() const {
   return absl::OkStatus();
 }
 
-absl::Status JobState::ServingReads(bool member, bool readable) const {
+absl::Status JobView::ServingReads(bool member, bool readable) const {
   if (!shutdown_.ok()) return shutdown_;
   if (finished()) return absl::OkStatus();
   if (const absl::Status failed = Failed(); !failed.ok()) return member || !readable ? failed : absl::OkStatus();
   return Serving();
 }
 
-bool JobState::IsMember(const v1::Identity& id) const {
+bool JobView::IsMember(const v1::Identity& id) const {
   return id.job() == job_ && id.generation() == view_.generation() && Owns(id.rank(), id.incarnation());
 }
 
-bool JobState::Owns(uint32_t rank, uint64_t incarnation) const {
+bool JobView::Owns(uint32_t rank, uint64_t incarnation) const {
   const auto member = members_.find(rank);
   return member != members_.end() && member->second.incarnation() == incarnation;
 }
 
-bool JobState::IsInitialiser(const v1::Identity& id) const {
+bool JobView::IsInitialiser(const v1::Identity& id) const {
   return IsMember(id) && members_.at(id.rank()).initialiser();
 }
 
-std::set<uint32_t> JobState::done_ranks() const {
+std::set<uint32_t> JobView::done_ranks() const {
   std::set<uint32_t> ranks;
   for (const auto& [rank, name] : done_) ranks.insert(rank);
   return ranks;
 }
 
-std::set<uint32_t> JobState::member_ranks() const {
+std::set<uint32_t> JobView::member_ranks() const {
   std::set<uint32_t> ranks;
   for (const auto& [rank, member] : members_) ranks.insert(rank);
   return ranks;
 }
 
-std::map<uint32_t, uint64_t> JobState::MemberIncarnations() const {
+std::map<uint32_t, uint64_t> JobView::MemberIncarnations() const {
   std::map<uint32_t, uint64_t> incarnations;
   for (const auto& [rank, member] : members_) incarnations[rank] = member.incarnation();
   return incarnations;
