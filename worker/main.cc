@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_format.h"
+#include "common/grpc_log.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "worker/flags.h"
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   }
   KeepFreedMemory();
   InitLogging("ps_worker");
+  RouteGrpcLog();
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {
     spdlog::info("{}: leaving the job", signal);
