@@ -1,5 +1,6 @@
 // The real programs: what they print, and how they end.
 #include "tests/integration/process.h"
+
 #include <grpcpp/version_info.h>
 
 namespace ps {
