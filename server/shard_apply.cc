@@ -9,11 +9,11 @@
 
 namespace ps {
 void Shard::Decide(const StepSet& set) {
-  if (synchronous_ && set.step < mode_->step()) return;  // A repeat.
+  if (mode_->WasDecided(set)) return;  // A repeat.
   std::vector<std::shared_ptr<Push>> pushes;
   for (uint32_t rank : set.ranks) {
     auto node = ready_.extract(rank);
-    if (node.empty() || (synchronous_ && node.mapped()->step != set.step)) {
+    if (node.empty() || node.mapped()->step != set.step) {
       return FailJob(absl::StrCat("step ", set.step, ": the push of rank ", rank,
                                   " belongs to it but is missing on shard ", options_.shard));
     }

@@ -101,7 +101,9 @@ absl::StatusOr<std::shared_ptr<Shard::Push>> Shard::FindOrBeginPush(const v1::Pu
   // A new owner of the rank starts where its join said, which may be further on.
   const bool first = ledger_.Incarnation(rank) != header.id().incarnation();
   const uint64_t expected = first ? std::max(ledger_.NextStep(rank), header.step()) : ledger_.NextStep(rank);
-  PS_RETURN_IF_ERROR(mode_->Admit(rank, header.step(), expected));
+  const Admission admission = mode_->Admit(
+      {.rank = rank, .step = header.step(), .version = header.version(), .samples = header.samples()}, expected);
+  PS_RETURN_IF_ERROR(admission.why);
   if (ready_.contains(rank)) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, ": step ", ready_[rank]->step, " of this rank is still in progress"));
