@@ -74,7 +74,9 @@ void Shard::SetLayout(const v1::ModelLayout& layout) {
   for (size_t local = 0; local < mine.size(); ++local) local_index_[mine[local]] = static_cast<int32_t>(local);
   initial_slices_.assign(mine.size(), false);
   const auto elements = static_cast<size_t>(plan_->shard_buffer_elements(options_.shard));
-  for (int k = 0; k < optimizer_->state_tensors(); ++k) state_.emplace_back(elements);
+  for (int k = 0; k < optimizer_->state_tensors(); ++k) {
+    state_.emplace_back(elements, optimizer_->InitialState(k, options_.hyperparameters));
+  }
   store_ = std::make_unique<VersionStore>(elements, options_.max_versions, [this] {
     MutexLock lock(mutex_);
     StartBuild();  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.

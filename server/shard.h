@@ -31,13 +31,13 @@
 #include "common/clock.h"
 #include "common/codec.h"
 #include "common/metrics.h"
+#include "common/optimizers/optimizer.h"
 #include "common/outbox.h"
 #include "common/slices.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "server/ledger.h"
 #include "server/modes/mode.h"
-#include "server/optimizers/optimizer.h"
 #include "server/reduce.h"
 #include "server/store.h"
 #include "server/thread_pool.h"
@@ -160,6 +160,7 @@ class Shard {
     VersionStore::Update weights;
     const float* state[kMaxStateTensors] = {};
     float* new_state[kMaxStateTensors] = {};
+    UpdateContext context;
     bool eager = false;  // Begun before the set was decided on, in second buffers.
     // Under the shard's lock.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet. Eager builds only.

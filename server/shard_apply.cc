@@ -73,6 +73,7 @@ void Shard::PostSlices(std::vector<size_t> slices) {
 }
 
 void Shard::UseState(Build& build) {
+  build.context = {.update = store_->version() + 1, .hyperparameters = options_.hyperparameters};
   while (build.eager && next_state_.size() < state_.size()) next_state_.emplace_back(state_[0].size());
   for (size_t k = 0; k < state_.size(); ++k) {
     build.state[k] = state_[k].data();
@@ -147,7 +148,7 @@ void Shard::BuildSlice(const Build& build, size_t local) const {
     slice.state[k] = build.state[k] + info.shard_offset;
     slice.new_state[k] = build.new_state[k] + info.shard_offset;
   }
-  if (ReduceAndApply(terms, slice, *optimizer_, options_.hyperparameters, isa_)) return;
+  if (ReduceAndApply(terms, slice, *optimizer_, build.context, isa_)) return;
   size_t first = build.not_finite;
   while (local < first && !build.not_finite.compare_exchange_weak(first, local)) {
   }

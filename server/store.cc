@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdlib>
-#include <cstring>
 #include <list>
 #include <new>
 #include <set>
@@ -12,12 +11,12 @@
 
 namespace ps {
 
-FloatBuffer::FloatBuffer(size_t elements) : size_(elements) {
+FloatBuffer::FloatBuffer(size_t elements, float value) : size_(elements) {
   const size_t bytes = (elements * sizeof(float) + 63) / 64 * 64;
   void* memory = std::aligned_alloc(64, bytes == 0 ? 64 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
-  std::memset(memory, 0, bytes);
   data_.reset(static_cast<float*>(memory));
+  std::fill_n(data_.get(), elements, value);
 }
 
 void FloatBuffer::Free::operator()(float* data) const { std::free(data); }

@@ -29,10 +29,10 @@
 
 namespace ps {
 
-// Zeroed, 64-byte aligned floats.
+// 64-byte aligned floats, each of which is `value` at first.
 class FloatBuffer {
  public:
-  explicit FloatBuffer(size_t elements);
+  explicit FloatBuffer(size_t elements, float value = 0);
   float* data() { return data_.get(); }
   const float* data() const { return data_.get(); }
   size_t size() const { return size_; }
