@@ -4,6 +4,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
+#include "common/optimizers/optimizer.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(
