@@ -21,8 +21,8 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "common/optimizers/optimizer.h"
 #include "server/float_buffer.h"
-#include "server/optimizers/optimizer.h"
 #include "server/readers.h"
 #include "server/shard_layout.h"
 

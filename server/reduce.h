@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
+#include "common/optimizers/optimizer.h"
 #include "common/payload.h"
-#include "server/optimizers/optimizer.h"
 
 namespace ps {
 
@@ -19,7 +19,7 @@ struct GradientTerm {
 // g = Σ cᵣ·gᵣ in the order of `terms`, in float32, then the optimizer. Every gradient holds 4·slice.elements bytes;
 // slice.gradient is not read. Without terms, the gradient is zero. Returns whether all new weights are finite.
 bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    const Hyperparameters& hyperparameters, Isa isa);
+                    const UpdateContext& context, Isa isa);
 
 // The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
 float Coefficient(uint64_t samples, uint64_t total);

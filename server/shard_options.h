@@ -6,7 +6,7 @@
 #include <string>
 
 #include "common/clock.h"
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/optimizer.h"
 
 namespace ps {
 

@@ -29,9 +29,11 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
 
 absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
   layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
-  parameters =
-      std::make_unique<Parameters>(layout, std::vector<float>(static_cast<size_t>(optimizer->state_tensors()), 0.0F),
-                                   options.max_versions, std::move(on_release));
+  std::vector<float> state;
+  for (int k = 0; k < optimizer->state_tensors(); ++k) {
+    state.push_back(optimizer->InitialState(k, options.hyperparameters));
+  }
+  parameters = std::make_unique<Parameters>(layout, std::move(state), options.max_versions, std::move(on_release));
   updater.SetParameters(parameters.get(), layout);
   const uint64_t limit =
       options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();

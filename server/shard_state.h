@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/optimizers/optimizer.h"
 #include "server/job_view.h"
 #include "server/modes/mode.h"
 #include "server/parameters.h"

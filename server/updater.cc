@@ -27,7 +27,6 @@ std::shared_ptr<Updater::Update> Updater::Make(Pushes pushes) const {
   auto update = std::make_shared<Update>();
   update->layout = layout_;
   update->optimizer = &optimizer_;
-  update->hyperparameters = hyperparameters_;
   update->pushes = std::move(pushes);
   uint64_t total = 0;
   for (const auto& push : update->pushes) total += push->samples;
@@ -52,6 +51,7 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
 void Updater::StartNext(TimePoint now) {
   if (current_ != nullptr || committed_.empty()) return;
   Update& next = *committed_.front();
+  next.context = {.update = parameters_->version() + 1, .hyperparameters = hyperparameters_};
   if (!parameters_->BeginUpdate(&next.memory)) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
     return;
@@ -78,6 +78,7 @@ void Updater::Post(std::vector<size_t> slices) {
 Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
   std::shared_ptr<Update> update = Make(std::move(pushes));
+  update->context = {.update = parameters_->version() + 1, .hyperparameters = hyperparameters_};
   if (!parameters_->BeginSpeculativeUpdate(&update->memory)) return {};
   current_ = std::move(update);
   current_->state = State::kSpeculative;
@@ -135,7 +136,7 @@ void Updater::Update::BuildSlice(size_t local) const {
     slice.state[k] = memory.state[k] + info.shard_offset;
     slice.new_state[k] = memory.new_state[k] + info.shard_offset;
   }
-  if (ReduceAndApply(terms, slice, *optimizer, hyperparameters, isa)) return;
+  if (ReduceAndApply(terms, slice, *optimizer, context, isa)) return;
   size_t first = not_finite;
   while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
@@ -143,7 +144,7 @@ void Updater::Update::BuildSlice(size_t local) const {
 
 std::string Updater::Update::NotFinite(uint64_t version) const {
   return absl::StrCat("version ", version, ": the weights of tensor ", layout->tensor(not_finite),
-                      " are not finite; --learning_rate=", hyperparameters.learning_rate, " may be too large");
+                      " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
 }
 
 nlohmann::ordered_json Updater::Update::Fields(uint64_t version, TimePoint now) const {

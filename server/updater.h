@@ -21,6 +21,7 @@
 
 #include <nlohmann/json.hpp>
 #include "common/clock.h"
+#include "common/optimizers/optimizer.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
 #include "server/reduce.h"
@@ -36,7 +37,7 @@ class Updater {
 
     std::shared_ptr<const ShardLayout> layout;
     const Optimizer* optimizer = nullptr;
-    Hyperparameters hyperparameters;
+    UpdateContext context;
     Pushes pushes;                    // Ascending by rank.
     std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
     Parameters::Update memory;
