@@ -3,16 +3,16 @@
 #include <algorithm>
 
 #include "common/endpoint.h"
-#include "server/exchange_call.h"
+#include "server/grpc_data_call.h"
 
 namespace ps {
 
-ExchangeService::ExchangeService(Shard& shard, CallRouter& router, const ExchangeLimits& limits)
+ExchangeService::ExchangeService(Shard& shard, CallRouter& router, const WaitLimits& limits)
     : shard_(shard), router_(router), limits_(limits) {
   for (const char* name : {"Init", "Push", "Pull", "PushPull", "HashSlices"}) {
     const std::string path = std::string("/ps.v1.Shard/") + name;
-    router_.Handle(path, [this, method = *ParseExchangeMethod(path)](const auto& context) {
-      return CallRouter::Begun(std::make_shared<ExchangeCall>(shard_, router_.watch(), limits_, context, method));
+    router_.Handle(path, [this, method = *ParseDataMethod(path)](const auto& context) {
+      return CallRouter::Begun(std::make_shared<GrpcDataCall>(shard_, router_.watch(), limits_, context, method));
     });
   }
 }

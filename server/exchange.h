@@ -1,23 +1,18 @@
 // The data calls of service Shard (Init, Push, Pull, PushPull, HashSlices), on raw bytes: payloads are neither copied
-// nor parsed by generated code, and a request's size is looked at before it is parsed. One reactor (ExchangeCall)
+// nor parsed by generated code, and a request's size is looked at before it is parsed. One reactor (GrpcDataCall)
 // serves all five.
 #pragma once
 
 #include "server/call_router.h"
+#include "server/push_pull_session.h"
 #include "server/shard.h"
 
 namespace ps {
 
-struct ExchangeLimits {
-  // How long a call may be parked where it names no time of its own, and the most that it may name.
-  std::chrono::nanoseconds wait_default = std::chrono::seconds(30);
-  std::chrono::nanoseconds wait_max = std::chrono::minutes(5);
-};
-
 class ExchangeService {
  public:
   // Takes its calls from the router. All outlive the gRPC server.
-  ExchangeService(Shard& shard, CallRouter& router, const ExchangeLimits& limits);
+  ExchangeService(Shard& shard, CallRouter& router, const WaitLimits& limits);
 
   // Cancels calls that do not move on.
   void Tick(TimePoint now) {
@@ -30,7 +25,7 @@ class ExchangeService {
  private:
   Shard& shard_;
   CallRouter& router_;
-  const ExchangeLimits limits_;
+  const WaitLimits limits_;
 };
 
 }  // namespace ps
