@@ -10,11 +10,12 @@
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
 #include "common/sync.h"
+#include "server/call_router.h"
 #include "server/chief.h"
 #include "server/exchange.h"
 #include "server/follower.h"
+#include "server/health_service.h"
 #include "server/options.h"
-#include "server/services.h"
 #include "server/shard.h"
 #include "server/unix_lock.h"
 
@@ -66,9 +67,9 @@ class Server {
   std::unique_ptr<Chief> chief_;         // On server 0.
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<Follower> follower_;  // On the others.
-  std::unique_ptr<ChiefService> chief_service_;
+  std::unique_ptr<CallRouter> router_;
+  std::unique_ptr<HealthService> health_;
   std::unique_ptr<ExchangeService> exchange_service_;
-  std::unique_ptr<ShardService> shard_service_;
   std::unique_ptr<grpc::Server> grpc_;
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;

@@ -12,8 +12,8 @@
 #include "common/layout_proto.h"
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "server/control_service.h"
 #include "server/exchange.h"
-#include "server/services.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -59,16 +59,15 @@ class LoneServer {
               waiting_for = report.waiting_for();
             },
             metrics.get()),
-        exchange(shard, {.calls = limits}),
-        service(exchange) {
+        router(limits),
+        exchange(shard, router, {}) {
     NextView(v1::PHASE_GATHERING);
     REQUIRE(shard.AddInitialSlices(Id(), Gradient()).ok());
     NextView(v1::PHASE_RUNNING);
     grpc::ServerBuilder builder;
     SetServerArguments(builder, std::chrono::seconds(10));
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&service);
-    builder.RegisterCallbackGenericService(&exchange);
+    builder.RegisterCallbackGenericService(&router);
     server = builder.BuildAndStart();
     REQUIRE(server != nullptr);
   }
@@ -141,8 +140,8 @@ class LoneServer {
   uint64_t views = 0;
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
+  CallRouter router;
   ExchangeService exchange;
-  ShardService service;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };
