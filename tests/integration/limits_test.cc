@@ -6,6 +6,7 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/layout_proto.h"
@@ -99,7 +100,7 @@ class LoneServer {
   }
 
   // The worker's next push, which makes version `step` + 1. Whether it is there within a short time.
-  void Push(uint64_t step) { REQUIRE(shard.AddSlices(Header(step), Gradient(), Now()).ok()); }
+  void Push(uint64_t step) { REQUIRE(shard.AddSlices(nullptr, Header(step), Gradient()).ok()); }
   bool IsAt(uint64_t version) {
     return Eventually([&] { return Status().version() == version; });
   }
