@@ -13,7 +13,7 @@
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "server/control_service.h"
-#include "server/exchange.h"
+#include "server/grpc_data_service.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -141,7 +141,7 @@ class LoneServer {
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
   CallRouter router;
-  ExchangeService exchange;
+  GrpcDataService exchange;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };
