@@ -271,12 +271,7 @@ void RetryingExchange::End(const absl::Status& status) {
     if (state.call != nullptr) state.call->Cancel();
   }
   changed_.NotifyAll();
-  absl::StatusOr<ExchangeResult> result = status;
-  if (status.ok()) {
-    std::vector<ShardReply> replies;
-    for (const ShardState& state : shards_) replies.push_back(*state.reply);
-    result = CombineReplies(request_.kind, replies, all_ready_at_, timer_.now());
-  }
+  absl::StatusOr<ExchangeResult> result = status.ok() ? absl::StatusOr<ExchangeResult>(MakeResult()) : status;
   MutexLock lock(end_mutex_);
   result_ = std::move(result);
   MaybeFinish();
@@ -333,6 +328,12 @@ absl::StatusOr<ExchangeResult> RetryingExchange::Wait() {
   // Bounded: ClassifyFailure ends every series of attempts, and a link every call.
   while (!finished_) ended_.Wait(end_mutex_);
   return *result_;
+}
+
+ExchangeResult RetryingExchange::MakeResult() const {
+  std::vector<ShardReply> replies;
+  for (const ShardState& state : shards_) replies.push_back(*state.reply);
+  return CombineReplies(request_.kind, replies, all_ready_at_, timer_.now());
 }
 
 }  // namespace ps

@@ -88,6 +88,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // The error of an exchange that a failed call ends.
   absl::Status EndStatus(uint32_t shard, const RetryDecision& decision, const absl::Status& status) const;
 
+  ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HoldMemory();
   void ReleaseMemory();
