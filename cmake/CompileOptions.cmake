@@ -14,6 +14,11 @@ endif()
 if(PS_WARNINGS_AS_ERRORS)
   target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
 endif()
+if(CMAKE_UNITY_BUILD)
+  # These two take what one source keeps to itself for the next source's business.
+  target_compile_options(ps_compile_options INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wno-shadow $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>>)
+endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   target_compile_options(ps_compile_options INTERFACE
     $<$<COMPILE_LANGUAGE:CXX>:-Wthread-safety -Werror=thread-safety>)

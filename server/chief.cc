@@ -47,7 +47,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
       membership_(options.num_workers, options.lease),
       shards_(options.num_shards),
       mode_(*MakeMode(options.mode, options.num_workers)) {
-  leads_steps_ = mode_->synchronous() && options.num_shards > 1;
+  leads_steps_ = mode_->coordinated() && options.num_shards > 1;
 }
 
 absl::Status Chief::Serving() const {
@@ -102,8 +102,7 @@ absl::Status Chief::CheckSameJob(const v1::JoinRequest& request) const {
 uint64_t Chief::StartStep() const {
   uint64_t highest = 0;
   for (const ShardState& shard : shards_) highest = std::max(highest, shard.highest_step);
-  if (!mode_->synchronous()) return mode_->StartStep(highest);
-  return leads_steps_ ? mode_->StartStep(highest) : shards_[0].applied_version;
+  return mode_->StartStep(highest, shards_[0].applied_version);
 }
 
 uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {

@@ -88,7 +88,7 @@ void Chief::RemoveMember(const Member& member) {
 
 void Chief::LoseMember(const Member& member, const std::string& why) {
   spdlog::warn("{} {}", member.ToString(), why);
-  const bool needed = phase_ == v1::PHASE_RUNNING && !member.done && mode_->synchronous();
+  const bool needed = phase_ == v1::PHASE_RUNNING && !member.done && mode_->OnLoss(member.rank) == LossAction::kFail;
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
   if (needed) {

@@ -12,14 +12,14 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMaxTextBytes = 512;  // Of an address or setting from the wire.
+constexpr size_t kMaxSettingBytes = 512;  // Of an address or setting from the wire.
 
 absl::Status CheckRegistrationTexts(const v1::Registration& registration) {
-  PS_RETURN_IF_ERROR(CheckText("--job", registration.job(), kMaxTextBytes));
-  PS_RETURN_IF_ERROR(CheckText("--advertise", registration.address(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("--job", registration.job(), kMaxSettingBytes));
+  PS_RETURN_IF_ERROR(CheckText("--advertise", registration.address(), kMaxSettingBytes));
   for (const auto& [flag, value] : registration.settings()) {
-    PS_RETURN_IF_ERROR(CheckText("the name of a setting", flag, kMaxTextBytes));
-    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
+    PS_RETURN_IF_ERROR(CheckText("the name of a setting", flag, kMaxSettingBytes));
+    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxSettingBytes));
   }
   return absl::OkStatus();
 }

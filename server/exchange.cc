@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
-#include "server/exchange_call.h"
+#include "server/grpc_data_call.h"
 
 namespace ps {
 namespace {
@@ -20,14 +20,14 @@ class Refused final : public grpc::ServerGenericBidiReactor {
 }  // namespace
 
 grpc::ServerGenericBidiReactor* ExchangeService::CreateReactor(grpc::GenericCallbackServerContext* context) {
-  const std::optional<ExchangeMethod> method = ParseExchangeMethod(context->method());
+  const std::optional<DataMethod> method = ParseDataMethod(context->method());
   if (context->method().rfind("/ps.v1.Chief/", 0) == 0) {
     return new Refused(absl::UnimplementedError("this server is not the chief; name the address of server 0"));
   }
   if (!method.has_value()) {
     return new Refused(absl::UnimplementedError(absl::StrCat("unknown method ", context->method())));
   }
-  auto call = std::make_shared<ExchangeCall>(shard_, watch_, limits_, *context, *method);
+  auto call = std::make_shared<GrpcDataCall>(shard_, watch_, limits_.waits, *context, *method);
   if (const absl::Status begun = call->Begin(); !begun.ok()) return new Refused(begun);
   return call.get();
 }

@@ -1,18 +1,17 @@
 // The data calls of service Shard (Init, Push, Pull, PushPull, HashSlices), on raw bytes: payloads are neither copied
 // nor parsed by generated code, and a request's size is looked at before it is parsed. A generic service takes them, so
-// one reactor (ExchangeCall) serves all five.
+// one reactor (GrpcDataCall) serves all five.
 #pragma once
 
 #include <grpcpp/generic/async_generic_service.h>
 #include "server/call_watch.h"
+#include "server/push_pull_session.h"
 #include "server/shard.h"
 
 namespace ps {
 
 struct ExchangeLimits {
-  // How long a call may be parked where it names no time of its own, and the most that it may name.
-  std::chrono::nanoseconds wait_default = std::chrono::seconds(30);
-  std::chrono::nanoseconds wait_max = std::chrono::minutes(5);
+  WaitLimits waits;
   CallLimits calls;
 };
 

@@ -1,7 +1,10 @@
 #include "server/flags.h"
 
+#include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
+#include "common/optimizers/optimizer.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(
@@ -13,10 +16,13 @@ ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the s
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
 ABSL_FLAG(std::string, mode, "bsp",
           "bsp (synchronous): one version per step of all workers; asp (asynchronous): one version per push");
-ABSL_FLAG(std::string, optimizer, "sgd", "sgd or momentum");
-ABSL_FLAG(float, learning_rate, 0.1F, "learning rate");
-ABSL_FLAG(float, momentum, 0.9F, "momentum, for --optimizer=momentum");
-ABSL_FLAG(float, weight_decay, 0.0F, "weight decay (L2), added to the gradient");
+ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
+// Every row of HyperparameterTable().
+ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
+          ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
+ABSL_FLAG(float, momentum, ps::Hyperparameters().momentum, ps::InfoOf(&ps::Hyperparameters::momentum).Help());
+ABSL_FLAG(float, weight_decay, ps::Hyperparameters().weight_decay,
+          ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
 ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
 ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
@@ -49,9 +55,9 @@ ServerOptions ServerOptionsFromFlags() {
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
   options.mode = absl::GetFlag(FLAGS_mode);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
-  options.hyperparameters = {.learning_rate = absl::GetFlag(FLAGS_learning_rate),
-                             .momentum = absl::GetFlag(FLAGS_momentum),
-                             .weight_decay = absl::GetFlag(FLAGS_weight_decay)};
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();
+  }
   options.shard = absl::GetFlag(FLAGS_shard);
   options.num_shards = absl::GetFlag(FLAGS_num_shards);
   options.chief = absl::GetFlag(FLAGS_chief);
@@ -70,8 +76,13 @@ ServerOptions ServerOptionsFromFlags() {
 
 absl::Status CheckServerFlags(const CommandLine& line) {
   const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
-  return CheckIdleFlags(
-      line, {{"momentum", optimizer != "momentum", absl::StrCat("--optimizer=", optimizer, " has no momentum")}});
+  std::vector<IdleFlag> flags;
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    flags.push_back({.flag = each.flag,
+                     .idle = !each.UsedBy(optimizer),
+                     .why = absl::StrCat("--optimizer=", optimizer, " has no ", each.flag)});
+  }
+  return CheckIdleFlags(line, flags);
 }
 
 nlohmann::ordered_json ServerFlagValues() { return FlagValues("server/flags.cc"); }

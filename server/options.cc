@@ -1,11 +1,12 @@
 #include "server/options.h"
 
 #include <charconv>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
+#include "common/optimizers/optimizer.h"
 #include "common/problems.h"
+#include "common/status.h"
 #include "common/text.h"
 #include "server/modes/mode.h"
 
@@ -55,13 +56,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                               " (--num_shards=", options.num_shards, ")"));
   problems.Check(MakeMode(options.mode, 1).status());
   problems.Check(MakeOptimizer(options.optimizer).status());
-  const Hyperparameters& hyper = options.hyperparameters;
-  problems.Check(std::isfinite(hyper.learning_rate) && hyper.learning_rate > 0,
-                 absl::StrCat("--learning_rate=", hyper.learning_rate, ": expected a number above 0"));
-  problems.Check(hyper.momentum >= 0 && hyper.momentum < 1,
-                 absl::StrCat("--momentum=", hyper.momentum, ": expected 0 or more, below 1"));
-  problems.Check(std::isfinite(hyper.weight_decay) && hyper.weight_decay >= 0,
-                 absl::StrCat("--weight_decay=", hyper.weight_decay, ": expected 0 or more"));
+  for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
@@ -79,13 +74,14 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
     return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
   };
   const auto mode = MakeMode(options.mode, options.num_workers);
-  return {{"mode", mode.ok() ? (*mode)->name() : options.mode},
-          {"optimizer", options.optimizer},
-          {"learning_rate", exact(options.hyperparameters.learning_rate)},
-          {"momentum", exact(options.hyperparameters.momentum)},
-          {"weight_decay", exact(options.hyperparameters.weight_decay)},
-          {"num_workers", absl::StrCat(options.num_workers)},
-          {"num_shards", absl::StrCat(options.num_shards)}};
+  std::map<std::string, std::string> settings = {{"mode", mode.ok() ? (*mode)->name() : options.mode},
+                                                 {"optimizer", options.optimizer},
+                                                 {"num_workers", absl::StrCat(options.num_workers)},
+                                                 {"num_shards", absl::StrCat(options.num_shards)}};
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(options.optimizer)) settings[each.flag] = exact(options.hyperparameters.*each.field);
+  }
+  return settings;
 }
 
 }  // namespace ps

@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/hyperparameters.h"
 
 namespace ps {
 
@@ -45,7 +45,7 @@ struct ServerOptions {
 // INVALID_ARGUMENT naming every problem at once, one a line.
 absl::Status ValidateServerOptions(const ServerOptions& options);
 
-// The flags that all servers of a job must share, by name.
+// The flags that all servers of a job must share, by name: of the hyperparameters those that the optimizer uses.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);
 
 }  // namespace ps

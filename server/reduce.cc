@@ -37,7 +37,7 @@ struct AddScaledKernel {
 }  // namespace
 
 bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    const Hyperparameters& hyperparameters, Isa isa) {
+                    const UpdateContext& context, Isa isa) {
   alignas(64) float sum[kBlockElements];
   alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
   bool finite = true;
@@ -61,7 +61,7 @@ bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& s
       block.state[k] = slice.state[k] + begin;
       block.new_state[k] = slice.new_state[k] + begin;
     }
-    optimizer.Apply(block, hyperparameters, isa);
+    optimizer.Apply(block, context, isa);
     finite = AllFinite(block.new_weights, elements, isa) && finite;  // While they are in the cache.
   }
   return finite;
@@ -89,6 +89,13 @@ bool AllFinite(const Payload& payload, Isa isa) {
     offset = end;
   }
   return true;
+}
+
+const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
+  for (const ReceivedSlice& slice : slices) {
+    if (slice.payload.bytes() % sizeof(float) == 0 && !AllFinite(slice.payload, isa)) return &slice;
+  }
+  return nullptr;
 }
 
 }  // namespace ps

@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "common/codec.h"
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/optimizer.h"
+#include "common/payload.h"
 
 namespace ps {
 
@@ -19,12 +19,15 @@ struct GradientTerm {
 // g = Σ cᵣ·gᵣ in the order of `terms`, in float32, then the optimizer. Every gradient holds 4·slice.elements bytes;
 // slice.gradient is not read. Without terms, the gradient is zero. Returns whether all new weights are finite.
 bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    const Hyperparameters& hyperparameters, Isa isa);
+                    const UpdateContext& context, Isa isa);
 
 // The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
 float Coefficient(uint64_t samples, uint64_t total);
 
 // True if every float of the payload is finite. The payload's size must be a multiple of 4.
 bool AllFinite(const Payload& payload, Isa isa);
+
+// The first of whole floats' slices with a value that is not finite, or null.
+const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 }  // namespace ps

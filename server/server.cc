@@ -182,9 +182,12 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
         }
         changed_.NotifyAll();
         const v1::Phase phase = update.view().phase();
-        if (phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED) End(phase, update.view().failure());
+        if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED) return;
+        End(phase, update.view().failure());
+        ChiefKnows();
       },
       [this](const absl::Status& status) {
+        ChiefKnows();
         shard_->SetChiefLost(true);
         End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
                                           : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
@@ -248,23 +251,36 @@ void Server::End(v1::Phase phase, const std::string& failure) {
 }
 
 void Server::Stop(const std::string& reason) {
-  {
-    MutexLock lock(mutex_);
-    stopped_ = true;
-  }
   if (chief_ != nullptr) {
     chief_->Fail(reason);
   } else {
     shard_->ReportFailure(reason);
   }
   End(v1::PHASE_FAILED, reason);
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;  // Last: Wait then finds the reason.
+  }
+  changed_.NotifyAll();
+}
+
+void Server::ChiefKnows() {
+  {
+    MutexLock lock(mutex_);
+    chief_knows_ = true;
+  }
   changed_.NotifyAll();
 }
 
 void Server::Linger() {
   const TimePoint deadline =
       Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
-  while (Now() < deadline && chief_ != nullptr && chief_->Status(Now()).workers_size() > 0) {
+  const auto known = [this] {
+    if (chief_ != nullptr) return chief_->Status(Now()).workers_size() == 0;
+    MutexLock lock(mutex_);
+    return chief_knows_;
+  };
+  while (Now() < deadline && !known()) {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, Now() + kTick);
   }
@@ -272,6 +288,7 @@ void Server::Linger() {
 
 absl::Status Server::Wait() {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
+  std::string failure;
   {
     MutexLock lock(mutex_);
     const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -279,16 +296,16 @@ absl::Status Server::Wait() {
     };
     while (!ended()) changed_.Wait(mutex_);
     phase = end_;
+    failure = failure_;
   }
   grpc_->GetHealthCheckService()->SetServingStatus(false);
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
-                                               : absl::AbortedError("the server is shutting down"));
+                                               : absl::AbortedError("the job failed: " + failure));
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
-  MutexLock lock(mutex_);
-  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure_);
+  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure);
 }
 
 Server::~Server() {

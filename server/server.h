@@ -54,6 +54,8 @@ class Server {
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
+  // The job has ended at the chief as well, or its connection has.
+  void ChiefKnows();
   // After a failure: until everybody knows, or the lease is over.
   void Linger();
 
@@ -76,6 +78,7 @@ class Server {
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
 };

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "ps/client.h"
-#include "server/optimizers/optimizer.h"
 #include "server/server.h"
 #include "tests/bench/mpi_baseline.h"
 #include "tests/bench/raw_stream.h"
@@ -165,7 +165,8 @@ absl::StatusOr<std::vector<Measurement>> RunExchangeBench(const ExchangeBenchOpt
   const OptimizerBlock block = {
       .elements = from.size(), .gradient = from.data(), .weights = to.data(), .new_weights = to.data()};
   rows.push_back(Measure("SGD in place, one thread", options.repeats, moved, [&] {
-    sgd->Apply(block, {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}, BestIsa());
+    sgd->Apply(block, {.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}},
+               BestIsa());
   }));
   for (const bool tcp : {false, true}) {
     if (options.op != "push_pull" || options.workers < 2) continue;

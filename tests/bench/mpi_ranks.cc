@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/optimizer.h"
 #include "tests/bench/bench_network.h"
 
 namespace ps {
@@ -51,7 +51,8 @@ class Replica {
       all += velocity_.back().size();
     }
     fused_.resize(all);
-    hyperparameters_ = {.learning_rate = 0.001F / static_cast<float>(ranks), .momentum = 0.9F, .weight_decay = 0};
+    context_.hyperparameters = {
+        .learning_rate = 0.001F / static_cast<float>(ranks), .momentum = 0.9F, .weight_decay = 0};
   }
 
   void Reduce(size_t tensor) {
@@ -94,7 +95,7 @@ class Replica {
                               .weights = weights,
                               .new_weights = weights};
       block.state[0] = block.new_state[0] = velocity_[tensor].data();
-      optimizer_->Apply(block, hyperparameters_, isa_);
+      optimizer_->Apply(block, context_, isa_);
     }
   }
 
@@ -102,7 +103,7 @@ class Replica {
   Network& network_;
   const std::unique_ptr<Optimizer> optimizer_;
   const Isa isa_;
-  Hyperparameters hyperparameters_;
+  UpdateContext context_;
   std::vector<std::vector<float>> velocity_;
   std::vector<float> fused_;
   std::vector<MPI_Request> requests_;
@@ -116,10 +117,9 @@ bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, 
   Replica replica((*bench)->network(), ranks);
   StepHooks hooks;
   if (overlapped) {
-    hooks.gradient_ready = [&](int layer) {
+    hooks.gradient_ready = [&](size_t tensor) {
       replica.Progress();
-      replica.Reduce(2 * static_cast<size_t>(layer));
-      replica.Reduce(2 * static_cast<size_t>(layer) + 1);
+      replica.Reduce(tensor);
       return absl::OkStatus();
     };
   }

@@ -16,7 +16,7 @@ namespace ps {
 namespace {
 
 // Slice 0 (the larger) is on one shard, 1 and 2 are on the other.
-const Layout kLayout = {{"a", {6}}, {"b", {2}}, {"c", {3}}};
+const Layout kThreeTensors = {{"a", {6}}, {"b", {2}}, {"c", {3}}};
 
 void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
@@ -32,7 +32,7 @@ class RawWorker {
     request.set_job("default");
     request.set_name("raw");
     request.set_rank(1);
-    *request.mutable_layout() = ToProto(kLayout);
+    *request.mutable_layout() = ToProto(kThreeTensors);
     grpc::ClientContext context;
     SetDeadline(context);
     const absl::Status status = FromGrpc(v1::Chief::NewStub(channel)->Join(&context, request, &joined));
@@ -65,7 +65,7 @@ class RawWorker {
   v1::PushRequest Good(uint32_t shard, uint64_t step) const {
     v1::PushRequest request = Header(step);
     for (uint32_t index : joined.shards(static_cast<int>(shard)).slices()) {
-      AddSlice(&request, index, std::vector<float>(static_cast<size_t>(kLayout[index].elements()), 1));
+      AddSlice(&request, index, std::vector<float>(static_cast<size_t>(kThreeTensors[index].elements()), 1));
     }
     return request;
   }
@@ -145,11 +145,11 @@ void RunBeside(const std::string& mode, uint64_t steps, const std::function<void
   Cluster cluster(options);
   absl::Status status = absl::UnknownError("did not run");
   std::vector<std::vector<float>> weights;
-  for (const TensorSpec& spec : kLayout) weights.emplace_back(static_cast<size_t>(spec.elements()), 0.0F);
+  for (const TensorSpec& spec : kThreeTensors) weights.emplace_back(static_cast<size_t>(spec.elements()), 0.0F);
   std::promise<void> joined;
   std::thread good([&] {
     status = [&]() -> absl::Status {
-      auto client = Client::Join({.server = cluster.address(), .rank = 0}, kLayout);
+      auto client = Client::Join({.server = cluster.address(), .rank = 0}, kThreeTensors);
       joined.set_value();  // First, so that it is this one that initialises.
       if (!client.ok()) return client.status();
       const auto zeros = weights;
@@ -207,7 +207,7 @@ void RunBeside(const std::string& mode, uint64_t steps, const std::function<void
 void PushWrongly(const RawWorker& raw, uint64_t step) {
   const uint32_t first = raw.joined.shards(0).slices(0);
   const uint32_t foreign = raw.joined.shards(1).slices(0);
-  const auto elements = static_cast<size_t>(kLayout[first].elements());
+  const auto elements = static_cast<size_t>(kThreeTensors[first].elements());
 
   v1::PushRequest request = raw.Header(step);
   RawWorker::AddSlice(&request, first, std::vector<float>(elements + 1, 1));
@@ -221,7 +221,7 @@ void PushWrongly(const RawWorker& raw, uint64_t step) {
 
   request = raw.Header(step);
   RawWorker::AddSlice(&request, first, std::vector<float>(elements, std::numeric_limits<float>::infinity()));
-  Says(raw.Push(0, {request}).status(), kInvalid, "of tensor " + kLayout[first].name + " is not finite");
+  Says(raw.Push(0, {request}).status(), kInvalid, "of tensor " + kThreeTensors[first].name + " is not finite");
 
   request = raw.Good(1, step);
   request.mutable_slices()->RemoveLast();

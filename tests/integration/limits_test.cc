@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::chrono::hours kLong(1);
 constexpr uint32_t kSlices = 4;
-const Layout kLayout = {{"w", {kSlices * kSliceElements}}};
+const Layout kManySlices = {{"w", {kSlices * kSliceElements}}};
 
 // Looks again until it holds. What is waited for is on its way, in threads of gRPC.
 template <typename Holds>
@@ -82,7 +82,7 @@ class LoneServer {
     view->set_number(++views);
     view->set_generation(1);
     view->set_phase(phase);
-    *view->mutable_layout() = ToProto(kLayout);
+    *view->mutable_layout() = ToProto(kManySlices);
     if (with_member) {
       v1::Member* member = view->add_members();
       member->set_incarnation(1);

@@ -49,7 +49,7 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
   const std::vector<std::vector<float>> gradients = {RandomFloats(count, random), RandomFloats(count, random),
                                                      RandomFloats(count, random)};
   const float c[] = {Coefficient(64, 160), Coefficient(64, 160), Coefficient(32, 160)};
-  const Hyperparameters hyper = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.01F};
+  const UpdateContext context = {.hyperparameters = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0.01F}};
   std::vector<float> expected_weights(count);
   std::vector<float> expected_velocity(count);
   for (size_t i = 0; i < count; ++i) {
@@ -74,16 +74,16 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = new_w.data()};
     block.state[0] = v.data();
     block.new_state[0] = v.data();
-    CHECK(ReduceAndApply(terms, block, *momentum, hyper, isa));
+    CHECK(ReduceAndApply(terms, block, *momentum, context, isa));
     CHECK(new_w == expected_weights);
     CHECK(v == expected_velocity);
     CHECK(w == weights);
     v = velocity;
     block.new_weights = w.data();  // In place.
-    CHECK(ReduceAndApply(terms, block, *momentum, hyper, isa));
+    CHECK(ReduceAndApply(terms, block, *momentum, context, isa));
     CHECK(w == expected_weights);
     // The last weight overflows.
-    const Hyperparameters fast = {.learning_rate = 1e38F, .momentum = 1, .weight_decay = 0};
+    const UpdateContext fast = {.hyperparameters = {.learning_rate = 1e38F, .momentum = 1, .weight_decay = 0}};
     std::fill(w.begin(), w.end(), 0.0F);
     std::fill(v.begin(), v.end(), 0.0F);
     v[count - 1] = 100;

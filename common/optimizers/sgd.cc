@@ -1,4 +1,4 @@
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/optimizer.h"
 
 namespace ps {
 namespace {
@@ -15,9 +15,9 @@ struct SgdKernel {
 
 class Sgd final : public Optimizer {
  public:
-  std::string name() const override { return "sgd"; }
   int state_tensors() const override { return 0; }
-  void Apply(const OptimizerBlock& block, const Hyperparameters& hyper, Isa isa) const override {
+  void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
+    const Hyperparameters& hyper = context.hyperparameters;
     RunKernel<SgdKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, hyper.learning_rate,
                          hyper.weight_decay);
   }

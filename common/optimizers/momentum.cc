@@ -1,4 +1,4 @@
-#include "server/optimizers/optimizer.h"
+#include "common/optimizers/optimizer.h"
 
 namespace ps {
 namespace {
@@ -17,9 +17,9 @@ struct MomentumKernel {
 
 class Momentum final : public Optimizer {
  public:
-  std::string name() const override { return "momentum"; }
   int state_tensors() const override { return 1; }
-  void Apply(const OptimizerBlock& block, const Hyperparameters& hyper, Isa isa) const override {
+  void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
+    const Hyperparameters& hyper = context.hyperparameters;
     RunKernel<MomentumKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[0],
                               block.new_state[0], hyper.learning_rate, hyper.momentum, hyper.weight_decay);
   }

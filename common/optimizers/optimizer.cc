@@ -1,0 +1,41 @@
+#include "common/optimizers/optimizer.h"
+
+#include <span>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace ps {
+namespace {
+
+struct OptimizerEntry {
+  const char* name;
+  std::unique_ptr<Optimizer> (*make)();
+};
+
+constexpr OptimizerEntry kOptimizers[] = {{"sgd", MakeSgd}, {"momentum", MakeMomentum}};
+
+}  // namespace
+
+float Optimizer::InitialState(int /*k*/, const Hyperparameters& /*hyperparameters*/) const { return 0; }
+
+std::vector<std::string> OptimizerNames() {
+  std::vector<std::string> names;
+  for (const OptimizerEntry& entry : kOptimizers) names.emplace_back(entry.name);
+  return names;
+}
+
+std::string OptimizerChoices() {
+  const std::vector<std::string> names = OptimizerNames();
+  const std::span<const std::string> all_but_last(names.begin(), names.end() - 1);
+  return absl::StrCat(absl::StrJoin(all_but_last, ", "), " or ", names.back());
+}
+
+absl::StatusOr<std::unique_ptr<Optimizer>> MakeOptimizer(const std::string& name) {
+  for (const OptimizerEntry& entry : kOptimizers) {
+    if (name == entry.name) return entry.make();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--optimizer=", name, ": expected ", OptimizerChoices()));
+}
+
+}  // namespace ps

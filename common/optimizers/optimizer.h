@@ -1,0 +1,67 @@
+// An optimizer is a function over a block of elements: gradient, weights and state in, weights and state out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/optimizers/hyperparameters.h"
+#include "common/simd.h"
+
+namespace ps {
+
+// The most floats of state that an optimizer keeps for each weight.
+inline constexpr int kMaxStateTensors = 2;
+
+// `elements` floats of each. An output may be the same memory as its input, and otherwise does not overlap it. 64-byte
+// alignment is not required.
+struct OptimizerBlock {
+  size_t elements = 0;
+  const float* gradient = nullptr;
+  const float* weights = nullptr;
+  float* new_weights = nullptr;
+  const float* state[kMaxStateTensors] = {};
+  float* new_state[kMaxStateTensors] = {};
+};
+
+// What holds for a whole update. All blocks of one tensor get the same; tensors, and updates, may differ in their
+// hyperparameters.
+struct UpdateContext {
+  // How many updates these weights have had when this one is done: 1 for the first, which is what bias correction
+  // starts from. On a server it is the version that the update makes.
+  uint64_t update = 1;
+  // Those of this update and tensor: the learning rate is the one to step with, whatever it was derived from.
+  Hyperparameters hyperparameters;
+};
+
+// Thread-safe: it has no state of its own. Element i of the output depends on element i of the inputs and the context
+// only, so the cut into blocks does not change the result.
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  // Floats of state for each weight, at most kMaxStateTensors.
+  virtual int state_tensors() const = 0;
+  // What every float of state tensor k, below state_tensors(), is before the first update.
+  virtual float InitialState(int k, const Hyperparameters& hyperparameters) const;
+  virtual void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const = 0;
+};
+
+// w ← w − lr·(g + wd·w)
+std::unique_ptr<Optimizer> MakeSgd();
+
+// v ← µ·v + g + wd·w;  w ← w − lr·v  (torch.optim.SGD with momentum, no dampening). v is 0 at first.
+std::unique_ptr<Optimizer> MakeMomentum();
+
+// The names that MakeOptimizer knows.
+std::vector<std::string> OptimizerNames();
+
+// "sgd or momentum": the names, for help and messages.
+std::string OptimizerChoices();
+
+// The optimizer of this name. INVALID_ARGUMENT, naming the flag and the choices, for any other.
+absl::StatusOr<std::unique_ptr<Optimizer>> MakeOptimizer(const std::string& name);
+
+}  // namespace ps
