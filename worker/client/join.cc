@@ -33,6 +33,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());
+  request.set_watches(true);
   return request;
 }
 
