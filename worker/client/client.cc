@@ -24,9 +24,7 @@ namespace {
 constexpr std::chrono::seconds kProgressEvery(1);
 constexpr std::chrono::milliseconds kDoneMargin(5000);
 
-TimePoint After(absl::Duration time) {
-  return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
-}
+TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             TimePoint give_up = TimePoint::max()) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/connection_problem.h"
 #include "common/finite.h"
 #include "common/status.h"
@@ -65,9 +66,10 @@ void RetryingExchange::Begin() {
     }
   }
   for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) StartCall(shard);
-  ReleaseMemory();  // Begin's own hold.
-  if (request_.sends_no_slices() || request_.deferred) return;
-  for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
+  if (!request_.sends_no_slices() && !request_.deferred) {
+    for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
+  }
+  ReleaseMemory();  // Begin's own hold: it reads the gradients.
 }
 
 CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
@@ -100,6 +102,7 @@ void RetryingExchange::StartCall(uint32_t shard) {
     MutexLock lock(mutex_);
     if (decided_) return;  // It ended between two attempts.
     ShardState& state = shards_[shard];
+    Check(state.call == nullptr && !state.reply.has_value(), "a shard is asked by one call at a time");
     const TimePoint now = timer_.now();
     CallRequest request = MakeCallRequest(shard, now);
     state.retry.BeginAttempt(now, now + request.timeout);
@@ -266,6 +269,7 @@ absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& de
 // Fixes the result. The exchange finishes when the last call has released the memory; between two attempts there is
 // none, so then it finishes here.
 void RetryingExchange::End(const absl::Status& status) {
+  Check(!decided_, "an exchange has one result");
   decided_ = true;
   for (const ShardState& state : shards_) {
     if (state.call != nullptr) state.call->Cancel();
@@ -288,11 +292,13 @@ void RetryingExchange::MaybeFinish() {
 
 void RetryingExchange::HoldMemory() {
   MutexLock lock(end_mutex_);
+  Check(!finished_, "no call begins after an exchange has ended");
   ++memory_users_;
 }
 
 void RetryingExchange::ReleaseMemory() {
   MutexLock lock(end_mutex_);
+  Check(memory_users_ > 0, "memory is released once for each use");
   --memory_users_;
   MaybeFinish();
 }

@@ -1,5 +1,7 @@
 #include "worker/client/exchange_slices.h"
 
+#include "common/check.h"
+
 namespace ps {
 
 std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan) {
@@ -27,6 +29,7 @@ ArrivedSlices::ArrivedSlices(const SlicePlan& plan) : plan_(plan), arrived_(plan
 }
 
 bool ArrivedSlices::Add(uint32_t slice) {
+  Check(!arrived_[slice], "a slice arrives for good once");
   arrived_[slice] = true;
   return --missing_[plan_.slices()[slice].tensor] == 0;
 }

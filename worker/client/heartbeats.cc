@@ -61,10 +61,17 @@ void Heartbeats::OnEnd(const grpc::Status& status, const v1::HeartbeatReply& rep
   ended_.NotifyAll();
 }
 
-void Heartbeats::Stop() {
+void Heartbeats::AwaitAnswer() {
   MutexLock lock(mutex_);
-  stopped_ = true;
-  while (sending_) ended_.Wait(mutex_);
+  while (sending_) ended_.Wait(mutex_);  // Bounded by the call's deadline.
+}
+
+void Heartbeats::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  AwaitAnswer();
 }
 
 }  // namespace ps

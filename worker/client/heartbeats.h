@@ -22,6 +22,9 @@ class Heartbeats {
   // No heartbeat begins any more; returns when the last one has ended, which its deadline makes certain.
   void Stop();
 
+  // Returns when no heartbeat is under way, and what was answered has been dealt with.
+  void AwaitAnswer();
+
   // The member begins this step. A step before the highest that was named changes nothing.
   void SetStep(uint64_t step);
 

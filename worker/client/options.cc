@@ -33,7 +33,7 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
   // Servers are given waits in milliseconds.
   const absl::Duration notice = options.notice_every;
   problems.Check(notice >= absl::Milliseconds(1) && notice <= kLongest,
-                 absl::StrCat("ClientOptions.notice_every=", absl::FormatDuration(notice), ": expected 1ms to ",
+                 absl::StrCat("notice_every=", absl::FormatDuration(notice), ": expected 1ms to ",
                               absl::FormatDuration(kLongest)));
   return problems.ToStatus();
 }
