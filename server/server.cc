@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <fstream>
 
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/status.h"
+#include "server/control_service.h"
 
 namespace ps {
 namespace {
@@ -42,10 +41,13 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
+// Calls of workers on their way, before it is known whose they are; each has a heartbeat and one more call at a time.
+constexpr size_t kCallsOfWorker = 2;
+
 // Parked calls do not use up the limit of calls that are not identified yet.
-ExchangeLimits MakeExchangeLimits(const ServerOptions& options) {
-  ExchangeLimits limits;
-  limits.calls.strangers += options.max_parked;
+CallLimits MakeCallLimits(const ServerOptions& options) {
+  CallLimits limits;
+  limits.strangers += options.max_parked + kCallsOfWorker * options.num_workers;
   return limits;
 }
 
@@ -104,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   start["mode"] = options.mode;
   start["flags"] = flags;
   server->metrics_->Begin(/*append=*/false, start);
-  server->grpc_->GetHealthCheckService()->SetServingStatus(true);
+  server->health_->SetServing(true);  // It has its place in the job.
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
@@ -121,11 +123,16 @@ absl::Status Server::Listen() {
         if (follower_ != nullptr) follower_->Report(report);
       },
       metrics_.get());
-  if (chief_ != nullptr) chief_service_ = std::make_unique<ChiefService>(*chief_);
-  exchange_service_ = std::make_unique<ExchangeService>(*shard_, MakeExchangeLimits(options_));
-  shard_service_ = std::make_unique<ShardService>(*exchange_service_);
-
-  grpc::EnableDefaultHealthCheckService(true);
+  router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
+  health_ = std::make_unique<HealthService>(*router_);
+  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{});
+  HandleShardStatus(*router_, [this] { return ShardStatus(); });
+  if (chief_ != nullptr) {
+    HandleChiefCalls(*router_, *chief_);
+  } else {
+    router_->Refuse("/ps.v1.Chief/",
+                    absl::UnimplementedError("this server is not the chief; name the address of server 0"));
+  }
   grpc::ServerBuilder builder;
   SetServerArguments(builder, ToChrono(options_.lease));
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
@@ -136,16 +143,13 @@ absl::Status Server::Listen() {
   }
   int port = 0;
   builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
-  if (chief_service_ != nullptr) builder.RegisterService(chief_service_.get());
-  builder.RegisterService(shard_service_.get());
-  builder.RegisterCallbackGenericService(exchange_service_.get());
+  builder.RegisterCallbackGenericService(router_.get());
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr || port == 0) {
     grpc_.reset();
     return absl::UnavailableError(
         absl::StrCat("--listen=", options_.listen, ": the address is in use or does not belong to this machine"));
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(false);  // Until the server has its place in the job.
   Endpoint bound = listen;
   if (!listen.is_unix()) bound.port = port;
   address_ = bound.ToString();
@@ -227,7 +231,7 @@ void Server::Tick() {
     }
     last = now;
     shard_->Tick(now);
-    exchange_service_->Tick(now);
+    data_service_->Tick(now);
     mutex_.Lock();
   }
   mutex_.Unlock();
@@ -298,10 +302,11 @@ absl::Status Server::Wait() {
     phase = end_;
     failure = failure_;
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  health_->SetServing(false);
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
                                                : absl::AbortedError("the job failed: " + failure));
+  health_->EndWatches();
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
@@ -317,6 +322,7 @@ Server::~Server() {
   if (ticker_.joinable()) ticker_.join();
   if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down");
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
+  if (health_ != nullptr) health_->EndWatches();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
   // of destruction matters.
