@@ -5,54 +5,20 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <functional>
-#include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include <google/protobuf/message_lite.h>
 #include <grpcpp/support/byte_buffer.h>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/payload.h"
 
 namespace ps {
 
 // The field `repeated Slice slices` has this number in every message that carries slices.
 inline constexpr int kSlicesField = 15;
-
-// A run of received bytes, at no particular alignment.
-using Piece = std::span<const uint8_t>;
-
-// The values of one slice as they were received: one or several pieces, and what keeps their memory alive. Copyable;
-// copies share the memory. A float may straddle two pieces.
-class Payload {
- public:
-  Payload() = default;
-  Payload(std::vector<Piece> pieces, std::shared_ptr<const void> owner)
-      : pieces_(std::move(pieces)), owner_(std::move(owner)) {
-    for (const Piece& piece : pieces_) bytes_ += piece.size();
-  }
-
-  size_t bytes() const { return bytes_; }
-  const std::vector<Piece>& pieces() const { return pieces_; }
-
-  // The `size` bytes from `offset` on: a pointer into the payload where they lie in one piece, else a copy in `scratch`
-  // (which holds `size` bytes). offset + size must not exceed bytes().
-  const uint8_t* Contiguous(size_t offset, size_t size, uint8_t* scratch) const;
-  void CopyTo(void* destination) const;
-
- private:
-  std::vector<Piece> pieces_;
-  std::shared_ptr<const void> owner_;
-  size_t bytes_ = 0;
-};
-
-struct ReceivedSlice {
-  uint32_t index = 0;
-  Payload payload;
-};
 
 // Splits a received message into its header (everything but the slices, parsed into *header) and its slices.
 // INVALID_ARGUMENT if the bytes are not such a message.

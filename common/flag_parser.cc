@@ -6,8 +6,8 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/problems.h"
 
 namespace ps {
 namespace {
@@ -59,7 +59,7 @@ std::string SetFlag(const std::string& argument, int argc, char** argv, int* nex
 
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   CommandLine line;
-  std::vector<std::string> problems;
+  Problems problems;
   for (int next = 1; next < argc;) {
     const std::string argument = argv[next++];
     if (argument == "--") {
@@ -70,24 +70,24 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
       line.version = true;
     } else if (argument.size() > 1 && argument[0] == '-') {
       const std::string problem = SetFlag(argument, argc, argv, &next, &line.given);
-      if (!problem.empty()) problems.push_back(problem);
+      problems.Check(problem.empty(), problem);
     } else {
       line.arguments.push_back(argument);
     }
   }
-  if (!problems.empty()) return absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+  PS_RETURN_IF_ERROR(problems.ToStatus());
   return line;
 }
 
 absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>& flags) {
-  std::vector<std::string> problems;
+  Problems problems;
   for (const IdleFlag& each : flags) {
     if (!each.idle || line.given.count(each.flag) == 0) continue;
     const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(each.flag);
     const std::string value = flag == nullptr ? "" : "=" + flag->CurrentValue();
-    problems.push_back(absl::StrCat("--", each.flag, value, ": has no effect: ", each.why));
+    problems.Check(false, absl::StrCat("--", each.flag, value, ": has no effect: ", each.why));
   }
-  return problems.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems, "\n"));
+  return problems.ToStatus();
 }
 
 std::string HelpText(const std::string& usage, const std::string& source) {

@@ -54,4 +54,22 @@ class OutboxDrain {
   Outbox& outbox_;
 };
 
+// Holds the lock to its scope's end, and then drains.
+class ABSL_SCOPED_LOCKABLE OutboxLock {
+ public:
+  OutboxLock(Outbox& outbox, Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : outbox_(outbox), mutex_(mutex) {
+    mutex_.Lock();
+  }
+  ~OutboxLock() ABSL_UNLOCK_FUNCTION() {
+    mutex_.Unlock();
+    outbox_.Drain();
+  }
+  OutboxLock(const OutboxLock&) = delete;
+  OutboxLock& operator=(const OutboxLock&) = delete;
+
+ private:
+  Outbox& outbox_;
+  Mutex& mutex_;
+};
+
 }  // namespace ps

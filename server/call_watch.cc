@@ -21,7 +21,7 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
 bool CallWatch::EvictIdle() {
   Call* oldest = nullptr;
   for (auto& [key, call] : calls_) {
-    if (!call.awaited || call.evicted || call.member.has_value()) continue;
+    if (!call.awaited || !call.stranger()) continue;
     if (oldest == nullptr || call.number < oldest->number) oldest = &call;
   }
   if (oldest == nullptr) return false;
@@ -36,10 +36,9 @@ void CallWatch::Remove(const void* call) {
   MutexLock lock(mutex_);
   const auto found = calls_.find(call);
   if (found == calls_.end()) return;
-  if (!found->second.member.has_value()) {
-    if (!found->second.evicted) --strangers_;
-  } else if (const auto count = of_members_.find(*found->second.member); --count->second == 0) {
-    of_members_.erase(count);
+  if (found->second.stranger()) --strangers_;
+  if (found->second.member.has_value()) {
+    if (const auto count = of_members_.find(*found->second.member); --count->second == 0) of_members_.erase(count);
   }
   calls_.erase(found);
 }
@@ -47,7 +46,7 @@ void CallWatch::Remove(const void* call) {
 absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incarnation) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
-  if (found == nullptr || found->member.has_value() || found->evicted) return absl::OkStatus();
+  if (found == nullptr || !found->stranger()) return absl::OkStatus();
   size_t& count = of_members_[{rank, incarnation}];
   if (count >= limits_.of_a_member) {
     return absl::ResourceExhaustedError(
@@ -57,6 +56,14 @@ absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incar
   --strangers_;
   found->member = {rank, incarnation};
   return absl::OkStatus();
+}
+
+void CallWatch::Adopt(const void* call) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr || !found->stranger()) return;
+  found->adopted = true;
+  --strangers_;
 }
 
 void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {

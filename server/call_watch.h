@@ -1,9 +1,10 @@
-// The open data calls of a server: limits their number, and cancels those that make no progress.
+// The open calls of a server: limits their number, and cancels those that make no progress.
 //
-// A call counts as a stranger's until its first message shows that a member of the job sent it. All strangers together
-// have one limit, each member has its own. Each message has a deadline: a fixed time plus a time for each byte to be
-// received or sent. Only a member in the middle of sending has no deadline, for as long as it is a member. While a call
-// waits for the shard it has no deadline here: the shard ends the wait.
+// A call counts as a stranger's until its first message shows that a member of the job sent it, or somebody takes it in
+// who has a limit of his own for such calls. All strangers together have one limit, each member has its own. Each
+// message has a deadline: a fixed time plus a time for each byte to be received or sent. Only a member in the middle of
+// sending has no deadline, for as long as it is a member. While a call waits for the shard it has no deadline here: the
+// shard ends the wait.
 //
 // Thread-safe. Lock order: the watch's lock, then the shard's (Tick asks for the members); and gRPC's own, which
 // `cancel` takes. It must not come back here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in
@@ -47,6 +48,9 @@ class CallWatch {
   // The caller turned out to be this member. RESOURCE_EXHAUSTED past the member's limit; it then stays a stranger's.
   absl::Status Identify(const void* call, uint32_t rank, uint64_t incarnation);
 
+  // Whoever took the call in limits such calls: it is no stranger's any more, but has the same deadlines as one.
+  void Adopt(const void* call);
+
   // A message of at most `bytes` is expected from the caller. No deadline if it is a member.
   void Receiving(const void* call, size_t bytes, TimePoint now);
   // A message of `bytes` is being sent to the caller.
@@ -70,6 +74,9 @@ class CallWatch {
     uint64_t number = 0;     // In the order of Add.
     bool awaited = true;     // A message of the caller's is.
     bool evicted = false;    // Cancelled to make room; no longer counted.
+    bool adopted = false;    // Counted by another.
+
+    bool stranger() const { return !member.has_value() && !evicted && !adopted; }
   };
   // Cancels the oldest stranger's call whose message is awaited. Returns whether there was one.
   bool EvictIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,31 +1,22 @@
 // The data calls of service Shard (Init, Push, Pull, PushPull, HashSlices), on raw bytes: payloads are neither copied
-// nor parsed by generated code, and a request's size is looked at before it is parsed. A generic service takes them, so
-// one reactor (ExchangeCall) serves all five.
+// nor parsed by generated code, and a request's size is looked at before it is parsed. One reactor (GrpcDataCall)
+// serves all five.
 #pragma once
 
-#include <grpcpp/generic/async_generic_service.h>
-#include "server/call_watch.h"
+#include "server/call_router.h"
+#include "server/push_pull_session.h"
 #include "server/shard.h"
 
 namespace ps {
 
-struct ExchangeLimits {
-  // How long a call may be parked where it names no time of its own, and the most that it may name.
-  std::chrono::nanoseconds wait_default = std::chrono::seconds(30);
-  std::chrono::nanoseconds wait_max = std::chrono::minutes(5);
-  CallLimits calls;
-};
-
-class ExchangeService final : public grpc::CallbackGenericService {
+class ExchangeService {
  public:
-  // The shard must outlive the server.
-  ExchangeService(Shard& shard, const ExchangeLimits& limits) : shard_(shard), limits_(limits), watch_(limits.calls) {}
-
-  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext* context) override;
+  // Takes its calls from the router. All outlive the gRPC server.
+  ExchangeService(Shard& shard, CallRouter& router, const WaitLimits& limits);
 
   // Cancels calls that do not move on.
   void Tick(TimePoint now) {
-    watch_.Tick(now, [this] { return shard_.MemberIncarnations(); });
+    router_.Tick(now, [this] { return shard_.MemberIncarnations(); });
   }
 
   // The shard at a glance, with the calls that are open.
@@ -33,8 +24,8 @@ class ExchangeService final : public grpc::CallbackGenericService {
 
  private:
   Shard& shard_;
-  const ExchangeLimits limits_;
-  CallWatch watch_;
+  CallRouter& router_;
+  const WaitLimits limits_;
 };
 
 }  // namespace ps

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/connection_problem.h"
 #include "common/grpc_status.h"
+#include "common/self_owned.h"
+#include "server/follow_queues.h"
 
 namespace ps {
 namespace {
@@ -16,27 +18,32 @@ constexpr std::chrono::seconds kUnreachableEvery(3);
 
 }  // namespace
 
-class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1::ChiefUpdate>,
-                             public std::enable_shared_from_this<Call> {
+class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1::ChiefUpdate>, public SelfOwned<Call> {
  public:
   explicit Call(Follower& follower) : stub_(follower.channel_), follower_(follower) {}
 
   void Begin(const v1::Registration& registration) {
-    self_ = shared_from_this();
+    Hold();
     stub_.async()->Follow(&context_, this);
     AddHold();  // Reports come from outside of the call's reactions.
-    v1::ShardReport report;
-    *report.mutable_registration() = registration;
     StartRead(&update_);
-    Send(report);
+    {
+      MutexLock lock(mutex_);
+      *outgoing_.mutable_registration() = registration;
+      writing_ = true;
+      StartWrite(&outgoing_);
+    }
     StartCall();
   }
 
   void Send(const v1::ShardReport& report) {
-    MutexLock lock(mutex_);
-    if (ended_) return;
-    queue_.push_back(report);
-    if (queue_.size() == 1) StartWrite(&queue_.front());
+    {
+      MutexLock lock(mutex_);
+      if (ended_ || !failure_.ok()) return;
+      failure_ = queue_.Add(report);
+      if (failure_.ok()) return WriteNext();
+    }
+    context_.TryCancel();
   }
 
   void OnReadDone(bool ok) override {
@@ -49,18 +56,23 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
   void OnWriteDone(bool ok) override {
     if (!ok) return EndReports();
     MutexLock lock(mutex_);
-    queue_.pop_front();
-    if (!ended_ && !queue_.empty()) StartWrite(&queue_.front());
+    writing_ = false;
+    if (!ended_) WriteNext();
   }
 
   void OnDone(const grpc::Status& status) override {
-    follower_.on_end_(FromGrpc(status));
+    absl::Status end;
+    {
+      MutexLock lock(mutex_);
+      end = failure_.ok() ? FromGrpc(status) : failure_;
+    }
+    follower_.on_end_(end);
     {
       MutexLock lock(mutex_);
       done_ = true;
     }
     finished_.NotifyAll();
-    self_.reset();
+    Release();
   }
 
   void CancelAndWait() {
@@ -70,6 +82,15 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
   }
 
  private:
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_) return;
+    std::optional<v1::ShardReport> next = queue_.Take();
+    if (!next.has_value()) return;
+    outgoing_ = *std::move(next);
+    writing_ = true;
+    StartWrite(&outgoing_);
+  }
+
   void EndReports() {
     {
       MutexLock lock(mutex_);
@@ -82,10 +103,12 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
   Follower& follower_;
   grpc::ClientContext context_;
   v1::ChiefUpdate update_;
-  std::shared_ptr<Call> self_;
   Mutex mutex_;
   CondVar finished_;
-  std::deque<v1::ShardReport> queue_ ABSL_GUARDED_BY(mutex_);
+  v1::ShardReport outgoing_ ABSL_GUARDED_BY(mutex_);  // While it is written, gRPC's.
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  ReportQueue queue_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // Why this side ended the stream, if it did.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };

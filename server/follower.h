@@ -1,7 +1,6 @@
 // A shard's connection to a chief in another process: registers, sends reports, receives updates.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <stop_token>
@@ -28,6 +27,8 @@ class Follower {
                      const std::stop_token& stop);
   // Cancels the stream and waits for its end.
   void Stop();
+  // Reports that the chief has not read yet are merged (ReportQueue); if it reads none for so long that one would be
+  // lost, the stream ends with that error.
   void Report(const v1::ShardReport& report);
 
  private:

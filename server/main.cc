@@ -4,6 +4,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/grpc_log.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "server/flags.h"
@@ -27,6 +28,7 @@ int main(int argc, char** argv) {
 
   KeepFreedMemory();
   InitLogging("ps_server");
+  RouteGrpcLog();
   Mutex mutex;
   Server* running = nullptr;
   std::stop_source stop;

@@ -1,6 +1,7 @@
 #include "server/membership.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -67,10 +68,14 @@ Member* Membership::FindJoin(uint64_t join_request_id) {
   return member == members_.end() ? nullptr : &member->second;
 }
 
-Member* Membership::FindWatch(uint64_t watch) {
+const Member* Membership::FindWatch(uint64_t watch) const {
   const auto member = std::find_if(members_.begin(), members_.end(),
                                    [&](const auto& entry) { return watch != 0 && entry.second.watch == watch; });
   return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::FindWatch(uint64_t watch) {
+  return const_cast<Member*>(std::as_const(*this).FindWatch(watch));  // A member of this object, which is not const.
 }
 
 std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const {
@@ -82,9 +87,17 @@ std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds rec
   return lost;
 }
 
+void Membership::SuspectSilent(TimePoint now) {
+  for (auto& [rank, member] : members_) {
+    if (!member.watch_due.has_value() || now < *member.watch_due) continue;
+    member.suspect_since = *std::exchange(member.watch_due, std::nullopt);
+  }
+}
+
 void Membership::Extend(std::chrono::nanoseconds time, TimePoint now) {
   for (auto& [rank, member] : members_) {
     member.last_heard = std::min(member.last_heard + time, now);
+    if (member.watch_due.has_value()) *member.watch_due += time;
     if (member.suspect_since.has_value()) member.suspect_since = std::min(*member.suspect_since + time, now);
   }
 }
@@ -92,6 +105,18 @@ void Membership::Extend(std::chrono::nanoseconds time, TimePoint now) {
 bool Membership::all_done() const {
   return !members_.empty() &&
          std::all_of(members_.begin(), members_.end(), [](const auto& entry) { return entry.second.done; });
+}
+
+std::vector<uint32_t> Membership::LowestStep() const {
+  std::vector<uint32_t> ranks;
+  uint64_t lowest = UINT64_MAX;
+  for (const auto& [rank, member] : members_) {
+    if (member.done || member.step > lowest) continue;
+    if (member.step < lowest) ranks.clear();
+    lowest = member.step;
+    ranks.push_back(rank);
+  }
+  return ranks;
 }
 
 std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint now) const {

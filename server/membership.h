@@ -22,7 +22,9 @@ struct Member {
   uint64_t start_step = 0;       // Known once its join is answered.
   uint64_t step = 0;             // As last told.
   bool done = false;             // Its budget is spent.
+  bool watches = false;          // It says that it opens a stream once its join is answered.
   uint64_t watch = 0;            // Number of the stream that it keeps open; 0 if it has none.
+  std::optional<TimePoint> watch_due;  // By when it opens its first one, if it has not.
   TimePoint last_heard;
   std::optional<TimePoint> suspect_since;  // When its connection broke, if it has not been heard from since.
 
@@ -50,12 +52,17 @@ class Membership {
 
   // The member whose stream has this number, or null.
   Member* FindWatch(uint64_t watch);
+  const Member* FindWatch(uint64_t watch) const;
 
   // The lowest rank; null if there are no members.
   const Member* Lead() const { return members_.empty() ? nullptr : &members_.begin()->second; }
 
   // Members whose lease has ended, and those that have been suspect for longer than the grace.
   std::vector<Member> Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const;
+
+  // Members that have not opened their stream by the time that it was due are suspect from then on, as if it had
+  // broken.
+  void SuspectSilent(TimePoint now);
 
   // All leases, and suspects' times, end later by this; what was heard since then stays.
   void Extend(std::chrono::nanoseconds time, TimePoint now);
@@ -65,6 +72,8 @@ class Membership {
   uint32_t num_workers() const { return num_workers_; }
   std::chrono::nanoseconds lease() const { return lease_; }
   bool all_done() const;
+  // The ranks at the lowest step, of members that are not done.
+  std::vector<uint32_t> LowestStep() const;
 
   // "rank 3 (last heard from 12 s ago), rank 5 (not joined)"
   std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;

@@ -3,10 +3,9 @@
 #include <charconv>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "common/endpoint.h"
 #include "common/optimizers/optimizer.h"
+#include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/modes/mode.h"
@@ -19,20 +18,6 @@ constexpr uint32_t kMaxShards = 1024;
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
 constexpr uint64_t kMaxParked = 1 << 16;
-
-class Problems {
- public:
-  void Check(bool good, const std::string& problem) {
-    if (!good) problems_.push_back(problem);
-  }
-  void Check(const absl::Status& status) { Check(status.ok(), Message(status)); }
-  absl::Status ToStatus() const {
-    return problems_.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems_, "\n"));
-  }
-
- private:
-  std::vector<std::string> problems_;
-};
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
   // They are sent to others as protobuf strings.
@@ -63,33 +48,22 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   CheckAddresses(options, problems);
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
-  problems.Check(options.num_workers >= 1 && options.num_workers <= kMaxWorkers,
-                 absl::StrCat("--num_workers=", options.num_workers, ": expected 1 to ", kMaxWorkers));
-  problems.Check(options.num_shards >= 1 && options.num_shards <= kMaxShards,
-                 absl::StrCat("--num_shards=", options.num_shards, ": expected 1 to ", kMaxShards));
-  problems.Check(options.shard < options.num_shards,
+  problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);
+  problems.CheckRange("num_shards", options.num_shards, 1U, kMaxShards);
+  // Of no shards there is no right number of one.
+  problems.Check(options.num_shards == 0 || options.shard < options.num_shards,
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
   problems.Check(MakeMode(options.mode, 1).status());
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
-  problems.Check(options.lease >= absl::Milliseconds(100) && options.lease <= absl::Hours(24),
-                 absl::StrCat("--lease=", absl::FormatDuration(options.lease), ": expected 100ms to 24h"));
-  problems.Check(
-      options.reconnect_grace >= absl::ZeroDuration() && options.reconnect_grace <= absl::Hours(24),
-      absl::StrCat("--reconnect_grace=", absl::FormatDuration(options.reconnect_grace), ": expected 0s to 24h"));
-  problems.Check(options.progress_timeout > absl::ZeroDuration() && options.progress_timeout <= absl::Hours(240),
-                 absl::StrCat("--progress_timeout=", absl::FormatDuration(options.progress_timeout),
-                              ": expected more than 0, at most 240h"));
-  problems.Check(options.connect_timeout > absl::ZeroDuration() && options.connect_timeout <= absl::Hours(24),
-                 absl::StrCat("--connect_timeout=", absl::FormatDuration(options.connect_timeout),
-                              ": expected more than 0, at most 24h"));
-  problems.Check(options.max_versions >= 1 && options.max_versions <= 64,
-                 absl::StrCat("--max_versions=", options.max_versions, ": expected 1 to 64"));
-  problems.Check(options.max_parked <= kMaxParked,
-                 absl::StrCat("--max_parked=", options.max_parked, ": expected 0 to ", kMaxParked));
-  problems.Check(options.apply_threads >= 0 && options.apply_threads <= 256,
-                 absl::StrCat("--apply_threads=", options.apply_threads, ": expected 0 to 256"));
+  problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
+  problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
+  problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
+  problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
+  problems.CheckRange("max_versions", options.max_versions, 1, 64);
+  problems.CheckRange("max_parked", options.max_parked, uint64_t{0}, kMaxParked);
+  problems.CheckRange("apply_threads", options.apply_threads, 0, 256);
   return problems.ToStatus();
 }
 

@@ -91,4 +91,11 @@ bool AllFinite(const Payload& payload, Isa isa) {
   return true;
 }
 
+const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
+  for (const ReceivedSlice& slice : slices) {
+    if (slice.payload.bytes() % sizeof(float) == 0 && !AllFinite(slice.payload, isa)) return &slice;
+  }
+  return nullptr;
+}
+
 }  // namespace ps

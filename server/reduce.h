@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "common/codec.h"
 #include "common/optimizers/optimizer.h"
+#include "common/payload.h"
 
 namespace ps {
 
@@ -26,5 +26,8 @@ float Coefficient(uint64_t samples, uint64_t total);
 
 // True if every float of the payload is finite. The payload's size must be a multiple of 4.
 bool AllFinite(const Payload& payload, Isa isa);
+
+// The first of whole floats' slices with a value that is not finite, or null.
+const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 }  // namespace ps

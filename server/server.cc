@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <fstream>
 
-#include <grpcpp/ext/health_check_service_server_builder_option.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/status.h"
+#include "server/control_service.h"
 
 namespace ps {
 namespace {
@@ -42,10 +41,13 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_parked = options.max_parked};
 }
 
+// Calls of workers on their way, before it is known whose they are; each has a heartbeat and one more call at a time.
+constexpr size_t kCallsOfWorker = 2;
+
 // Parked calls do not use up the limit of calls that are not identified yet.
-ExchangeLimits MakeExchangeLimits(const ServerOptions& options) {
-  ExchangeLimits limits;
-  limits.calls.strangers += options.max_parked;
+CallLimits MakeCallLimits(const ServerOptions& options) {
+  CallLimits limits;
+  limits.strangers += options.max_parked + kCallsOfWorker * options.num_workers;
   return limits;
 }
 
@@ -104,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   start["mode"] = options.mode;
   start["flags"] = flags;
   server->metrics_->Begin(/*append=*/false, start);
-  server->grpc_->GetHealthCheckService()->SetServingStatus(true);
+  server->health_->SetServing(true);  // It has its place in the job.
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
@@ -121,11 +123,16 @@ absl::Status Server::Listen() {
         if (follower_ != nullptr) follower_->Report(report);
       },
       metrics_.get());
-  if (chief_ != nullptr) chief_service_ = std::make_unique<ChiefService>(*chief_);
-  exchange_service_ = std::make_unique<ExchangeService>(*shard_, MakeExchangeLimits(options_));
-  shard_service_ = std::make_unique<ShardService>(*exchange_service_);
-
-  grpc::EnableDefaultHealthCheckService(true);
+  router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
+  health_ = std::make_unique<HealthService>(*router_);
+  exchange_service_ = std::make_unique<ExchangeService>(*shard_, *router_, WaitLimits{});
+  HandleShardStatus(*router_, [this] { return ShardStatus(); });
+  if (chief_ != nullptr) {
+    HandleChiefCalls(*router_, *chief_);
+  } else {
+    router_->Refuse("/ps.v1.Chief/",
+                    absl::UnimplementedError("this server is not the chief; name the address of server 0"));
+  }
   grpc::ServerBuilder builder;
   SetServerArguments(builder, ToChrono(options_.lease));
   const Endpoint listen = *ParseEndpoint("listen", options_.listen);
@@ -136,16 +143,13 @@ absl::Status Server::Listen() {
   }
   int port = 0;
   builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
-  if (chief_service_ != nullptr) builder.RegisterService(chief_service_.get());
-  builder.RegisterService(shard_service_.get());
-  builder.RegisterCallbackGenericService(exchange_service_.get());
+  builder.RegisterCallbackGenericService(router_.get());
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr || port == 0) {
     grpc_.reset();
     return absl::UnavailableError(
         absl::StrCat("--listen=", options_.listen, ": the address is in use or does not belong to this machine"));
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(false);  // Until the server has its place in the job.
   Endpoint bound = listen;
   if (!listen.is_unix()) bound.port = port;
   address_ = bound.ToString();
@@ -182,9 +186,12 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
         }
         changed_.NotifyAll();
         const v1::Phase phase = update.view().phase();
-        if (phase == v1::PHASE_FINISHED || phase == v1::PHASE_FAILED) End(phase, update.view().failure());
+        if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED) return;
+        End(phase, update.view().failure());
+        ChiefKnows();
       },
       [this](const absl::Status& status) {
+        ChiefKnows();
         shard_->SetChiefLost(true);
         End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
                                           : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
@@ -248,23 +255,36 @@ void Server::End(v1::Phase phase, const std::string& failure) {
 }
 
 void Server::Stop(const std::string& reason) {
-  {
-    MutexLock lock(mutex_);
-    stopped_ = true;
-  }
   if (chief_ != nullptr) {
     chief_->Fail(reason);
   } else {
     shard_->ReportFailure(reason);
   }
   End(v1::PHASE_FAILED, reason);
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;  // Last: Wait then finds the reason.
+  }
+  changed_.NotifyAll();
+}
+
+void Server::ChiefKnows() {
+  {
+    MutexLock lock(mutex_);
+    chief_knows_ = true;
+  }
   changed_.NotifyAll();
 }
 
 void Server::Linger() {
   const TimePoint deadline =
       Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
-  while (Now() < deadline && chief_ != nullptr && chief_->Status(Now()).workers_size() > 0) {
+  const auto known = [this] {
+    if (chief_ != nullptr) return chief_->Status(Now()).workers_size() == 0;
+    MutexLock lock(mutex_);
+    return chief_knows_;
+  };
+  while (Now() < deadline && !known()) {
     MutexLock lock(mutex_);
     changed_.WaitUntil(mutex_, Now() + kTick);
   }
@@ -272,6 +292,7 @@ void Server::Linger() {
 
 absl::Status Server::Wait() {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
+  std::string failure;
   {
     MutexLock lock(mutex_);
     const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -279,16 +300,17 @@ absl::Status Server::Wait() {
     };
     while (!ended()) changed_.Wait(mutex_);
     phase = end_;
+    failure = failure_;
   }
-  grpc_->GetHealthCheckService()->SetServingStatus(false);
+  health_->SetServing(false);
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
-                                               : absl::AbortedError("the server is shutting down"));
+                                               : absl::AbortedError("the job failed: " + failure));
+  health_->EndWatches();
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
-  MutexLock lock(mutex_);
-  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure_);
+  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure);
 }
 
 Server::~Server() {
@@ -300,6 +322,7 @@ Server::~Server() {
   if (ticker_.joinable()) ticker_.join();
   if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down");
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
+  if (health_ != nullptr) health_->EndWatches();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
   // of destruction matters.

@@ -10,11 +10,12 @@
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
 #include "common/sync.h"
+#include "server/call_router.h"
 #include "server/chief.h"
 #include "server/exchange.h"
 #include "server/follower.h"
+#include "server/health_service.h"
 #include "server/options.h"
-#include "server/services.h"
 #include "server/shard.h"
 #include "server/unix_lock.h"
 
@@ -54,6 +55,8 @@ class Server {
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
+  // The job has ended at the chief as well, or its connection has.
+  void ChiefKnows();
   // After a failure: until everybody knows, or the lease is over.
   void Linger();
 
@@ -64,9 +67,9 @@ class Server {
   std::unique_ptr<Chief> chief_;         // On server 0.
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<Follower> follower_;  // On the others.
-  std::unique_ptr<ChiefService> chief_service_;
+  std::unique_ptr<CallRouter> router_;
+  std::unique_ptr<HealthService> health_;
   std::unique_ptr<ExchangeService> exchange_service_;
-  std::unique_ptr<ShardService> shard_service_;
   std::unique_ptr<grpc::Server> grpc_;
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;
@@ -76,6 +79,7 @@ class Server {
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
 };

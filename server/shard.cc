@@ -1,13 +1,7 @@
 #include "server/shard.h"
 
-#include <algorithm>
-#include <cassert>
-#include <set>
-
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "common/layout_proto.h"
 #include "common/status.h"
 
 namespace ps {
@@ -16,314 +10,231 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
     : options_(options),
       report_(std::move(report)),
       metrics_(metrics),
-      optimizer_(*MakeOptimizer(options.optimizer)),
-      mode_(*MakeMode(options.mode, options.num_workers)),
-      pool_(options.apply_threads) {
-  synchronous_ = mode_->synchronous();
-  follows_decisions_ = synchronous_ && options.num_shards > 1;
-}
+      state_(options, pool_, [this](size_t slices) { OnBuilt(slices); }),
+      pool_(options.apply_threads) {}
 
 Shard::~Shard() {
   Shutdown(absl::CancelledError("the server is shutting down"));
   StopApplying();
 }
 
-// ---- Updates from the chief
+// ---- From the chief
 
 void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (update.has_view() && update.view().number() > view_.number()) SetView(update.view());
+  const OutboxLock lock(outbox_, mutex_);
+  if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view());
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}});
   }
+  Advance();
   AnswerWaits();
 }
 
 void Shard::SetView(const v1::View& view) {
-  view_ = view;
-  if (view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 && plan_ != nullptr && shutdown_.ok()) {
-    DropLayout();
+  const bool reset = view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0;
+  if (reset && state_.layout != nullptr && !state_.job.shut_down()) state_.DropLayout();
+  if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
+    const absl::Status set = state_.SetLayout(view.layout(), [this] {
+      MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
+      if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+    });
+    if (!set.ok()) Fail(Message(set));
   }
-  if (plan_ == nullptr && view.layout().tensors_size() > 0) SetLayout(view.layout());
-  members_.clear();
-  std::set<uint32_t> ranks;
-  for (const v1::Member& member : view.members()) {
-    members_[member.rank()] = member;
-    done_.erase(member.rank());
-    if (member.done()) done_[member.rank()] = member.name();  // Also when it has left.
-    ranks.insert(member.rank());
-  }
-  mode_->SetMembers(ranks);
-  std::vector<uint32_t> fenced;
-  for (const auto& [rank, push] : assembling_) {
-    const auto member = members_.find(rank);
-    if (member == members_.end() || member->second.incarnation() != push->incarnation) fenced.push_back(rank);
-  }
-  for (uint32_t rank : fenced) DropPush(rank);
-  CheckDone();
-  v1::ShardReport report;
-  report.set_acknowledged_view(view.number());
-  Report(std::move(report));
+  state_.mode->SetMembers(state_.job.member_ranks());
+  state_.pushes.DropOrphans(state_.job);
+  Report({});
 }
 
-void Shard::SetLayout(const v1::ModelLayout& layout) {
-  plan_ = std::make_unique<SlicePlan>(FromProto(layout), options_.num_shards);
-  local_index_.assign(plan_->slices().size(), -1);
-  const auto& mine = plan_->shard_slices(options_.shard);
-  for (size_t local = 0; local < mine.size(); ++local) local_index_[mine[local]] = static_cast<int32_t>(local);
-  initial_slices_.assign(mine.size(), false);
-  const auto elements = static_cast<size_t>(plan_->shard_buffer_elements(options_.shard));
-  for (int k = 0; k < optimizer_->state_tensors(); ++k) {
-    state_.emplace_back(elements, optimizer_->InitialState(k, options_.hyperparameters));
-  }
-  store_ = std::make_unique<VersionStore>(elements, options_.max_versions, [this] {
-    MutexLock lock(mutex_);
-    StartBuild();  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
-  });
-  const auto push_bytes = static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float);
-  max_inflight_bytes_ =
-      options_.max_inflight_bytes > 0 ? options_.max_inflight_bytes : 2 * options_.num_workers * push_bytes;
-  const uint64_t needed = (synchronous_ ? options_.num_workers : 1) * push_bytes;
-  if (max_inflight_bytes_ < needed) {
-    FailJob(absl::StrCat("--max_inflight_bytes=", max_inflight_bytes_, " on shard ", options_.shard, ": ",
-                         options_.mode, " needs at least ", needed, " for this model"));
-  }
-  if (mine.empty()) initialised_ = true;
+void Shard::SetChiefLost(bool lost) {
+  const OutboxLock lock(outbox_, mutex_);
+  state_.job.SetChiefLost(lost);
+  AnswerWaits();
 }
 
-void Shard::DropLayout() {
-  // Nothing was pushed or pulled yet: both are for a job that runs.
-  assert(building_ == nullptr && decided_.empty() && assembling_.empty() && ready_.empty());
-  assert(store_ == nullptr || (store_->version() == 0 && store_->Readings().empty()));
-  store_ = nullptr;
-  state_.clear();
-  next_state_.clear();
-  local_index_.clear();
-  plan_ = nullptr;
-  max_inflight_bytes_ = 0;
-  initial_slices_.clear();
-  initialiser_ = 0;
-  initialised_ = false;
-  done_.clear();
+// ---- Initial values
+
+absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
+  if (const ReceivedSlice* slice = FindNotFinite(slices, isa_); slice != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice->index, " are not finite"));
+  }
+  const OutboxLock lock(outbox_, mutex_);
+  const absl::Status added = state_.AddInitial(id, slices);
+  if (added.ok() && state_.parameters->initialised()) Report({});
+  return added;
 }
 
-void Shard::ReportFailure(const std::string& reason) {
-  OutboxDrain drain(outbox_);
+absl::Status Shard::CheckInitialised() const {
   MutexLock lock(mutex_);
-  FailJob(reason);
+  return state_.CheckInitialised();
 }
 
-void Shard::FailJob(const std::string& reason) {
-  if (!failure_.empty()) return;
-  failure_ = reason;
+// ---- Pushes
+
+absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
+  const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
+  const uint32_t rank = header.id().rank();
+  Updater::SpeculativeUpdate ready;
+  {
+    const OutboxLock lock(outbox_, mutex_);
+    PS_RETURN_IF_ERROR(state_.job.Serving());
+    if (!state_.job.IsMember(header.id())) return absl::OkStatus();
+    state_.stall.Heard(rank, options_.clock());
+    const absl::StatusOr<PushTable::Arrival> arrival = state_.Arrive(session, header, std::move(slices), not_finite);
+    if (arrival.ok() && arrival->push != nullptr) {
+      ready = state_.Speculate(*arrival);
+      if (arrival->push->has_all()) CompletePush(rank);
+    }
+    Advance();
+    PS_RETURN_IF_ERROR(arrival.status());
+  }
+  if (ready.update == nullptr) return absl::OkStatus();
+  ready.update->Build(ready.slices);  // The gradients are in this core's cache.
+  OnBuilt(ready.slices.size());
+  return absl::OkStatus();
+}
+
+void Shard::CompletePush(uint32_t rank) {
+  const Push& push = state_.pushes.Complete(rank);
+  if (state_.follows_decisions) return Report(CompleteReport(push));
+  for (const StepSet& set : state_.mode->Complete(rank, push.step)) Decide(set);
+}
+
+void Shard::Decide(const StepSet& set) {
+  if (state_.mode->WasDecided(set)) return;
+  absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
+  if (!pushes.ok()) return Fail(Message(pushes.status()));
+  state_.mode->Decided(set);
+  state_.updater.Commit(*std::move(pushes), options_.clock());
+}
+
+void Shard::OnBuilt(size_t slices) {
+  const OutboxLock lock(outbox_, mutex_);
+  state_.updater.OnBuilt(slices);
+  Advance();
+}
+
+void Shard::Advance() {
+  if (state_.pushes.TakeDropped()) state_.updater.Abandon();
+  while (std::optional<Updater::Ended> ended = state_.updater.TakeEnded()) {
+    OnEnded(*ended);
+    outbox_.Add([update = std::move(ended->update)] {});  // Its gradients are freed last, and without the lock.
+  }
+  if (const std::optional<std::string> reason = state_.NeedsDone(); reason.has_value()) Fail(*reason);
+  if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+}
+
+void Shard::OnEnded(const Updater::Ended& ended) {
+  const Updater::Update& update = *ended.update;
+  if (ended.outcome == Updater::Ended::Outcome::kAbandoned) return;
+  if (ended.outcome == Updater::Ended::Outcome::kNotFinite) {
+    Fail(update.NotFinite(state_.parameters->version() + 1));
+    state_.pushes.Release(update.pushes);
+  } else {
+    for (const auto& push : update.pushes) state_.pushes.Record(*push, v1::ANSWER_APPLIED);
+    if (metrics_->enabled()) metrics_->Write("apply", update.Fields(state_.parameters->version(), options_.clock()));
+    if (state_.follows_decisions) Report({});
+  }
+  AnswerWaits();
+}
+
+// ---- Waits
+
+void Shard::Await(const void* session, const ShardRequest& request, bool push_ended, AnswerCallback callback) {
+  const OutboxLock lock(outbox_, mutex_);
+  const TimePoint now = options_.clock();
+  Wait wait = {.session = session,
+               .request = request,
+               .answer = {},
+               .callback = std::move(callback),
+               .parked_at = now,
+               .deadline = now + request.wait};
+  const bool refused = Deliver(wait, state_.RefuseOnArrival(wait, push_ended));
+  Advance();  // A push that ended too early was dropped.
+  if (refused) return;
+  if (request.caller.member()) state_.stall.Heard(request.caller.id.rank(), now);
+  if (Deliver(wait, state_.AnswerNow(wait, now))) return;
+  const absl::Status room = state_.waiters.CheckRoom(wait);
+  if (room.ok()) return state_.waiters.Park(std::move(wait));
+  Deliver(wait, Annotate(room, absl::StrCat("shard ", options_.shard)));
+}
+
+void Shard::Gone(const void* session) {
+  const OutboxLock lock(outbox_, mutex_);
+  const std::optional<Wait> wait = state_.waiters.Take(session);
+  if (wait.has_value()) Deliver(*wait, absl::CancelledError("the caller disconnected"));
+}
+
+void Shard::AnswerWaits() {
+  const TimePoint now = options_.clock();
+  state_.waiters.AnswerEach(
+      [&](Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Deliver(wait, state_.AnswerNow(wait, now)); });
+}
+
+bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {
+  if (!answer.has_value()) return false;
+  outbox_.Add([callback = wait.callback, answer = *std::move(answer)] { callback(answer); });
+  return true;
+}
+
+// ---- The shard as a whole
+
+void Shard::Fail(const std::string& reason) {
+  if (!state_.job.Fail(reason)) return;
   spdlog::error("{}", reason);
   v1::ShardReport report;
   report.set_failure(reason);
   Report(std::move(report));
 }
 
-void Shard::CheckDone() {
-  if (done_.empty() || view_.phase() != v1::PHASE_RUNNING) return;
-  std::set<uint32_t> begun;
-  for (const auto* pushes : {&ready_, &assembling_}) {
-    for (const auto& [rank, push] : *pushes) {
-      if (push->step == mode_->step()) begun.insert(rank);
-    }
-  }
-  std::set<uint32_t> done;
-  for (const auto& [rank, name] : done_) done.insert(rank);
-  const std::optional<uint32_t> needed = mode_->NeedsDone(begun, done);
-  if (!needed.has_value()) return;
-  FailJob(absl::StrCat("step ", mode_->step(), ": rank ", *needed, " (", done_[*needed],
-                       ") is done, but its push of this step is needed"));
-}
-
-void Shard::SetChiefLost(bool lost) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  chief_lost_ = lost;
-  AnswerWaits();
-}
-
 void Shard::Report(v1::ShardReport report) {
-  if (view_.number() > report.acknowledged_view()) report.set_acknowledged_view(view_.number());
-  report.set_initialised(initialised_ && plan_ != nullptr);
-  report.set_applied_version(store_ == nullptr ? 0 : store_->version());
-  report.set_highest_step(HighestStep());
-  report.set_waiting_for(reported_blocked_);
+  state_.Fill(&report);
   outbox_.Add([this, report = std::move(report)] { report_(report); });
 }
 
-uint64_t Shard::HighestStep() const {
-  uint64_t highest = ledger_.HighestStep();
-  const auto see = [&](const std::shared_ptr<Push>& push) { highest = std::max(highest, push->step + 1); };
-  for (const auto& [rank, push] : ready_) see(push);
-  for (const auto& build : decided_) std::for_each(build->pushes.begin(), build->pushes.end(), see);
-  if (building_ != nullptr && building_->decided) {
-    std::for_each(building_->pushes.begin(), building_->pushes.end(), see);
-  }
-  return highest;
+void Shard::ReportFailure(const std::string& reason) {
+  const OutboxLock lock(outbox_, mutex_);
+  Fail(reason);
 }
-
-absl::Status Shard::Failed() const {
-  if (view_.phase() == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + view_.failure());
-  return failure_.empty() ? absl::OkStatus() : absl::AbortedError("the job failed: " + failure_);
-}
-
-absl::Status Shard::ServingReads(bool member) const {
-  if (!shutdown_.ok()) return shutdown_;
-  if (view_.phase() == v1::PHASE_FINISHED) return absl::OkStatus();
-  // The weights of a failed job may still be read.
-  if (const absl::Status failed = Failed(); !failed.ok()) {
-    return member || !initialised_ || ruined_ ? failed : absl::OkStatus();
-  }
-  return Serving();
-}
-
-absl::Status Shard::Serving() const {
-  if (!shutdown_.ok()) return shutdown_;
-  PS_RETURN_IF_ERROR(Failed());
-  if (view_.phase() == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
-  if (chief_lost_) {
-    return absl::UnavailableError(absl::StrCat("shard ", options_.shard, " has not heard from the chief for too long"));
-  }
-  return absl::OkStatus();
-}
-
-bool Shard::IsMember(const v1::Identity& id) const {
-  MutexLock lock(mutex_);
-  return !Fenced(id);
-}
-
-std::map<uint32_t, uint64_t> Shard::MemberIncarnations() const {
-  MutexLock lock(mutex_);
-  std::map<uint32_t, uint64_t> incarnations;
-  for (const auto& [rank, member] : members_) incarnations[rank] = member.incarnation();
-  return incarnations;
-}
-
-bool Shard::Fenced(const v1::Identity& id) const {
-  if (id.job() != options_.job || id.generation() != view_.generation()) return true;
-  const auto member = members_.find(id.rank());
-  return member == members_.end() || member->second.incarnation() != id.incarnation();
-}
-
-// ---- Initial values
-
-absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
-  for (const ReceivedSlice& slice : slices) {
-    if (slice.payload.bytes() % sizeof(float) == 0 && AllFinite(slice.payload, isa_)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice.index, " are not finite"));
-  }
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  PS_RETURN_IF_ERROR(Serving());
-  if (initialised_) return absl::OkStatus();
-  const auto member = members_.find(id.rank());
-  if (plan_ == nullptr || Fenced(id) || !member->second.initialiser()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("rank ", id.rank(), " was not chosen to send the initial values"));
-  }
-  if (initialiser_ != id.incarnation() * options_.num_workers + id.rank()) {
-    initialiser_ = id.incarnation() * options_.num_workers + id.rank();
-    initial_slices_.assign(initial_slices_.size(), false);
-  }
-  for (const ReceivedSlice& slice : slices) {
-    PS_RETURN_IF_ERROR(Annotate(CheckSlice(slice), absl::StrCat("rank ", id.rank(), ", initial values")));
-    const SliceInfo& info = plan_->slices()[slice.index];
-    slice.payload.CopyTo(store_->initial_weights() + info.shard_offset);
-    initial_slices_[static_cast<size_t>(local_index_[slice.index])] = true;
-  }
-  initialised_ = std::find(initial_slices_.begin(), initial_slices_.end(), false) == initial_slices_.end();
-  if (initialised_) Report({});
-  return absl::OkStatus();
-}
-
-absl::Status Shard::CheckInitialised() {
-  MutexLock lock(mutex_);
-  if (initialised_) return absl::OkStatus();
-  const auto here = std::count(initial_slices_.begin(), initial_slices_.end(), true);
-  return absl::InvalidArgumentError(absl::StrCat("initial values: ", here, " of the ", initial_slices_.size(),
-                                                 " slices of shard ", options_.shard, " arrived"));
-}
-
-absl::Status Shard::CheckSlice(const ReceivedSlice& slice) const {
-  if (slice.index >= local_index_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("slice ", slice.index, ": the model's slices are 0 to ", local_index_.size() - 1));
-  }
-  if (local_index_[slice.index] < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " is shard ",
-                                                   plan_->slices()[slice.index].shard, "'s, not shard ", options_.shard,
-                                                   "'s"));
-  }
-  const SliceInfo& info = plan_->slices()[slice.index];
-  if (slice.payload.bytes() != static_cast<size_t>(info.bytes())) {
-    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " of tensor ",
-                                                   plan_->layout()[info.tensor].name, ": ", slice.payload.bytes(),
-                                                   " bytes, expected ", info.bytes()));
-  }
-  return absl::OkStatus();
-}
-
-// ---- The shard as a whole
 
 void Shard::Tick(TimePoint now) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  now_ = now;
-  ReportBlocked(now);
+  const OutboxLock lock(outbox_, mutex_);
+  if (state_.stall.Update(state_.Situation(now), now)) Report({});
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
-  for (auto wait = waits_.begin(); wait != waits_.end();) {
-    const auto next = std::next(wait);
-    if (wait->deadline <= now) {
-      Fail(*wait, absl::DeadlineExceededError(Describe(*wait, now)));
-      waits_.erase(wait);
-    }
-    wait = next;
-  }
+  for (const Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
 }
 
 void Shard::Shutdown(const absl::Status& status) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (shutdown_.ok()) shutdown_ = status;
+  const OutboxLock lock(outbox_, mutex_);
+  state_.job.Shutdown(status);
   AnswerWaits();
 }
 
 void Shard::StopApplying() {
-  VersionStore* store = nullptr;
+  Parameters* parameters = nullptr;
   {
     MutexLock lock(mutex_);
-    store = store_.get();
+    parameters = state_.parameters.get();
   }
-  if (store != nullptr) store->ClearOnRelease();
+  if (parameters != nullptr) parameters->ClearOnRelease();  // It waits for a hook that may want the lock.
   pool_.Stop();
 }
 
-v1::ShardStatusReply Shard::Status(TimePoint now) {
+v1::ShardStatusReply Shard::Status(TimePoint now) const {
   MutexLock lock(mutex_);
-  v1::ShardStatusReply status = counts_;
-  status.set_shard(options_.shard);
-  if (plan_ != nullptr) {
-    status.set_version(store_->version());
-    status.set_slices(static_cast<uint32_t>(plan_->shard_slices(options_.shard).size()));
-    status.set_bytes(static_cast<uint64_t>(plan_->shard_elements(options_.shard)) * sizeof(float));
-  }
-  status.set_inflight_bytes(inflight_bytes_);
-  status.set_inflight_bytes_max(max_inflight_bytes_);
-  status.set_parked(static_cast<uint32_t>(waits_.size()));
-  const auto of_others = std::count_if(waits_.begin(), waits_.end(), [](const Wait& w) { return w.incarnation == 0; });
-  status.set_parked_others(static_cast<uint32_t>(of_others));
-  if (!waits_.empty() || blocked_since_.has_value()) status.set_waiting_for(WaitingFor(now));
+  v1::ShardStatusReply status;
+  state_.Fill(&status, now);
   return status;
 }
 
-const SlicePlan* Shard::plan() {
+bool Shard::IsMember(const v1::Identity& id) const {
   MutexLock lock(mutex_);
-  return plan_.get();
+  return state_.job.IsMember(id);
+}
+
+std::map<uint32_t, uint64_t> Shard::MemberIncarnations() const {
+  MutexLock lock(mutex_);
+  return state_.job.MemberIncarnations();
 }
 
 }  // namespace ps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <spdlog/spdlog.h>
 #include "common/status.h"
 
 namespace ps {
@@ -52,6 +53,7 @@ absl::Status Batches::KeepSamples() {
       for (const absl::Status& status : {x.status(), of.status()}) PS_RETURN_IF_ERROR(status);
       host_x_ = *x;
       host_labels_ = *of;
+      spdlog::info("{} do not fit into the device's memory: the host gathers each batch", ToString(dataset_));
       return absl::OkStatus();
     }
     PS_RETURN_IF_ERROR(Allocate(sample_bytes, kept_samples_, nullptr));

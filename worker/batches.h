@@ -23,7 +23,8 @@ class Batches {
   Batches& operator=(const Batches&) = delete;
 
   // Call it once, after all other device memory is allocated. If the samples fit into the free memory, minus a reserve,
-  // they are kept there as they are stored, and gathered by the device; else each batch is gathered by the host.
+  // they are kept there as they are stored, and gathered by the device; else each batch is gathered by the host, which
+  // the log says.
   absl::Status KeepSamples();
 
   const Dataset& dataset() const { return dataset_; }

@@ -1,15 +1,11 @@
-#include <cmath>
-#include <filesystem>
+#include "worker/flags.h"
+
+#include <optional>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "common/endpoint.h"
-#include "common/flag_parser.h"
-#include "common/status.h"
-#include "common/text.h"
-#include "worker/options.h"
+#include "common/problems.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");
@@ -59,74 +55,45 @@ ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON o
 namespace ps {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;
-constexpr size_t kMaxAddressBytes = 1024;
-
-class Reader {
- public:
-  void Check(const absl::Status& status) { Check(status.ok(), Message(status)); }
-  void Check(bool good, const std::string& problem) {
-    if (!good) problems_.push_back(problem);
-  }
-  template <typename T>
-  T Take(absl::StatusOr<T> value) {
-    if (value.ok()) return *std::move(value);
-    problems_.push_back(Message(value.status()));
-    return T();
-  }
-  absl::Status ToStatus() const {
-    return problems_.empty() ? absl::OkStatus() : absl::InvalidArgumentError(absl::StrJoin(problems_, "\n"));
-  }
-
- private:
-  std::vector<std::string> problems_;
-};
-
-bool SamePath(const std::string& a, const std::string& b) {
-  std::error_code error;
-  return a == b ||
-         (!b.empty() && std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error));
+absl::StatusOr<int64_t> ParseBatchSize(const std::string& text) {
+  if (text == "full") return 0;
+  int64_t size = 0;
+  if (absl::SimpleAtoi(text, &size) && size >= 1 && size <= kBatchSizeMax) return size;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--batch_size=", text, ": expected 1 to ", kBatchSizeMax, ", or full"));
 }
 
-void ReadBudget(WorkerOptions& options, Reader& reader) {
-  const std::string batch = absl::GetFlag(FLAGS_batch_size);
-  if (batch == "full") {
-    options.batch_size = 0;
-  } else {
-    reader.Check(
-        absl::SimpleAtoi(batch, &options.batch_size) && options.batch_size >= 1 && options.batch_size <= 1 << 24,
-        absl::StrCat("--batch_size=", batch, ": expected 1 to 2^24, or full"));
-  }
+absl::StatusOr<std::optional<uint32_t>> ParseRank(int64_t rank) {
+  if (rank == -1) return std::nullopt;
+  if (rank >= 0 && rank <= kRankMax) return static_cast<uint32_t>(rank);
+  return absl::InvalidArgumentError(absl::StrCat("--rank=", rank, ": expected 0 to ", kRankMax, ", or -1"));
+}
+
+// What is read as it is. What is wrong with it ValidateWorkerOptions says.
+WorkerOptions ReadPlainFlags() {
+  WorkerOptions options;
+  options.client.server = absl::GetFlag(FLAGS_server);
+  options.client.job = absl::GetFlag(FLAGS_job);
+  options.client.name = absl::GetFlag(FLAGS_name);
+  options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
+  options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
+  options.init_weights = absl::GetFlag(FLAGS_init_weights);
+  options.save_weights = absl::GetFlag(FLAGS_save_weights);
+  options.data.dataset = absl::GetFlag(FLAGS_dataset);
+  options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
+  options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
+  options.data.crop = absl::GetFlag(FLAGS_crop);
+  options.data.samples_per_class = absl::GetFlag(FLAGS_samples_per_class);
   options.epochs = absl::GetFlag(FLAGS_epochs);
   options.steps = absl::GetFlag(FLAGS_steps);
   options.eval_every = absl::GetFlag(FLAGS_eval_every);
-  reader.Check(std::isfinite(options.epochs) && options.epochs > 0 && options.epochs < 1e9,
-               absl::StrCat("--epochs=", options.epochs, ": expected a number above 0"));
-  reader.Check(options.steps >= 0, absl::StrCat("--steps=", options.steps, ": expected 0 or more"));
-  reader.Check(std::isfinite(options.eval_every) && options.eval_every >= 0,
-               absl::StrCat("--eval_every=", options.eval_every, ": expected 0 or more"));
-}
-
-void ReadClient(WorkerOptions& options, Reader& reader) {
-  ClientOptions& client = options.client;
-  client.server = absl::GetFlag(FLAGS_server);
-  reader.Take(ParseEndpoint("server", client.server));
-  reader.Check(CheckText("--server", client.server, kMaxAddressBytes));
-  client.job = absl::GetFlag(FLAGS_job);
-  client.name = absl::GetFlag(FLAGS_name);
-  // They are sent as protobuf strings.
-  reader.Check(CheckText("--job", client.job, kMaxNameBytes));
-  reader.Check(CheckText("--name", client.name, kMaxNameBytes));
-  const int64_t rank = absl::GetFlag(FLAGS_rank);
-  reader.Check(rank >= -1 && rank < 4096, absl::StrCat("--rank=", rank, ": expected 0 to 4095, or -1"));
-  if (rank >= 0) client.rank = static_cast<uint32_t>(rank);
-  client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
-  client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
-  for (const auto& [flag, value] :
-       {std::pair("connect_timeout", client.connect_timeout), std::pair("start_timeout", client.start_timeout)}) {
-    reader.Check(value > absl::ZeroDuration() && value <= absl::Hours(240),
-                 absl::StrCat("--", flag, "=", absl::FormatDuration(value), ": expected more than 0, at most 240h"));
-  }
+  options.seed = options.data.seed = absl::GetFlag(FLAGS_seed);
+  options.shuffle = absl::GetFlag(FLAGS_shuffle);
+  options.overlap = absl::GetFlag(FLAGS_overlap);
+  options.device.device = absl::GetFlag(FLAGS_device);
+  options.device.threads = absl::GetFlag(FLAGS_threads);
+  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  return options;
 }
 
 // The flags that have no effect because of the values of others. Flags that only some workers of a job use, as the lead
@@ -149,42 +116,19 @@ std::vector<IdleFlag> IdleFlags() {
 }  // namespace
 
 absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
-  WorkerOptions options;
-  Reader reader;
-  ReadClient(options, reader);
-  options.model.widths = reader.Take(ParseModel(absl::GetFlag(FLAGS_model)));
-  options.model.activation = reader.Take(ParseActivation(absl::GetFlag(FLAGS_activation)));
-  options.model.loss = reader.Take(ParseLoss(absl::GetFlag(FLAGS_loss)));
-  options.init = reader.Take(ParseInit(absl::GetFlag(FLAGS_init)));
-  options.init_weights = absl::GetFlag(FLAGS_init_weights);
-  options.save_weights = absl::GetFlag(FLAGS_save_weights);
-  options.data.dataset = absl::GetFlag(FLAGS_dataset);
-  options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
-  options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
-  options.data.crop = absl::GetFlag(FLAGS_crop);
-  options.data.samples_per_class = absl::GetFlag(FLAGS_samples_per_class);
-  options.data.normalize = reader.Take(ParseNormalize(absl::GetFlag(FLAGS_normalize)));
-  reader.Check(options.data.validation_split >= 0 && options.data.validation_split < 1,
-               absl::StrCat("--validation_split=", options.data.validation_split, ": expected 0 or more, below 1"));
-  reader.Check(options.data.crop >= 0, absl::StrCat("--crop=", options.data.crop, ": expected 0 or more"));
-  reader.Check(options.data.samples_per_class >= 0,
-               absl::StrCat("--samples_per_class=", options.data.samples_per_class, ": expected 0 or more"));
-  options.seed = options.data.seed = absl::GetFlag(FLAGS_seed);
-  options.shuffle = absl::GetFlag(FLAGS_shuffle);
-  options.overlap = absl::GetFlag(FLAGS_overlap);
-  options.device.device = absl::GetFlag(FLAGS_device);
-  options.device.math = reader.Take(ParseMath(absl::GetFlag(FLAGS_math)));
-  options.device.threads = absl::GetFlag(FLAGS_threads);
-  const absl::Status device = CheckDeviceOptions(options.device);
-  reader.Check(device.ok(), Message(device));
-  reader.Check(options.device.threads >= 1 && options.device.threads <= 1024,
-               absl::StrCat("--threads=", options.device.threads, ": expected 1 to 1024"));
-  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
-  reader.Check(options.save_weights.empty() || !SamePath(options.save_weights, options.metrics_file),
-               absl::StrCat("--save_weights=", options.save_weights, ": is also the --metrics_file"));
-  ReadBudget(options, reader);
-  reader.Check(CheckIdleFlags(line, IdleFlags()));
-  if (absl::Status status = reader.ToStatus(); !status.ok()) return status;
+  WorkerOptions options = ReadPlainFlags();
+  Problems problems;
+  problems.Read(ParseRank(absl::GetFlag(FLAGS_rank)), options.client.rank);
+  problems.Read(ParseModel(absl::GetFlag(FLAGS_model)), options.model.widths);
+  problems.Read(ParseActivation(absl::GetFlag(FLAGS_activation)), options.model.activation);
+  problems.Read(ParseLoss(absl::GetFlag(FLAGS_loss)), options.model.loss);
+  problems.Read(ParseInit(absl::GetFlag(FLAGS_init)), options.init);
+  problems.Read(ParseNormalize(absl::GetFlag(FLAGS_normalize)), options.data.normalize);
+  problems.Read(ParseBatchSize(absl::GetFlag(FLAGS_batch_size)), options.batch_size);
+  problems.Read(ParseMath(absl::GetFlag(FLAGS_math)), options.device.math);
+  problems.Check(ValidateWorkerOptions(options));
+  problems.Check(CheckIdleFlags(line, IdleFlags()));
+  if (absl::Status status = problems.ToStatus(); !status.ok()) return status;
   return options;
 }
 

@@ -3,9 +3,10 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_format.h"
+#include "common/grpc_log.h"
 #include "common/program.h"
 #include "common/status.h"
-#include "worker/options.h"
+#include "worker/flags.h"
 #include "worker/trainer.h"
 
 int main(int argc, char** argv) {
@@ -25,6 +26,7 @@ int main(int argc, char** argv) {
   }
   KeepFreedMemory();
   InitLogging("ps_worker");
+  RouteGrpcLog();
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {
     spdlog::info("{}: leaving the job", signal);
@@ -33,10 +35,10 @@ int main(int argc, char** argv) {
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->lead) {
-    if (result->test_accuracy.has_value()) {
-      std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *result->test_accuracy);
+    if (result->test.accuracy.has_value()) {
+      std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *result->test.accuracy);
     }
-    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\n", result->test_loss, result->version);
+    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\n", result->test.loss, result->version);
     if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";
   }
   if (const absl::Status written = FlushOutput(); !written.ok()) {

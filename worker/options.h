@@ -1,13 +1,10 @@
-// A worker's options: read once from the flags, then passed by value.
+// A worker's options: read once from the flags (flags.h) or filled in by who embeds a trainer, then passed by value.
 #pragma once
 
-#include <optional>
+#include <cstdint>
 #include <string>
 
-#include <nlohmann/json.hpp>
-#include "absl/status/statusor.h"
-#include "absl/time/time.h"
-#include "common/flag_parser.h"
+#include "absl/status/status.h"
 #include "ps/client.h"
 #include "worker/data/load.h"
 #include "worker/model/device.h"
@@ -15,11 +12,14 @@
 
 namespace ps {
 
-// Fields are the flags of the same name, parsed.
+inline constexpr int64_t kBatchSizeMax = 1 << 24;
+inline constexpr uint32_t kRankMax = 4095;
+
+// Fields are the flags of the same name, parsed, with the flags' defaults.
 struct WorkerOptions {
-  ClientOptions client;
-  DatasetOptions data;
-  ModelOptions model;
+  ClientOptions client = {.server = "127.0.0.1:5000"};
+  DatasetOptions data = {.dataset = "fashion-mnist"};
+  ModelOptions model = {.widths = {784, 128, 10}};
   Init init = Init::kHe;
   std::string init_weights;  // Safetensors; instead of init.
   std::string save_weights;  // Safetensors; by the lead.
@@ -32,14 +32,11 @@ struct WorkerOptions {
   bool overlap = true;
   DeviceOptions device;
   std::string metrics_file;
-  int64_t warm_up_steps = 0;  // Left out of TrainingResult's samples and times. No flag: for benchmarks.
+  int64_t warm_up_steps = 0;  // Left out of StepTotals. No flag: for benchmarks.
 };
 
-// Parses and checks all flags; `line` says which were given: a given flag without effect is a problem, too.
-// INVALID_ARGUMENT naming every problem, one a line.
-absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line);
-
-// Every flag with its value, for the `start` event.
-nlohmann::ordered_json WorkerFlagValues();
+// INVALID_ARGUMENT naming every problem, one a line, each by its flag. What is looked at are the options alone, and not
+// what files, devices or servers there are.
+absl::Status ValidateWorkerOptions(const WorkerOptions& options);
 
 }  // namespace ps

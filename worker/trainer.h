@@ -1,4 +1,4 @@
-// One worker's part of a job, from joining to leaving.
+// One worker's part of a job: join, loop and end.
 #pragma once
 
 #include <memory>
@@ -9,15 +9,15 @@
 
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
-#include "common/clock.h"
-#include "common/metrics.h"
+#include "absl/status/statusor.h"
 #include "ps/client.h"
 #include "worker/batches.h"
 #include "worker/data/sampler.h"
-#include "worker/initial_weights.h"
+#include "worker/evaluator.h"
 #include "worker/model/network.h"
 #include "worker/options.h"
-#include "worker/progress.h"
+#include "worker/preparation.h"
+#include "worker/step_stats.h"
 
 namespace ps {
 
@@ -25,20 +25,12 @@ namespace ps {
 struct TrainingResult {
   uint32_t rank = 0;
   bool lead = false;
-  double test_loss = 0;                 // The lead's only, as the next four.
-  std::optional<double> test_accuracy;  // In [0, 1]; none for regression.
+  Evaluation test;  // The lead's only, as the next three.
   uint64_t version = 0;
   HashedWeights weights_hash;
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
-  // Of each rank: its samples, and the seconds in its steps, in all and by phase.
-  int64_t samples = 0;
-  double train_s = 0;
-  double forward_s = 0;
-  double backward_s = 0;
-  double push_s = 0;
-  double wait_s = 0;
-  double pull_s = 0;
+  StepTotals steps;  // Of each rank.
 };
 
 // Used by one thread, but for Stop.
@@ -46,55 +38,51 @@ class Trainer {
  public:
   explicit Trainer(const WorkerOptions& options) : options_(options) {}
 
-  // Trains from joining to leaving. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
+  // Trains from joining to leaving. INVALID_ARGUMENT naming all that is wrong with the options (ValidateWorkerOptions)
+  // before anything else is done. Errors name the flag, file, tensor or server. `flags` go into the `start` event.
   absl::StatusOr<TrainingResult> Run(const nlohmann::ordered_json& flags);
 
   // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
 
  private:
-  absl::Status Prepare();
-  absl::Status FitModelToData();
   absl::Status JoinJob();
-  // Once the rank is known: sets up the backend, the network and the batches.
+  // Once the rank is known: the backend, the network, the batches.
   absl::Status SetUp();
-  absl::Status Start();
-  void WriteStart(const nlohmann::ordered_json& flags);
-  std::map<std::string, std::string> Experiment() const;
   absl::Status MakeBatches();
+  void WriteStart(const nlohmann::ordered_json& flags);
+  absl::Status Start();
+
   absl::Status Train();
   absl::Status TrainBatch(int64_t batch);
-  void StartExchange(uint32_t samples, bool deferred);
-  absl::Status AwaitWeights(int layer);
-  // The exchange under way, if any: waits for it and records its step.
-  absl::Status EndExchange();
-  bool EvaluationDue(int64_t batches_done);
-  double Epochs(int64_t batches_done) const;
-  // The next evaluation is the first that is due after so many batches.
-  void PassEvaluations(int64_t batches_done);
+  // Loads the batch, unless it is loaded already or training ends before it.
   absl::Status TakeBatch(int64_t batch);
-  absl::Status EvaluateNow();
-  absl::StatusOr<LossSums> Evaluate(Batches& batches, const std::string& split);
+  void StartExchange(uint32_t samples, bool deferred);
+  // Waits until the exchange under way, if any, has brought the tensor.
+  absl::Status AwaitWeights(size_t tensor);
+  // Waits for the exchange under way, if any, and records its step.
+  absl::Status EndExchange();
+  absl::Status EvaluateOnTheWay();
+  absl::Status Pull();
+
   absl::Status Finish();
+  // Saves and hashes the weights, each whether or not the other fails.
   absl::Status Keep();
-  absl::Status Save() const;
+  // Leaves the job; the result if all went well.
+  absl::StatusOr<TrainingResult> End(const absl::Status& status);
 
   const WorkerOptions options_;
   std::stop_source stop_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  DataSplits data_;
-  DeviceOptions device_;  // As found.
-  // Initial values by tensor, until the job runs. Those of --init_weights are read before joining; random ones are made
-  // only after the job has accepted the model, which then fits into memory.
-  Values initial_;
+  // What was ready before joining. The initial values stay until the job runs; random ones are made only after the job
+  // has accepted the model, which then fits into memory.
+  Preparation prepared_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
-  std::unique_ptr<Batches> test_batches_;
-  std::unique_ptr<Batches> validation_batches_;  // Null if there is no validation split.
   std::unique_ptr<Network> network_;
+  std::unique_ptr<Evaluator> evaluator_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Sampler> sampler_;
-  std::unique_ptr<Progress> progress_;
+  std::optional<StepStats> stats_;  // From the first batch on.
   ConstTensors gradients_;
   MutableTensors weights_;
 
@@ -103,21 +91,14 @@ class Trainer {
   uint64_t version_ = 0;            // Of the weights; the lowest over the shards.
   std::vector<uint64_t> versions_;  // By shard.
   int64_t taken_ = -1;              // The batch that is in batch_.
-  double prepared_s_ = 0;           // What taking it took; a part of its step's forward pass.
+  double taking_s_ = 0;             // What taking it took; a part of its step's forward pass.
   BatchPlan plan_;
   Batch batch_;
 
   // The step whose exchange is under way. In a synchronous mode it goes on into the next step's forward pass.
-  struct Pending {
-    std::shared_ptr<Exchange> exchange;
-    PushInfo push;
-    int64_t batch = 0;
-    StepResult computed;
-    double exposed_s = 0;  // Since the last gradient was ready, without what was computed meanwhile.
-  };
-  Pending pending_;
+  std::shared_ptr<Exchange> exchange_;
+  StepRecord pending_;
   TrainingResult result_;  // What there is of it so far.
-  double next_eval_ = 0;   // In epochs.
 };
 
 }  // namespace ps

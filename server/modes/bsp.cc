@@ -1,24 +1,33 @@
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "server/modes/mode.h"
 
 namespace ps {
 namespace {
 
+// The ranks are always all of 0 to num_workers - 1: a rank that is lost ends the job or is waited for.
 class Bsp final : public Mode {
  public:
   explicit Bsp(uint32_t num_workers) : num_workers_(num_workers) {}
 
   std::string name() const override { return "bsp"; }
   bool synchronous() const override { return true; }
+  Contribution contribution() const override { return Contribution::kGradient; }
+  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return step + 1; }
 
-  // A rank that is lost ends the job or is waited for, so the set is always that of all workers.
+  bool coordinated() const override { return true; }
+  uint32_t pushes_held() const override { return num_workers_; }
+
   void SetMembers(const std::set<uint32_t>&) override {}
 
-  absl::Status Admit(uint32_t rank, uint64_t step, uint64_t) const override {
-    if (step == step_) return absl::OkStatus();
-    return absl::OutOfRangeError(absl::StrCat("rank ", rank, ", step ", step, ": the job's current step is ", step_));
+  Admission Admit(const PushHeader& push, uint64_t) const override {
+    if (push.step == step_) return {};
+    return {.kind = Admission::Kind::kReject,
+            .why = absl::OutOfRangeError(
+                absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step_))};
   }
 
   std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override {
@@ -33,7 +42,14 @@ class Bsp final : public Mode {
     arrived_.clear();
   }
 
-  uint64_t StartStep(uint64_t) const override { return step_; }
+  bool WasDecided(const StepSet& set) const override { return set.step < step_; }
+  bool MayRead(uint32_t, uint64_t, uint64_t) const override { return true; }
+  LossAction OnLoss(uint32_t) const override { return LossAction::kFail; }
+
+  // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.
+  uint64_t StartStep(uint64_t, uint64_t applied) const override { return std::max(step_, applied); }
+
+  uint64_t step() const override { return step_; }
 
   std::vector<uint32_t> WaitsFor() const override {
     std::vector<uint32_t> missing;
@@ -57,7 +73,18 @@ class Bsp final : public Mode {
     return {};
   }
 
-  uint64_t step() const override { return step_; }
+  nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"step", step_}}; }
+
+  absl::Status Load(const nlohmann::ordered_json& state) override {
+    PS_RETURN_IF_ERROR(CheckSavedMode(state, name()));
+    const auto step = state.find("step");
+    if (step == state.end() || !step->is_number_unsigned()) {
+      return absl::InvalidArgumentError("the mode's state: step: expected a number");
+    }
+    step_ = step->get<uint64_t>();
+    arrived_.clear();
+    return absl::OkStatus();
+  }
 
  private:
   const uint32_t num_workers_;

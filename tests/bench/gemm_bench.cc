@@ -55,9 +55,9 @@ class Product {
       for (int i = 0; i < products; ++i) PS_RETURN_IF_ERROR(Multiply());
       return absl::OkStatus();
     };
-    PS_RETURN_IF_ERROR(backend_.SetMark(0));
-    PS_RETURN_IF_ERROR(recording_->Run(work));
-    PS_RETURN_IF_ERROR(backend_.SetMark(1));
+    PS_RETURN_IF_ERROR(backend_.RecordEvent(0));
+    PS_RETURN_IF_ERROR(graph_->Run(work));
+    PS_RETURN_IF_ERROR(backend_.RecordEvent(1));
     PS_RETURN_IF_ERROR(backend_.Synchronize());
     const absl::StatusOr<double> seconds = backend_.SecondsBetween(0, 1);
     if (!seconds.ok()) return seconds.status();
@@ -109,7 +109,7 @@ class Product {
   Backend& backend_;
   const Size size_;
   std::vector<Matrix> matrices_;
-  std::unique_ptr<Recording> recording_ = backend_.MakeRecording();
+  std::unique_ptr<Graph> graph_ = backend_.MakeGraph();
 };
 
 template <typename Work>

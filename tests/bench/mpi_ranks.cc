@@ -117,10 +117,9 @@ bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, 
   Replica replica((*bench)->network(), ranks);
   StepHooks hooks;
   if (overlapped) {
-    hooks.gradient_ready = [&](int layer) {
+    hooks.gradient_ready = [&](size_t tensor) {
       replica.Progress();
-      replica.Reduce(2 * static_cast<size_t>(layer));
-      replica.Reduce(2 * static_cast<size_t>(layer) + 1);
+      replica.Reduce(tensor);
       return absl::OkStatus();
     };
   }

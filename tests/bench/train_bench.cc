@@ -92,13 +92,14 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   for (const auto& server : servers) PS_RETURN_IF_ERROR(server->Wait());
   double seconds = 0;
   for (const TrainingResult& result : results) {
-    row.samples_per_s += static_cast<double>(result.samples) / result.train_s;
-    seconds += result.train_s;
-    row.forward += result.forward_s;
-    row.backward += result.backward_s;
-    row.push += result.push_s;
-    row.wait += result.wait_s;
-    row.pull += result.pull_s;
+    const StepTotals& steps = result.steps;
+    row.samples_per_s += static_cast<double>(steps.samples) / steps.train_s;
+    seconds += steps.train_s;
+    row.forward += steps.forward_s;
+    row.backward += steps.backward_s;
+    row.push += steps.push_s;
+    row.wait += steps.wait_s;
+    row.pull += steps.pull_s;
   }
   for (double* share : {&row.forward, &row.backward, &row.push, &row.wait, &row.pull}) *share /= seconds;
   return row;

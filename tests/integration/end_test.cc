@@ -93,7 +93,7 @@ TEST_CASE(
   REQUIRE(result.ok());
   CHECK(result->end_status.ok());
   CHECK(result->lead);
-  CHECK(result->test_accuracy.has_value());
+  CHECK(result->test.accuracy.has_value());
   CHECK(result->weights_hash.versions == std::vector<uint64_t>{31, 30});
   CHECK(ToString(result->weights_hash) == result->weights_hash.hash + " (the shards are at versions 31, 30)");
   CHECK(ReadSafetensors(worker.save_weights).ok());
@@ -122,7 +122,7 @@ TEST_CASE("In asp the lowest live rank evaluates at the end and along the way") 
   INFO(result.status().ToString());
   REQUIRE(result.ok());
   CHECK(result->lead);
-  CHECK(result->test_accuracy.has_value());
+  CHECK(result->test.accuracy.has_value());
   CHECK(result->weights_hash.hash.size() == 32);
   CHECK(ReadSafetensors(worker.save_weights).ok());
   CHECK(cluster.Events("worker.jsonl", "eval").size() > 1);

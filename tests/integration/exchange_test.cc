@@ -198,7 +198,7 @@ TEST_CASE("In asp every push makes one version, on every server") {
     }
     CHECK(cluster.server_status.ok());
     CHECK(results[0]->version == 3 * 4 * 10);
-    CHECK(results[0]->test_accuracy.value() > 0.5);
+    CHECK(results[0]->test.accuracy.value() > 0.5);
   }
 }
 

@@ -6,13 +6,14 @@
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/server_builder.h>
 
+#include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/layout_proto.h"
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "server/control_service.h"
 #include "server/exchange.h"
-#include "server/services.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -58,16 +59,15 @@ class LoneServer {
               waiting_for = report.waiting_for();
             },
             metrics.get()),
-        exchange(shard, {.calls = limits}),
-        service(exchange) {
+        router(limits),
+        exchange(shard, router, {}) {
     NextView(v1::PHASE_GATHERING);
     REQUIRE(shard.AddInitialSlices(Id(), Gradient()).ok());
     NextView(v1::PHASE_RUNNING);
     grpc::ServerBuilder builder;
     SetServerArguments(builder, std::chrono::seconds(10));
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(&service);
-    builder.RegisterCallbackGenericService(&exchange);
+    builder.RegisterCallbackGenericService(&router);
     server = builder.BuildAndStart();
     REQUIRE(server != nullptr);
   }
@@ -114,7 +114,7 @@ class LoneServer {
   }
 
   // The worker's next push, which makes version `step` + 1. Whether it is there within a short time.
-  void Push(uint64_t step) { REQUIRE(shard.AddSlices(Header(step), Gradient(), Now()).ok()); }
+  void Push(uint64_t step) { REQUIRE(shard.AddSlices(nullptr, Header(step), Gradient()).ok()); }
   bool IsAt(uint64_t version) {
     return Eventually([&] { return Status().version() == version; });
   }
@@ -140,8 +140,8 @@ class LoneServer {
   uint64_t views = 0;
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
+  CallRouter router;
   ExchangeService exchange;
-  ShardService service;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };

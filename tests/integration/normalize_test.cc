@@ -58,11 +58,11 @@ TEST_CASE("A badly scaled table is learnt with the default, and not as it is") {
     const auto results = cluster.Train(Learner("csv:" + table, normalize), 2);
     if (normalize == Normalize::kNone) {
       // It may even diverge.
-      CHECK((!results[0].ok() || *results[0]->test_accuracy < 0.6));
+      CHECK((!results[0].ok() || *results[0]->test.accuracy < 0.6));
       continue;
     }
     REQUIRE(results[0].ok());
-    CHECK(*results[0]->test_accuracy > 0.97);
+    CHECK(*results[0]->test.accuracy > 0.97);
     const std::string kind = normalize == Normalize::kAuto ? "standard" : "minmax";
     for (const char* file : {"worker-0.jsonl", "worker-1.jsonl"}) {
       CHECK(cluster.Events(file, "start")[0]["normalize"] == kind);
@@ -126,8 +126,8 @@ TEST_CASE("Losses of a regression are in the target's own units, and the saved m
   }
   CHECK(loss > 1e-3 * mean_square);
   CHECK(loss < 0.1 * mean_square);
-  CHECK(std::abs(results[0]->test_loss / loss - 1) < 1e-4);
-  CHECK(cluster.Events("worker-0.jsonl", "eval").back()["loss"] == results[0]->test_loss);
+  CHECK(std::abs(results[0]->test.loss / loss - 1) < 1e-4);
+  CHECK(cluster.Events("worker-0.jsonl", "eval").back()["loss"] == results[0]->test.loss);
 }
 
 }  // namespace

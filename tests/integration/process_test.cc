@@ -1,6 +1,8 @@
 // The real programs: what they print, and how they end.
 #include "tests/integration/process.h"
 
+#include <grpcpp/version_info.h>
+
 namespace ps {
 namespace {
 
@@ -76,6 +78,9 @@ TEST_CASE("Bad usage ends with status 2 and names every problem") {
   for (const char* flag : {"--model=mlp:7", "--loss=none", "--batch_size=0", "--normalize=l2"})
     CHECK(errors.find(flag) != std::string::npos);
   CHECK(RunOnce("ps_ctl", {"dance"}, &errors) == 2);
+  CHECK(RunOnce("ps_ctl", {"--server=nowhere", "--timeout=-1s", "status"}, &errors) == 2);
+  CHECK(errors.find("ps_ctl: --server=nowhere") == 0);
+  CHECK(errors.find("\nps_ctl: --timeout=-1s: expected more than 0") != std::string::npos);
 }
 
 TEST_CASE("What cannot work ends with status 1 and one clear line") {
@@ -85,6 +90,11 @@ TEST_CASE("What cannot work ends with status 1 and one clear line") {
   const std::string address = server.Address();
   CHECK(RunOnce("ps_server", {"--listen=" + address}, &errors) == 1);
   CHECK(errors.find("ps_server: --listen=" + address) != std::string::npos);
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 65  // See common/grpc_log.h.
+  CHECK(errors.find('\n') == errors.size() - 1);
+#endif
+  CHECK(RunOnce("ps_ctl", {"--server=127.0.0.1:1", "health"}, &errors) == 1);
+  CHECK(errors == "ps_ctl: --server=127.0.0.1:1: connection refused\n");
   CHECK(RunOnce("ps_worker", {"--server=127.0.0.1:1", "--connect_timeout=300ms", "--dataset=synthetic"}, &errors) == 1);
   CHECK(errors.find("--server=127.0.0.1:1") != std::string::npos);
   CHECK(RunOnce("ps_worker", {"--server=" + address, "--dataset=idx:none,none"}, &errors) == 1);
@@ -126,7 +136,16 @@ TEST_CASE("Data that is missing, cut short, corrupt or does not fit is refused b
                    " has labels from 0 to 7; to learn them as numbers, add ,task=regression");
   const std::string targets = WriteFile(folder, "targets.csv", "1,2,0.5\n3,4,1\n");
   refused("csv:" + targets, "2,1", "--loss: the targets of --dataset=csv:" + targets);
-  refused("cifar", "2,2", "--dataset=cifar");
+}
+
+TEST_CASE("A data set's text that is wrong whatever the files hold is bad usage") {
+  std::string errors;
+  for (const std::string dataset : {"cifar", "synthetic:samples=many", "csv:t.csv,label=middle", "idx:images"}) {
+    INFO(dataset);
+    CHECK(RunOnce("ps_worker", {"--server=127.0.0.1:1", "--dataset=" + dataset}, &errors) == 2);
+    CHECK(errors.find("ps_worker: --dataset=" + dataset) == 0);
+    CHECK(errors.find('\n') == errors.size() - 1);
+  }
 }
 
 TEST_CASE("A worker that does not match its job is refused by what differs, and the job is not harmed") {

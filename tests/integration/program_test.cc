@@ -77,6 +77,9 @@ TEST_CASE("Workers with other initial weights than the job's are refused, wherev
   CheckRefused("ps_worker", Worker(address, {"--steps=3", "--init_weights=" + folder.File("b")}),
                "--init_weights=values ");
   CheckRefused("ps_worker", Worker(address, {"--steps=3"}), "--init=he (the job has unused)");
+  CheckRefused("ps_worker",
+               Worker(address, {"--steps=3", "--activation=tanh", "--init_weights=" + folder.File("same")}),
+               "--activation=tanh (the job has relu)");
   Process second("ps_worker", Worker(address, {"--steps=3", "--init_weights=" + folder.File("same")}),
                  folder.File("second"));
   CHECK(first.Wait() == 0);
@@ -189,6 +192,8 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
     CHECK(errors.find('\n') == errors.size() - 1);
   };
   refused("ps_server", {"--momentum=0.5"}, "--momentum=0.5: has no effect: --optimizer=sgd has no momentum");
+  refused("ps_server", {"--num_shards=0"}, "--num_shards=0: expected 1 to 1024");
+  refused("ps_worker", {"--epochs=1e300"}, "--epochs=1e+300: expected more than 0, at most 1e+09");
   refused("ps_server", {"--lease=5"}, "--lease=5: a unit is missing, for example 5s");
   refused("ps_server", {"--job=a\xff"}, "--job: invalid UTF-8 at \\xff");
   refused("ps_server", {"--listen=unix:/tmp/\xff"}, "--listen: invalid UTF-8 at \\xff");

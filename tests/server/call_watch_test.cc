@@ -103,5 +103,24 @@ TEST_CASE("Calls that are awaited keep nobody out: the oldest one makes room") {
   CHECK(absl::IsResourceExhausted(calls.Add(&call[4])));
 }
 
+TEST_CASE("A call that somebody took in who limits such calls is no stranger's, but must take its answer in time") {
+  Calls calls({.strangers = 1, .grace = seconds(10), .bytes_per_s = 1000});
+  int call[3] = {};
+  REQUIRE(calls.Add(&call[0]).ok());
+  calls.watch.Waiting(&call[0]);
+  CHECK(absl::IsResourceExhausted(calls.Add(&call[1])));
+  calls.watch.Adopt(&call[0]);
+  calls.watch.Adopt(&call[0]);
+  CHECK(calls.watch.Identify(&call[0], 1, 7).ok());  // It stays so.
+  REQUIRE(calls.Add(&call[1]).ok());
+  calls.watch.Waiting(&call[1]);
+  CHECK(calls.watch.open_calls() == 2);
+  calls.watch.Sending(&call[0], 1000, calls.start);
+  calls.Tick(seconds(12));
+  CHECK(call[0] == 1);
+  calls.watch.Remove(&call[0]);
+  CHECK(absl::IsResourceExhausted(calls.Add(&call[2])));  // The other stranger is still there.
+}
+
 }  // namespace
 }  // namespace ps

@@ -312,5 +312,73 @@ TEST_CASE("A server that was suspended extends the leases by as much, and gives 
   CHECK(job.ended == v1::PHASE_FAILED);
 }
 
+TEST_CASE("A worker that dies between its join's answer and its stream is noticed before its lease ends") {
+  for (const bool watches : {true, false}) {
+    TestJob job("bsp", 1);
+    v1::JoinRequest request = job.Request("a");
+    request.set_watches(watches);
+    const auto a = job.Join(request);
+    job.Initialised(0);
+    const auto pass = [&](int milliseconds) {
+      job.now += std::chrono::milliseconds(milliseconds);
+      job.chief.Tick(job.now);
+    };
+    pass(4900);
+    CHECK_FALSE(job.chief.Status(job.now).workers(0).suspect());
+    pass(200);
+    CHECK(job.chief.Status(job.now).workers(0).suspect() == watches);
+    SECTION("it opens its stream late") {
+      Watched watched;
+      watched.Open(job, a->id());
+      pass(2000);
+      CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+      CHECK_FALSE(job.chief.Status(job.now).workers(0).suspect());
+    }
+    SECTION("it never does") {
+      pass(1100);
+      CHECK(job.ended == (watches ? v1::PHASE_FAILED : v1::PHASE_UNSPECIFIED));
+    }
+  }
+}
+
+TEST_CASE("A worker that opened its stream in time, or whose server was suspended, is not suspect") {
+  TestJob job("bsp", 2);
+  v1::JoinRequest request = job.Request("a");
+  request.set_watches(true);
+  const auto a = job.Join(request);
+  request.set_name("b");
+  const auto b = job.Join(request);
+  Watched watched;
+  watched.Open(job, a->id());
+  job.now += std::chrono::seconds(60);
+  job.chief.OnGap(std::chrono::seconds(60), job.now);
+  job.chief.Tick(job.now);
+  job.now += std::chrono::seconds(4);
+  job.chief.Tick(job.now);
+  const v1::StatusReply status = job.chief.Status(job.now);
+  for (const v1::WorkerStatus& worker : status.workers()) CHECK_FALSE(worker.suspect());
+  job.now += std::chrono::seconds(2);
+  job.chief.Tick(job.now);
+  CHECK_FALSE(job.chief.Status(job.now).workers(0).suspect());
+  CHECK(job.chief.Status(job.now).workers(1).suspect());
+}
+
+TEST_CASE("The end is told once, whatever shards and workers still say after it") {
+  TestJob job("bsp", 2, 2);
+  const auto a = job.Join(job.Request("a"));
+  REQUIRE(job.Join(job.Request("b")).ok());
+  job.Initialised(0);
+  job.chief.Fail("the operator says so");
+  CHECK(job.ends == 1);
+  job.Initialised(1);  // On its way as the job failed: the last shard that was waited for.
+  (void)Leave(job, a->id());
+  job.chief.Fail("and again");
+  job.chief.OnShardGone(1, job.now);
+  job.now += std::chrono::hours(1);
+  job.chief.Tick(job.now);
+  CHECK(job.ends == 1);
+  CHECK(job.reason == "the operator says so");
+}
+
 }  // namespace
 }  // namespace ps

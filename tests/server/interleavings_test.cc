@@ -44,6 +44,7 @@ class Job {
       options.num_workers = kWorkers;
       options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
       options.apply_threads = 0;
+      options.clock = [this] { return now_; };
       options.max_inline_slices = 0;  // All is built by events of their own.
       shards_[shard] = std::make_unique<Shard>(
           options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
@@ -149,13 +150,13 @@ class Job {
   // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
   float Weight(uint32_t shard) {
     float weight = -1;
-    shards_[shard]->AwaitPull(
-        {.id = workers_[0].id, .peer = ""}, std::nullopt, now_, now_, [&](absl::StatusOr<VersionPin> pin) {
-          if (!pin.ok()) return;
-          weight = pin->weights()[0];
-          const SlicePlan& plan = *shards_[shard]->plan();
-          for (const uint32_t slice : slices_[shard]) {
-            CHECK(pin->weights()[static_cast<size_t>(plan.slices()[slice].shard_offset)] == weight);
+    shards_[shard]->Await(
+        nullptr, {.caller = {.id = workers_[0].id, .peer = ""}, .push = {}, .weights = true, .version = {}, .wait = {}},
+        /*push_ended=*/false, [&](const absl::StatusOr<ShardAnswer>& answer) {
+          if (!answer.ok()) return;
+          weight = answer->weights->weights()[0];
+          for (size_t local = 0; local < answer->weights->layout().slices(); ++local) {
+            CHECK(answer->weights->slice(local)[0] == weight);
           }
         });
     return weight;
@@ -234,12 +235,17 @@ class Job {
     // Of all that both have pushed here in this step, something is new.
     const Worker& other = workers_[1 - w];
     if (other.step == worker.step && other.pushed[s] > 0) to_build_[s] = true;
-    const absl::Status added = shards_[s]->AddSlices(header, {Slice(slice, Gradient(w, worker.step))}, now_);
+    const absl::Status added = shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))});
     if (!added.ok() || worker.pushed[s] < size_.slices) return;  // If not, the shard knows that the job failed.
-    shards_[s]->AwaitPush(header, true, now_, now_ + std::chrono::hours(1),
-                          [&worker, s](const absl::StatusOr<v1::PushReply>& reply) {
-                            if (reply.ok() && reply->answer() == v1::ANSWER_APPLIED) worker.answers[s] = true;
-                          });
+    shards_[s]->Await(nullptr,
+                      {.caller = {.id = worker.id, .peer = ""},
+                       .push = worker.step,
+                       .weights = false,
+                       .version = {},
+                       .wait = std::chrono::hours(1)},
+                      /*push_ended=*/true, [&worker, s](const absl::StatusOr<ShardAnswer>& answer) {
+                        if (answer.ok() && answer->push->answer() == v1::ANSWER_APPLIED) worker.answers[s] = true;
+                      });
   }
 
   const Size size_;

@@ -12,6 +12,10 @@ namespace {
 constexpr uint32_t kWorkers = 3;
 constexpr uint64_t kSteps = 3;
 
+bool Accepts(const Mode& mode, uint32_t rank, uint64_t step, uint64_t expected) {
+  return mode.Admit({.rank = rank, .step = step}, expected).kind == Admission::Kind::kAccept;
+}
+
 // A job of three workers and three steps, played in every order. A worker sends step s + 1 only after the version that
 // it computes it on exists, as real ones do. Besides, rank 1's step 1 is sent twice (at any later time), and rank 2's
 // step 0 comes again as late as anybody likes.
@@ -45,13 +49,12 @@ class Interleavings {
       state.ledger.Tell(rank, step);
       return false;
     }
-    if (!state.mode->Admit(rank, step, state.ledger.NextStep(rank)).ok()) return false;
+    if (!Accepts(*state.mode, rank, step, state.ledger.NextStep(rank))) return false;
     for (const StepSet& set : state.mode->Complete(rank, step)) {
       state.mode->Decided(set);
       for (uint32_t member : set.ranks) {
-        const uint64_t made = state.mode->synchronous() ? set.step : step;
-        state.ledger.Record(member, 1, made, v1::ANSWER_APPLIED);
-        ++state.counted[{member, made}];
+        state.ledger.Record(member, 1, set.step, v1::ANSWER_APPLIED);
+        ++state.counted[{member, set.step}];
       }
       state.applied.push_back(set);
     }
@@ -136,8 +139,8 @@ TEST_CASE("bsp names whom it waits for, and refuses other steps") {
   CHECK(mode->Complete(2, 0).empty());
   CHECK(mode->Complete(2, 0).empty());
   CHECK(mode->WaitsFor() == std::vector<uint32_t>{0, 1});
-  CHECK(absl::IsOutOfRange(mode->Admit(0, 1, 0)));
-  CHECK(mode->Admit(0, 0, 0).ok());
+  CHECK(absl::IsOutOfRange(mode->Admit({.rank = 0, .step = 1}, 0).why));
+  CHECK(Accepts(*mode, 0, 0, 0));
 }
 
 TEST_CASE("bsp needs a push of every rank once a step has begun, also of one that is done, and asp of none") {
@@ -152,8 +155,30 @@ TEST_CASE("bsp needs a push of every rank once a step has begun, also of one tha
 
 TEST_CASE("asp takes a rank's next step only") {
   const auto mode = MakeAsp();
-  CHECK(mode->Admit(0, 5, 5).ok());
-  CHECK(absl::IsOutOfRange(mode->Admit(0, 6, 5)));
+  CHECK(Accepts(*mode, 0, 5, 5));
+  CHECK(absl::IsOutOfRange(mode->Admit({.rank = 0, .step = 6}, 5).why));
+}
+
+TEST_CASE("The loss of a worker fails a bsp job, and an asp job goes on without it") {
+  CHECK(MakeBsp(2)->OnLoss(1) == LossAction::kFail);
+  CHECK(MakeAsp()->OnLoss(1) == LossAction::kContinue);
+}
+
+TEST_CASE("A mode's saved state brings another instance to the same step, and what is no state changes nothing") {
+  const auto mode = MakeBsp(2);
+  mode->Decided({.step = 6, .ranks = {0, 1}});
+  mode->Complete(0, 7);
+  const auto other = MakeBsp(2);
+  REQUIRE(other->Load(mode->Save()).ok());
+  CHECK(other->step() == 7);
+  CHECK(other->WaitsFor() == std::vector<uint32_t>{0, 1});
+  CHECK(other->WasDecided({.step = 6}));
+  CHECK_FALSE(other->WasDecided({.step = 7}));
+  for (const char* state : {"{}", R"({"mode":"asp"})", R"({"mode":"bsp"})", R"({"mode":"bsp","step":-1})", "[]"}) {
+    CHECK(absl::IsInvalidArgument(other->Load(nlohmann::ordered_json::parse(state))));
+  }
+  CHECK(other->step() == 7);
+  CHECK(MakeAsp()->Load(MakeAsp()->Save()).ok());
 }
 
 TEST_CASE("Modes go by two names, and others are refused") {

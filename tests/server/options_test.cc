@@ -30,6 +30,12 @@ TEST_CASE("Every bad flag is named at once") {
   }
 }
 
+TEST_CASE("No shards is one problem, told with the accepted range") {
+  ServerOptions options;
+  options.num_shards = 0;
+  CHECK(Message(ValidateServerOptions(options)) == "--num_shards=0: expected 1 to 1024");
+}
+
 TEST_CASE("Listening beyond this machine needs --insecure") {
   ServerOptions options;
   options.listen = "0.0.0.0:0";

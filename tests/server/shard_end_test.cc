@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "common/status.h"
+#include "server/push_pull_session.h"
 #include "tests/server/test_shard.h"
 
 namespace ps {
@@ -15,11 +16,11 @@ TEST_CASE("A version that is not finite is not published: the job ends with its 
     TestShard test(mode, {}, {{"a", {2}}, {"b", {2}}});
     const float huge = std::numeric_limits<float>::max();
     const auto push = [&](uint32_t rank, uint64_t step) {
-      return test.shard.AddSlices(TestShard::Header(rank, step),
-                                  {TestShard::Slice(0, {1, 1}), TestShard::Slice(1, {-huge, -huge})}, test.now);
+      return test.Add(TestShard::Header(rank, step),
+                      {TestShard::Slice(0, {1, 1}), TestShard::Slice(1, {-huge, -huge})});
     };
     // In asp a version of rank 0's pushes alone, made in place.
-    const bool both = test.shard.VersionAfter(0).has_value();
+    const bool both = std::string(mode) == "bsp";
     REQUIRE(push(0, 0).ok());
     if (both) REQUIRE(push(1, 0).ok());
     REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);  // The largest number that there is.
@@ -59,7 +60,7 @@ TEST_CASE("bsp: a push that needs one of a rank that is done ends the job at onc
     };
     if (!pushed_first) test.NextView(v1::PHASE_RUNNING, done);
     CHECK(test.Failures(0).empty());  // Nothing needs its push yet.
-    (void)test.shard.AddSlices(TestShard::Header(0, 0), {}, test.now);
+    (void)test.Add(TestShard::Header(0, 0), {});
     if (pushed_first) test.NextView(v1::PHASE_RUNNING, done);
     CHECK(test.Failures(1) == Failures{"step 0: rank 1 (slow) is done, but its push of this step is needed"});
     CHECK(absl::IsAborted(test.Add(0, 0, {1, 1, 1, 1})));
@@ -83,9 +84,17 @@ TEST_CASE("bsp: a rank that was done and has left is still one that pushes nothi
   CHECK(test.Failures(1).size() == 1);
 }
 
+v1::HashSlicesRequest HashRequest(const v1::Identity& id, std::optional<uint64_t> version) {
+  v1::HashSlicesRequest request;
+  *request.mutable_id() = id;
+  if (version.has_value()) request.set_version(*version);
+  return request;
+}
+
 absl::StatusOr<v1::HashSlicesReply> Hashes(TestShard& test, const v1::Identity& id, std::optional<uint64_t> version) {
+  PushPullSession session(test.shard, "", {.wait_default = {}});
   Reply<v1::HashSlicesReply> reply;
-  test.shard.AwaitHashes({.id = id, .peer = ""}, version, test.now, test.now, reply.Callback());
+  session.Hash(HashRequest(id, version), reply.Callback());
   test.shard.Tick(test.now);
   return reply.Wait();
 }
@@ -101,7 +110,8 @@ TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest
   CHECK(Message(Hashes(test, TestShard::Id(0, 9), 1).status()).find("fenced") != std::string::npos);
 
   Reply<v1::HashSlicesReply> next;
-  test.shard.AwaitHashes({}, 2, test.now, test.now + std::chrono::hours(1), next.Callback());
+  PushPullSession session(test.shard, "", {});
+  session.Hash(HashRequest({}, 2), next.Callback());
   REQUIRE(test.Add(0, 1, {1, 0, 0, 0}).ok());
   CHECK(next.Wait()->version() == 2);
 }
@@ -112,8 +122,7 @@ TEST_CASE("When the job is finished its weights are still read, by everybody, an
   REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(absl::IsFailedPrecondition(test.PullUnnamed(1).status()));
   Reply<VersionPin> far;
-  test.shard.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 7, test.now, test.now + std::chrono::hours(1),
-                       far.Callback());
+  test.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 7, TestShard::kLong, far.Callback());
   test.NextView(v1::PHASE_FINISHED, [](v1::View* view) { view->clear_members(); });
   CHECK(absl::IsFailedPrecondition(far.Wait().status()));
   test.shard.SetChiefLost(true);  // It has ended, too.
@@ -146,7 +155,7 @@ TEST_CASE("A job that is reset before it runs takes another layout and other ini
     view->clear_members();
     view->clear_layout();
   });
-  CHECK(test.shard.plan() == nullptr);
+  CHECK(test.shard.Status(test.now).slices() == 0);
   {
     MutexLock lock(test.reports_mutex);
     CHECK(test.reports[test.reports.size() - 2].initialised());

@@ -20,9 +20,9 @@ TEST_CASE("A push is applied once, and sent again it is a DUPLICATE that changes
 
 TEST_CASE("bsp makes a version of both workers' means, weighted by samples, in rank order") {
   TestShard test("bsp");
-  REQUIRE(test.shard.AddSlices(TestShard::Header(1, 0, 3), {TestShard::Slice(0, {0, 4, 0, 0})}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(1, 0, 3), {TestShard::Slice(0, {0, 4, 0, 0})}).ok());
   CHECK_FALSE(test.Pull(1).ok());
-  REQUIRE(test.shard.AddSlices(TestShard::Header(0, 0, 1), {TestShard::Slice(0, {4, 0, 0, 0})}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(0, 0, 1), {TestShard::Slice(0, {4, 0, 0, 0})}).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   const auto pin = test.Pull(1);
@@ -33,7 +33,7 @@ TEST_CASE("bsp makes a version of both workers' means, weighted by samples, in r
 
 TEST_CASE("An empty contribution completes a step without changing the mean") {
   TestShard test("bsp");
-  REQUIRE(test.shard.AddSlices(TestShard::Header(1, 0, 0), {}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(1, 0, 0), {}).ok());
   REQUIRE(test.Add(0, 0, {1, 2, 3, 4}).ok());
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Pull(1)->weights()[3] == 1 - 4);
@@ -43,7 +43,7 @@ TEST_CASE("Pushes that cannot be right are refused by what is wrong, and the job
   TestShard test("bsp");
   const auto refused = [&](const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                            const std::string& naming) {
-    const absl::Status status = test.shard.AddSlices(header, std::move(slices), test.now);
+    const absl::Status status = test.Add(header, std::move(slices));
     return !status.ok() && Message(status).find(naming) != std::string::npos;
   };
   using T = TestShard;
@@ -63,7 +63,7 @@ TEST_CASE("Pushes that cannot be right are refused by what is wrong, and the job
 
 TEST_CASE("A push that ends with slices missing is refused, and can be sent anew") {
   TestShard test("asp");
-  REQUIRE(test.shard.AddSlices(TestShard::Header(0, 0), {}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(0, 0), {}).ok());
   const auto answer = test.Answer(0, 0);
   CHECK(absl::IsInvalidArgument(answer.status()));
   CHECK(Message(answer.status()).find("only 0 of the 1 slices") != std::string::npos);
@@ -73,7 +73,7 @@ TEST_CASE("A push that ends with slices missing is refused, and can be sent anew
 
 TEST_CASE("An older incarnation is FENCED, and its half push is dropped") {
   TestShard test("asp");
-  REQUIRE(test.shard.AddSlices(TestShard::Header(1, 0), {}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(1, 0), {}).ok());
   CHECK(test.shard.Status(test.now).inflight_bytes() == 16);
   v1::ChiefUpdate update;
   *update.mutable_view() = TestShard::View(3, v1::PHASE_RUNNING);
@@ -98,15 +98,15 @@ TEST_CASE("Past its limits a shard answers RESOURCE_EXHAUSTED") {
   options.max_inflight_bytes = 16;
   options.max_parked = 2;
   TestShard test("asp", options);
-  REQUIRE(test.shard.AddSlices(TestShard::Header(0, 0), {}, test.now).ok());
+  REQUIRE(test.Add(TestShard::Header(0, 0), {}).ok());
   CHECK(absl::IsResourceExhausted(test.Add(1, 0, {1, 1, 1, 1})));
   // Of far versions. Strangers have places together, and each worker has its own.
   const auto parked = [&](const v1::Identity& id) {
     const auto status = std::make_shared<absl::Status>(absl::OkStatus());  // Callbacks come later than this returns.
     int places = -1;
     for (; status->ok() && places < 100; ++places) {
-      test.shard.AwaitPull({.id = id, .peer = ""}, 5, test.now, test.now + std::chrono::hours(1),
-                           [status](const absl::StatusOr<VersionPin>& pin) { *status = pin.status(); });
+      test.AwaitPull({.id = id, .peer = ""}, 5, TestShard::kLong,
+                     [status](const absl::StatusOr<VersionPin>& pin) { *status = pin.status(); });
     }
     CHECK(absl::IsResourceExhausted(*status));
     return places;
@@ -126,8 +126,8 @@ TEST_CASE("Past its limits a shard answers RESOURCE_EXHAUSTED") {
 TEST_CASE("When the job fails, whoever waits is told why") {
   TestShard test("bsp");
   absl::Status told = absl::OkStatus();
-  test.shard.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 1, test.now, test.now + std::chrono::hours(1),
-                       [&](absl::StatusOr<VersionPin> pin) { told = pin.status(); });
+  test.AwaitPull({.id = TestShard::Id(0), .peer = ""}, 1, TestShard::kLong,
+                 [&](absl::StatusOr<VersionPin> pin) { told = pin.status(); });
   v1::ChiefUpdate update;
   *update.mutable_view() = TestShard::View(3, v1::PHASE_FAILED);
   update.mutable_view()->set_failure("rank 1 was lost");
@@ -142,7 +142,7 @@ TEST_CASE("An update that waits because all weight buffers are pinned says so, a
   REQUIRE(pin.ok());
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
   Reply<v1::PushReply> early;
-  test.shard.AwaitPush(TestShard::Header(0, 0), true, test.now, test.now, early.Callback());
+  test.AwaitPush(TestShard::Header(0, 0), {}, early.Callback());
   test.shard.Tick(test.now);
   CHECK(Message(early.Wait().status()).find("--max_versions=1") != std::string::npos);
   CHECK(pin->weights()[0] == 1);
@@ -157,7 +157,7 @@ TEST_CASE("What was built ahead of a push that turns out wrong is dropped, weigh
   options.apply_threads = 0;
   TestShard test("bsp", options, {{"a", {2}}, {"b", {2}}});
   const auto add = [&](uint32_t rank, uint64_t step, uint32_t slice, std::vector<float> values) {
-    return test.shard.AddSlices(TestShard::Header(rank, step), {TestShard::Slice(slice, std::move(values))}, test.now);
+    return test.Add(TestShard::Header(rank, step), {TestShard::Slice(slice, std::move(values))});
   };
   const float nan = std::numeric_limits<float>::quiet_NaN();
   float velocity = 0;

@@ -23,6 +23,7 @@ class TestJob {
                .max_shard_elements = 1000,
                .settings = {{"learning_rate", "0.1"}}},
               [this](v1::Phase phase, const std::string& failure) {
+                ++ends;
                 ended = phase;
                 reason = failure;
               }) {
@@ -80,6 +81,7 @@ class TestJob {
   v1::Identity first;  // Of the first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
+  int ends = 0;  // Times that the end was told.
   v1::Phase ended = v1::PHASE_UNSPECIFIED;
   std::string reason;
   Chief chief;

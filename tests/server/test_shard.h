@@ -51,7 +51,7 @@ class TestShard {
       : layout(model),
         metrics(*MetricsWriter::Open("", "shard")),
         shard(
-            With(std::move(options), mode),
+            WithClock(With(std::move(options), mode)),
             [this](const v1::ShardReport& report) {
               MutexLock lock(reports_mutex);
               reports.push_back(report);
@@ -73,6 +73,11 @@ class TestShard {
     options.mode = mode;
     options.num_workers = 2;
     options.hyperparameters = {.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0};
+    return options;
+  }
+
+  ShardOptions WithClock(ShardOptions options) const {
+    options.clock = [this] { return now; };
     return options;
   }
 
@@ -114,14 +119,42 @@ class TestShard {
     return header;
   }
 
+  absl::Status Add(const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
+    return shard.AddSlices(nullptr, header, std::move(slices));
+  }
   absl::Status Add(uint32_t rank, uint64_t step, std::vector<float> values) {
-    return shard.AddSlices(Header(rank, step), {Slice(0, std::move(values))}, now);
+    return Add(Header(rank, step), {Slice(0, std::move(values))});
+  }
+
+  static constexpr std::chrono::hours kLong{1};
+
+  // Asks for the answer to a push that has ended.
+  void AwaitPush(const v1::PushRequest& header, std::chrono::nanoseconds wait,
+                 const std::function<void(absl::StatusOr<v1::PushReply>)>& callback) {
+    shard.Await(nullptr,
+                {.caller = {.id = header.id(), .peer = ""},
+                 .push = header.step(),
+                 .weights = false,
+                 .version = {},
+                 .wait = wait},
+                /*push_ended=*/true, [callback](const absl::StatusOr<ShardAnswer>& answer) {
+                  if (!answer.ok()) return callback(answer.status());
+                  callback(*answer->push);
+                });
+  }
+  void AwaitPull(const Caller& caller, std::optional<uint64_t> version, std::chrono::nanoseconds wait,
+                 const std::function<void(absl::StatusOr<VersionPin>)>& callback) {
+    shard.Await(nullptr, {.caller = caller, .push = {}, .weights = true, .version = version, .wait = wait},
+                /*push_ended=*/false, [callback](const absl::StatusOr<ShardAnswer>& answer) {
+                  if (!answer.ok()) return callback(answer.status());
+                  callback(*answer->weights);
+                });
   }
 
   // Callbacks are made by whichever thread drains the shard's outbox, so every answer is waited for.
   absl::StatusOr<v1::PushReply> Answer(uint32_t rank, uint64_t step) {
     Reply<v1::PushReply> reply;
-    shard.AwaitPush(Header(rank, step), true, now, now + std::chrono::hours(1), reply.Callback());
+    AwaitPush(Header(rank, step), kLong, reply.Callback());
     return reply.Wait();
   }
 
@@ -133,7 +166,7 @@ class TestShard {
   absl::StatusOr<VersionPin> PullUnnamed(std::optional<uint64_t> version) { return PullAs({}, version); }
   absl::StatusOr<VersionPin> PullAs(const v1::Identity& id, std::optional<uint64_t> version) {
     Reply<VersionPin> reply;
-    shard.AwaitPull({.id = id, .peer = "ipv4:10.0.0.1:5"}, version, now, now, reply.Callback());
+    AwaitPull({.id = id, .peer = "ipv4:10.0.0.1:5"}, version, {}, reply.Callback());
     shard.Tick(now);
     return reply.Wait();
   }

@@ -249,6 +249,7 @@ v1::JoinRequest ClientImpl::MakeJoinRequest(const Layout& layout) const {
   request.mutable_experiment()->insert(options_.experiment.begin(), options_.experiment.end());
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());
+  request.set_watches(true);
   return request;
 }
 

@@ -12,6 +12,7 @@
 #include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
+#include "common/problems.h"
 #include "common/program.h"
 #include "common/sync.h"
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -35,12 +36,18 @@ constexpr char kUsage[] =
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kNoticeEvery = absl::Seconds(3);
+constexpr absl::Duration kMaxTimeout = absl::Hours(24);
 
 void Pause(absl::Duration time) {
   Mutex mutex;
   CondVar never;
   MutexLock lock(mutex);
   never.WaitUntil(mutex, Now() + ToChrono(time));
+}
+
+// A failed call in a line: whom it was for, and what is wrong.
+absl::Status Problem(const std::string& server, const absl::Status& status) {
+  return {status.code(), absl::StrCat(server, ": ", ConnectionProblem(status))};
 }
 
 class JobView {
@@ -57,12 +64,10 @@ class JobView {
       context.set_deadline(absl::ToChronoTime(deadline));
       const absl::Status status = FromGrpc(stub->Status(&context, v1::StatusRequest(), &reply));
       if (status.ok()) return reply;
-      const std::string problem = absl::StrCat("--server=", server_, ": ", ConnectionProblem(status));
-      if (!absl::IsUnavailable(status) || absl::Now() + kRetry >= deadline) {
-        return absl::Status(status.code(), problem);
-      }
+      const absl::Status problem = Problem("--server=" + server_, status);
+      if (!absl::IsUnavailable(status) || absl::Now() + kRetry >= deadline) return problem;
       if (absl::Now() - noticed >= kNoticeEvery) {
-        std::cerr << "ps_ctl: " << problem << "; retrying\n";
+        std::cerr << "ps_ctl: " << Message(problem) << "; retrying\n";
         noticed = absl::Now();
       }
       Pause(kRetry);
@@ -81,7 +86,7 @@ class JobView {
     grpc::ClientContext context;
     SetDeadline(context);
     const absl::Status status = FromGrpc(call(*stub, &context, &reply));
-    if (!status.ok()) return Annotate(status, absl::StrCat("shard ", shard.shard(), " at ", address));
+    if (!status.ok()) return Problem(absl::StrCat("shard ", shard.shard(), " at ", address), status);
     return reply;
   }
 
@@ -189,7 +194,7 @@ absl::Status PrintHealth(const std::string& server, absl::Duration timeout) {
   context.set_deadline(absl::ToChronoTime(absl::Now() + timeout));
   health::HealthCheckResponse reply;
   const absl::Status status = FromGrpc(stub->Check(&context, health::HealthCheckRequest(), &reply));
-  if (!status.ok()) return Annotate(status, "--server=" + server);
+  if (!status.ok()) return Problem("--server=" + server, status);
   std::cout << health::HealthCheckResponse::ServingStatus_Name(reply.status()) << "\n";
   if (reply.status() == health::HealthCheckResponse::SERVING) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("--server=", server, ": not serving"));
@@ -222,14 +227,16 @@ int main(int argc, char** argv) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   const std::string server = absl::GetFlag(FLAGS_server);
-  if (const auto endpoint = ParseEndpoint("server", server); !endpoint.ok()) {
-    return Complain("ps_ctl", endpoint.status(), kExitUsage);
-  }
-  JobView view(server, absl::GetFlag(FLAGS_timeout));
+  const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
+  Problems problems;
+  problems.Check(ParseEndpoint("server", server).status());
+  problems.CheckPositive("timeout", timeout, kMaxTimeout);
+  if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
+  JobView view(server, timeout);
   absl::Status status = command == "report"   ? PrintReport(rest)
-                        : command == "health" ? PrintHealth(server, absl::GetFlag(FLAGS_timeout))
+                        : command == "health" ? PrintHealth(server, timeout)
                         : command == "status" ? PrintStatus(view)
-                                              : PrintWeightsHash(view, Now() + ToChrono(absl::GetFlag(FLAGS_timeout)));
+                                              : PrintWeightsHash(view, Now() + ToChrono(timeout));
   status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }

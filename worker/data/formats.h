@@ -53,6 +53,16 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
 // Samples made up from `seed`: sample i is of class i % classes, and its features are the bytes of that class's centre
 // blended with uniform noise, `noise` of it: 0 gives the centre itself, 1 only noise. Options with their defaults:
 // samples=10000, features=784, classes=10, test=samples/5 (at least one of each class), noise=0.3.
-absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, int64_t bytes_max);
+struct SyntheticOptions {
+  int64_t features = 0;
+  int64_t classes = 0;
+  int64_t samples = 0;
+  int64_t test = 0;
+  double noise = 0;
+};
+// INVALID_ARGUMENT names the option whose value is out of range; RESOURCE_EXHAUSTED if the features would take more
+// than `bytes_max`.
+absl::StatusOr<SyntheticOptions> ParseSynthetic(const DatasetSpec& spec, int64_t bytes_max);
+RawSplits MakeSynthetic(const SyntheticOptions& options, uint64_t seed);
 
 }  // namespace ps

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/problems.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/prepare.h"
@@ -92,25 +93,36 @@ absl::StatusOr<std::vector<std::string>> FindPaths(const DatasetSpec& spec, cons
   return paths;
 }
 
-absl::StatusOr<Task> ParseTask(const DatasetSpec& spec) {
-  absl::StatusOr<std::string> task = spec.Word("task", {"auto", "classification", "regression"}, "auto");
+// How the tables of csv and libsvm are to be read.
+struct TableOptions {
+  Task task = Task::kAuto;
+  bool label_first = false;
+};
+
+absl::StatusOr<TableOptions> ParseTableOptions(const DatasetSpec& spec) {
+  const absl::StatusOr<std::string> task = spec.Word("task", {"auto", "classification", "regression"}, "auto");
   if (!task.ok()) return task.status();
-  if (*task == "auto") return Task::kAuto;
-  return *task == "regression" ? Task::kRegression : Task::kClassification;
+  const absl::StatusOr<std::string> label = spec.Word("label", {"first", "last"}, "last");
+  if (!label.ok()) return label.status();
+  TableOptions options = {.label_first = *label == "first"};
+  if (*task != "auto") options.task = *task == "regression" ? Task::kRegression : Task::kClassification;
+  return options;
 }
 
 absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions& options) {
-  if (spec.format == "synthetic") return MakeSynthetic(spec, options.seed, options.bytes_max);
+  if (spec.format == "synthetic") {
+    const absl::StatusOr<SyntheticOptions> synthetic = ParseSynthetic(spec, options.bytes_max);
+    if (!synthetic.ok()) return synthetic.status();
+    return MakeSynthetic(*synthetic, options.seed);
+  }
   if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
-  absl::StatusOr<Task> task = ParseTask(spec);
-  if (!task.ok()) return task.status();
-  absl::StatusOr<std::string> label = spec.Word("label", {"first", "last"}, "last");
-  if (!label.ok()) return label.status();
+  const absl::StatusOr<TableOptions> table = ParseTableOptions(spec);
+  if (!table.ok()) return table.status();
   absl::StatusOr<std::vector<std::string>> paths = FindPaths(spec, options.data_dir);
   if (!paths.ok()) return paths.status();
   const std::vector<std::string>& path = *paths;
-  if (spec.format == "csv") return LoadCsv(path[0], path[1], *label == "first", *task, options.bytes_max);
-  if (spec.format == "libsvm") return LoadLibsvm(path[0], path[1], *task, options.bytes_max);
+  if (spec.format == "csv") return LoadCsv(path[0], path[1], table->label_first, table->task, options.bytes_max);
+  if (spec.format == "libsvm") return LoadLibsvm(path[0], path[1], table->task, options.bytes_max);
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
                  options.bytes_max);
 }
@@ -127,21 +139,6 @@ std::string Identity(const RawSplits& raw) {
   };
   return absl::StrCat(describe(raw.train, "samples"), ", ",
                       raw.test.has_value() ? describe(*raw.test, "test samples") : "no test samples");
-}
-
-absl::Status CheckOptions(const DatasetOptions& options) {
-  if (!(options.validation_split >= 0 && options.validation_split < 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("validation_split is ", options.validation_split, "; expected 0 to below 1"));
-  }
-  if (options.crop < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("crop is ", options.crop, "; expected 0 (none) or more"));
-  }
-  if (options.samples_per_class < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("samples_per_class is ", options.samples_per_class, "; expected 0 (all) or more"));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status CropSplits(RawSplits& raw, int crop) {
@@ -217,8 +214,24 @@ absl::StatusOr<DataSplits> Prepare(RawSplits raw, Normalize normalize, const Dat
 
 }  // namespace
 
+absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
+  Problems problems;
+  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
+  problems.Check(spec.status());
+  if (spec.ok()) {
+    problems.Check(spec->format == "synthetic" ? ParseSynthetic(*spec, options.bytes_max).status()
+                                               : ParseTableOptions(*spec).status());
+  }
+  problems.Check(options.validation_split >= 0 && options.validation_split < 1,
+                 absl::StrCat("--validation_split=", options.validation_split, ": expected 0 or more, below 1"));
+  problems.Check(options.crop >= 0, absl::StrCat("--crop=", options.crop, ": expected 0 (none) or more"));
+  problems.Check(options.samples_per_class >= 0,
+                 absl::StrCat("--samples_per_class=", options.samples_per_class, ": expected 0 (all) or more"));
+  return problems.ToStatus();
+}
+
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
-  PS_RETURN_IF_ERROR(CheckOptions(options));
+  PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
   const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
   if (!spec.ok()) return spec.status();
   absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options);

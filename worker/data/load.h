@@ -55,11 +55,15 @@ struct DataSplits {
   std::string identity;
 };
 
+// Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a
+// line.
+absl::Status ValidateDatasetOptions(const DatasetOptions& options);
+
 // Crops, then takes samples_per_class, then splits off validation, then normalises all splits by the statistics of the
 // training samples left, which keep their order. The same options and files give the same splits on every machine.
 // INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
-// file cannot be opened. The message is one line and names the file or the option.
+// file cannot be opened. The message names the file or the option, and is one line unless several options are wrong.
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options);
 
 }  // namespace ps

@@ -43,13 +43,13 @@ absl::Status AddItem(const Format& format, const std::string& item, DatasetSpec&
   const std::string key = item.substr(0, equals);
   if (equals != std::string::npos && std::find(format.keys.begin(), format.keys.end(), key) != format.keys.end()) {
     if (!spec.options.emplace(key, item.substr(equals + 1)).second) {
-      return absl::InvalidArgumentError(absl::StrCat("dataset \"", spec.text, "\": ", key, " is given twice"));
+      return absl::InvalidArgumentError(absl::StrCat("--dataset=", spec.text, ": ", key, " is given twice"));
     }
     return absl::OkStatus();
   }
   if (item.empty() || format.path_counts == std::vector<size_t>{0}) {
     return absl::InvalidArgumentError(
-        absl::StrCat("dataset \"", spec.text, "\": found \"", item, "\"; expected ", format.usage));
+        absl::StrCat("--dataset=", spec.text, ": found \"", item, "\"; expected ", format.usage));
   }
   spec.paths.push_back(item);
   return absl::OkStatus();
@@ -57,7 +57,7 @@ absl::Status AddItem(const Format& format, const std::string& item, DatasetSpec&
 
 absl::Status OptionError(const DatasetSpec& spec, const std::string& key, const std::string& expected) {
   return absl::InvalidArgumentError(
-      absl::StrCat("dataset \"", spec.text, "\": ", key, " is \"", spec.options.at(key), "\"; expected ", expected));
+      absl::StrCat("--dataset=", spec.text, ": ", key, " is \"", spec.options.at(key), "\"; expected ", expected));
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ absl::StatusOr<DatasetSpec> ParseDatasetSpec(const std::string& text) {
   const auto& counts = format->path_counts;
   if (std::find(counts.begin(), counts.end(), spec.paths.size()) == counts.end()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("dataset \"", text, "\" names ", spec.paths.size(), " files; expected ", format->usage));
+        absl::StrCat("--dataset=", text, " names ", spec.paths.size(), " files; expected ", format->usage));
   }
   return spec;
 }

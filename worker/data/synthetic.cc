@@ -76,7 +76,7 @@ DatasetContent MakeSamples(std::mt19937_64& random, const Shape& shape, const st
 
 }  // namespace
 
-absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, int64_t bytes_max) {
+absl::StatusOr<SyntheticOptions> ParseSynthetic(const DatasetSpec& spec, int64_t bytes_max) {
   absl::StatusOr<int64_t> features = spec.Integer("features", 1, kFeaturesMax, 784);
   if (!features.ok()) return features.status();
   absl::StatusOr<int64_t> classes = spec.Integer("classes", 2, kClassesMax, 10);
@@ -88,16 +88,21 @@ absl::StatusOr<RawSplits> MakeSynthetic(const DatasetSpec& spec, uint64_t seed, 
   absl::StatusOr<double> noise = spec.Real("noise", 0, 1, 0.3);
   if (!noise.ok()) return noise.status();
   if (*features > bytes_max / (*samples + *test + *classes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("dataset \"", spec.text, "\": ", *samples, " + ", *test,
+    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", *samples, " + ", *test,
                                                      " samples of ", *features, " bytes take more than the limit of ",
                                                      bytes_max, " bytes"));
   }
+  return SyntheticOptions{
+      .features = *features, .classes = *classes, .samples = *samples, .test = *test, .noise = *noise};
+}
+
+RawSplits MakeSynthetic(const SyntheticOptions& options, uint64_t seed) {
   std::mt19937_64 random = MakeRandom(seed, kSyntheticStream);
-  const Shape shape = {.features = *features, .classes = *classes};
+  const Shape shape = {.features = options.features, .classes = options.classes};
   const std::vector<uint8_t> centres = MakeCentres(random, shape);
   RawSplits splits;
-  splits.train = MakeSamples(random, shape, centres, *samples, *noise);
-  splits.test = MakeSamples(random, shape, centres, *test, *noise);
+  splits.train = MakeSamples(random, shape, centres, options.samples, options.noise);
+  splits.test = MakeSamples(random, shape, centres, options.test, options.noise);
   return splits;
 }
 

@@ -2,8 +2,8 @@
 //
 // Memory: `Device` pointers are the device's, `Host` pointers the CPU's; on a CPU (`unified`) they are the same, and
 // copies between equal pointers do nothing. Work is queued, and may still be under way when a function returns: what it
-// reads must stay, and what it writes must be left alone, until a mark behind it was awaited or Synchronize was called.
-// On a CPU the work is done when the function returns.
+// reads must stay, and what it writes must be left alone, until an event behind it was waited for or Synchronize was
+// called. On a CPU the work is done when the function returns.
 //
 // Order: computation is done in the order in which it was queued. A copy to the device may run beside computation that
 // was queued before it, and ends before what is queued after it begins. A copy to the host begins when everything
@@ -31,12 +31,12 @@ namespace ps {
 using Memory = std::shared_ptr<std::byte>;
 inline float* Floats(const Memory& memory) { return reinterpret_cast<float*>(memory.get()); }
 
-// Work that is queued again and again. Must end before its backend, and before the memory that the work uses.
-class Recording {
+// Computation that is queued again and again. Must end before its backend, and before the memory that the work uses.
+class Graph {
  public:
-  virtual ~Recording() = default;
-  // Queues what `work` queues, which is computation only, and the same each time. A device that can records it once and
-  // replays it.
+  virtual ~Graph() = default;
+  // Queues what `work` queues, which is computation only, and the same each time. A device that can captures it once
+  // and launches that from then on.
   virtual absl::Status Run(const std::function<absl::Status()>& work) = 0;
 };
 
@@ -59,14 +59,15 @@ class Backend {
   // Waits for everything queued.
   virtual absl::Status Synchronize() = 0;
 
-  // Puts mark number `mark` ≥ 0 behind all computation, and all copies to the host, that were queued before it; a
-  // number that is used again is another mark. Few and small numbers are expected.
-  virtual absl::Status SetMark(int mark) = 0;
-  virtual absl::Status AwaitMark(int mark) = 0;
-  // The seconds between two marks that were set and reached, in the device's time.
+  // Puts event number `event` ≥ 0 behind all computation, and all copies to the host, that were queued before it; a
+  // number that is recorded again is another event. Few and small numbers are expected.
+  virtual absl::Status RecordEvent(int event) = 0;
+  // Blocks until the device has reached the event, which was recorded.
+  virtual absl::Status WaitEvent(int event) = 0;
+  // The seconds between two events that were recorded and reached, in the device's time.
   virtual absl::StatusOr<double> SecondsBetween(int from, int to) = 0;
 
-  virtual std::unique_ptr<Recording> MakeRecording() = 0;
+  virtual std::unique_ptr<Graph> MakeGraph() = 0;
 
   // y [batch, out] = activation(x [batch, in] · weight [out, in]ᵀ + bias [out])
   virtual absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch,

@@ -56,7 +56,7 @@ struct Matmul {
   memory a, b, bias, c;  // Their data handles are set at each use.
 };
 
-class CpuRecording final : public Recording {
+class CpuGraph final : public Graph {
  public:
   absl::Status Run(const std::function<absl::Status()>& work) override { return work(); }
 };
@@ -90,17 +90,17 @@ class CpuBackend final : public Backend {
   }
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
-  absl::Status SetMark(int mark) override {
-    const auto index = static_cast<size_t>(mark);
-    if (marks_.size() <= index) marks_.resize(index + 1);
-    marks_[index] = Now();
+  absl::Status RecordEvent(int event) override {
+    const auto index = static_cast<size_t>(event);
+    if (events_.size() <= index) events_.resize(index + 1);
+    events_[index] = Now();
     return absl::OkStatus();
   }
-  absl::Status AwaitMark(int) override { return absl::OkStatus(); }
+  absl::Status WaitEvent(int) override { return absl::OkStatus(); }
   absl::StatusOr<double> SecondsBetween(int from, int to) override {
-    return Seconds(marks_[static_cast<size_t>(to)] - marks_[static_cast<size_t>(from)]);
+    return Seconds(events_[static_cast<size_t>(to)] - events_[static_cast<size_t>(from)]);
   }
-  std::unique_ptr<Recording> MakeRecording() override { return std::make_unique<CpuRecording>(); }
+  std::unique_ptr<Graph> MakeGraph() override { return std::make_unique<CpuGraph>(); }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
@@ -247,7 +247,7 @@ class CpuBackend final : public Backend {
   dnnl::engine engine_;
   dnnl::stream stream_;
   const Isa isa_;
-  std::vector<TimePoint> marks_;
+  std::vector<TimePoint> events_;
   std::map<MatmulKey, Matmul> matmuls_;  // As many as there are layers × 3 × (batch sizes in use).
 };
 

@@ -9,7 +9,7 @@
 namespace ps {
 namespace {
 
-// Marks of a step; a layer's gradients being in host memory is kStored + layer.
+// Events of a step; a layer's gradients being in host memory is kStored + layer.
 constexpr int kTurned = 0;
 constexpr int kEnded = 1;
 constexpr int kStored = 2;
@@ -88,8 +88,13 @@ absl::Status Network::Check(const Batch& batch) const {
       absl::StrCat("a batch of ", batch.size, " samples; the network takes ", max_batch_));
 }
 
+std::array<size_t, 2> Network::TensorsOf(int layer) {
+  const size_t weight = 2 * static_cast<size_t>(layer);
+  return {weight, weight + 1};
+}
+
 absl::Status Network::Load(int layer) {
-  for (const size_t tensor : {2 * static_cast<size_t>(layer), 2 * static_cast<size_t>(layer) + 1}) {
+  for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
     PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters.get(), each.parameters.get(), each.bytes));
   }
@@ -97,18 +102,17 @@ absl::Status Network::Load(int layer) {
 }
 
 absl::Status Network::Store(int layer) {
-  for (const size_t tensor : {2 * static_cast<size_t>(layer), 2 * static_cast<size_t>(layer) + 1}) {
+  for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
     PS_RETURN_IF_ERROR(backend_.CopyToHost(each.gradients.get(), each.host_gradients.get(), each.bytes));
   }
-  return backend_.SetMark(kStored + layer);
+  return backend_.RecordEvent(kStored + layer);
 }
 
 absl::Status Network::Forward(const Batch& batch, int layer) {
-  const auto index = static_cast<size_t>(layer);
-  return backend_.DenseForward(input(batch, layer), Floats(tensors_[2 * index].parameters),
-                               Floats(tensors_[2 * index + 1].parameters), Floats(activations_[index + 1]), batch.size,
-                               width(layer), width(layer + 1), activation(layer));
+  return backend_.DenseForward(input(batch, layer), Floats(weight(layer).parameters), Floats(bias(layer).parameters),
+                               Floats(activations_[static_cast<size_t>(layer) + 1]), batch.size, width(layer),
+                               width(layer + 1), activation(layer));
 }
 
 absl::Status Network::ComputeLoss(const Batch& batch, bool gradient) {
@@ -121,54 +125,59 @@ absl::Status Network::ComputeLoss(const Batch& batch, bool gradient) {
 }
 
 absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
-  const auto index = static_cast<size_t>(layer);
-  return backend_.DenseBackwardWeights(Floats(deltas_[index + 1]), input(batch, layer),
-                                       Floats(tensors_[2 * index].gradients), Floats(tensors_[2 * index + 1].gradients),
-                                       batch.size, width(layer), width(layer + 1));
+  return backend_.DenseBackwardWeights(Floats(deltas_[static_cast<size_t>(layer) + 1]), input(batch, layer),
+                                       Floats(weight(layer).gradients), Floats(bias(layer).gradients), batch.size,
+                                       width(layer), width(layer + 1));
 }
 
 absl::Status Network::BackwardInput(const Batch& batch, int layer) {
   if (layer == 0) return absl::OkStatus();
   const auto index = static_cast<size_t>(layer);
-  return backend_.DenseBackwardInput(Floats(deltas_[index + 1]), Floats(tensors_[2 * index].parameters),
+  return backend_.DenseBackwardInput(Floats(deltas_[index + 1]), Floats(weight(layer).parameters),
                                      Floats(activations_[index]), Floats(deltas_[index]), batch.size, width(layer),
                                      width(layer + 1), activation(layer - 1));
+}
+
+absl::Status Network::ReportGradients(int layer, const StepHooks& hooks) {
+  if (!hooks.gradient_ready) return absl::OkStatus();
+  for (const size_t tensor : TensorsOf(layer)) PS_RETURN_IF_ERROR(hooks.gradient_ready(tensor));
+  return absl::OkStatus();
 }
 
 absl::Status Network::BackwardAtOnce(const Batch& batch, const StepHooks& hooks) {
   for (int layer = options_.layers() - 1; layer >= 0; --layer) {
     PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
     PS_RETURN_IF_ERROR(BackwardInput(batch, layer));
-    if (hooks.gradient_ready) PS_RETURN_IF_ERROR(hooks.gradient_ready(layer));
+    PS_RETURN_IF_ERROR(ReportGradients(layer, hooks));
   }
   return absl::OkStatus();
 }
 
 absl::Status Network::BackwardQueued(const Batch& batch, const StepHooks& hooks) {
-  const Recordings& recordings = RecordingsOf(batch);
+  const Graphs& graphs = GraphsOf(batch);
   const int last = options_.layers() - 1;
   for (int layer = last; layer >= 0; --layer) {
     const auto part = [&]() -> absl::Status {
       if (layer < last) PS_RETURN_IF_ERROR(BackwardInput(batch, layer + 1));
       return BackwardWeights(batch, layer);
     };
-    PS_RETURN_IF_ERROR(recordings.layers[static_cast<size_t>(layer)]->Run(part));
+    PS_RETURN_IF_ERROR(graphs.layers[static_cast<size_t>(layer)]->Run(part));
     PS_RETURN_IF_ERROR(Store(layer));
   }
   for (int layer = last; layer >= 0 && hooks.gradient_ready; --layer) {
-    PS_RETURN_IF_ERROR(backend_.AwaitMark(kStored + layer));
-    PS_RETURN_IF_ERROR(hooks.gradient_ready(layer));
+    PS_RETURN_IF_ERROR(backend_.WaitEvent(kStored + layer));
+    PS_RETURN_IF_ERROR(ReportGradients(layer, hooks));
   }
   return absl::OkStatus();
 }
 
-Network::Recordings& Network::RecordingsOf(const Batch& batch) {
-  Recordings& recordings = recordings_[{batch.x, batch.labels, batch.targets, batch.size}];
-  if (recordings.step == nullptr) {
-    recordings.step = backend_.MakeRecording();
-    for (int layer = 0; layer < options_.layers(); ++layer) recordings.layers.push_back(backend_.MakeRecording());
+Network::Graphs& Network::GraphsOf(const Batch& batch) {
+  Graphs& graphs = graphs_[{batch.x, batch.labels, batch.targets, batch.size}];
+  if (graphs.step == nullptr) {
+    graphs.step = backend_.MakeGraph();
+    for (int layer = 0; layer < options_.layers(); ++layer) graphs.layers.push_back(backend_.MakeGraph());
   }
-  return recordings;
+  return graphs;
 }
 
 absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHooks& hooks) {
@@ -178,16 +187,16 @@ absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHook
   const TimePoint began = Now();
   double hooks_s = 0;
   for (int layer = 0; layer < options_.layers(); ++layer) {
-    PS_RETURN_IF_ERROR(Call(hooks.before_layer, hooks_s, layer));
+    for (const size_t tensor : TensorsOf(layer)) PS_RETURN_IF_ERROR(Call(hooks.parameters_needed, hooks_s, tensor));
     PS_RETURN_IF_ERROR(Load(layer));
     PS_RETURN_IF_ERROR(Forward(batch, layer));
   }
   PS_RETURN_IF_ERROR(ComputeLoss(batch, /*gradient=*/true));
   PS_RETURN_IF_ERROR(backend_.CopyToHost(loss_.get(), host_loss_.get(), sizeof(LossSums)));
   PS_RETURN_IF_ERROR(Call(hooks.before_backward, hooks_s));
-  PS_RETURN_IF_ERROR(backend_.SetMark(kTurned));
+  PS_RETURN_IF_ERROR(backend_.RecordEvent(kTurned));
   PS_RETURN_IF_ERROR(backend_.unified() ? BackwardAtOnce(batch, hooks) : BackwardQueued(batch, hooks));
-  PS_RETURN_IF_ERROR(backend_.SetMark(kEnded));
+  PS_RETURN_IF_ERROR(backend_.RecordEvent(kEnded));
   PS_RETURN_IF_ERROR(backend_.Synchronize());
   const absl::StatusOr<double> backward = backend_.SecondsBetween(kTurned, kEnded);
   if (!backward.ok()) return backward.status();
@@ -214,7 +223,7 @@ absl::StatusOr<LossSums> Network::Evaluate(const Batch& batch) {
 
 absl::Status Network::ComputeStep(const Batch& batch) {
   PS_RETURN_IF_ERROR(Check(batch));
-  return RecordingsOf(batch).step->Run([&] { return QueueCompute(batch); });
+  return GraphsOf(batch).step->Run([&] { return QueueCompute(batch); });
 }
 
 absl::Status Network::QueueCompute(const Batch& batch) {

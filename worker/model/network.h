@@ -1,6 +1,7 @@
 // A network on a backend: parameters, gradients, activations, and the step that computes one from the other.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,17 +16,17 @@
 
 namespace ps {
 
-// Called during a step, on its thread, so that the exchange can overlap with it. Each may be empty; an error ends the
-// step.
+// Called during a step, on its thread, so that the exchange can overlap with it. Tensors are named by their place in
+// the layout. Each hook may be empty; an error ends the step.
 struct StepHooks {
-  // Before the first read of the layer's parameters.
-  std::function<absl::Status(int layer)> before_layer;
+  // Before the first read of the tensor's parameters. Tensors come in the layout's order.
+  std::function<absl::Status(size_t tensor)> parameters_needed;
   // The forward pass is done or queued, and no gradient was written yet. Parameters may still be read, until the first
   // gradient is ready.
   std::function<absl::Status()> before_backward;
-  // The layer's gradients are final in host memory, and its parameters were read for the last time in this step. Layers
-  // come from the last to the first.
-  std::function<absl::Status(int layer)> gradient_ready;
+  // The tensor's gradient is final in host memory, and its parameters were read for the last time in this step. Layers
+  // come from the last to the first, each with its tensors in the layout's order.
+  std::function<absl::Status(size_t tensor)> gradient_ready;
 };
 
 // Samples in the device's memory. They must stay until the step has ended.
@@ -38,13 +39,12 @@ struct Batch {
 
 struct StepResult {
   double loss = 0;  // Mean over the batch; 0 for an empty one.
-  // Together the step's time but for what before_layer and before_backward took.
+  // Together the step's time but for what parameters_needed and before_backward took.
   double forward_s = 0;
   double backward_s = 0;
 };
 
-// Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout: 2·layer is the
-// weight, 2·layer + 1 the bias.
+// Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout.
 class Network {
  public:
   // max_batch ≥ 1: the largest batch of TrainStep and Evaluate.
@@ -72,7 +72,7 @@ class Network {
   // The loss and the correct answers, summed over the batch, with the parameters that are on the device.
   absl::StatusOr<LossSums> Evaluate(const Batch& batch);
   // What TrainStep computes, but parameters are those on the device, and gradients stay there. Queued; a batch of the
-  // same size in the same place is recorded once and replayed.
+  // same size in the same place is captured once and launched again.
   absl::Status ComputeStep(const Batch& batch);
 
  private:
@@ -85,9 +85,9 @@ class Network {
   };
   // Of the work on a batch of one size in one place: ComputeStep's, and of each layer's part of TrainStep's backward
   // pass.
-  struct Recordings {
-    std::unique_ptr<Recording> step;
-    std::vector<std::unique_ptr<Recording>> layers;
+  struct Graphs {
+    std::unique_ptr<Graph> step;
+    std::vector<std::unique_ptr<Graph>> layers;
   };
   Network(const ModelOptions& options, Backend& backend, int64_t max_batch);
   absl::Status Allocate();
@@ -97,6 +97,10 @@ class Network {
   }
   absl::Status Check(const Batch& batch) const;
   absl::Status QueueCompute(const Batch& batch);
+  // A layer's tensors: its weight and its bias.
+  static std::array<size_t, 2> TensorsOf(int layer);
+  Tensor& weight(int layer) { return tensors_[TensorsOf(layer)[0]]; }
+  Tensor& bias(int layer) { return tensors_[TensorsOf(layer)[1]]; }
   // Each queues a layer's part.
   absl::Status Load(int layer);
   absl::Status Forward(const Batch& batch, int layer);
@@ -104,12 +108,14 @@ class Network {
   absl::Status BackwardWeights(const Batch& batch, int layer);
   absl::Status BackwardInput(const Batch& batch, int layer);
   absl::Status Store(int layer);
+  // Tells the hook, if there is one, that the layer's gradients are ready.
+  static absl::Status ReportGradients(int layer, const StepHooks& hooks);
   // The backward pass, where work is done as it is queued: each layer's gradients are reported as soon as they are
   // ready.
   absl::Status BackwardAtOnce(const Batch& batch, const StepHooks& hooks);
   // Where work is queued: the device has all of it before the first wait.
   absl::Status BackwardQueued(const Batch& batch, const StepHooks& hooks);
-  Recordings& RecordingsOf(const Batch& batch);
+  Graphs& GraphsOf(const Batch& batch);
   const float* input(const Batch& batch, int layer) const {
     return layer == 0 ? batch.x : Floats(activations_[static_cast<size_t>(layer)]);
   }
@@ -119,12 +125,12 @@ class Network {
   const int64_t max_batch_;
   const Layout layout_;
   std::vector<Tensor> tensors_;
-  std::vector<Memory>
-      activations_;             // [k]: input of layer k, [max_batch, widths[k]]; the last is the output. [0] is null.
+  // [k]: input of layer k, [max_batch, widths[k]]; the last is the output. [0] is null.
+  std::vector<Memory> activations_;
   std::vector<Memory> deltas_;  // Gradients with respect to the same.
   Memory loss_;                 // LossSums, on the device.
   Memory host_loss_;
-  std::map<std::tuple<const float*, const int32_t*, const float*, int64_t>, Recordings> recordings_;
+  std::map<std::tuple<const float*, const int32_t*, const float*, int64_t>, Graphs> graphs_;
 };
 
 }  // namespace ps

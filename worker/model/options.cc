@@ -1,9 +1,11 @@
 #include "worker/model/options.h"
 
+#include <array>
 #include <cmath>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/random.h"
 
@@ -14,42 +16,72 @@ constexpr int64_t kMaxWidth = 1 << 20;
 constexpr size_t kMaxLayers = 1024;
 constexpr uint64_t kInitStream = uint64_t{2} << 32;
 
+// The words of a flag and what they stand for, in the order in which they are listed.
+template <typename Kind>
+struct Word {
+  const char* text;
+  Kind kind;
+};
+constexpr std::array<Word<Activation>, 3> kActivations = {
+    {{"relu", Activation::kRelu}, {"sigmoid", Activation::kSigmoid}, {"tanh", Activation::kTanh}}};
+constexpr std::array<Word<Loss>, 3> kLosses = {{{"softmax_cross_entropy", Loss::kSoftmaxCrossEntropy},
+                                                {"sigmoid_cross_entropy", Loss::kSigmoidCrossEntropy},
+                                                {"mse", Loss::kMse}}};
+constexpr std::array<Word<Init>, 2> kInits = {{{"he", Init::kHe}, {"glorot", Init::kGlorot}}};
+
+template <typename Words>
+auto ParseWord(const char* flag, const std::string& text, const Words& words)
+    -> absl::StatusOr<decltype(words.front().kind)> {
+  for (const auto& word : words) {
+    if (text == word.text) return word.kind;
+  }
+  std::string expected = words.front().text;
+  for (size_t i = 1; i < words.size(); ++i) {
+    absl::StrAppend(&expected, i + 1 < words.size() ? ", " : " or ", words[i].text);
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", text, ": expected ", expected));
+}
+
+template <typename Words, typename Kind>
+std::string TextOf(Kind kind, const Words& words) {
+  for (const auto& word : words) {
+    if (kind == word.kind) return word.text;
+  }
+  return "none";
+}
+
+absl::Status WrongModel(const std::string& text) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ", kMaxWidth));
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<int64_t>> ParseModel(const std::string& text) {
-  const auto wrong = absl::InvalidArgumentError(absl::StrCat(
-      "--model=", text, ": expected mlp:IN,…,OUT, for example mlp:784,128,10; widths from 1 to ", kMaxWidth));
-  if (text.rfind("mlp:", 0) != 0) return wrong;
-  std::vector<int64_t> widths;
+  if (text.rfind("mlp:", 0) != 0) return WrongModel(text);
+  ModelOptions options;
   for (const auto& part : absl::StrSplit(text.substr(4), ',')) {
-    int64_t width = 0;
-    if (!absl::SimpleAtoi(part, &width) || width < 1 || width > kMaxWidth) return wrong;
-    widths.push_back(width);
+    if (!absl::SimpleAtoi(part, &options.widths.emplace_back())) return WrongModel(text);
   }
-  if (widths.size() < 2 || widths.size() > kMaxLayers) return wrong;
-  return widths;
+  if (!ValidateModelOptions(options).ok()) return WrongModel(text);
+  return options.widths;
+}
+
+absl::Status ValidateModelOptions(const ModelOptions& options) {
+  bool good = options.widths.size() >= 2 && options.widths.size() <= kMaxLayers;
+  for (const int64_t width : options.widths) good = good && width >= 1 && width <= kMaxWidth;
+  return good ? absl::OkStatus() : WrongModel("mlp:" + absl::StrJoin(options.widths, ","));
 }
 
 absl::StatusOr<Activation> ParseActivation(const std::string& text) {
-  if (text == "relu") return Activation::kRelu;
-  if (text == "sigmoid") return Activation::kSigmoid;
-  if (text == "tanh") return Activation::kTanh;
-  return absl::InvalidArgumentError(absl::StrCat("--activation=", text, ": expected relu, sigmoid or tanh"));
+  return ParseWord("activation", text, kActivations);
 }
+absl::StatusOr<Loss> ParseLoss(const std::string& text) { return ParseWord("loss", text, kLosses); }
+absl::StatusOr<Init> ParseInit(const std::string& text) { return ParseWord("init", text, kInits); }
 
-absl::StatusOr<Loss> ParseLoss(const std::string& text) {
-  if (text == "softmax_cross_entropy") return Loss::kSoftmaxCrossEntropy;
-  if (text == "sigmoid_cross_entropy") return Loss::kSigmoidCrossEntropy;
-  if (text == "mse") return Loss::kMse;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--loss=", text, ": expected softmax_cross_entropy, sigmoid_cross_entropy or mse"));
-}
-
-absl::StatusOr<Init> ParseInit(const std::string& text) {
-  if (text == "he") return Init::kHe;
-  if (text == "glorot") return Init::kGlorot;
-  return absl::InvalidArgumentError(absl::StrCat("--init=", text, ": expected he or glorot"));
-}
+std::string ToString(Activation activation) { return TextOf(activation, kActivations); }
+std::string ToString(Loss loss) { return TextOf(loss, kLosses); }
+std::string ToString(Init init) { return TextOf(init, kInits); }
 
 Layout ModelLayout(const ModelOptions& options) {
   Layout layout;

@@ -25,9 +25,17 @@ struct ModelOptions {
 
 // "mlp:784,128,10". INVALID_ARGUMENT, naming --model, for anything else.
 absl::StatusOr<std::vector<int64_t>> ParseModel(const std::string& text);
+// INVALID_ARGUMENT, naming --model, for widths that ParseModel would refuse.
+absl::Status ValidateModelOptions(const ModelOptions& options);
+
+// The words of --activation, --loss and --init; INVALID_ARGUMENT, naming the flag, for any other.
 absl::StatusOr<Activation> ParseActivation(const std::string& text);
 absl::StatusOr<Loss> ParseLoss(const std::string& text);
 absl::StatusOr<Init> ParseInit(const std::string& text);
+// The same words again; "none" for Activation::kNone.
+std::string ToString(Activation activation);
+std::string ToString(Loss loss);
+std::string ToString(Init init);
 
 // layer0.weight [out, in], layer0.bias [out], layer1.weight, …
 Layout ModelLayout(const ModelOptions& options);

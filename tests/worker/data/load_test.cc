@@ -131,13 +131,26 @@ TEST_CASE("a folder in the place of a file is refused") {
 TEST_CASE("options out of range are refused before any file is read") {
   DatasetOptions options = Named("mnist", "/no/such");
   options.validation_split = 1;
-  CHECK(LoadError(options) == "validation_split is 1; expected 0 to below 1");
+  CHECK(LoadError(options) == "--validation_split=1: expected 0 or more, below 1");
   options.validation_split = 0;
   options.crop = -1;
-  CHECK(LoadError(options) == "crop is -1; expected 0 (none) or more");
+  CHECK(LoadError(options) == "--crop=-1: expected 0 (none) or more");
   options.crop = 0;
   options.samples_per_class = -1;
-  CHECK(LoadError(options) == "samples_per_class is -1; expected 0 (all) or more");
+  CHECK(LoadError(options) == "--samples_per_class=-1: expected 0 (all) or more");
+}
+
+TEST_CASE("every option that is out of range is named at once, those in the dataset's text too") {
+  CHECK(ValidateDatasetOptions(Named("csv:no-such-file,task=regression", "")).ok());
+  DatasetOptions options = Named("synthetic:samples=many", "");
+  options.crop = -1;
+  const absl::Status status = ValidateDatasetOptions(options);
+  CHECK(absl::IsInvalidArgument(status));
+  CHECK_THAT(std::string(status.message()),
+             ContainsText("--dataset=synthetic:samples=many: samples is \"many\"") && EndsWith("or more"));
+  CHECK_THAT(std::string(status.message()), ContainsText("\n--crop=-1: expected"));
+  CHECK(absl::IsInvalidArgument(ValidateDatasetOptions(Named("synthetic:samples=9999999,features=999999", ""))));
+  CHECK(absl::IsInvalidArgument(ValidateDatasetOptions(Named("csv:t.csv,label=middle", ""))));
 }
 
 }  // namespace

@@ -261,7 +261,7 @@ void CheckGather(Backend& backend) {
 }
 
 // What is recorded gives the bits of what is not, and reads its inputs anew each time.
-void CheckRecording(Backend& backend) {
+void CheckGraph(Backend& backend) {
   constexpr int64_t kBatch = 9;
   constexpr int64_t kIn = 30;
   constexpr int64_t kOut = 20;
@@ -276,11 +276,11 @@ void CheckRecording(Backend& backend) {
     const absl::Status forward = backend.DenseForward(x, weight, bias, y, kBatch, kIn, kOut, Activation::kTanh);
     return forward.ok() ? backend.DenseBackwardWeights(y, x, d_weight, d_bias, kBatch, kIn, kOut) : forward;
   };
-  const std::unique_ptr<Recording> recording = backend.MakeRecording();
+  const std::unique_ptr<Graph> graph = backend.MakeGraph();
   const auto outcome = [&](uint32_t seed, bool recorded) {
     const Values input = Random(kBatch * kIn, seed);
     REQUIRE(backend.CopyToDevice(input.data(), x, static_cast<int64_t>(input.size() * sizeof(float))).ok());
-    REQUIRE((recorded ? recording->Run(work) : work()).ok());
+    REQUIRE((recorded ? graph->Run(work) : work()).ok());
     const Values ours = device.Get(d_weight, kOut * kIn);
     REQUIRE(backend.CopyToDevice(Values(kOut * kIn).data(), d_weight, kOut * kIn * sizeof(float)).ok());
     REQUIRE(backend.Synchronize().ok());
@@ -335,11 +335,11 @@ TEST_CASE("CPU: losses, their gradients and the count of correct answers agree w
   CheckLosses(*OnCpu());
 }
 TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
-TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckRecording(*OnCpu()); }
+TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckGraph(*OnCpu()); }
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
 TEST_CASE("Queued: recorded work gives the same bits and reads its inputs anew") {
   QueuedBackend backend;
-  CheckRecording(backend);
+  CheckGraph(backend);
 }
 
 TEST_CASE("GPU: dense layers forward and backward agree with plain loops") { OnGpu(CheckDense); }
@@ -347,7 +347,7 @@ TEST_CASE("GPU: losses, their gradients and the count of correct answers agree w
   OnGpu(CheckLosses);
 }
 TEST_CASE("GPU: samples are gathered to the bit") { OnGpu(CheckGather); }
-TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckRecording); }
+TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckGraph); }
 TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") { OnGpu(CheckNotFinite); }
 TEST_CASE("GPU: too much memory is refused in one line, and the next allocation is served") {
   OnGpu([](Backend& backend) {

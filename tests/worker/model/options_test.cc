@@ -1,5 +1,6 @@
 #include "worker/model/options.h"
 
+#include "common/status.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -11,6 +12,23 @@ TEST_CASE("A network's text is read, and anything else is refused") {
        {"", "mlp:", "mlp:784", "mlp:784,", "mlp:784,0", "mlp:7,-1", "cnn:1,2", "mlp:1,2,x", "784,10"}) {
     CHECK_FALSE(ParseModel(bad).ok());
   }
+}
+
+TEST_CASE("Widths in the struct are checked as those in the flag are") {
+  CHECK(ValidateModelOptions({.widths = {784, 128, 10}}).ok());
+  CHECK(Message(ValidateModelOptions({.widths = {784, 0}})).find("--model=mlp:784,0: expected mlp:IN") == 0);
+  CHECK_FALSE(ValidateModelOptions({}).ok());
+}
+
+TEST_CASE("Activations, losses and initial values are shown in the words that are read") {
+  for (const char* word : {"relu", "sigmoid", "tanh"}) CHECK(ToString(*ParseActivation(word)) == word);
+  for (const char* word : {"softmax_cross_entropy", "sigmoid_cross_entropy", "mse"}) {
+    CHECK(ToString(*ParseLoss(word)) == word);
+  }
+  for (const char* word : {"he", "glorot"}) CHECK(ToString(*ParseInit(word)) == word);
+  CHECK(ToString(Activation::kNone) == "none");
+  CHECK(Message(ParseActivation("none").status()) == "--activation=none: expected relu, sigmoid or tanh");
+  CHECK(Message(ParseInit("zero").status()) == "--init=zero: expected he or glorot");
 }
 
 TEST_CASE("The layout is a weight and a bias of each layer, out by in") {

@@ -1,6 +1,6 @@
 // A backend as a GPU's is, on the CPU: memory of its own, and work that is queued. What may be late is as late as the
-// contract allows (computation and copies to the host: when a mark is awaited), and what may be early as early (copies
-// to the device: at once). So whoever does not keep the contract computes something else.
+// contract allows (computation and copies to the host: when an event is waited for), and what may be early as early
+// (copies to the device: at once). So whoever does not keep the contract computes something else.
 #pragma once
 
 #include <deque>
@@ -34,21 +34,21 @@ class QueuedBackend final : public Backend {
   }
   absl::Status Synchronize() override { return RunUntil(queue_.size()); }
 
-  absl::Status SetMark(int mark) override {
-    marks_[mark] = queued_;
-    return Queue([=, this] { return cpu_->SetMark(mark); });
+  absl::Status RecordEvent(int event) override {
+    events_[event] = queued_;
+    return Queue([=, this] { return cpu_->RecordEvent(event); });
   }
-  absl::Status AwaitMark(int mark) override {
+  absl::Status WaitEvent(int event) override {
     const size_t done = queued_ - queue_.size();
-    return marks_[mark] < done ? absl::OkStatus() : RunUntil(marks_[mark] - done + 1);
+    return events_[event] < done ? absl::OkStatus() : RunUntil(events_[event] - done + 1);
   }
   absl::StatusOr<double> SecondsBetween(int from, int to) override { return cpu_->SecondsBetween(from, to); }
 
-  std::unique_ptr<Recording> MakeRecording() override {
-    ++recordings_;
-    return std::make_unique<Replay>(*this);
+  std::unique_ptr<Graph> MakeGraph() override {
+    ++graphs_;
+    return std::make_unique<QueuedGraph>(*this);
   }
-  size_t recordings() const { return recordings_; }
+  size_t graphs() const { return graphs_; }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
@@ -86,9 +86,9 @@ class QueuedBackend final : public Backend {
   using Work = std::function<absl::Status()>;
 
   // As a graph does: the first time as it comes, then recorded, then replayed without asking again.
-  class Replay final : public Recording {
+  class QueuedGraph final : public Graph {
    public:
-    explicit Replay(QueuedBackend& backend) : backend_(backend) {}
+    explicit QueuedGraph(QueuedBackend& backend) : backend_(backend) {}
     absl::Status Run(const Work& work) override {
       if (!done_) {
         done_ = true;
@@ -132,10 +132,10 @@ class QueuedBackend final : public Backend {
   const std::unique_ptr<Backend> cpu_;
   const int64_t free_bytes_;
   std::deque<Work> queue_;
-  size_t queued_ = 0;            // Ever.
-  std::map<int, size_t> marks_;  // The place of each in the queue, counted from the first ever.
+  size_t queued_ = 0;             // Ever.
+  std::map<int, size_t> events_;  // The place of each in the queue, counted from the first ever.
   std::vector<Work>* recording_ = nullptr;
-  size_t recordings_ = 0;
+  size_t graphs_ = 0;
 };
 
 }  // namespace ps

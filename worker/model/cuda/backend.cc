@@ -39,9 +39,9 @@ absl::Status MakeEvent(unsigned int flags, Owned<cudaEvent_t>& event) {
 
 // The first time the work is done as it comes: libraries may load kernels then, and memory is allocated, neither of
 // which can be recorded.
-class Graph final : public Recording {
+class CudaGraph final : public Graph {
  public:
-  explicit Graph(cudaStream_t stream) : stream_(stream) {}
+  explicit CudaGraph(cudaStream_t stream) : stream_(stream) {}
 
   absl::Status Run(const std::function<absl::Status()>& work) override {
     if (!done_) {
@@ -152,24 +152,24 @@ class CudaBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  absl::Status SetMark(int mark) override {
-    const auto index = static_cast<size_t>(mark);
-    if (marks_.size() <= index) marks_.resize(index + 1);
-    if (marks_[index] == nullptr) PS_RETURN_IF_ERROR(MakeEvent(cudaEventDefault, marks_[index]));
+  absl::Status RecordEvent(int event) override {
+    const auto index = static_cast<size_t>(event);
+    if (events_.size() <= index) events_.resize(index + 1);
+    if (events_[index] == nullptr) PS_RETURN_IF_ERROR(MakeEvent(cudaEventDefault, events_[index]));
     PS_RETURN_IF_ERROR(DownloadAfterComputation());
-    return PS_CUDA_STATUS(cudaEventRecord(marks_[index].get(), download_.get()));
+    return PS_CUDA_STATUS(cudaEventRecord(events_[index].get(), download_.get()));
   }
-  absl::Status AwaitMark(int mark) override {
-    return PS_CUDA_STATUS(cudaEventSynchronize(marks_[static_cast<size_t>(mark)].get()));
+  absl::Status WaitEvent(int event) override {
+    return PS_CUDA_STATUS(cudaEventSynchronize(events_[static_cast<size_t>(event)].get()));
   }
   absl::StatusOr<double> SecondsBetween(int from, int to) override {
     float milliseconds = 0;
-    PS_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, marks_[static_cast<size_t>(from)].get(),
-                                                 marks_[static_cast<size_t>(to)].get()));
+    PS_CUDA_RETURN_IF_ERROR(cudaEventElapsedTime(&milliseconds, events_[static_cast<size_t>(from)].get(),
+                                                 events_[static_cast<size_t>(to)].get()));
     return static_cast<double>(milliseconds) / 1e3;
   }
 
-  std::unique_ptr<Recording> MakeRecording() override { return std::make_unique<Graph>(compute_.get()); }
+  std::unique_ptr<Graph> MakeGraph() override { return std::make_unique<CudaGraph>(compute_.get()); }
 
   absl::Status DenseForward(const float* x, const float* weight, const float* bias, float* y, int64_t batch, int64_t in,
                             int64_t out, Activation activation) override {
@@ -250,7 +250,7 @@ class CudaBackend final : public Backend {
   Owned<cudaStream_t> download_;
   Owned<cudaEvent_t> computed_;
   Owned<cudaEvent_t> uploaded_;
-  std::vector<Owned<cudaEvent_t>> marks_;
+  std::vector<Owned<cudaEvent_t>> events_;
   std::unique_ptr<Matmul> matmul_;
   std::vector<Memory> scratch_;
   int64_t scratch_samples_ = 0;

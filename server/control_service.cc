@@ -1,0 +1,124 @@
+#include "server/control_service.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/endpoint.h"
+#include "server/follow_call.h"
+#include "server/request_call.h"
+
+namespace ps {
+namespace {
+
+using Context = grpc::GenericCallbackServerContext;
+
+// A join carries the model's layout; all other requests are small.
+constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
+
+constexpr std::chrono::seconds kJoinWaitMax(300);
+// A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
+// caller learns what was waited for.
+constexpr std::chrono::seconds kReplyMargin(1);
+
+constexpr std::chrono::seconds kDoneWaitDefault(10);
+constexpr std::chrono::seconds kDoneWaitMax(300);
+
+TimePoint JoinDeadline(const Context& context, TimePoint now) {
+  const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
+  const auto margin = std::min<std::chrono::nanoseconds>(kReplyMargin, left / 3);
+  return now + std::min<std::chrono::nanoseconds>(left - margin, kJoinWaitMax);
+}
+
+TimePoint DoneDeadline(uint32_t wait_ms, TimePoint now) {
+  if (wait_ms == 0) return now + kDoneWaitDefault;
+  return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kDoneWaitMax);
+}
+
+// Waits for its answer at the chief, which learns if the caller goes away meanwhile.
+class JoinCall final : public RequestCall<v1::JoinRequest> {
+ public:
+  JoinCall(CallWatch& watch, const Context& context, Chief& chief)
+      : RequestCall(watch, context, kMaxJoinBytes), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::JoinRequest& request) override {
+    const TimePoint now = Now();
+    const TimePoint deadline = JoinDeadline(context(), now);
+    if (deadline <= now) return absl::DeadlineExceededError("joining: the call arrived after its deadline");
+    join_ = chief_.Join(request, now, deadline, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    if (join_ != 0) watch().Adopt(this);
+    if (gone()) chief_.OnJoinGone(join_, Now());
+    return absl::OkStatus();
+  }
+  void OnGone() override { chief_.OnJoinGone(join_, Now()); }
+
+  Chief& chief_;
+  std::atomic<uint64_t> join_ = 0;  // 0: none that waits.
+};
+
+// The stream that a member keeps open.
+class WatchCall final : public StateCall<v1::WatchRequest> {
+ public:
+  WatchCall(CallWatch& watch, const Context& context, Chief& chief) : StateCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::WatchRequest& request) override {
+    const absl::StatusOr<uint64_t> opened =
+        chief_.Watch(request, Now(), [self = Self(this)](const std::optional<v1::HeartbeatReply>& state) {
+          if (!state.has_value()) return self->End(absl::OkStatus());
+          self->Tell(EncodeMessage(*state));
+        });
+    if (!opened.ok()) return opened.status();
+    opened_ = *opened;
+    watch().Adopt(this);
+    if (gone()) chief_.OnWatchGone(opened_, Now());
+    return absl::OkStatus();
+  }
+  void OnGone() override { chief_.OnWatchGone(opened_, Now()); }
+
+  Chief& chief_;
+  std::atomic<uint64_t> opened_ = 0;  // 0: not yet.
+};
+
+class DoneCall final : public RequestCall<v1::DoneRequest> {
+ public:
+  DoneCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::DoneRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.Done(request, now, DoneDeadline(request.wait_ms(), now),
+                [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
+}  // namespace
+
+void HandleChiefCalls(CallRouter& router, Chief& chief) {
+  router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
+  router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
+  router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
+  HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
+      router, "/ps.v1.Chief/Heartbeat",
+      [&chief](const v1::HeartbeatRequest& request) { return chief.Heartbeat(request, Now()); });
+  HandleRequests<v1::LeaveRequest, v1::LeaveReply>(
+      router, "/ps.v1.Chief/Leave", [&chief](const v1::LeaveRequest& request) -> absl::StatusOr<v1::LeaveReply> {
+        PS_RETURN_IF_ERROR(chief.Leave(request, Now()));
+        return v1::LeaveReply();
+      });
+  HandleRequests<v1::StatusRequest, v1::StatusReply>(
+      router, "/ps.v1.Chief/Status", [&chief](const v1::StatusRequest&) { return chief.Status(Now()); });
+}
+
+void HandleShardStatus(CallRouter& router, std::function<v1::ShardStatusReply()> status) {
+  HandleRequests<v1::ShardStatusRequest, v1::ShardStatusReply>(
+      router, "/ps.v1.Shard/ShardStatus",
+      [status = std::move(status)](const v1::ShardStatusRequest&) { return status(); });
+}
+
+}  // namespace ps

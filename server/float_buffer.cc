@@ -1,0 +1,57 @@
+#include "server/float_buffer.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "common/check.h"
+
+namespace ps {
+
+FloatBuffer::FloatBuffer(size_t elements, float value) : size_(elements) {
+  const size_t bytes = (elements * sizeof(float) + 63) / 64 * 64;
+  void* memory = std::aligned_alloc(64, bytes == 0 ? 64 : bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  data_.reset(static_cast<float*>(memory));
+  std::fill_n(data_.get(), bytes / sizeof(float), value);
+}
+
+void FloatBuffer::Free::operator()(float* data) const { std::free(data); }
+
+BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_sets)
+    : elements_(elements), values_(std::move(values)), max_sets_(max_sets), current_(Make()) {}
+
+std::shared_ptr<HeldBuffers> BufferRing::Make() const {
+  auto made = std::make_shared<HeldBuffers>();
+  for (const float value : values_) made->tensors.emplace_back(elements_, value);
+  return made;
+}
+
+bool BufferRing::Pick(bool in_place) {
+  Check(next_ == nullptr, "one update is being written at a time");
+  // Sequentially consistent, as a release is: either the hold is seen gone here, or its release sees who is blocked.
+  if (in_place && current_->holds.load() == 0) {
+    next_ = current_;
+    return true;
+  }
+  const auto free =
+      std::find_if(spare_.begin(), spare_.end(), [](const auto& buffers) { return buffers->holds.load() == 0; });
+  if (free != spare_.end()) {
+    next_ = *free;
+  } else if (spare_.size() + 1 < max_sets_) {
+    next_ = spare_.emplace_back(Make());
+  }
+  return next_ != nullptr;
+}
+
+void BufferRing::Publish(uint64_t version) {
+  Check(next_ != nullptr, "what is published was being written");
+  next_->version = version;
+  if (next_ != current_) {
+    std::replace(spare_.begin(), spare_.end(), next_, current_);
+    current_ = next_;
+  }
+  next_ = nullptr;
+}
+
+}  // namespace ps

@@ -1,0 +1,67 @@
+// Memory for weights and optimizer state, recycled by who holds it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace ps {
+
+// 64-byte aligned floats, all of one value at first.
+class FloatBuffer {
+ public:
+  explicit FloatBuffer(size_t elements, float value = 0);
+  float* data() { return data_.get(); }
+  const float* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(float* data) const;
+  };
+  size_t size_;
+  std::unique_ptr<float[], Free> data_;
+};
+
+// Buffers that belong together (weights; all tensors of an optimizer's state), and how many hold them. Held buffers are
+// never written.
+struct HeldBuffers {
+  std::vector<FloatBuffer> tensors;
+  uint64_t version = 0;
+  std::atomic<int> holds = 0;
+};
+
+// One current set of buffers, one that is being written if any, and spare ones. The owner locks; holds are released on
+// any thread.
+class BufferRing {
+ public:
+  // At most `max_sets` sets exist; each has a tensor for each of `values`, its first value.
+  BufferRing(size_t elements, std::vector<float> values, size_t max_sets);
+
+  const std::shared_ptr<HeldBuffers>& current() const { return current_; }
+  // Null if nothing is being written.
+  HeldBuffers* next() const { return next_.get(); }
+  bool in_place() const { return next_ == current_; }
+
+  // Picks what is written next: `current` itself where that is allowed and nobody holds it, else a set that nobody
+  // holds. False if there is none.
+  bool Pick(bool in_place);
+  // What was written becomes current, as this version.
+  void Publish(uint64_t version);
+  // What was picked is spare again. If it was the current one it has not been written.
+  void Abandon() { next_ = nullptr; }
+
+ private:
+  std::shared_ptr<HeldBuffers> Make() const;
+
+  const size_t elements_;
+  const std::vector<float> values_;
+  const size_t max_sets_;
+  std::shared_ptr<HeldBuffers> current_;
+  std::shared_ptr<HeldBuffers> next_;
+  std::vector<std::shared_ptr<HeldBuffers>> spare_;
+};
+
+}  // namespace ps

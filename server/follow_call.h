@@ -1,0 +1,38 @@
+// The chief's end of a shard's stream (Chief.Follow).
+#pragma once
+
+#include <optional>
+
+#include "server/chief.h"
+#include "server/follow_queues.h"
+#include "server/server_call.h"
+
+namespace ps {
+
+// Registers the shard with its first report, passes on the others, and sends it the chief's updates, in order. A shard
+// that does not read them is cut off.
+class FollowCall final : public ServerCall {
+ public:
+  // The chief outlives the call.
+  FollowCall(CallWatch& watch, const grpc::GenericCallbackServerContext& context, Chief& chief)
+      : ServerCall(watch, context), chief_(chief) {}
+
+ private:
+  void OnBegin() override { Read(kMaxReportBytes); }
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override;
+  void OnMessagesEnd() override { End(absl::OkStatus()); }
+  void OnWritten() override;
+  void OnOver() override;
+
+  absl::Status Register(const v1::ShardReport& report);
+  void Send(const v1::ChiefUpdate& update);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Chief& chief_;
+  std::optional<uint32_t> shard_;  // Once it is registered. Of reactions on messages, one at a time.
+  Mutex mutex_;
+  UpdateQueue queue_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ps

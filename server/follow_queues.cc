@@ -1,0 +1,49 @@
+#include "server/follow_queues.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/codec.h"
+
+namespace ps {
+
+absl::Status UpdateQueue::Add(const v1::ChiefUpdate& update) {
+  grpc::ByteBuffer encoded = EncodeMessage(update);
+  const size_t bytes = encoded.Length();
+  if (!updates_.empty() && (updates_.size() >= limits_.updates || bytes_ + bytes > limits_.bytes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("the shard does not read the chief's updates: ", updates_.size(),
+                                                     " of ", bytes_, " bytes wait for it, the limit"));
+  }
+  bytes_ += bytes;
+  updates_.push_back(std::move(encoded));
+  return absl::OkStatus();
+}
+
+std::optional<grpc::ByteBuffer> UpdateQueue::Take() {
+  if (updates_.empty()) return std::nullopt;
+  grpc::ByteBuffer update = std::move(updates_.front());
+  updates_.pop_front();
+  bytes_ -= update.Length();
+  return update;
+}
+
+absl::Status ReportQueue::Add(const v1::ShardReport& report) {
+  Check(!report.has_registration(), "a registration is the first report of its stream, and nothing is merged into it");
+  if (!waiting_.has_value()) {
+    waiting_ = v1::ShardReport();
+  } else if (waiting_->complete_size() + report.complete_size() > kMaxPushes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the chief does not read this shard's reports: ", waiting_->complete_size(),
+                     " complete pushes wait for it, the limit"));
+  }
+  v1::ShardReport earlier = std::exchange(*waiting_, report);
+  earlier.mutable_complete()->MergeFrom(report.complete());
+  waiting_->mutable_complete()->Swap(earlier.mutable_complete());
+  if (!earlier.failure().empty()) waiting_->set_failure(earlier.failure());
+  return absl::OkStatus();
+}
+
+std::optional<v1::ShardReport> ReportQueue::Take() { return std::exchange(waiting_, std::nullopt); }
+
+}  // namespace ps

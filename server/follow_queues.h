@@ -1,0 +1,57 @@
+// What waits on a stream between a shard and its chief while an earlier message is on its way. Both have limits: a peer
+// that does not read must not fill this process's memory. Not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+
+#include <grpcpp/support/byte_buffer.h>
+#include "absl/status/status.h"
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+// Bytes of a shard's report at most.
+inline constexpr size_t kMaxReportBytes = 1 << 20;
+
+// The chief's updates for one shard, in order. None is left out: a shard has to see each layout come and go, and each
+// decision.
+class UpdateQueue {
+ public:
+  struct Limits {
+    size_t updates = 4096;  // A shard reads far faster than steps are made.
+    size_t bytes = 256 << 20;
+  };
+
+  UpdateQueue() : UpdateQueue(Limits{}) {}
+  explicit UpdateQueue(const Limits& limits) : limits_(limits) {}
+
+  // RESOURCE_EXHAUSTED if it would be past a limit; then it is not added. One is taken whatever its size.
+  absl::Status Add(const v1::ChiefUpdate& update);
+  // The oldest, encoded; nothing if there is none.
+  std::optional<grpc::ByteBuffer> Take();
+
+ private:
+  const Limits limits_;
+  std::deque<grpc::ByteBuffer> updates_;
+  size_t bytes_ = 0;
+};
+
+// A shard's reports, merged into one: it has the newest state, every push that is complete, in order, and the first
+// reason to fail.
+class ReportQueue {
+ public:
+  // Of pushes in a report at most, so that it stays below kMaxReportBytes. No shard has nearly as many.
+  static constexpr int kMaxPushes = 16384;
+
+  // RESOURCE_EXHAUSTED if more than kMaxPushes would wait: none of them may be lost. Then it is not added.
+  absl::Status Add(const v1::ShardReport& report);
+  // What waits; nothing if nothing does.
+  std::optional<v1::ShardReport> Take();
+
+ private:
+  std::optional<v1::ShardReport> waiting_;
+};
+
+}  // namespace ps

@@ -1,0 +1,41 @@
+// gRPC's standard health service (proto/grpc/health/v1/health.proto), for the server as a whole: a probe names no
+// service. Its calls are limited like all others, which those of gRPC's own implementation are not.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/sync.h"
+#include "server/call_router.h"
+
+namespace ps {
+
+// Thread-safe.
+class HealthService {
+ public:
+  // Takes its calls from the router; both outlive the gRPC server. Not serving until it is set.
+  explicit HealthService(CallRouter& router);
+
+  // What a probe is told from now on; who watches is told at once.
+  void SetServing(bool serving);
+  // Ends the streams of who watches, so that the gRPC server need not wait for them.
+  void EndWatches();
+
+ private:
+  class WatchCall;
+  struct Watch {
+    std::shared_ptr<WatchCall> call;
+    bool known = false;  // Of the server, not of a service that there is not.
+  };
+  // RESOURCE_EXHAUSTED past their limit.
+  absl::Status AddWatch(const std::shared_ptr<WatchCall>& call, const std::string& service);
+  void RemoveWatch(const WatchCall* call);
+
+  Mutex mutex_;  // Before the locks of calls.
+  bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Watch> watches_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

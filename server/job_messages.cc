@@ -1,0 +1,132 @@
+#include "server/job_messages.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/layout_proto.h"
+
+namespace ps {
+namespace {
+
+uint64_t ToMs(std::chrono::nanoseconds time) {
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+}
+
+void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::ShardInfo>* shards) {
+  for (uint32_t shard = 0; shard < job.shards().size(); ++shard) {
+    v1::ShardInfo* info = shards->Add();
+    info->set_shard(shard);
+    info->set_address(job.shards().address(shard));
+    if (!job.plan().has_value()) continue;
+    for (const uint32_t slice : job.plan()->shard_slices(shard)) info->add_slices(slice);
+  }
+}
+
+}  // namespace
+
+std::string WaitingFor(const JobState& job, TimePoint now) {
+  const Membership& members = job.members();
+  const uint32_t num_workers = job.options().num_workers;
+  const std::vector<uint32_t> missing = job.shards().Missing();
+  if (!missing.empty()) return absl::StrCat("waiting for shard ", absl::StrJoin(missing, ", "), " to register");
+  if (job.phase() == v1::PHASE_GATHERING) {
+    const size_t here = members.members().size();
+    if (here < num_workers) {
+      return absl::StrCat("waiting for ", num_workers - here, " of ", num_workers, " workers to join");
+    }
+    return absl::StrCat("waiting for the initial weights from ",
+                        members.Describe({job.initialiser().value_or(0)}, now));
+  }
+  if (job.phase() != v1::PHASE_RUNNING) return "";
+  if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) return blocked;
+  const std::vector<uint32_t> ranks = members.LowestStep();
+  if (ranks.empty() && !job.lead_left() && members.Lead() != nullptr) {
+    return absl::StrCat("all workers are done: waiting for ", members.Lead()->ToString(), " to evaluate and leave");
+  }
+  if (ranks.empty()) return "waiting for all workers to leave";
+  const bool some_ahead = ranks.size() < members.members().size();
+  if (!some_ahead) return "";
+  const uint64_t step = members.members().at(ranks.front()).step;
+  return absl::StrCat("step ", step, ": waiting for ", members.Describe(ranks, now));
+}
+
+v1::View MakeView(const JobState& job, TimePoint now) {
+  v1::View view;
+  view.set_number(job.view());
+  view.set_generation(job.options().generation);
+  view.set_phase(job.phase());
+  view.set_failure(job.failure());
+  if (job.plan().has_value()) *view.mutable_layout() = ToProto(job.plan()->layout());
+  for (const auto& [rank, member] : job.members().members()) {
+    v1::Member* out = view.add_members();
+    out->set_rank(rank);
+    out->set_incarnation(member.incarnation);
+    out->set_name(member.name);
+    out->set_initialiser(job.initialiser() == rank);
+    out->set_done(member.done);
+  }
+  view.set_waiting_for(WaitingFor(job, now));
+  return view;
+}
+
+v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
+  v1::JoinReply reply;
+  v1::Identity* id = reply.mutable_id();
+  id->set_job(job.options().job);
+  id->set_generation(job.options().generation);
+  id->set_rank(member.rank);
+  id->set_incarnation(member.incarnation);
+  reply.set_name(member.name);
+  reply.set_num_workers(job.options().num_workers);
+  reply.set_mode(job.mode().name());
+  reply.set_synchronous(job.mode().synchronous());
+  reply.set_start_step(member.start_step);
+  reply.set_lease_ms(ToMs(job.options().lease));
+  reply.set_initialise(job.MayInitialise(member.rank));
+  reply.set_lead(job.IsLead(member));
+  reply.set_replaced(member.replaced);
+  reply.set_slice_elements(kSliceElements);
+  AddShardInfo(job, reply.mutable_shards());
+  return reply;
+}
+
+v1::HeartbeatReply MakeMemberState(const JobState& job, const Member& member, TimePoint now) {
+  v1::HeartbeatReply state;
+  state.set_phase(job.phase());
+  state.set_failure(job.failure());
+  state.set_initialise(job.MayInitialise(member.rank));
+  state.set_waiting_for(WaitingFor(job, now));
+  state.set_lead(job.IsLead(member));
+  return state;
+}
+
+v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
+  v1::StatusReply reply;
+  reply.set_job(job.options().job);
+  reply.set_generation(job.options().generation);
+  reply.set_phase(job.phase());
+  reply.set_failure(job.failure());
+  reply.set_view(job.view());
+  reply.set_num_workers(job.options().num_workers);
+  reply.set_num_shards(job.options().num_shards);
+  reply.set_synchronous(job.mode().synchronous());
+  reply.mutable_settings()->insert(job.options().settings.begin(), job.options().settings.end());
+  for (const auto& [rank, member] : job.members().members()) {
+    v1::WorkerStatus* worker = reply.add_workers();
+    worker->set_rank(rank);
+    worker->set_incarnation(member.incarnation);
+    worker->set_name(member.name);
+    worker->set_host(member.host);
+    worker->set_step(member.step);
+    worker->set_done(member.done);
+    worker->set_suspect(member.suspect_since.has_value());
+    worker->set_last_heard_ms(ToMs(now - member.last_heard));
+  }
+  AddShardInfo(job, reply.mutable_shards());
+  reply.set_waiting_for(WaitingFor(job, now));
+  if (job.plan().has_value()) reply.set_parameters(static_cast<uint64_t>(job.plan()->total_elements()));
+  return reply;
+}
+
+}  // namespace ps

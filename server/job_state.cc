@@ -1,0 +1,297 @@
+#include "server/job_state.h"
+
+#include <algorithm>
+#include <set>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "common/text.h"
+#include "server/job_messages.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
+constexpr size_t kMaxCancelledJoins = 256;  // That are remembered.
+// A worker on a busy machine opens its stream this long after its join's answer at the latest.
+constexpr std::chrono::seconds kOpenWatchMin(5);
+
+}  // namespace
+
+JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
+    : options_(options),
+      members_(options.num_workers, options.lease),
+      shards_(options.job, options.num_shards, options.settings),
+      terms_(options.job, options.num_shards, options.max_shard_elements),
+      steps_(std::move(mode), options.num_shards) {}
+
+absl::Status JobState::Serving() const {
+  if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
+  if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
+  return absl::OkStatus();
+}
+
+bool JobState::MayInitialise(uint32_t rank) const {
+  return initialiser_ == rank && !shards_.AllInitialised() && shards_.AllAcknowledge(initialiser_view_);
+}
+
+bool JobState::IsLead(const Member& member) const {
+  if (lead_left_) return false;
+  if (phase_ == v1::PHASE_GATHERING) return member.rank == 0;
+  return members_.Lead() != nullptr && members_.Lead()->rank == member.rank;
+}
+
+// ---- Shards
+
+absl::Status JobState::RegisterShard(const v1::Registration& registration, TimePoint now) {
+  PS_RETURN_IF_ERROR(Serving());
+  PS_RETURN_IF_ERROR(shards_.Register(registration, phase_ == v1::PHASE_RUNNING, now));
+  spdlog::info("shard {} at {} registered", registration.shard(), registration.address());
+  return absl::OkStatus();
+}
+
+void JobState::OnShardGone(uint32_t shard, TimePoint now) {
+  if (!shards_.Gone(shard, now) || ended()) return;
+  spdlog::warn("shard {} at {}: connection lost", shard, shards_.address(shard));
+}
+
+JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
+  const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
+  const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
+  if (news.applied) last_progress_ = now;
+  if (!report.failure().empty() && !ended()) {
+    SetPhase(v1::PHASE_FAILED, report.failure());
+    return {.view_is_due = true, .decided = {}};
+  }
+  ReportOutcome outcome;
+  outcome.view_is_due = news.initialised && shards_.AllInitialised();
+  if (phase_ != v1::PHASE_RUNNING) return outcome;
+  for (const v1::PushDone& done : report.complete()) {
+    StepCoordinator::Outcome complete = steps_.Complete(shard, done.rank(), done.step());
+    if (complete.news) last_progress_ = now;
+    outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
+  }
+  return outcome;
+}
+
+// ---- Members
+
+absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, TimePoint now) {
+  PS_RETURN_IF_ERROR(CheckJoinTexts(request));
+  PS_RETURN_IF_ERROR(Serving());
+  if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  PS_RETURN_IF_ERROR(terms_.CheckSame(request));
+  if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
+    return absl::CancelledError("the worker cancelled its join");
+  }
+  if (Member* const member = members_.FindJoin(request.join_request_id()); member != nullptr) {
+    // The first answer was lost, or is still to come.
+    member->last_heard = now;
+    member->suspect_since.reset();
+    member->watch_due.reset();
+    return Joined{.member = *member, .view = view_, .is_repeat = true};
+  }
+  const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
+  const absl::StatusOr<Member*> joined = members_.Join(
+      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
+  if (!joined.ok()) return joined.status();
+  (*joined)->join_request_id = request.join_request_id();
+  (*joined)->watches = request.watches();
+  if (!plan().has_value()) {
+    terms_.Fix(request);
+    layout_view_ = view_ + 1;
+  }
+  const Member& member = **joined;
+  spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
+               options_.num_workers, member.incarnation,
+               member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
+  return Joined{.member = member, .view = view_ + 1};
+}
+
+// Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
+// its last ones.
+void JobState::Begin(Member* member, TimePoint now) {
+  member->start_step = member->step = mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
+  member->last_heard = now;
+  if (member->watches && member->watch == 0) {
+    member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
+  }
+  spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
+}
+
+void JobState::OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now) {
+  if (Member* const member = members_.Find(rank, incarnation); member != nullptr) member->suspect_since = now;
+}
+
+absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
+  PS_RETURN_IF_ERROR(Serving());
+  if (id.job() != options_.job || id.generation() != options_.generation) {
+    return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
+                                                      options_.job, " is running, not generation ", id.generation(),
+                                                      " of job ", id.job()));
+  }
+  Member* const member = members_.Find(id.rank(), id.incarnation());
+  if (member != nullptr) {
+    member->last_heard = now;
+    return member;
+  }
+  const auto owner = members_.members().find(id.rank());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job: ",
+      owner == members_.members().end()
+          ? "it left or was lost"
+          : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
+}
+
+void JobState::OnHeartbeat(Member* member, uint64_t step, TimePoint now) {
+  if (step != member->step) last_progress_ = now;
+  member->step = step;
+}
+
+void JobState::OnWatchOpened(Member* member, uint64_t watch) {
+  member->watch = watch;
+  member->watch_due.reset();
+  member->suspect_since.reset();  // Only this clears it: a heartbeat may have been on its way when its sender died.
+}
+
+void JobState::OnWatchGone(uint64_t watch, TimePoint now) {
+  Member* const member = members_.FindWatch(watch);
+  if (member == nullptr) return;  // It has opened another one, or is no longer a member.
+  member->watch = 0;
+  if (ended()) return Dismiss(member->rank);  // The server need not wait for it.
+  member->suspect_since = now;
+}
+
+bool JobState::OnDone(Member* member, TimePoint now) {
+  if (member->done) return false;
+  member->done = true;
+  last_progress_ = now;
+  spdlog::info("{} is done", member->ToString());
+  return true;
+}
+
+absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
+  const bool by_join = request.join_request_id() != 0;
+  if (by_join) {
+    cancelled_joins_.push_back(request.join_request_id());
+    if (cancelled_joins_.size() > kMaxCancelledJoins) cancelled_joins_.pop_front();
+  }
+  const Member* const found = by_join ? members_.FindJoin(request.join_request_id())
+                                      : members_.Find(request.id().rank(), request.id().incarnation());
+  if (ended()) {
+    if (found != nullptr) Dismiss(found->rank);  // The server need not wait for it.
+    return false;
+  }
+  if (!by_join) PS_RETURN_IF_ERROR(Hear(request.id(), now).status());
+  if (found == nullptr) return false;  // Nobody has the join_request_id.
+  const Member member = *found;
+  if (!member.done || !request.reason().empty()) {
+    LoseMember(member, request.reason().empty() ? "left before it was done"
+                                                : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)));
+    return true;
+  }
+  spdlog::info("{} left", member.ToString());
+  if (finishing_ && IsLead(member)) lead_left_ = true;
+  RemoveMember(member);
+  if (finishing_ && members_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
+  return true;
+}
+
+void JobState::RemoveMember(const Member& member) {
+  Dismiss(member.rank);
+  if (phase_ != v1::PHASE_GATHERING || !members_.members().empty() || !plan().has_value()) return;
+  // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
+  terms_.Reset();
+  initialiser_.reset();
+  layout_view_ = view_ + 1;
+  shards_.ForgetInitialValues();
+}
+
+void JobState::LoseMember(const Member& member, const std::string& why) {
+  spdlog::warn("{} {}", member.ToString(), why);
+  // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
+  const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss(member.rank);
+  RemoveMember(member);
+  if (phase_ != v1::PHASE_RUNNING) return;
+  if (action == LossAction::kFail) {
+    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
+  } else if (action == LossAction::kContinue && members_.members().empty()) {
+    if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
+  }
+}
+
+// ---- Time, and the end
+
+bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)>& is_joining) {
+  if (ended()) return false;
+  members_.SuspectSilent(now);
+  std::vector<Member> lost = members_.Lost(now, now < keep_suspects_until_ ? options_.lease : options_.reconnect_grace);
+  std::erase_if(lost, is_joining);
+  for (const Member& member : lost) {
+    if (ended()) break;
+    const bool silent = now - member.last_heard > options_.lease;
+    LoseMember(member, silent
+                           ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
+                                          " ago (--lease=", FormatSeconds(options_.lease), ")")
+                           : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
+                                          " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"));
+  }
+  if (phase_ == v1::PHASE_RUNNING) {
+    if (const auto shard = shards_.Lost(now, options_.lease); shard.has_value()) SetPhase(v1::PHASE_FAILED, *shard);
+  }
+  // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease.
+  if (phase_ == v1::PHASE_RUNNING && !finishing_ && now - last_progress_ > options_.progress_timeout) {
+    const std::string waiting_for = WaitingFor(*this, now);
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
+                                            " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
+  }
+  return !lost.empty() || ended();
+}
+
+void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
+  members_.Extend(gap, now);
+  shards_.Extend(gap, now);
+  last_progress_ = std::min(last_progress_ + gap, now);
+  // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
+  keep_suspects_until_ = now + options_.lease;
+  spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
+}
+
+bool JobState::Fail(const std::string& reason) {
+  if (ended()) return false;
+  SetPhase(v1::PHASE_FAILED, reason);
+  return true;
+}
+
+void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
+  Check(!ended(), "a job ends once");
+  phase_ = phase;
+  failure_ = failure;
+  if (phase == v1::PHASE_RUNNING)
+    spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
+  if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
+  if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
+}
+
+void JobState::NextView(TimePoint now) {
+  const bool initialised = shards_.AllInitialised();
+  if (phase_ == v1::PHASE_GATHERING && shards_.Missing().empty() && initialised && members_.full()) {
+    last_progress_ = now;
+    SetPhase(v1::PHASE_RUNNING, "");
+  }
+  if (phase_ == v1::PHASE_RUNNING && members_.all_done()) finishing_ = true;
+  if (!initialised && (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
+    initialiser_.reset();
+    if (members_.Lead() != nullptr) initialiser_ = members_.Lead()->rank;
+    initialiser_view_ = view_ + 1;
+  }
+  std::set<uint32_t> ranks;
+  for (const auto& [rank, member] : members_.members()) ranks.insert(rank);
+  steps_.SetMembers(ranks);
+  ++view_;
+}
+
+}  // namespace ps

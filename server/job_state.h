@@ -1,0 +1,148 @@
+// The state of a job as its chief keeps it: members, shards, phase, who initialises and who leads. A deterministic
+// core: no locks, no I/O, no clock, no callbacks. Its owner feeds it events in their order, with the time, and acts on
+// what they return.
+//
+// Events that change what shards and members should know ask their owner for a new view (NextView).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "ps/v1/ps.pb.h"
+#include "server/job_terms.h"
+#include "server/membership.h"
+#include "server/shard_table.h"
+#include "server/step_coordinator.h"
+
+namespace ps {
+
+struct ChiefOptions {
+  std::string job = "default";
+  uint64_t generation = 1;  // Larger than any earlier start's of this job.
+  uint32_t num_workers = 1;
+  uint32_t num_shards = 1;
+  std::string mode = "bsp";
+  std::chrono::nanoseconds lease = std::chrono::seconds(10);
+  // How long a member whose connection broke has to reconnect.
+  std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
+  // A running job that makes no step for this long fails.
+  std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
+  int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
+  std::map<std::string, std::string> settings;  // Flags that all servers must share.
+};
+
+class JobState {
+ public:
+  JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode);
+
+  // ---- What is
+
+  const ChiefOptions& options() const { return options_; }
+  const Mode& mode() const { return steps_.mode(); }
+  v1::Phase phase() const { return phase_; }
+  const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
+  bool ended() const { return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED; }
+  // All are done: the lead evaluates and saves, then all leave.
+  bool finishing() const { return finishing_; }
+  bool lead_left() const { return lead_left_; }  // In order, in that time.
+  uint64_t view() const { return view_; }
+  const Membership& members() const { return members_; }
+  const ShardTable& shards() const { return shards_; }
+  const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
+  std::optional<uint32_t> initialiser() const { return initialiser_; }
+  // Whether this rank is the one to send initial values, and every shard knows that it is.
+  bool MayInitialise(uint32_t rank) const;
+  // While workers are still joining, the lead is rank 0.
+  bool IsLead(const Member& member) const;
+  TimePoint last_progress() const { return last_progress_; }  // Of a job that runs.
+
+  // An error if the job has ended: ABORTED with its failure, FAILED_PRECONDITION if it is finished.
+  absl::Status Serving() const;
+
+  // ---- Shards
+
+  // As ShardTable::Register. With OK, a new view is due.
+  absl::Status RegisterShard(const v1::Registration& registration, TimePoint now);
+  void OnShardGone(uint32_t shard, TimePoint now);
+  struct ReportOutcome {
+    bool view_is_due = false;
+    std::vector<StepSet> decided;  // To be told to every shard.
+  };
+  ReportOutcome OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
+
+  // ---- Members
+
+  struct Joined {
+    Member member;
+    uint64_t view = 0;       // That must be in force before the join is answered.
+    bool is_repeat = false;  // Of a join that made this member; else a new view is due.
+  };
+  absl::StatusOr<Joined> Join(const v1::JoinRequest& request, TimePoint now);
+  // The view with this member is in force: its steps and its lease begin.
+  void Begin(Member* member, TimePoint now);
+  // The caller of its join is gone, and no other call waits for its answer.
+  void OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now);
+  // The member of this identity, who was heard from by this; FAILED_PRECONDITION (fenced), naming the new owner, if
+  // there is none. The pointer lasts until the next event.
+  absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
+  Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
+  void OnHeartbeat(Member* member, uint64_t step, TimePoint now);
+  void OnWatchOpened(Member* member, uint64_t watch);
+  void OnWatchGone(uint64_t watch, TimePoint now);
+  // Returns whether that is new; then a view is due.
+  bool OnDone(Member* member, TimePoint now);
+  // Returns whether a view is due. The error is as of Hear.
+  absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
+  // It knows how the job ended.
+  void Dismiss(uint32_t rank) { members_.Remove(rank); }
+
+  // ---- Time, and the end
+
+  // Ends leases and other times. Returns whether a view is due. A member whose join is not answered yet (`is_joining`)
+  // is not lost: it sends no heartbeats, and its wait has a deadline of its own.
+  bool CheckTimes(TimePoint now, const std::function<bool(const Member&)>& is_joining);
+  // This server was suspended for this long: its times end later by as much, and for the length of a lease no member is
+  // lost because its connection broke.
+  void OnGap(std::chrono::nanoseconds gap, TimePoint now);
+  // Returns whether a view is due: not if the job has ended.
+  bool Fail(const std::string& reason);
+
+  // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
+  void NextView(TimePoint now);
+
+ private:
+  // If the last member leaves before the job runs, model and experiment are reset.
+  void RemoveMember(const Member& member);
+  void LoseMember(const Member& member, const std::string& why);
+  void SetPhase(v1::Phase phase, const std::string& failure);
+
+  const ChiefOptions options_;
+  Membership members_;
+  ShardTable shards_;
+  JobTerms terms_;
+  StepCoordinator steps_;
+  v1::Phase phase_ = v1::PHASE_GATHERING;
+  std::string failure_;
+  uint64_t view_ = 0;
+  // The first view with the present layout; what shards say of initial values before that is of an earlier one.
+  uint64_t layout_view_ = 0;
+  std::optional<uint32_t> initialiser_;
+  uint64_t initialiser_view_ = 0;  // The first view that names it.
+  bool finishing_ = false;
+  bool lead_left_ = false;
+  std::deque<uint64_t> cancelled_joins_;  // join_request_ids; such a join may arrive late.
+  TimePoint keep_suspects_until_;
+  TimePoint last_progress_;
+};
+
+}  // namespace ps

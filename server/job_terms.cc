@@ -1,0 +1,101 @@
+#include "server/job_terms.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/layout_proto.h"
+#include "common/status.h"
+#include "common/text.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting from the wire.
+constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
+constexpr int kMaxDimensions = 16;             // Of a tensor.
+
+}  // namespace
+
+absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
+  PS_RETURN_IF_ERROR(CheckText("--job", request.job(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("--name", request.name(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("the worker's host name", request.host(), kMaxTextBytes));
+  if (static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker's experiment has ", request.experiment().size(),
+                                                   " settings; at most ", kMaxExperimentSettings, " are supported"));
+  }
+  for (const auto& [flag, value] : request.experiment()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a setting of the worker's experiment", flag, kMaxTextBytes));
+    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
+  }
+  for (const v1::Tensor& tensor : request.layout().tensors()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
+    if (tensor.shape_size() <= kMaxDimensions) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has ", tensor.shape_size(),
+                                                   " dimensions; at most ", kMaxDimensions, " are supported"));
+  }
+  return absl::OkStatus();
+}
+
+std::string DifferentSettings(const std::map<std::string, std::string>& ours,
+                              const google::protobuf::Map<std::string, std::string>& theirs, const std::string& whose) {
+  std::vector<std::string> differences;
+  for (const auto& [flag, value] : ours) {
+    const auto found = theirs.find(flag);
+    const std::string other = found == theirs.end() ? "(unset)" : found->second;
+    if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (", whose, " has ", value, ")"));
+  }
+  return absl::StrJoin(differences, ", ");
+}
+
+absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
+  if (request.protocol() != v1::PROTOCOL_VERSION_1) {
+    return absl::UnimplementedError(absl::StrCat("the worker uses protocol version ", request.protocol(),
+                                                 "; this server supports version ", int{v1::PROTOCOL_VERSION_1}));
+  }
+  if (request.job() != job_) {
+    return absl::FailedPreconditionError(absl::StrCat("--job=", request.job(), ": this server runs job ", job_));
+  }
+  const Layout layout = FromProto(request.layout());
+  PS_RETURN_IF_ERROR(ValidateLayout(layout));
+  if (!plan_.has_value()) return CheckMemory(layout);
+  PS_RETURN_IF_ERROR(CheckLayout(layout));
+  const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job");
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
+}
+
+absl::Status JobTerms::CheckLayout(const Layout& layout) const {
+  const Layout& ours = plan_->layout();
+  for (size_t i = 0; i < std::max(layout.size(), ours.size()); ++i) {
+    const std::string theirs = i < layout.size() ? ToString(layout[i]) : "nothing";
+    const std::string expected = i < ours.size() ? ToString(ours[i]) : "nothing";
+    if (theirs == expected) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ", expected));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobTerms::CheckMemory(const Layout& layout) const {
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : layout) elements += tensor.elements();
+  const int64_t of_each = elements / num_shards_;
+  if (of_each <= max_shard_elements_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--model: ", of_each, " parameters for each of ", num_shards_,
+                                                    " servers; this server's memory can hold ", max_shard_elements_));
+}
+
+void JobTerms::Fix(const v1::JoinRequest& request) {
+  plan_.emplace(FromProto(request.layout()), num_shards_);
+  experiment_ = {request.experiment().begin(), request.experiment().end()};
+}
+
+void JobTerms::Reset() {
+  plan_.reset();
+  experiment_.clear();
+}
+
+}  // namespace ps

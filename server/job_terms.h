@@ -1,0 +1,53 @@
+// What all workers of a job must share: the protocol, the job's name, the model and the experiment. The first join
+// fixes model and experiment; later ones must agree. Pure.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/slices.h"
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+// Checks the texts that a join carries, before anything else is done with them or they are logged: INVALID_ARGUMENT,
+// naming what is too long or would garble a log.
+absl::Status CheckJoinTexts(const v1::JoinRequest& request);
+
+class JobTerms {
+ public:
+  // `max_shard_elements`: of a model that a server's memory holds.
+  JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements)
+      : job_(std::move(job)), num_shards_(num_shards), max_shard_elements_(max_shard_elements) {}
+
+  // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
+  // the job, the tensor, or all settings of the experiment; or that the model does not fit into the servers' memory.
+  absl::Status CheckSame(const v1::JoinRequest& request) const;
+
+  // Takes model and experiment from a join that was checked.
+  void Fix(const v1::JoinRequest& request);
+  // The next join sets them anew.
+  void Reset();
+
+  // The model; nothing before the first join.
+  const std::optional<SlicePlan>& plan() const { return plan_; }
+
+ private:
+  absl::Status CheckLayout(const Layout& layout) const;
+  absl::Status CheckMemory(const Layout& layout) const;
+
+  const std::string job_;
+  const uint32_t num_shards_;
+  const int64_t max_shard_elements_;
+  std::optional<SlicePlan> plan_;
+  std::map<std::string, std::string> experiment_;
+};
+
+// Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `whose` is "the job".
+std::string DifferentSettings(const std::map<std::string, std::string>& ours,
+                              const google::protobuf::Map<std::string, std::string>& theirs, const std::string& whose);
+
+}  // namespace ps

@@ -1,0 +1,143 @@
+#include "server/parameters.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/sync.h"
+
+namespace ps {
+
+// Outlives the parameters, because holds do.
+struct Parameters::ReleaseHook {
+  std::atomic<bool> blocked = false;
+  Mutex mutex;
+  std::function<void()> call ABSL_GUARDED_BY(mutex);
+
+  void Released() {
+    if (!blocked.exchange(false)) return;
+    MutexLock lock(mutex);
+    if (call) call();
+  }
+};
+
+std::span<const float> VersionPin::slice(size_t local) const {
+  const SliceInfo& info = layout_->slice(local);
+  return weights().subspan(static_cast<size_t>(info.shard_offset), static_cast<size_t>(info.elements));
+}
+
+Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
+                       std::function<void()> on_release)
+    : layout_(std::move(layout)),
+      max_versions_(max_versions),
+      hook_(std::make_shared<ReleaseHook>()),
+      readers_(std::make_shared<Readers>(max_versions)),
+      weights_(layout_->buffer_elements(), {0}, max_versions),
+      // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
+      state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
+      has_initial_(layout_->slices(), false) {
+  MutexLock lock(hook_->mutex);
+  hook_->call = std::move(on_release);
+}
+
+Parameters::~Parameters() { ClearOnRelease(); }
+
+void Parameters::ClearOnRelease() {
+  MutexLock lock(hook_->mutex);
+  hook_->call = nullptr;
+}
+
+absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices) {
+  Check(version() == 0 && weights_.next() == nullptr, "initial values come before the first update");
+  if (sender != initial_sender_) {
+    initial_sender_ = sender;
+    has_initial_.assign(has_initial_.size(), false);
+    initial_slices_ = 0;
+  }
+  for (const ReceivedSlice& slice : slices) {
+    const absl::StatusOr<size_t> local = layout_->LocalIndex(slice);
+    if (!local.ok()) return local.status();
+    slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(*local).shard_offset);
+    if (!has_initial_[*local]) ++initial_slices_;
+    has_initial_[*local] = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Parameters::CheckInitialised() const {
+  if (initialised()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("initial values: ", initial_slices_, " of the ", layout_->slices(),
+                                                 " slices of shard ", layout_->shard(), " arrived"));
+}
+
+std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBuffers>& buffers,
+                                                    std::function<void()> released) {
+  buffers->holds.fetch_add(1, std::memory_order_relaxed);
+  return {buffers.get(), [buffers, hook = hook_, released = std::move(released)](const HeldBuffers*) {
+            if (released) released();
+            buffers->holds.fetch_sub(1);
+            hook->Released();
+          }};
+}
+
+VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
+  Check(!updating_in_place(), "a version that is being overwritten is not read");
+  const auto entry = readers_->Add({.reader = reader, .version = version(), .since = now});
+  VersionPin pin;
+  pin.buffers_ = Hold(weights_.current(), [readers = readers_, entry] { readers->Remove(entry); });
+  pin.layout_ = layout_;
+  return pin;
+}
+
+Snapshot Parameters::TakeSnapshot(const Reader& reader, TimePoint now) {
+  Snapshot snapshot;
+  snapshot.weights_ = Pin(reader, now);
+  snapshot.state_ = Hold(state_.current(), {});
+  return snapshot;
+}
+
+std::string Parameters::DescribeReaders(TimePoint now) const {
+  return ps::DescribeReaders(version() + 1, max_versions_, readers_->All(), now);
+}
+
+bool Parameters::Begin(bool in_place, Update* update) {
+  if (!weights_.Pick(in_place)) return false;
+  if (!state_.Pick(in_place)) {
+    weights_.Abandon();
+    return false;
+  }
+  update->weights = weights_.current()->tensors[0].data();
+  update->new_weights = weights_.next()->tensors[0].data();
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update->state[k] = state_.current()->tensors[k].data();
+    update->new_state[k] = state_.next()->tensors[k].data();
+  }
+  return true;
+}
+
+bool Parameters::BeginUpdate(Update* update) {
+  if (Begin(/*in_place=*/true, update)) return true;
+  hook_->blocked = true;
+  if (!Begin(/*in_place=*/true, update)) return false;  // A hold may have gone between the two.
+  hook_->blocked = false;
+  return true;
+}
+
+bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_place=*/false, update); }
+
+void Parameters::Publish() {
+  const uint64_t next = version() + 1;
+  weights_.Publish(next);
+  state_.Publish(next);
+}
+
+void Parameters::Abandon() {
+  Check(weights_.next() != nullptr && !weights_.in_place() && !state_.in_place(),
+        "what is abandoned was written beside the current version");
+  weights_.Abandon();
+  state_.Abandon();
+}
+
+void Parameters::GiveUp() {
+  if (!weights_.in_place()) weights_.Abandon();
+}
+
+}  // namespace ps

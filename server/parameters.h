@@ -1,0 +1,139 @@
+// A shard's weights and its optimizer's state, as versions.
+//
+// One version is current. Weights may be pinned by readers, weights and state together by a snapshot; what is held is
+// never written. An update is written in place where nobody holds the current version, else into recycled buffers, and
+// becomes current by swapping pointers. So a snapshot costs nothing until something of it is overwritten.
+//
+//   Parameters ── weights ─▶ BufferRing ── current, next, spare ─▶ HeldBuffers ◀── holds ── VersionPin, Snapshot
+//        │└────── state ───▶ BufferRing …                             (a hold keeps its buffers alive, also after
+//        └──────────────────▶ Readers: who reads which version         the parameters are gone)
+//
+// Made when the layout is known. The owner locks: every method but a hold's release is called under one lock of the
+// owner. Lock order: the release hook's lock, then the owner's; the owner's, then the readers'.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "server/float_buffer.h"
+#include "server/readers.h"
+#include "server/shard_layout.h"
+
+namespace ps {
+
+// Holds one version's weights for reading. Copies share the hold; the last one to go releases it, on any thread.
+class VersionPin {
+ public:
+  VersionPin() = default;
+  uint64_t version() const { return buffers_->version; }
+  const ShardLayout& layout() const { return *layout_; }
+  // All of the shard's; slice i is at layout().slice(i).shard_offset.
+  std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
+  // Of the slice with this local index.
+  std::span<const float> slice(size_t local) const;
+
+ private:
+  friend class Parameters;
+  std::shared_ptr<const HeldBuffers> buffers_;
+  std::shared_ptr<const ShardLayout> layout_;
+};
+
+// Holds one version's weights and optimizer state. As VersionPin.
+class Snapshot {
+ public:
+  uint64_t version() const { return weights_.version(); }
+  const ShardLayout& layout() const { return weights_.layout(); }
+  std::span<const float> weights() const { return weights_.weights(); }
+  size_t state_tensors() const { return state_->tensors.size(); }
+  // Laid out like the weights.
+  std::span<const float> state(size_t k) const { return {state_->tensors[k].data(), state_->tensors[k].size()}; }
+
+ private:
+  friend class Parameters;
+  VersionPin weights_;
+  std::shared_ptr<const HeldBuffers> state_;
+};
+
+class Parameters {
+ public:
+  // Memory of an update, for whoever writes it. Valid until it is published or abandoned.
+  struct Update {
+    const float* weights = nullptr;
+    float* new_weights = nullptr;
+    const float* state[kMaxStateTensors] = {};
+    float* new_state[kMaxStateTensors] = {};
+  };
+
+  // `state` has the first value of each tensor of the optimizer's state. `on_release` is called, from any thread and
+  // without the owner's lock, when a hold has gone that an update was blocked on.
+  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
+             std::function<void()> on_release);
+  ~Parameters();
+
+  // on_release is not called any more from now on. Waits for a call in progress.
+  void ClearOnRelease();
+
+  const ShardLayout& layout() const { return *layout_; }
+
+  // ---- Initial values (version 0)
+
+  // From this sender; those of another one are forgotten. INVALID_ARGUMENT, naming slice and tensor, for a wrong one.
+  absl::Status AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices);
+  // Every slice has its initial value.
+  bool initialised() const { return initial_slices_ == layout_->slices(); }
+  // OK, or INVALID_ARGUMENT with how many have.
+  absl::Status CheckInitialised() const;
+
+  // ---- Reading
+
+  uint64_t version() const { return weights_.current()->version; }
+  // The current version is being overwritten: it can be neither read nor pinned.
+  bool updating_in_place() const { return weights_.in_place(); }
+  // Must not be called while updating_in_place().
+  VersionPin Pin(const Reader& reader, TimePoint now);
+  // Likewise. `reader` is who holds it, for messages.
+  Snapshot TakeSnapshot(const Reader& reader, TimePoint now);
+  const Readers& readers() const { return *readers_; }
+  // What an update waits for that finds no buffer.
+  std::string DescribeReaders(TimePoint now) const;
+
+  // ---- Updating
+
+  // Begins the update that makes the next version. In place where nobody holds the current one. False if all buffers
+  // are held; on_release follows when one is free.
+  bool BeginUpdate(Update* update);
+  // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
+  // buffer.
+  bool BeginSpeculativeUpdate(Update* update);
+  // Makes what was begun the current version.
+  void Publish();
+  // Discards a speculative update.
+  void Abandon();
+  // What was begun turned out wrong, and no update follows: the current weights can still be read, unless they were
+  // being overwritten.
+  void GiveUp();
+
+ private:
+  struct ReleaseHook;
+  bool Begin(bool in_place, Update* update);
+  std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
+
+  const std::shared_ptr<const ShardLayout> layout_;
+  const size_t max_versions_;
+  const std::shared_ptr<ReleaseHook> hook_;
+  const std::shared_ptr<Readers> readers_;
+  BufferRing weights_;
+  BufferRing state_;
+  uint64_t initial_sender_ = 0;
+  std::vector<bool> has_initial_;
+  size_t initial_slices_ = 0;
+};
+
+}  // namespace ps

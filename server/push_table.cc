@@ -1,0 +1,215 @@
+#include "server/push_table.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace ps {
+
+void PushTable::SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t max_inflight_bytes) {
+  Check(assembling_.empty() && complete_.empty() && taken_.empty(), "no push is in progress when the layout changes");
+  layout_ = std::move(layout);
+  max_inflight_bytes_ = max_inflight_bytes;
+}
+
+// ---- From nothing to complete
+
+absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1::PushRequest& header,
+                                                  std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite,
+                                                  const Mode& mode, uint64_t newest) {
+  const uint32_t rank = header.id().rank();
+  if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step())) return Arrival();
+  const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, mode, newest);
+  if (!found.ok()) return found.status();
+  Arrival arrival = {.push = *found, .slices = {}};
+  Push& push = **found;
+  push.session = session;
+  for (ReceivedSlice& slice : slices) {
+    const absl::StatusOr<size_t> local = CheckSlice(header, slice, &slice != not_finite);
+    if (!local.ok()) {
+      Drop(rank);
+      return Annotate(local.status(), absl::StrCat("rank ", rank, ", step ", header.step()));
+    }
+    if (push.slices[*local].bytes() > 0) continue;
+    push.slices[*local] = std::move(slice.payload);
+    ++push.received;
+    arrival.slices.push_back(*local);
+  }
+  return arrival;
+}
+
+absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice,
+                                             bool finite) const {
+  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice);
+  if (!local.ok()) return local.status();
+  if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
+  if (finite) return local;
+  return absl::InvalidArgumentError(absl::StrCat("the gradient of tensor ", layout_->tensor(*local), " is not finite"));
+}
+
+absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, const Mode& mode,
+                                                             uint64_t newest) {
+  const uint32_t rank = header.id().rank();
+  const uint64_t incarnation = header.id().incarnation();
+  const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
+  // A new owner of the rank starts where its join said, which may be further on.
+  const uint64_t next = ledger_.NextStep(rank);
+  const uint64_t expected = ledger_.Incarnation(rank) == incarnation ? next : std::max(next, header.step());
+  const Admission admission = mode.Admit(
+      {.rank = rank, .step = header.step(), .version = header.version(), .samples = header.samples()}, expected);
+  PS_RETURN_IF_ERROR(admission.why);
+  if (const auto earlier = complete_.find(rank); earlier != complete_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(who, ": step ", earlier->second->step, " of this rank is still in progress"));
+  }
+  if (header.version() > newest) {
+    return absl::InvalidArgumentError(absl::StrCat(who, ": computed on version ", header.version(), ", but shard ",
+                                                   layout_->shard(), " is at version ", newest));
+  }
+  if (const auto found = assembling_.find(rank); found != assembling_.end()) {
+    const Push& push = *found->second;
+    if (push.step == header.step() && push.samples == header.samples() && push.version == header.version()) {
+      return found->second;
+    }
+    Drop(rank);  // The rank restarts this push, or begins another.
+  }
+  const uint64_t bytes = header.samples() == 0 ? 0 : layout_->bytes();
+  if (inflight_bytes_ + bytes > max_inflight_bytes_) {
+    return absl::ResourceExhaustedError(absl::StrCat(who, ": shard ", layout_->shard(), " holds ", inflight_bytes_,
+                                                     " bytes of gradients; with ", bytes, " more it would exceed ",
+                                                     "--max_inflight_bytes=", max_inflight_bytes_));
+  }
+  inflight_bytes_ += bytes;
+  auto push = std::make_shared<Push>();
+  push->rank = rank;
+  push->incarnation = incarnation;
+  push->step = header.step();
+  push->version = header.version();
+  push->samples = header.samples();
+  push->slices.resize(layout_->slices());
+  push->reserved_bytes = bytes;
+  return assembling_[rank] = std::move(push);
+}
+
+const Push& PushTable::Complete(uint32_t rank) {
+  auto push = assembling_.extract(rank);
+  Check(!push.empty() && push.mapped()->has_all(), "a push is complete when all of its slices are here");
+  return *(complete_[rank] = std::move(push.mapped()));
+}
+
+absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_t step) {
+  const auto found = assembling_.find(id.rank());
+  if (found == assembling_.end() || found->second->step != step || found->second->session != session) {
+    return absl::OkStatus();
+  }
+  const absl::Status incomplete = absl::InvalidArgumentError(
+      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", found->second->received, " of the ",
+                   layout_->slices(), " slices of shard ", layout_->shard(), " arrived"));
+  Drop(id.rank());
+  return incomplete;
+}
+
+void PushTable::DropOrphans(const JobView& job) {
+  std::vector<uint32_t> orphans;
+  for (const auto& [rank, push] : assembling_) {
+    if (!job.Owns(rank, push->incarnation)) orphans.push_back(rank);
+  }
+  for (const uint32_t rank : orphans) Drop(rank);
+}
+
+void PushTable::Drop(uint32_t rank) {
+  GiveBack(*assembling_.at(rank));
+  assembling_.erase(rank);
+  dropped_ = true;
+}
+
+// ---- From complete to answered
+
+absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
+  for (const uint32_t rank : set.ranks) {
+    const auto push = complete_.find(rank);
+    if (push != complete_.end() && push->second->step == set.step) continue;
+    return absl::FailedPreconditionError(absl::StrCat("step ", set.step, ": the push of rank ", rank,
+                                                      " belongs to it but is missing on shard ", layout_->shard()));
+  }
+  Pushes pushes;
+  for (const uint32_t rank : set.ranks) {
+    pushes.push_back(std::move(complete_.extract(rank).mapped()));
+    taken_.insert(pushes.back());
+  }
+  return pushes;
+}
+
+void PushTable::Record(const Push& push, v1::Answer answer) {
+  const auto taken = std::find_if(taken_.begin(), taken_.end(),
+                                  [&](const std::shared_ptr<Push>& each) { return each.get() == &push; });
+  Check(taken != taken_.end(), "a push is recorded once, after it was taken");
+  ledger_.Record(push.rank, push.incarnation, push.step, answer);
+  GiveBack(push);
+  taken_.erase(taken);
+}
+
+void PushTable::Release(const Pushes& pushes) {
+  for (const std::shared_ptr<Push>& push : pushes) {
+    Check(taken_.erase(push) == 1, "a push is given up once, after it was taken");
+    GiveBack(*push);
+  }
+}
+
+void PushTable::GiveBack(const Push& push) {
+  Check(push.reserved_bytes <= inflight_bytes_, "the bytes in flight are never negative");
+  inflight_bytes_ -= push.reserved_bytes;
+}
+
+// ---- What is known
+
+v1::Answer PushTable::Tell(uint32_t rank, uint64_t step) {
+  const v1::Answer answer = ledger_.Tell(rank, step);
+  ++told_[answer];
+  return answer;
+}
+
+bool PushTable::IsComplete(uint32_t rank, uint64_t step) const {
+  const auto complete = complete_.find(rank);
+  if (complete != complete_.end() && complete->second->step == step) return true;
+  return std::any_of(taken_.begin(), taken_.end(),
+                     [&](const std::shared_ptr<Push>& push) { return push->rank == rank && push->step == step; });
+}
+
+std::shared_ptr<Push> PushTable::FindPush(uint32_t rank, uint64_t step) const {
+  for (const auto* pushes : {&complete_, &assembling_}) {
+    const auto found = pushes->find(rank);
+    if (found != pushes->end() && found->second->step == step) return found->second;
+  }
+  return nullptr;
+}
+
+Pushes PushTable::FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const {
+  Pushes pushes;
+  for (const uint32_t rank : ranks) {
+    pushes.push_back(FindPush(rank, step));
+    if (pushes.back() == nullptr) return {};
+  }
+  return pushes;
+}
+
+std::set<uint32_t> PushTable::Begun(uint64_t step) const {
+  std::set<uint32_t> begun;
+  for (const auto* pushes : {&complete_, &assembling_}) {
+    for (const auto& [rank, push] : *pushes) {
+      if (push->step == step) begun.insert(rank);
+    }
+  }
+  return begun;
+}
+
+uint64_t PushTable::HighestStep() const {
+  uint64_t highest = ledger_.HighestStep();
+  for (const auto& [rank, push] : complete_) highest = std::max(highest, push->step + 1);
+  for (const std::shared_ptr<Push>& push : taken_) highest = std::max(highest, push->step + 1);
+  return highest;
+}
+
+}  // namespace ps

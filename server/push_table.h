@@ -1,0 +1,123 @@
+// The pushes of one shard: which may come, what of them is here, and how each was answered.
+//
+//   (no push) ── Begin ──▶ assembling ── Complete ──▶ complete ── Take ──▶ taken ── Record ──▶ answered (Ledger)
+//                              └────────── Drop ──▶ (no push)
+//
+// A rank has at most one push that is assembling or complete. Bytes are reserved for a whole push when it begins and
+// given back when it is dropped or recorded, so that half pushes cannot fill the limit.
+//
+// A pure value without locks, time or I/O; its owner locks. The slices of a push that are here do not change any more,
+// so other threads may read them while the push is kept.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/payload.h"
+#include "ps/v1/ps.pb.h"
+#include "server/job_view.h"
+#include "server/ledger.h"
+#include "server/modes/mode.h"
+#include "server/shard_layout.h"
+
+namespace ps {
+
+struct Push {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+  uint64_t step = 0;
+  uint64_t version = 0;           // That the gradient was computed on.
+  uint32_t samples = 0;           // 0: an empty contribution, without slices.
+  const void* session = nullptr;  // That brought the newest of its slices; never dereferenced.
+  std::vector<Payload> slices;    // By local index; empty payloads are not here yet.
+  size_t received = 0;            // Slices.
+  uint64_t reserved_bytes = 0;
+
+  bool has_all() const { return samples == 0 || received == slices.size(); }
+};
+
+using Pushes = std::vector<std::shared_ptr<Push>>;
+
+class PushTable {
+ public:
+  // The layout of every push, and the limit of the bytes of all pushes together. Nothing must be in progress.
+  void SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t max_inflight_bytes);
+
+  // ---- From nothing to complete
+
+  struct Arrival {
+    std::shared_ptr<Push> push;  // Null: nothing more of it is needed.
+    std::vector<size_t> slices;  // Local indices of those that are new; of a repeated one the first counts.
+  };
+  // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is one of
+  // them with a value that is not, or null. Begins the push if the mode admits it; another one that the rank had begun
+  // is then dropped. INVALID_ARGUMENT names the slice or tensor that is wrong, and drops what is here of the push;
+  // FAILED_PRECONDITION or the mode's error if the push may not come now; RESOURCE_EXHAUSTED past the limit.
+  absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
+                              const ReceivedSlice* not_finite, const Mode& mode, uint64_t newest);
+  // All of the rank's push is here.
+  const Push& Complete(uint32_t rank);
+  // The session has no more slices, and no other brings any: INVALID_ARGUMENT, and the push is dropped, if some are
+  // missing and nobody else has brought any since.
+  absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
+  // Drops the assembling pushes of ranks that the incarnation does not own any more.
+  void DropOrphans(const JobView& job);
+  // Whether a push was dropped since this was last asked: what was built of it is then to be abandoned.
+  bool TakeDropped() { return std::exchange(dropped_, false); }
+
+  // ---- From complete to answered
+
+  // The pushes of a set, for the version that is made of them. FAILED_PRECONDITION, naming the rank, if one is not
+  // complete; then nothing is taken.
+  absl::StatusOr<Pushes> Take(const StepSet& set);
+  // Records the answer of a push that was taken.
+  void Record(const Push& push, v1::Answer answer);
+  // Gives up pushes that were taken: they are not answered.
+  void Release(const Pushes& pushes);
+
+  // ---- What is known
+
+  const Ledger& ledger() const { return ledger_; }
+  // The answer to a push that the ledger has seen; counted, as is one that is FENCED.
+  v1::Answer Tell(uint32_t rank, uint64_t step);
+  void CountFenced() { ++told_[v1::ANSWER_FENCED]; }
+  uint64_t told(v1::Answer answer) const { return told_[answer]; }
+
+  // All slices of the push are here, but it has no answer yet.
+  bool IsComplete(uint32_t rank, uint64_t step) const;
+  bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.
+  Pushes FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const;
+  // The ranks whose push of this step has begun or is complete.
+  std::set<uint32_t> Begun(uint64_t step) const;
+  // One more than the highest step of any push that is complete.
+  uint64_t HighestStep() const;
+  uint64_t inflight_bytes() const { return inflight_bytes_; }
+  uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
+
+ private:
+  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, const Mode& mode, uint64_t newest);
+  absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
+  void Drop(uint32_t rank);
+  std::shared_ptr<Push> FindPush(uint32_t rank, uint64_t step) const;
+  void GiveBack(const Push& push);
+
+  std::shared_ptr<const ShardLayout> layout_;
+  uint64_t max_inflight_bytes_ = 0;
+  uint64_t inflight_bytes_ = 0;
+  std::map<uint32_t, std::shared_ptr<Push>> assembling_;  // By rank, as is the next.
+  std::map<uint32_t, std::shared_ptr<Push>> complete_;
+  std::set<std::shared_ptr<Push>> taken_;
+  bool dropped_ = false;
+  Ledger ledger_;
+  std::array<uint64_t, v1::Answer_ARRAYSIZE> told_ = {};
+};
+
+}  // namespace ps

@@ -1,0 +1,43 @@
+// One shard's part of a model: which slices, and where each lies in the shard's buffers. Immutable, made when the
+// layout is known; shared by all who read or write the shard's memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/payload.h"
+#include "common/slices.h"
+
+namespace ps {
+
+class ShardLayout {
+ public:
+  // The layout must be valid (ValidateLayout), and shard less than num_shards.
+  ShardLayout(Layout model, uint32_t shard, uint32_t num_shards);
+
+  uint32_t shard() const { return shard_; }
+
+  // Slices of this shard. They go by their local index, 0 to slices() - 1, in the order of the model.
+  size_t slices() const { return plan_.shard_slices(shard_).size(); }
+  const SliceInfo& slice(size_t local) const { return plan_.slices()[plan_.shard_slices(shard_)[local]]; }
+  const std::string& tensor(size_t local) const { return plan_.layout()[slice(local).tensor].name; }
+
+  // Floats of all slices, and of a buffer that holds them (each slice is padded).
+  size_t elements() const { return static_cast<size_t>(plan_.shard_elements(shard_)); }
+  size_t buffer_elements() const { return static_cast<size_t>(plan_.shard_buffer_elements(shard_)); }
+  // Of a whole push, and of a whole version.
+  uint64_t bytes() const { return elements() * sizeof(float); }
+
+  // The local index of a received slice. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's or
+  // has the wrong size.
+  absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received) const;
+
+ private:
+  const SlicePlan plan_;
+  const uint32_t shard_;
+  std::vector<int32_t> local_;  // Of each slice of the model; -1: another shard's.
+};
+
+}  // namespace ps

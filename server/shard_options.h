@@ -1,0 +1,29 @@
+// What a shard is told at its start (ServerOptions has the flags).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+
+namespace ps {
+
+struct ShardOptions {
+  std::string job = "default";
+  uint32_t shard = 0;
+  uint32_t num_shards = 1;
+  uint32_t num_workers = 1;
+  std::string mode = "bsp";
+  std::string optimizer = "sgd";
+  Hyperparameters hyperparameters;
+  int apply_threads = 1;            // 0: updates wait for ApplyPosted.
+  size_t max_inline_slices = 4;     // Slices at most that whoever brings their last contribution builds; a message's.
+  size_t max_versions = 4;          // Buffers of weights that may exist at once.
+  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
+  size_t max_parked = 64;           // Calls of others than members that may wait at once.
+  std::function<TimePoint()> clock = Now;
+};
+
+}  // namespace ps

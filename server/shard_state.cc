@@ -1,0 +1,259 @@
+#include "server/shard_state.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/layout_proto.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+absl::Status FencedError(const v1::Identity& id) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(),
+                   ": fenced: the rank has a new owner, or another generation of the job is running"));
+}
+
+}  // namespace
+
+ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::function<void(size_t)> on_built)
+    : options(given),
+      optimizer(*MakeOptimizer(options.optimizer)),
+      mode(*MakeMode(options.mode, options.num_workers)),
+      follows_decisions(mode->coordinated() && options.num_shards > 1),
+      job(options.job, options.shard),
+      updater(*optimizer, options.hyperparameters, options.max_inline_slices, pool, std::move(on_built)),
+      waiters(options.max_parked) {}
+
+// ---- Events
+
+absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
+  layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
+  std::vector<float> state;
+  for (int k = 0; k < optimizer->state_tensors(); ++k) {
+    state.push_back(optimizer->InitialState(k, options.hyperparameters));
+  }
+  parameters = std::make_unique<Parameters>(layout, std::move(state), options.max_versions, std::move(on_release));
+  updater.SetParameters(parameters.get(), layout);
+  const uint64_t limit =
+      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();
+  pushes.SetLayout(layout, limit);
+  const uint64_t needed = mode->pushes_held() * layout->bytes();
+  if (limit >= needed) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
+                                                    options.mode, " needs at least ", needed, " for this model"));
+}
+
+// Nothing was pushed or pulled yet: both are for a job that runs.
+void ShardState::DropLayout() {
+  Check(parameters->version() == 0 && parameters->readers().All().empty(), "a job is reset only before it runs");
+  pushes.SetLayout(nullptr, 0);
+  updater.SetParameters(nullptr, nullptr);
+  parameters = nullptr;
+  layout = nullptr;
+  job.Reset();
+}
+
+absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
+  PS_RETURN_IF_ERROR(job.Serving());
+  if (parameters != nullptr && parameters->initialised()) return absl::OkStatus();
+  if (parameters == nullptr || !job.IsInitialiser(id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", id.rank(), " was not chosen to send the initial values"));
+  }
+  const uint64_t sender = id.incarnation() * options.num_workers + id.rank();
+  return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
+}
+
+absl::Status ShardState::CheckInitialised() const {
+  if (parameters != nullptr) return parameters->CheckInitialised();
+  return absl::InvalidArgumentError(absl::StrCat("initial values: shard ", options.shard, " does not know the model"));
+}
+
+absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
+                                                      std::vector<ReceivedSlice> slices,
+                                                      const ReceivedSlice* not_finite) {
+  if (job.running()) return pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+  return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
+                                                    ": the job is not running yet: ", job.view().waiting_for()));
+}
+
+Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
+  if (!updater.idle()) return updater.Arrived(arrival.slices);
+  // Once all that take part in the step have begun their push, the coefficients are known.
+  return updater.Speculate(pushes.FindAll(mode->ExpectedContributors(), mode->step()));
+}
+
+// ---- Answers
+
+ShardState::Answer ShardState::RefuseOnArrival(const Wait& wait, bool push_ended) {
+  const Caller& caller = wait.request.caller;
+  if (wait.request.push.has_value()) {
+    PS_RETURN_IF_ERROR(job.Serving());
+    if (!job.IsMember(caller.id)) {
+      Wait fenced = wait;
+      return Tell(fenced, v1::ANSWER_FENCED, wait.parked_at);
+    }
+    if (push_ended) PS_RETURN_IF_ERROR(pushes.End(wait.session, caller.id, *wait.request.push));
+    return std::nullopt;
+  }
+  PS_RETURN_IF_ERROR(job.ServingReads(caller.member(), readable()));
+  // A job that is finished has no members any more.
+  const bool finished = job.finished() && caller.id.generation() == job.view().generation();
+  if (caller.member() && !finished && !job.IsMember(caller.id)) return FencedError(caller.id);
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::AnswerNow(Wait& wait, TimePoint now) {
+  if (wait.request.push.has_value()) {
+    Answer answer = AnswerPush(wait, now);
+    if (wait.request.push.has_value() || answer.has_value()) return answer;
+  }
+  return AnswerWeights(wait, now);
+}
+
+ShardState::Answer ShardState::AnswerPush(Wait& wait, TimePoint now) {
+  const v1::Identity& id = wait.request.caller.id;
+  const uint64_t step = *wait.request.push;
+  PS_RETURN_IF_ERROR(job.Serving());
+  if (pushes.ledger().Seen(id.rank(), step)) return Tell(wait, pushes.Tell(id.rank(), step), now);
+  if (!job.Owns(id.rank(), id.incarnation())) return Tell(wait, v1::ANSWER_FENCED, now);
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now) {
+  if (answer == v1::ANSWER_FENCED) pushes.CountFenced();
+  v1::PushReply& reply = wait.answer.push.emplace();
+  reply.set_answer(answer);
+  reply.set_version(parameters == nullptr ? 0 : parameters->version());
+  reply.set_generation(job.view().generation());
+  reply.set_waited_us(
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now - wait.parked_at).count()));
+  if (answer == v1::ANSWER_FENCED || !wait.request.weights) return wait.answer;
+  wait.request.version = mode->VersionAfter(*wait.request.push);
+  wait.request.push.reset();
+  wait.deadline = now + wait.request.wait;
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
+  const Caller& caller = wait.request.caller;
+  PS_RETURN_IF_ERROR(job.ServingReads(caller.member(), readable()));
+  if (caller.member() && !job.finished() && !job.Owns(caller.id.rank(), caller.id.incarnation())) {
+    return FencedError(caller.id);
+  }
+  const absl::Status failed = job.Failed();
+  const bool over = !failed.ok() || job.finished();
+  if ((!over && !job.running()) || parameters->updating_in_place()) return std::nullopt;
+  const uint64_t current = parameters->version();
+  const uint64_t wanted = wait.request.version.value_or(current);
+  if (wanted > current) {
+    const bool none_follows = over && !updater.in_the_making() && (updater.idle() || !failed.ok());
+    if (!none_follows) return std::nullopt;
+    PS_RETURN_IF_ERROR(failed);
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job is finished, and shard ", options.shard, " is at version ", current));
+  }
+  if (wanted < current) {
+    return absl::FailedPreconditionError(absl::StrCat("version ", wanted, " of shard ", options.shard,
+                                                      " is no longer kept; it is at version ", current));
+  }
+  if (!over) {
+    const absl::Status may = parameters->readers().May(caller.reader(), current);
+    if (absl::IsUnavailable(may)) return std::nullopt;  // It waits until the member has released an older version.
+    PS_RETURN_IF_ERROR(may);
+    const uint32_t rank = caller.id.rank();
+    if (caller.member() && !mode->MayRead(rank, pushes.ledger().NextStep(rank), current)) return std::nullopt;
+  }
+  ShardAnswer answer = wait.answer;
+  answer.weights = parameters->Pin(caller.reader(), now);
+  return answer;
+}
+
+absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
+  const ShardRequest& request = wait.request;
+  const std::string what = request.push.has_value()      ? absl::StrCat("the answer to step ", *request.push)
+                           : request.version.has_value() ? absl::StrCat("version ", *request.version)
+                                                         : std::string("the newest version");
+  std::string why = WaitingFor(now);
+  if (!request.push.has_value() && job.running() && request.version.value_or(0) <= parameters->version()) {
+    const absl::Status may = parameters->readers().May(request.caller.reader(), parameters->version());
+    if (!may.ok()) why = Message(may);
+  }
+  return absl::DeadlineExceededError(absl::StrCat("shard ", options.shard, ": ", request.caller.reader().ToString(),
+                                                  " waited ", FormatSeconds(now - wait.parked_at), " for ", what, ": ",
+                                                  why));
+}
+
+// ---- What is waited for
+
+std::string ShardState::WaitingForRanks(TimePoint now) const {
+  std::vector<uint32_t> missing;
+  for (const uint32_t rank : mode->WaitsFor()) {
+    if (!pushes.HasComplete(rank)) missing.push_back(rank);
+  }
+  return stall.DescribeRanks(mode->step(), missing, now);
+}
+
+std::string ShardState::WaitingFor(TimePoint now) const {
+  if (!job.running()) return job.view().waiting_for().empty() ? "waiting for the chief" : job.view().waiting_for();
+  if (updater.blocked_since().has_value()) return parameters->DescribeReaders(now);
+  const std::string ranks = WaitingForRanks(now);
+  return !ranks.empty() || !follows_decisions ? ranks
+                                              : absl::StrCat("step ", mode->step(), ": waiting for the other shards");
+}
+
+StallReport::Situation ShardState::Situation(TimePoint now) const {
+  if (!job.running() || job.failed_here()) return {};
+  StallReport::Situation situation;
+  situation.blocked_since = updater.blocked_since();
+  if (situation.blocked_since.has_value()) situation.readers = parameters->DescribeReaders(now);
+  if (!waiters.empty()) situation.step = mode->step();
+  situation.ranks = WaitingForRanks(now);
+  return situation;
+}
+
+std::optional<std::string> ShardState::NeedsDone() const {
+  if (job.done().empty() || !job.running()) return std::nullopt;
+  const std::optional<uint32_t> needed = mode->NeedsDone(pushes.Begun(mode->step()), job.done_ranks());
+  if (!needed.has_value()) return std::nullopt;
+  return absl::StrCat("step ", mode->step(), ": rank ", *needed, " (", job.done().at(*needed),
+                      ") is done, but its push of this step is needed");
+}
+
+void ShardState::Fill(v1::ShardReport* report) const {
+  report->set_acknowledged_view(job.view().number());
+  report->set_initialised(parameters != nullptr && parameters->initialised());
+  report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
+  report->set_highest_step(pushes.HighestStep());
+  report->set_waiting_for(stall.text());
+}
+
+void ShardState::Fill(v1::ShardStatusReply* status, TimePoint now) const {
+  status->set_shard(options.shard);
+  if (parameters != nullptr) {
+    status->set_version(parameters->version());
+    status->set_slices(static_cast<uint32_t>(layout->slices()));
+    status->set_bytes(layout->bytes());
+  }
+  status->set_inflight_bytes(pushes.inflight_bytes());
+  status->set_inflight_bytes_max(pushes.max_inflight_bytes());
+  status->set_parked(static_cast<uint32_t>(waiters.size()));
+  status->set_parked_others(static_cast<uint32_t>(waiters.others()));
+  status->set_applied(pushes.told(v1::ANSWER_APPLIED));
+  status->set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
+  status->set_stale(pushes.told(v1::ANSWER_STALE));
+  status->set_fenced(pushes.told(v1::ANSWER_FENCED));
+  if (!waiters.empty() || updater.blocked_since().has_value()) status->set_waiting_for(WaitingFor(now));
+}
+
+v1::ShardReport CompleteReport(const Push& push) {
+  v1::ShardReport report;
+  v1::PushDone* done = report.add_complete();
+  done->set_rank(push.rank);
+  done->set_step(push.step);
+  done->set_samples(push.samples);
+  return report;
+}
+
+}  // namespace ps

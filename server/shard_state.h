@@ -1,0 +1,98 @@
+// The rooms of one shard, and what a request is answered in the state that they are in.
+//
+// A value without a lock of its own; the shard locks, and passes the time in.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "server/job_view.h"
+#include "server/modes/mode.h"
+#include "server/parameters.h"
+#include "server/push_table.h"
+#include "server/shard_options.h"
+#include "server/stall_report.h"
+#include "server/updater.h"
+#include "server/waiters.h"
+
+namespace ps {
+
+struct ShardState {
+  // ---- What it is made of
+
+  const ShardOptions options;
+  const std::unique_ptr<Optimizer> optimizer;
+  const std::unique_ptr<Mode> mode;
+  const bool follows_decisions;  // The chief names the sets that make a version.
+  JobView job;
+  PushTable pushes;
+  Updater updater;
+  Waiters waiters;
+  StallReport stall;
+  // Null until the view in force has a layout.
+  std::shared_ptr<const ShardLayout> layout;
+  std::unique_ptr<Parameters> parameters;
+
+  // The pool outlives it; on_built as Updater's.
+  ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(size_t)> on_built);
+
+  // ---- Events
+
+  // The model is known. on_release as Parameters'. FAILED_PRECONDITION, naming the flag, if the limit of gradients does
+  // not hold what a version needs.
+  absl::Status SetLayout(const v1::ModelLayout& model, std::function<void()> on_release);
+  // The job was reset before it ran: another model and other initial values will come.
+  void DropLayout();
+  // As Shard::AddInitialSlices, of finite values.
+  absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  absl::Status CheckInitialised() const;
+  // As PushTable::Add, of a member's push.
+  absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
+                                            std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
+  // What has arrived may be built before its step is decided on. Returns what the caller is to build.
+  Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
+
+  // ---- What a request is answered
+
+  using Answer = std::optional<absl::StatusOr<ShardAnswer>>;
+
+  // The answer that a request gets because of who asks, or because its push ended with slices missing; nothing: it is
+  // to be answered by AnswerNow, now or later.
+  Answer RefuseOnArrival(const Wait& wait, bool push_ended);
+  // The answer that it gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the weights that
+  // come after it are waited for.
+  Answer AnswerNow(Wait& wait, TimePoint now);
+  // Its error, when its time is over.
+  absl::Status TimedOut(const Wait& wait, TimePoint now) const;
+
+  // ---- What is waited for
+
+  // There is a whole version.
+  bool readable() const { return parameters != nullptr && parameters->initialised() && !updater.ruined(); }
+  // What the version in the making waits for, or the job before it runs.
+  std::string WaitingFor(TimePoint now) const;
+  // For the report to the chief.
+  StallReport::Situation Situation(TimePoint now) const;
+  // Why the job cannot go on, if the step in the making needs a push of a rank that is done.
+  std::optional<std::string> NeedsDone() const;
+
+  void Fill(v1::ShardReport* report) const;
+  void Fill(v1::ShardStatusReply* status, TimePoint now) const;
+
+ private:
+  Answer AnswerPush(Wait& wait, TimePoint now);
+  Answer AnswerWeights(const Wait& wait, TimePoint now);
+  Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
+  // Of ranks whose push of the step in the making is not complete.
+  std::string WaitingForRanks(TimePoint now) const;
+};
+
+// Tells the chief that the push is complete here.
+v1::ShardReport CompleteReport(const Push& push);
+
+}  // namespace ps

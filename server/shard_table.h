@@ -1,0 +1,76 @@
+// The shards of a job as their chief knows them: who is registered, which view each has acknowledged, whether it has
+// its initial values. Pure: no locks, no I/O, and time is passed in.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+class ShardTable {
+ public:
+  // `settings`: the flags that all servers must share, by name.
+  ShardTable(std::string job, uint32_t num_shards, std::map<std::string, std::string> settings)
+      : job_(std::move(job)), settings_(std::move(settings)), shards_(num_shards) {}
+
+  // A shard registers, or comes back to a job that does not run yet. INVALID_ARGUMENT (texts, number), UNIMPLEMENTED
+  // (protocol version), FAILED_PRECONDITION, naming the flags, if its settings differ, or if its weights are lost to a
+  // job that runs; ALREADY_EXISTS if its number is taken.
+  absl::Status Register(const v1::Registration& registration, bool running, TimePoint now);
+  // Its stream broke. Whether it was registered.
+  bool Gone(uint32_t shard, TimePoint now);
+
+  // Takes its state from a report. Initial values count if they are of the model that views have from `layout_view` on;
+  // nothing: there is none yet. Returns whether it has made a version, and whether it has got its initial values.
+  struct News {
+    bool applied = false;
+    bool initialised = false;
+  };
+  News OnReport(uint32_t shard, const v1::ShardReport& report, std::optional<uint64_t> layout_view);
+  // Another model comes.
+  void ForgetInitialValues();
+
+  uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
+  const std::string& address(uint32_t shard) const { return shards_[shard].address; }  // Empty: never registered.
+  std::vector<uint32_t> Missing() const;
+  bool AllInitialised() const;
+  // Whether this view is in force: every shard acts on it or on a later one.
+  bool AllAcknowledge(uint64_t view) const;
+  uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
+  uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
+  // What an update on the first such shard has been waiting for, if for long; else empty.
+  std::string waiting_for() const;
+
+  // The first shard that has been gone for as long as this: "shard 1 at HOST:PORT was lost 12 s ago".
+  std::optional<std::string> Lost(TimePoint now, std::chrono::nanoseconds time) const;
+  // Times of those that are gone end later by this.
+  void Extend(std::chrono::nanoseconds time, TimePoint now);
+
+ private:
+  struct Shard {
+    bool registered = false;
+    bool ever_registered = false;
+    std::string address;
+    uint64_t acknowledged_view = 0;
+    bool initialised = false;
+    uint64_t applied_version = 0;
+    uint64_t highest_step = 0;
+    std::string waiting_for;
+    TimePoint gone_since;
+  };
+
+  absl::Status CheckSettings(const v1::Registration& registration) const;
+
+  const std::string job_;
+  const std::map<std::string, std::string> settings_;
+  std::vector<Shard> shards_;
+};
+
+}  // namespace ps

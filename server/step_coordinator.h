@@ -1,0 +1,50 @@
+// What a chief does for a mode where several shards must apply the same contributions: shards report the pushes that
+// are complete on them, and it names the sets that make each step, once every shard has every push of them. Weights and
+// gradients never pass through it.
+//
+// Pure: no locks, no I/O, no clock. It counts identities, never messages: what is told twice counts once.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "server/modes/mode.h"
+
+namespace ps {
+
+class StepCoordinator {
+ public:
+  // The mode's own instance of the chief.
+  StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards);
+
+  const Mode& mode() const { return *mode_; }
+
+  // Whether it names sets at all. Else each shard decides for itself, and what shards complete changes nothing here.
+  bool leads() const { return mode_->coordinated() && num_shards_ > 1; }
+
+  void SetMembers(const std::set<uint32_t>& ranks) { mode_->SetMembers(ranks); }
+
+  struct Outcome {
+    bool news = false;             // It was not known yet, and is still of use.
+    std::vector<StepSet> decided;  // The sets that are named by it, in order.
+  };
+  // The push of this rank and step is complete on the shard.
+  Outcome Complete(uint32_t shard, uint32_t rank, uint64_t step);
+
+ private:
+  using Push = std::pair<uint64_t, uint32_t>;  // Step and rank.
+
+  // Forgets what the set is made of, and what can be in no set any more.
+  void Forget(const StepSet& decided);
+
+  const std::unique_ptr<Mode> mode_;
+  const uint32_t num_shards_;
+  // Shards that have a push that no set was named with.
+  std::map<Push, std::set<uint32_t>> complete_;
+};
+
+}  // namespace ps

@@ -1,0 +1,131 @@
+// The version in the making: from a set of pushes to new weights and state.
+//
+//                                  ┌──(the pushes change)──▶ abandoned
+//   Speculate ──▶ speculative ─────┤
+//                                  └──(Commit of the same pushes)──▶ committed ──(all slices built)──▶ published
+//   Commit ──▶ waits for a buffer and its turn ──▶ committed                                └──(not finite)──▶ refused
+//
+// While all who take part in a step have begun their push, a slice of the next version is built as soon as every
+// contribution to it is here, before the step is decided on. A speculative update writes buffers of its own, so that
+// nothing that is read changes before the set is committed and every slice is built.
+//
+// The owner locks every method but Update::Build, and learns what ended by TakeEnded after each event.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "server/parameters.h"
+#include "server/push_table.h"
+#include "server/reduce.h"
+#include "server/thread_pool.h"
+
+namespace ps {
+
+class Updater {
+ public:
+  // One version in the making. What threads read to build it is constant once it has begun.
+  struct Update {
+    enum class State { kSpeculative, kCommitted, kAbandoned };
+
+    std::shared_ptr<const ShardLayout> layout;
+    const Optimizer* optimizer = nullptr;
+    UpdateContext context;
+    Pushes pushes;                    // Ascending by rank.
+    std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
+    Parameters::Update memory;
+    // The first slice (local index) whose new weights are not all finite. Written as slices are built.
+    mutable std::atomic<size_t> not_finite = SIZE_MAX;
+
+    // Under the owner's lock.
+    State state = State::kCommitted;
+    std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
+    size_t parts = 0;             // That are being built, each of some slices.
+    size_t built = 0;             // Slices.
+    TimePoint committed_at;
+
+    // Builds these slices' new weights and state. Thread-safe for slices that differ.
+    void Build(const std::vector<size_t>& slices) const;
+    // Why it is not published as this version: which tensor's weights are not finite.
+    std::string NotFinite(uint64_t version) const;
+    // For the `apply` event: what it was made of, and the version that it became.
+    nlohmann::ordered_json Fields(uint64_t version, TimePoint now) const;
+
+   private:
+    friend class Updater;
+    void BuildSlice(size_t local) const;
+  };
+
+  // What the caller that brought slices is to build, without the lock, and then report with OnBuilt.
+  struct SpeculativeUpdate {
+    std::shared_ptr<const Update> update;
+    std::vector<size_t> slices;  // Local indices.
+  };
+
+  struct Ended {
+    enum class Outcome { kPublished, kNotFinite, kAbandoned };
+    Outcome outcome = Outcome::kPublished;
+    std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
+  };
+
+  // All outlive it. `on_built` is called by the pool's threads without the owner's lock; it calls OnBuilt. At most
+  // `max_inline_slices` slices are built by whoever brought them; more are spread over the pool.
+  Updater(const Optimizer& optimizer, const Hyperparameters& hyperparameters, size_t max_inline_slices,
+          ThreadPool& pool, std::function<void(size_t slices)> on_built);
+
+  // What is updated; null while there is no layout. Nothing must be in the making.
+  void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
+
+  // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
+  // exactly these, it is committed, else that is abandoned.
+  void Commit(Pushes pushes, TimePoint now);
+  // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
+  // part in the step. Returns what the caller is to build.
+  SpeculativeUpdate Speculate(Pushes pushes);
+  // These slices (local indices) of a push have come. Returns what the caller is to build.
+  SpeculativeUpdate Arrived(const std::vector<size_t>& slices);
+  // A push of the speculative update, if there is one, will not come as it was.
+  void Abandon();
+
+  // A part of that many slices has been built.
+  void OnBuilt(size_t slices);
+
+  // Publishes or discards what is in the making, if it is complete or was abandoned, and says so.
+  std::optional<Ended> TakeEnded();
+  // Begins what was committed first, if nothing is in the making and a buffer is free.
+  void StartNext(TimePoint now);
+
+  bool idle() const { return current_ == nullptr && committed_.empty(); }
+  bool in_the_making() const { return current_ != nullptr; }
+  // Since when a committed update has waited for a buffer, if one does.
+  std::optional<TimePoint> blocked_since() const { return blocked_since_; }
+  // An update in place failed: there is no version to read.
+  bool ruined() const { return ruined_; }
+
+ private:
+  std::shared_ptr<Update> Make(Pushes pushes) const;
+  // Has the pool build these slices of what is in the making, unless they are few, which are returned.
+  SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
+  void Post(std::vector<size_t> slices);
+
+  const Optimizer& optimizer_;
+  const Hyperparameters hyperparameters_;
+  const size_t max_inline_slices_;
+  ThreadPool& pool_;
+  const std::function<void(size_t)> on_built_;
+  Parameters* parameters_ = nullptr;
+  std::shared_ptr<const ShardLayout> layout_;
+  std::shared_ptr<Update> current_;
+  std::deque<std::shared_ptr<Update>> committed_;  // And not begun. Bounded by the push table's limit.
+  std::optional<TimePoint> blocked_since_;
+  bool ruined_ = false;
+};
+
+}  // namespace ps

@@ -1,0 +1,85 @@
+// Who is parked at a shard: for what, until when.
+//
+// A pure value: its owner locks, passes the time in, and makes the callbacks.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "ps/v1/ps.pb.h"
+#include "server/parameters.h"
+
+namespace ps {
+
+// Who asks: a member of the job, or, with an empty identity, somebody else.
+struct Caller {
+  v1::Identity id;
+  std::string peer;  // Where the caller is, for messages.
+
+  bool member() const { return id.incarnation() != 0; }
+  Reader reader() const { return {.rank = member() ? std::optional<uint32_t>(id.rank()) : std::nullopt, .peer = peer}; }
+};
+
+// What a caller asks a shard for: the answer to a push, weights, or first the one and then the other.
+struct ShardRequest {
+  Caller caller;
+  std::optional<uint64_t> push;     // The answer to its push of this step.
+  bool weights = false;             // With a push: those on which the next gradient is to be computed.
+  std::optional<uint64_t> version;  // Of a pull alone: exactly this one; else the newest.
+  std::chrono::nanoseconds wait;    // At most, for each of the two.
+};
+
+// What it gets. A push that is FENCED gets no weights.
+struct ShardAnswer {
+  std::optional<v1::PushReply> push;
+  std::optional<VersionPin> weights;
+};
+
+// A request that cannot be answered yet.
+struct Wait {
+  const void* session = nullptr;  // Whose request it is; never dereferenced.
+  ShardRequest request;           // Its push is reset when that has its answer.
+  ShardAnswer answer;             // As far as it is known.
+  std::function<void(absl::StatusOr<ShardAnswer>)> callback;
+  TimePoint parked_at;
+  TimePoint deadline;
+};
+
+class Waiters {
+ public:
+  // At most so many waits of callers that are not members, together; each member has a limit of its own, which those
+  // cannot use up.
+  explicit Waiters(size_t max_others) : max_others_(max_others) {}
+
+  // OK if there is room for this wait; RESOURCE_EXHAUSTED, saying whose limit it is.
+  absl::Status CheckRoom(const Wait& wait) const;
+  void Park(Wait wait) { waits_.push_back(std::move(wait)); }
+  // The wait of this session, if it has one.
+  std::optional<Wait> Take(const void* session);
+  // Those whose deadline has passed.
+  std::vector<Wait> TakeExpired(TimePoint now);
+  // Shows each wait to `try_answer`, in the order in which they were parked, and drops those for which it returns true.
+  template <typename TryAnswer>
+  void AnswerEach(TryAnswer try_answer) {
+    for (auto wait = waits_.begin(); wait != waits_.end();) {
+      wait = try_answer(*wait) ? waits_.erase(wait) : std::next(wait);
+    }
+  }
+
+  bool empty() const { return waits_.empty(); }
+  size_t size() const { return waits_.size(); }
+  // Of callers that are not members.
+  size_t others() const;
+
+ private:
+  const size_t max_others_;
+  std::list<Wait> waits_;
+};
+
+}  // namespace ps

@@ -1,0 +1,131 @@
+// What follows from the loss of a worker is the mode's to say.
+#include "server/job_state.h"
+
+#include "common/layout_proto.h"
+#include "server/job_messages.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+// As asp, but for what a loss means.
+class Losing final : public Mode {
+ public:
+  explicit Losing(LossAction action) : action_(action) {}
+  LossAction OnLoss(uint32_t) const override { return action_; }
+
+  std::string name() const override { return mode_->name(); }
+  bool synchronous() const override { return mode_->synchronous(); }
+  Contribution contribution() const override { return mode_->contribution(); }
+  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return mode_->VersionAfter(step); }
+  bool coordinated() const override { return mode_->coordinated(); }
+  uint32_t pushes_held() const override { return mode_->pushes_held(); }
+  void SetMembers(const std::set<uint32_t>& ranks) override { mode_->SetMembers(ranks); }
+  Admission Admit(const PushHeader& push, uint64_t expected) const override { return mode_->Admit(push, expected); }
+  std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override { return mode_->Complete(rank, step); }
+  void Decided(const StepSet& set) override { mode_->Decided(set); }
+  bool WasDecided(const StepSet& set) const override { return mode_->WasDecided(set); }
+  bool MayRead(uint32_t rank, uint64_t step, uint64_t newest) const override {
+    return mode_->MayRead(rank, step, newest);
+  }
+  uint64_t StartStep(uint64_t highest, uint64_t applied) const override { return mode_->StartStep(highest, applied); }
+  uint64_t step() const override { return mode_->step(); }
+  std::vector<uint32_t> WaitsFor() const override { return mode_->WaitsFor(); }
+  std::vector<uint32_t> ExpectedContributors() const override { return mode_->ExpectedContributors(); }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override {
+    return mode_->NeedsDone(begun, done);
+  }
+  nlohmann::ordered_json Save() const override { return mode_->Save(); }
+  absl::Status Load(const nlohmann::ordered_json& state) override { return mode_->Load(state); }
+
+ private:
+  const LossAction action_;
+  const std::unique_ptr<Mode> mode_ = MakeAsp();
+};
+
+// A job of one shard that runs with two workers, "a" and "b".
+class RunningJob {
+ public:
+  explicit RunningJob(LossAction action) : job({.num_workers = 2}, std::make_unique<Losing>(action)) {
+    v1::Registration registration;
+    registration.set_protocol(v1::PROTOCOL_VERSION_1);
+    registration.set_job("default");
+    REQUIRE(job.RegisterShard(registration, now).ok());
+    job.NextView(now);
+    for (const char* name : {"a", "b"}) ids.push_back(Join(name));
+    v1::ShardReport report;
+    report.set_initialised(true);
+    report.set_acknowledged_view(job.view());
+    if (job.OnReport(0, report, now).view_is_due) job.NextView(now);
+    REQUIRE(job.phase() == v1::PHASE_RUNNING);
+  }
+
+  v1::Identity Join(const std::string& name) {
+    v1::JoinRequest request;
+    request.set_protocol(v1::PROTOCOL_VERSION_1);
+    request.set_job("default");
+    request.set_name(name);
+    *request.mutable_layout() = ToProto({{"w", {4}}});
+    const auto joined = job.Join(request, now);
+    REQUIRE(joined.ok());
+    job.NextView(now);
+    Member* const member = job.Find(joined->member.rank, joined->member.incarnation);
+    job.Begin(member, now);
+    return MakeJoinReply(job, *member).id();
+  }
+
+  void Leave(const v1::Identity& id) {
+    v1::LeaveRequest request;
+    *request.mutable_id() = id;
+    request.set_reason("stopped");
+    REQUIRE(job.Leave(request, now).ok());
+    job.NextView(now);
+  }
+
+  TimePoint now = TimePoint() + std::chrono::hours(1);
+  JobState job;
+  std::vector<v1::Identity> ids;
+};
+
+TEST_CASE("A mode that fails on a loss ends the job with the worker's name") {
+  RunningJob running(LossAction::kFail);
+  running.Leave(running.ids[1]);
+  CHECK(running.job.phase() == v1::PHASE_FAILED);
+  CHECK(running.job.failure().find("rank 1 (b on ) left: stopped, at step 0") == 0);
+}
+
+TEST_CASE("A mode that goes on after a loss does so until nobody is left") {
+  RunningJob running(LossAction::kContinue);
+  running.Leave(running.ids[1]);
+  CHECK(running.job.phase() == v1::PHASE_RUNNING);
+  running.Leave(running.ids[0]);
+  CHECK(running.job.phase() == v1::PHASE_FAILED);
+  CHECK(running.job.failure().find("no worker is left; the last, rank 0 (a on ), left: stopped") == 0);
+}
+
+TEST_CASE("A mode that waits after a loss does so even for all workers, until others have taken their ranks") {
+  RunningJob running(LossAction::kWait);
+  running.Leave(running.ids[1]);
+  running.Leave(running.ids[0]);
+  CHECK(running.job.phase() == v1::PHASE_RUNNING);
+  CHECK(running.Join("c").rank() == 0);
+  const v1::Identity second = running.Join("d");
+  CHECK(second.rank() == 1);
+  CHECK(second.incarnation() == running.ids[1].incarnation() + 1);
+  CHECK(running.job.phase() == v1::PHASE_RUNNING);
+}
+
+TEST_CASE("A worker that is done is no loss in any mode") {
+  for (const LossAction action : {LossAction::kFail, LossAction::kWait, LossAction::kContinue}) {
+    RunningJob running(action);
+    const auto done = running.job.Hear(running.ids[1], running.now);
+    REQUIRE(done.ok());
+    CHECK(running.job.OnDone(*done, running.now));
+    running.job.NextView(running.now);
+    running.Leave(running.ids[1]);
+    CHECK(running.job.phase() == v1::PHASE_RUNNING);
+  }
+}
+
+}  // namespace
+}  // namespace ps

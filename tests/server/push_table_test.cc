@@ -1,0 +1,247 @@
+#include "server/push_table.h"
+
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+// A push table on a model of two slices, a and b, of 8 bytes each, that is told events in words and answers in words:
+//
+//   RANK:STEP SLICES [samples N] [version V] [incarnation I] [session S]     some slices of a push ("-": none)
+//   end RANK:STEP session S          no more slices come
+//   take STEP: RANKS                 these make a version;   record RANK / release: how that ended
+//   owner RANK I                     the rank has a new owner
+class Scenario {
+ public:
+  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : mode_(*MakeMode(mode, 2)) {
+    table_.SetLayout(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {2}}}, 0, 1), max_bytes);
+    SetOwners();
+  }
+
+  std::string Tell(const std::string& event) {
+    std::istringstream words(event);
+    std::string first;
+    words >> first;
+    std::string said = first == "end"       ? End(words)
+                       : first == "take"    ? Take(words)
+                       : first == "record"  ? Record(words)
+                       : first == "release" ? Release()
+                       : first == "owner"   ? NewOwner(words)
+                                            : Push(first, words);
+    if (table_.TakeDropped()) said += ", dropped";
+    return absl::StrCat(said, ", ", table_.inflight_bytes(), " B");
+  }
+
+  PushTable& table() { return table_; }
+
+ private:
+  static std::pair<uint32_t, uint64_t> Parse(const std::string& push) {
+    const size_t colon = push.find(':');
+    return {static_cast<uint32_t>(std::stoul(push)), std::stoul(push.substr(colon + 1))};
+  }
+
+  void SetOwners() {
+    v1::View view;
+    view.set_number(++view_);
+    for (const auto& [rank, incarnation] : owners_) {
+      v1::Member* member = view.add_members();
+      member->set_rank(rank);
+      member->set_incarnation(incarnation);
+    }
+    job_.Accept(view);
+    table_.DropOrphans(job_);
+  }
+
+  std::string Push(const std::string& push, std::istringstream& words) {
+    v1::PushRequest header;
+    header.mutable_id()->set_rank(Parse(push).first);
+    header.mutable_id()->set_incarnation(owners_[Parse(push).first]);
+    header.set_step(Parse(push).second);
+    header.set_samples(1);
+    std::string slices;
+    std::string key;
+    uint64_t session = 0;
+    words >> slices;
+    for (uint64_t value = 0; words >> key >> value;) {
+      if (key == "samples") header.set_samples(static_cast<uint32_t>(value));
+      if (key == "version") header.set_version(value);
+      if (key == "incarnation") header.mutable_id()->set_incarnation(value);
+      if (key == "session") session = value;
+    }
+    std::vector<ReceivedSlice> received;
+    for (const char slice : slices) {
+      if (slice == '-') continue;
+      auto values = std::make_shared<std::vector<float>>(slice == 'B' ? 3 : 2, 1.0F);  // B is b, but too long.
+      const Piece piece(reinterpret_cast<const uint8_t*>(values->data()), values->size() * sizeof(float));
+      received.push_back({.index = slice == 'a' ? 0U : 1U, .payload = Payload({piece}, values)});
+    }
+    const auto arrival = table_.Add(&sessions_[session], header, std::move(received), nullptr, *mode_, newest_);
+    if (!arrival.ok()) return Message(arrival.status());
+    if (arrival->push == nullptr) return "not needed";
+    std::string said = "new:";
+    for (const size_t local : arrival->slices) said += local == 0 ? " a" : " b";
+    if (!arrival->push->has_all()) return said;
+    table_.Complete(header.id().rank());
+    return said + ", complete";
+  }
+
+  std::string End(std::istringstream& words) {
+    std::string push;
+    std::string key;
+    uint64_t session = 0;
+    words >> push >> key >> session;
+    v1::Identity id;
+    id.set_rank(Parse(push).first);
+    const absl::Status ended = table_.End(&sessions_[session], id, Parse(push).second);
+    return ended.ok() ? "ended" : Message(ended);
+  }
+
+  std::string Take(std::istringstream& words) {
+    StepSet set;
+    char colon = 0;
+    words >> set.step >> colon;
+    for (uint32_t rank = 0; words >> rank;) set.ranks.push_back(rank);
+    absl::StatusOr<Pushes> taken = table_.Take(set);
+    if (!taken.ok()) return Message(taken.status());
+    mode_->Decided(set);
+    taken_.insert(taken_.end(), taken->begin(), taken->end());
+    return "taken";
+  }
+
+  std::string Record(std::istringstream& words) {
+    uint32_t rank = 0;
+    words >> rank;
+    for (auto push = taken_.begin(); push != taken_.end(); ++push) {
+      if ((*push)->rank != rank) continue;
+      table_.Record(**push, v1::ANSWER_APPLIED);
+      taken_.erase(push);
+      ++newest_;
+      return "recorded";
+    }
+    return "nothing taken";
+  }
+
+  std::string Release() {
+    table_.Release(taken_);
+    taken_.clear();
+    return "released";
+  }
+
+  std::string NewOwner(std::istringstream& words) {
+    uint32_t rank = 0;
+    words >> rank >> owners_[rank];
+    SetOwners();
+    return "owned";
+  }
+
+  const std::unique_ptr<Mode> mode_;
+  PushTable table_;
+  JobView job_ = JobView("default", 0);
+  std::map<uint32_t, uint64_t> owners_ = {{0, 1}, {1, 1}};
+  uint64_t view_ = 0;
+  uint64_t newest_ = 0;
+  Pushes taken_;
+  char sessions_[4] = {};
+};
+
+struct Line {
+  const char* event;
+  const char* said;
+};
+
+void Follow(Scenario& scenario, std::initializer_list<Line> lines) {
+  for (const Line& line : lines) {
+    CAPTURE(line.event);
+    CHECK(scenario.Tell(line.event) == line.said);
+  }
+}
+
+TEST_CASE(
+    "A push is assembled from its slices, a repeated one counts once, and its bytes are held until it is recorded") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 a", "new: a, 16 B"},
+               {"0:0 a", "new:, 16 B"},
+               {"0:0 ab", "new: b, complete, 16 B"},
+               {"0:0 ab", "not needed, 16 B"},
+               {"take 0: 0", "taken, 16 B"},
+               {"0:0 ab", "not needed, 16 B"},
+               {"record 0", "recorded, 0 B"},
+               {"0:0 ab", "not needed, 0 B"},
+               {"0:1 ab", "new: a b, complete, 16 B"}});
+  CHECK(asp.table().HighestStep() == 2);
+  CHECK(asp.table().Tell(0, 0) == v1::ANSWER_APPLIED);
+  CHECK(asp.table().Tell(0, 0) == v1::ANSWER_DUPLICATE);
+  CHECK(asp.table().told(v1::ANSWER_DUPLICATE) == 1);
+}
+
+TEST_CASE("A push that is begun anew, or differs, drops what was here of the rank's push") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 a samples 2", "new: a, 16 B"},
+               {"0:0 b samples 3", "new: b, dropped, 16 B"},
+               {"0:0 a samples 3", "new: a, complete, 16 B"},
+               {"1:0 a", "new: a, 32 B"},
+               {"1:0 B", "rank 1, step 0: slice 1 of tensor b: 12 bytes, expected 8, dropped, 16 B"},
+               {"1:0 - samples 0", "new:, complete, 16 B"}});
+}
+
+TEST_CASE("The end of a session drops its push if slices are missing, unless another session has taken it over") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 a session 1", "new: a, 16 B"},
+               {"0:0 - session 2", "new:, 16 B"},
+               {"end 0:0 session 1", "ended, 16 B"},
+               {"end 0:0 session 2", "rank 0, step 0: only 1 of the 2 slices of shard 0 arrived, dropped, 0 B"},
+               {"end 0:0 session 2", "ended, 0 B"}});
+}
+
+TEST_CASE("A rank's new owner drops the half push of the old one, and may go on further ahead") {
+  Scenario asp("asp");
+  Follow(asp, {{"1:0 a", "new: a, 16 B"},
+               {"owner 1 2", "owned, dropped, 0 B"},
+               {"1:5 ab", "new: a b, complete, 16 B"},
+               {"1:6 ab", "rank 1, step 6: step 5 of this rank is still in progress, 16 B"},
+               {"take 5: 1", "taken, 16 B"},
+               {"record 1", "recorded, 0 B"},
+               {"1:7 ab", "rank 1, step 7: the next step of this rank is 6, 0 B"}});
+}
+
+TEST_CASE("Half pushes reserve all of their bytes, and past the limit a push is refused") {
+  Scenario asp("asp", 31);
+  Follow(asp, {{"0:0 a", "new: a, 16 B"},
+               {"1:0 a",
+                "rank 1, step 0: shard 0 holds 16 bytes of gradients; with 16 more it would exceed "
+                "--max_inflight_bytes=31, 16 B"},
+               {"0:0 b", "new: b, complete, 16 B"},
+               {"1:0 - samples 0", "new:, complete, 16 B"}});
+}
+
+TEST_CASE("A set is taken whole or not at all, and what is released has no answer") {
+  Scenario bsp("bsp");
+  Follow(bsp, {{"1:0 ab", "new: a b, complete, 16 B"},
+               {"take 0: 0 1", "step 0: the push of rank 0 belongs to it but is missing on shard 0, 16 B"},
+               {"0:0 ab", "new: a b, complete, 32 B"},
+               {"0:1 ab", "rank 0, step 1: the job's current step is 0, 32 B"},
+               {"0:0 ab version 1", "not needed, 32 B"},
+               {"take 0: 0 1", "taken, 32 B"},
+               {"0:1 a version 1", "rank 0, step 1: computed on version 1, but shard 0 is at version 0, 32 B"},
+               {"release", "released, 0 B"}});
+  CHECK_FALSE(bsp.table().ledger().Seen(0, 0));
+}
+
+TEST_CASE("Those who have begun a step are known, and all of them together once everybody has") {
+  Scenario bsp("bsp");
+  PushTable& table = bsp.table();
+  Follow(bsp, {{"0:0 a", "new: a, 16 B"}});
+  CHECK(table.Begun(0) == std::set<uint32_t>{0});
+  CHECK(table.FindAll({0, 1}, 0).empty());
+  Follow(bsp, {{"1:0 ab", "new: a b, complete, 32 B"}});
+  CHECK(table.Begun(0) == std::set<uint32_t>{0, 1});
+  CHECK(table.FindAll({0, 1}, 0).size() == 2);
+  CHECK(table.FindAll({0, 1}, 1).empty());
+}
+
+}  // namespace
+}  // namespace ps

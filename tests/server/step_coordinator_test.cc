@@ -1,0 +1,83 @@
+#include "server/step_coordinator.h"
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+// Runs a scenario, an event a word: "2:1@7" says that shard 2 has the push of step 7 of rank 1. Gives what is decided,
+// a set a word: "7{0,1}".
+std::string DecidedBy(StepCoordinator* steps, const std::string& events) {
+  std::vector<std::string> decided;
+  std::istringstream in(events);
+  uint32_t shard = 0;
+  uint32_t rank = 0;
+  uint64_t step = 0;
+  for (char separator = 0; in >> shard >> separator >> rank >> separator >> step;) {
+    for (const StepSet& set : steps->Complete(shard, rank, step).decided) {
+      decided.push_back(absl::StrCat(set.step, "{", absl::StrJoin(set.ranks, ","), "}"));
+    }
+  }
+  return absl::StrJoin(decided, " ");
+}
+
+std::string DecidedBy(const std::string& events, uint32_t workers = 2, uint32_t shards = 2,
+                      const std::string& mode = "bsp") {
+  StepCoordinator steps(*MakeMode(mode, workers), shards);
+  return DecidedBy(&steps, events);
+}
+
+TEST_CASE("A step is named once every shard has the push of every rank, in any order") {
+  CHECK(DecidedBy("0:0@0 0:1@0 1:1@0") == "");
+  CHECK(DecidedBy("0:0@0 0:1@0 1:1@0 1:0@0") == "0{0,1}");
+  CHECK(DecidedBy("1:1@0 0:1@0 1:0@0 0:0@0") == "0{0,1}");
+  CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:1@1 1:1@1 0:0@1 1:0@1") == "0{0,1} 1{0,1}");
+}
+
+TEST_CASE("What is told twice counts once, and what comes after its step counts no more") {
+  CHECK(DecidedBy("0:0@0 0:0@0 0:0@0 0:1@0 0:1@0") == "");
+  CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:0@0 1:0@0 0:1@0 1:1@0") == "0{0,1}");
+  StepCoordinator steps(MakeBsp(2), 2);
+  CHECK(steps.Complete(0, 0, 0).news);
+  CHECK_FALSE(steps.Complete(0, 0, 0).news);
+  CHECK(DecidedBy(&steps, "1:0@0 0:1@0 1:1@0") == "0{0,1}");
+  CHECK_FALSE(steps.Complete(0, 0, 0).news);
+}
+
+TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:0@0 1:0@0 0:7@0 1:7@0") == ""); }
+
+TEST_CASE("A shard alone decides for itself, and so does each where every push makes a version") {
+  CHECK(DecidedBy("0:0@0 0:1@0", 2, 1) == "");
+  CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0", 2, 2, "asp") == "");
+  CHECK_FALSE(StepCoordinator(MakeBsp(2), 1).leads());
+  CHECK(StepCoordinator(MakeBsp(2), 2).leads());
+}
+
+TEST_CASE("Whatever the order of reports over three shards, each step is named once, at its last report") {
+  std::vector<std::string> reports;
+  for (uint32_t shard = 0; shard < 3; ++shard) {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      reports.push_back(absl::StrCat(shard, ":", rank, "@"));
+    }
+  }
+  std::sort(reports.begin(), reports.end());
+  do {
+    StepCoordinator steps(MakeBsp(2), 3);
+    for (const std::string step : {"0", "1"}) {
+      for (size_t i = 0; i < reports.size(); ++i) {
+        const std::string decided = DecidedBy(&steps, reports[i] + step);
+        if (decided != (i + 1 == reports.size() ? step + "{0,1}" : "")) FAIL(reports[i] + step + " decided " + decided);
+      }
+    }
+  } while (std::next_permutation(reports.begin(), reports.end()));
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,72 @@
+#include "worker/options.h"
+
+#include <cmath>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/problems.h"
+#include "common/text.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxAddressBytes = 1024;
+constexpr double kMaxEpochs = 1e9;
+constexpr int kMaxThreads = 1024;
+
+void CheckClient(const ClientOptions& client, Problems& problems) {
+  problems.Check(ParseEndpoint("server", client.server).status());
+  // They are sent as protobuf strings.
+  problems.Check(CheckText("--server", client.server, kMaxAddressBytes));
+  problems.Check(CheckText("--job", client.job, kMaxNameBytes));
+  problems.Check(CheckText("--name", client.name, kMaxNameBytes));
+  if (client.rank.has_value()) problems.CheckRange("rank", *client.rank, 0U, kRankMax);
+  problems.CheckPositive("connect_timeout", client.connect_timeout, absl::Hours(240));
+  problems.CheckPositive("start_timeout", client.start_timeout, absl::Hours(240));
+}
+
+void CheckBudget(const WorkerOptions& options, Problems& problems) {
+  problems.Check(options.batch_size >= 0 && options.batch_size <= kBatchSizeMax,
+                 absl::StrCat("--batch_size=", options.batch_size, ": expected 1 to ", kBatchSizeMax, ", or full"));
+  problems.CheckPositive("epochs", options.epochs, kMaxEpochs);
+  problems.Check(options.steps >= 0, absl::StrCat("--steps=", options.steps, ": expected 0 or more"));
+  problems.Check(std::isfinite(options.eval_every) && options.eval_every >= 0,
+                 absl::StrCat("--eval_every=", options.eval_every, ": expected 0 or more"));
+  problems.Check(options.warm_up_steps >= 0,
+                 absl::StrCat("warm_up_steps=", options.warm_up_steps, ": expected 0 or more"));
+}
+
+bool SamePath(const std::string& a, const std::string& b) {
+  if (a.empty() || b.empty()) return false;
+  std::error_code error;
+  return a == b || std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error);
+}
+
+// A file that is both would lose what one of its two uses needs.
+void CheckFiles(const WorkerOptions& options, Problems& problems) {
+  for (const auto& [flag, path] :
+       {std::pair("--save_weights", options.save_weights), std::pair("--init_weights", options.init_weights)}) {
+    problems.Check(!SamePath(path, options.metrics_file),
+                   absl::StrCat(flag, "=", path, ": is also the --metrics_file"));
+  }
+}
+
+}  // namespace
+
+absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
+  Problems problems;
+  CheckClient(options.client, problems);
+  problems.Check(ValidateModelOptions(options.model));
+  problems.Check(ValidateDatasetOptions(options.data));
+  problems.Check(CheckDeviceOptions(options.device));
+  problems.CheckRange("threads", options.device.threads, 1, kMaxThreads);
+  CheckFiles(options, problems);
+  CheckBudget(options, problems);
+  return problems.ToStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,88 @@
+#include "worker/preparation.h"
+
+#include <utility>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/safetensors.h"
+#include "common/status.h"
+
+namespace ps {
+
+absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
+  Preparation made;
+  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "rank");
+  if (!metrics.ok()) return metrics.status();
+  made.metrics = *std::move(metrics);
+  if (!options.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options.save_weights));
+  absl::StatusOr<Values> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
+  if (!initial.ok()) return initial.status();
+  made.initial = *std::move(initial);
+
+  absl::StatusOr<DataSplits> data = LoadDataset(options.data);
+  if (!data.ok()) return data.status();
+  made.data = *std::move(data);
+  if (made.data.test_is_train) {
+    spdlog::warn("--dataset={}: there is no test split; the training split is used as the test split",
+                 options.data.dataset);
+  }
+  spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(made.data.train),
+               ToString(made.data.scaling.kind));
+  PS_RETURN_IF_ERROR(CheckModelFits(options.model, options.data.dataset, made.data.train));
+
+  std::string fallback;
+  const absl::StatusOr<DeviceOptions> device = FindDevice(options.device, &fallback);
+  if (!device.ok()) return device.status();
+  made.device = *device;
+  if (!fallback.empty()) spdlog::warn("{}", fallback);
+  return made;
+}
+
+absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, const Dataset& train) {
+  const int64_t inputs = model.widths.front();
+  const int64_t outputs = model.widths.back();
+  const bool regression = train.classes() == 0;
+  if (regression && model.loss != Loss::kMse) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--loss: the targets of --dataset=", dataset, " are not class numbers; expected --loss=mse"));
+  }
+  if (train.features() != inputs) {
+    return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", inputs,
+                                                   " inputs, but the samples of ", dataset, " have ", train.features(),
+                                                   " features"));
+  }
+  if (regression && outputs != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset, " has one target a sample"));
+  }
+  if (train.classes() > outputs) {
+    const bool meant = model.loss == Loss::kMse && outputs == 1;
+    return absl::InvalidArgumentError(absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset,
+                                                   " has labels from 0 to ", train.classes() - 1,
+                                                   meant ? "; to learn them as numbers, add ,task=regression" : ""));
+  }
+  return absl::OkStatus();
+}
+
+std::map<std::string, std::string> Experiment(const WorkerOptions& options, const DataSplits& data,
+                                              const Values& initial) {
+  const bool random = options.init_weights.empty();
+  return {{"dataset", data.identity},
+          {"normalize", ToString(data.scaling.kind)},
+          {"batch_size", options.batch_size == 0 ? "full" : absl::StrCat(options.batch_size)},
+          {"epochs", options.steps > 0 ? "unused" : absl::StrFormat("%.9g", options.epochs)},
+          {"steps", absl::StrCat(options.steps)},
+          {"seed", absl::StrCat(options.seed)},
+          {"init", random ? ToString(options.init) : "unused"},
+          {"init_weights", random ? "unused" : "values " + Fingerprint(initial)},
+          {"shuffle", options.shuffle ? "true" : "false"},
+          {"validation_split", absl::StrFormat("%.9g", options.data.validation_split)},
+          {"crop", absl::StrCat(options.data.crop)},
+          {"samples_per_class", absl::StrCat(options.data.samples_per_class)},
+          {"activation", ToString(options.model.activation)},
+          {"loss", ToString(options.model.loss)}};
+}
+
+}  // namespace ps

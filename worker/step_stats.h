@@ -1,0 +1,59 @@
+// What the steps of a worker took: for the metrics file, for the log, and in all.
+#pragma once
+
+#include <cstdint>
+
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "ps/client.h"
+#include "worker/model/network.h"
+#include "worker/progress.h"
+
+namespace ps {
+
+// Of the steps after the warm-up: their samples, and the seconds in them, in all and by phase.
+struct StepTotals {
+  int64_t samples = 0;
+  double train_s = 0;
+  double forward_s = 0;
+  double backward_s = 0;
+  double push_s = 0;
+  double wait_s = 0;
+  double pull_s = 0;
+};
+
+// A step that has ended.
+struct StepRecord {
+  PushInfo push;
+  int64_t batch = 0;  // From 0; the step counts from another start if the worker joined a running job.
+  StepResult computed;
+  ExchangeResult exchanged;
+  // Seconds that the worker waited for the exchange since its last gradient was ready. The rest was hidden behind
+  // computation.
+  double exposed_s = 0;
+};
+
+// Used by one thread.
+class StepStats {
+ public:
+  // Training begins now with batch `first_batch`; the first `warm_up_steps` batches are left out of the totals.
+  // `metrics` must outlive it.
+  StepStats(MetricsWriter& metrics, int64_t first_batch, int64_t total_batches, int64_t warm_up_steps, TimePoint now)
+      : metrics_(metrics), warm_up_steps_(warm_up_steps), progress_(first_batch, total_batches, now) {}
+
+  // Writes the step's line, in which push_s, wait_s and pull_s are what of them was not hidden; logs the progress now
+  // and then; adds the step to the totals.
+  void Add(const StepRecord& step, TimePoint now);
+  // Adds to train_s what the training loop spent on a batch. It is more than its phases: there are hooks and metrics.
+  void AddTime(int64_t batch, double seconds);
+
+  const StepTotals& totals() const { return totals_; }
+
+ private:
+  MetricsWriter& metrics_;
+  const int64_t warm_up_steps_;
+  Progress progress_;
+  StepTotals totals_;
+};
+
+}  // namespace ps
