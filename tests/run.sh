@@ -5,7 +5,7 @@
 #   tests/run.sh --all    all tests, in the release build and under the address, undefined-behaviour and thread
 #                         sanitizers; clang-tidy's checks with Clang's thread-safety analysis; clang-format
 #   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
-#                         sanitizers, the enumerations that the release build has run already); clang-tidy on each
+#                         sanitizers, the enumerations that the release build runs in any case); clang-tidy on each
 #                         source by itself and with Clang's static analyzer
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
