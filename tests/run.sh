@@ -3,7 +3,10 @@
 #
 #   tests/run.sh          the release build; tests labelled `slow` are left out
 #   tests/run.sh --all    all tests, in the release build and under the address, undefined-behaviour and thread
-#                         sanitizers; clang-tidy with Clang's thread-safety analysis; clang-format
+#                         sanitizers; clang-tidy's checks with Clang's thread-safety analysis; clang-format
+#   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
+#                         sanitizers, the enumerations that the release build runs in any case); clang-tidy on each
+#                         source by itself and with Clang's static analyzer
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
 # format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
@@ -19,12 +22,13 @@ readonly logs=$root/build/logs
 readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
 readonly sources=(common server worker tests)
 
-all=false
+all=false full=false
 for argument in "$@"; do
   case "$argument" in
     --all) all=true ;;
+    --full) all=true full=true ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "tests/run.sh: unknown argument '$argument' (the only option is --all)" >&2; exit 2 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (the options are --all and --full)" >&2; exit 2 ;;
   esac
 done
 
@@ -102,7 +106,11 @@ build() {
 # run_tests PRESET FOLDER: adds its tests to the totals; shows what failed and what was skipped.
 run_tests() {
   local preset=$1 folder=$2 report=$logs/$1-tests.xml summary counts options=()
-  $all || options=(-LE '^slow$')
+  if ! $all; then
+    options=(-LE '^(slow|full)$')
+  elif ! $full; then
+    options=(-LE '^full$')
+  fi
   rm -f "$report"
   local status=0
   phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j2 --timeout 300 --output-junit "$report" \
@@ -142,28 +150,41 @@ check() {
   fi
 }
 
-# compiled_sources FOLDER: the project's own files in its compile commands, each once, ended by NUL.
+# compiled_sources FOLDER: the project's own files in its compile commands, and CMake's that include several of them,
+# each once, ended by NUL.
 compiled_sources() {
   python3 - "$1/compile_commands.json" "$root" "${sources[@]}" <<'PYTHON'
 import json, os, sys
 commands, root, *folders = sys.argv[1:]
 own = tuple(os.path.join(root, folder, "") for folder in folders)
 files = {os.path.normpath(os.path.join(c["directory"], c["file"])) for c in json.load(open(commands))}
-sys.stdout.write("".join(f + "\0" for f in sorted(files) if f.startswith(own) and f.endswith(".cc")))
+sys.stdout.write("".join(f + "\0" for f in sorted(files)
+                         if "/Unity/" in f or (f.startswith(own) and f.endswith(".cc"))))
 PYTHON
 }
 
+# analyse: clang-tidy reads headers for far longer than sources, so --all lets it read several sources at once. That
+# hides a source that does not include what it uses, and leaves the static analyzer, which takes half of the time, with
+# nothing to do: both are for --full.
 analyse() {
+  local unity=ON options=()
+  if $full; then
+    unity=OFF
+  else
+    options=(--header-filter='/(common|server|worker|tests)/[^:]*\.(h|cuh|cc)$'
+             --checks='-clang-analyzer-*,-bugprone-suspicious-include')
+  fi
   if ! command -v clang-tidy >/dev/null; then
     echo "skipped: clang-tidy and thread-safety analysis: clang-tidy is not installed"
     skipped=$((skipped + 1))
-  # Without precompiled headers: every source includes what it uses, and clang-tidy reads no more than that.
-  elif phase "analysis: configure" 300 cmake --preset release -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF &&
+  # Without precompiled headers, which are GCC's.
+  elif phase "analysis: configure" 300 cmake --preset release -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF \
+    -DCMAKE_UNITY_BUILD=$unity &&
     phase "analysis: generate" 300 cmake --build build-analysis --target ps_proto --parallel "$(nproc)"; then
     compiled_sources build-analysis >"$logs/sources"
     # The compile commands are GCC's; what only GCC knows is no finding.
     check "clang-tidy, thread safety" xargs -0 -a "$logs/sources" -n 1 -P "$(nproc)" \
-      clang-tidy -p build-analysis --quiet \
+      clang-tidy -p build-analysis --quiet "${options[@]}" \
       --extra-arg=-Wthread-safety --extra-arg=-Wno-unknown-warning-option
   else
     tail -n 40 "$log"

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 namespace ps {
@@ -27,5 +29,11 @@ class TempFolder {
  private:
   std::string path_;
 };
+
+// All that a file holds; nothing if it cannot be read.
+inline std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 }  // namespace ps

@@ -13,11 +13,6 @@
 namespace ps {
 namespace {
 
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<std::string> EventsIn(const std::string& path) {
   std::vector<std::string> events;
   std::ifstream file(path);
@@ -34,7 +29,7 @@ TEST_CASE("A metrics file keeps what it holds until its writer has its place in 
     REQUIRE(refused.ok());
     (*refused)->Write("step", {});
   }
-  CHECK(ReadAll(path) == "of the last run\n");
+  CHECK(ReadFile(path) == "of the last run\n");
   {
     const auto writer = MetricsWriter::Open(path, "rank");
     REQUIRE(writer.ok());

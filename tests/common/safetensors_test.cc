@@ -15,11 +15,6 @@
 namespace ps {
 namespace {
 
-std::string ReadAll(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST_CASE("What is written comes back, and no temporary file stays") {
   const TempFolder folder;
   const std::vector<float> a = {1, 2, 3, 4, 5, 6};
@@ -48,7 +43,7 @@ TEST_CASE("A write that fails leaves the old file as it was, and no temporary on
   REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
   signal(SIGXFSZ, handler);
   CHECK(Message(written).find("writing: File too large") != std::string::npos);
-  CHECK(ReadAll(folder.File("w")) == "old");
+  CHECK(ReadFile(folder.File("w")) == "old");
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }
 
@@ -60,7 +55,7 @@ TEST_CASE("Whether a file can be written is known before, by its flag, and leave
   CHECK(std::filesystem::is_empty(folder.path()));
   std::ofstream(path) << "old";
   CHECK(CheckWritable("save_weights", path).ok());
-  CHECK(ReadAll(path) == "old");
+  CHECK(ReadFile(path) == "old");
   const std::string nowhere = folder.File("no/w");
   CHECK(refused(nowhere) == "--save_weights=" + nowhere + ": cannot be written: No such file or directory");
   const std::string below_file = path + "/w";
@@ -85,7 +80,7 @@ TEST_CASE("Files of the reference implementation are read") {
 
 TEST_CASE("Corrupt and truncated files are refused with their name") {
   const TempFolder folder;
-  const std::string good = ReadAll(PS_TEST_DATA "/reference/dt42_init.safetensors").substr(0, 6000);
+  const std::string good = ReadFile(PS_TEST_DATA "/reference/dt42_init.safetensors").substr(0, 6000);
   std::mt19937 random(4);
   int refused = 0;
   for (int round = 0; round < 500; ++round) {

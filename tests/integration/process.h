@@ -8,6 +8,7 @@
 
 #include "common/clock.h"
 #include "tests/integration/cluster.h"
+#include "tests/temp_folder.h"
 
 extern char** environ;
 
@@ -75,10 +76,7 @@ class Process {
   }
 
  private:
-  std::string Read(const std::string& ending) const {
-    std::ifstream file(output_ + ending);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Read(const std::string& ending) const { return ReadFile(output_ + ending); }
   std::string output_;
   pid_t pid_ = -1;
 };

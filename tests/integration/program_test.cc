@@ -9,11 +9,6 @@
 namespace ps {
 namespace {
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // A pipe that is full and that nobody reads.
 class FullPipe {
  public:
