@@ -124,6 +124,7 @@ TEST_CASE("A control call that stops in the middle of its request is counted, an
 TEST_CASE("Stalled control calls keep nobody out") {
   LoneChief lone({.strangers = 4});
   std::vector<std::unique_ptr<HalfRequest>> stalled;
+  stalled.reserve(20);
   for (int call = 0; call < 20; ++call) {
     stalled.push_back(std::make_unique<HalfRequest>(lone.port, "/ps.v1.Chief/Join", 3 << 20, 10000));
   }

@@ -35,14 +35,14 @@ std::string DecidedBy(const std::string& events, uint32_t workers = 2, uint32_t 
 }
 
 TEST_CASE("A step is named once every shard has the push of every rank, in any order") {
-  CHECK(DecidedBy("0:0@0 0:1@0 1:1@0") == "");
+  CHECK(DecidedBy("0:0@0 0:1@0 1:1@0").empty());
   CHECK(DecidedBy("0:0@0 0:1@0 1:1@0 1:0@0") == "0{0,1}");
   CHECK(DecidedBy("1:1@0 0:1@0 1:0@0 0:0@0") == "0{0,1}");
   CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:1@1 1:1@1 0:0@1 1:0@1") == "0{0,1} 1{0,1}");
 }
 
 TEST_CASE("What is told twice counts once, and what comes after its step counts no more") {
-  CHECK(DecidedBy("0:0@0 0:0@0 0:0@0 0:1@0 0:1@0") == "");
+  CHECK(DecidedBy("0:0@0 0:0@0 0:0@0 0:1@0 0:1@0").empty());
   CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:0@0 1:0@0 0:1@0 1:1@0") == "0{0,1}");
   StepCoordinator steps(MakeBsp(2), 2);
   CHECK(steps.Complete(0, 0, 0).news);
@@ -51,11 +51,11 @@ TEST_CASE("What is told twice counts once, and what comes after its step counts 
   CHECK_FALSE(steps.Complete(0, 0, 0).news);
 }
 
-TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:0@0 1:0@0 0:7@0 1:7@0") == ""); }
+TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:0@0 1:0@0 0:7@0 1:7@0").empty()); }
 
 TEST_CASE("A shard alone decides for itself, and so does each where every push makes a version") {
-  CHECK(DecidedBy("0:0@0 0:1@0", 2, 1) == "");
-  CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0", 2, 2, "asp") == "");
+  CHECK(DecidedBy("0:0@0 0:1@0", 2, 1).empty());
+  CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0", 2, 2, "asp").empty());
   CHECK_FALSE(StepCoordinator(MakeBsp(2), 1).leads());
   CHECK(StepCoordinator(MakeBsp(2), 2).leads());
 }
@@ -73,7 +73,8 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
     for (const std::string step : {"0", "1"}) {
       for (size_t i = 0; i < reports.size(); ++i) {
         const std::string decided = DecidedBy(&steps, reports[i] + step);
-        if (decided != (i + 1 == reports.size() ? step + "{0,1}" : "")) FAIL(reports[i] + step + " decided " + decided);
+        if (decided != (i + 1 == reports.size() ? step + "{0,1}" : ""))
+          FAIL(absl::StrCat(reports[i], step, " decided ", decided));
       }
     }
   } while (std::next_permutation(reports.begin(), reports.end()));
