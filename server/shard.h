@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/metrics.h"
@@ -91,7 +90,7 @@ class Shard {
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // After every event: does what has become possible, and answers whom it concerns.
+  // After every event: does what has become possible.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(size_t slices);
