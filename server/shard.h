@@ -61,10 +61,9 @@ class Shard {
   // dropped, unless a later session is bringing it anew. Reads go on when the job has ended; where it failed, members
   // are told why instead (ABORTED).
   void Await(const void* session, const ShardRequest& request, bool push_ended, AnswerCallback callback);
-  // The session's client is gone: a callback that has not been made is made with CANCELLED.
+  // The session's client is gone: a callback that was not made yet is made with CANCELLED.
   void Gone(const void* session);
 
-  // Hashes the slices of this version, on the threads that build updates.
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
   bool IsMember(const v1::Identity& id) const;
