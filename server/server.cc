@@ -125,7 +125,7 @@ absl::Status Server::Listen() {
       metrics_.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
-  exchange_service_ = std::make_unique<ExchangeService>(*shard_, *router_, WaitLimits{});
+  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{});
   HandleShardStatus(*router_, [this] { return ShardStatus(); });
   if (chief_ != nullptr) {
     HandleChiefCalls(*router_, *chief_);
@@ -231,7 +231,7 @@ void Server::Tick() {
     }
     last = now;
     shard_->Tick(now);
-    exchange_service_->Tick(now);
+    data_service_->Tick(now);
     mutex_.Lock();
   }
   mutex_.Unlock();

@@ -12,8 +12,8 @@
 #include "common/sync.h"
 #include "server/call_router.h"
 #include "server/chief.h"
-#include "server/exchange.h"
 #include "server/follower.h"
+#include "server/grpc_data_service.h"
 #include "server/health_service.h"
 #include "server/options.h"
 #include "server/shard.h"
@@ -39,7 +39,7 @@ class Server {
   absl::Status Wait();
 
   // This server's shard at a glance.
-  v1::ShardStatusReply ShardStatus() const { return exchange_service_->Status(Now()); }
+  v1::ShardStatusReply ShardStatus() const { return data_service_->Status(Now()); }
 
   // Asks for the end. The job, if it runs, fails for this reason. Thread-safe, any number of times.
   void Stop(const std::string& reason);
@@ -69,7 +69,7 @@ class Server {
   std::unique_ptr<Follower> follower_;  // On the others.
   std::unique_ptr<CallRouter> router_;
   std::unique_ptr<HealthService> health_;
-  std::unique_ptr<ExchangeService> exchange_service_;
+  std::unique_ptr<GrpcDataService> data_service_;
   std::unique_ptr<grpc::Server> grpc_;
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;

@@ -39,8 +39,9 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const DataSplits& d
   const auto make = [&](const Dataset& split, std::unique_ptr<Batches>& batches) {
     if (split.size() == 0) return absl::OkStatus();
     absl::StatusOr<std::unique_ptr<Batches>> made = Batches::Create(split, backend, std::min(kBatch, split.size()));
-    if (made.ok()) batches = *std::move(made);
-    return made.status();
+    if (!made.ok()) return made.status();
+    batches = *std::move(made);
+    return absl::OkStatus();
   };
   if (data.test.size() == 0) return absl::InvalidArgumentError("--dataset: the test split has no samples");
   PS_RETURN_IF_ERROR(make(data.test, evaluator->test_));

@@ -6,28 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/endpoint.h"
 #include "common/problems.h"
-#include "common/text.h"
 
 namespace ps {
 namespace {
 
-constexpr size_t kMaxNameBytes = 256;
-constexpr size_t kMaxAddressBytes = 1024;
 constexpr double kMaxEpochs = 1e9;
 constexpr int kMaxThreads = 1024;
-
-void CheckClient(const ClientOptions& client, Problems& problems) {
-  problems.Check(ParseEndpoint("server", client.server).status());
-  // They are sent as protobuf strings.
-  problems.Check(CheckText("--server", client.server, kMaxAddressBytes));
-  problems.Check(CheckText("--job", client.job, kMaxNameBytes));
-  problems.Check(CheckText("--name", client.name, kMaxNameBytes));
-  if (client.rank.has_value()) problems.CheckRange("rank", *client.rank, 0U, kRankMax);
-  problems.CheckPositive("connect_timeout", client.connect_timeout, absl::Hours(240));
-  problems.CheckPositive("start_timeout", client.start_timeout, absl::Hours(240));
-}
 
 void CheckBudget(const WorkerOptions& options, Problems& problems) {
   problems.Check(options.batch_size >= 0 && options.batch_size <= kBatchSizeMax,
@@ -59,7 +44,7 @@ void CheckFiles(const WorkerOptions& options, Problems& problems) {
 
 absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   Problems problems;
-  CheckClient(options.client, problems);
+  problems.Check(ValidateClientOptions(options.client));
   problems.Check(ValidateModelOptions(options.model));
   problems.Check(ValidateDatasetOptions(options.data));
   problems.Check(CheckDeviceOptions(options.device));

@@ -16,6 +16,14 @@ namespace {
 
 constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
 
+std::vector<Memory> Blocks(const TensorMemory& memory) {
+  std::vector<Memory> blocks;
+  for (const std::span<float> tensor : memory.tensors) {
+    blocks.emplace_back(memory.owner, reinterpret_cast<std::byte*>(tensor.data()));
+  }
+  return blocks;
+}
+
 }  // namespace
 
 absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
@@ -64,15 +72,30 @@ absl::Status Trainer::SetUp() {
   total_batches_ =
       options_.steps > 0 ? options_.steps : std::max<int64_t>(1, std::llround(options_.epochs * per_epoch));
 
+  PS_RETURN_IF_ERROR(MakeNetwork());
+  return MakeBatches();
+}
+
+// A backend that computes in the host's memory does so in the client's. Another has memory of its own, from which its
+// copies are fastest.
+absl::Status Trainer::MakeNetwork() {
+  NetworkMemory memory;
+  if (backend_->unified()) {
+    const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
+    if (!weights.ok()) return weights.status();
+    const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+    if (!gradients.ok()) return gradients.status();
+    memory = {.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
+  }
   const int64_t max_batch = std::max(sampler_->batch_size(), Evaluator::kBatch);
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch);
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch, memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
   for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
     gradients_.emplace_back(network_->gradients(tensor));
     weights_.push_back(network_->parameters(tensor));
   }
-  return MakeBatches();
+  return absl::OkStatus();
 }
 
 // All that must be in the device's memory comes first; what is left of it is for keeping samples there.

@@ -49,6 +49,7 @@ class Trainer {
   absl::Status JoinJob();
   // Once the rank is known: the backend, the network, the batches.
   absl::Status SetUp();
+  absl::Status MakeNetwork();
   absl::Status MakeBatches();
   void WriteStart(const nlohmann::ordered_json& flags);
   absl::Status Start();

@@ -13,9 +13,9 @@
 #include "common/layout_proto.h"
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "server/control_service.h"
-#include "server/exchange.h"
+#include "server/grpc_data_service.h"
 #include "tests/catch.h"
+#include "tests/integration/raw_calls.h"
 
 namespace ps {
 namespace {
@@ -23,20 +23,6 @@ namespace {
 constexpr std::chrono::hours kLong(1);
 constexpr uint32_t kSlices = 4;
 const Layout kManySlices = {{"w", {kSlices * kSliceElements}}};
-
-// Looks again until it holds. What is waited for is on its way, in threads of gRPC.
-template <typename Holds>
-bool Eventually(Holds holds) {
-  Mutex mutex;
-  CondVar never;
-  const TimePoint deadline = Now() + std::chrono::minutes(2);
-  while (!holds()) {
-    if (Now() > deadline) return false;
-    MutexLock lock(mutex);
-    never.WaitUntil(mutex, Now() + std::chrono::milliseconds(1));
-  }
-  return true;
-}
 
 size_t ResidentBytes() {
   size_t pages = 0;
@@ -142,7 +128,7 @@ class LoneServer {
   std::unique_ptr<MetricsWriter> metrics;
   Shard shard;
   CallRouter router;
-  ExchangeService exchange;
+  GrpcDataService exchange;
   int port = 0;
   std::unique_ptr<grpc::Server> server;
 };
@@ -228,82 +214,6 @@ TEST_CASE(
   CHECK_FALSE(first.End().ok());
 }
 
-// Calls of bytes, several at once, each with the number of messages that it has sent.
-class RawCalls {
- public:
-  RawCalls(const LoneServer& server, const std::string& method, size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      if (i % 100 == 0) {  // A connection has 128 calls at most.
-        stubs_.push_back(std::make_unique<grpc::GenericStub>(MakeChannel(
-            "127.0.0.1:" + std::to_string(server.port), grpc::InsecureChannelCredentials(), static_cast<int>(i))));
-      }
-      Call& call = calls_.emplace_back();
-      call.context = std::make_unique<grpc::ClientContext>();
-      call.context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
-      call.stream = stubs_.back()->PrepareCall(call.context.get(), method, &queue_);
-      call.stream->StartCall(Tag(i, kStarted));
-    }
-    for (size_t i = 0; i < count; ++i) Next();
-  }
-  ~RawCalls() {
-    for (Call& call : calls_) call.context->TryCancel();
-    queue_.Shutdown();
-    void* tag = nullptr;
-    bool ok = false;
-    while (queue_.Next(&tag, &ok)) {
-    }
-  }
-  RawCalls(const RawCalls&) = delete;
-  RawCalls& operator=(const RawCalls&) = delete;
-
-  void Write(size_t call, const grpc::ByteBuffer& message) { calls_[call].stream->Write(message, Tag(call, kWritten)); }
-  // The next call with a message written, or nothing: none can write for a while.
-  std::optional<size_t> Written(std::chrono::milliseconds within) {
-    void* tag = nullptr;
-    bool ok = false;
-    const auto deadline = std::chrono::system_clock::now() + within;
-    if (queue_.AsyncNext(&tag, &ok, deadline) != grpc::CompletionQueue::GOT_EVENT || !ok) return std::nullopt;
-    return reinterpret_cast<uintptr_t>(tag) / kEvents;
-  }
-  // How every call ends.
-  std::vector<absl::Status> Ends() {
-    for (size_t i = 0; i < calls_.size(); ++i) calls_[i].stream->Finish(&calls_[i].status, Tag(i, kFinished));
-    for (size_t ended = 0; ended < calls_.size();) ended += Next() % kEvents == kFinished ? 1 : 0;
-    std::vector<absl::Status> statuses;
-    for (const Call& call : calls_) statuses.push_back(FromGrpc(call.status));
-    return statuses;
-  }
-
- private:
-  enum Event : uintptr_t { kStarted, kWritten, kFinished, kEvents };
-  struct Call {
-    std::unique_ptr<grpc::ClientContext> context;
-    std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream;
-    grpc::Status status;
-  };
-  static void* Tag(size_t call, Event event) {
-    return reinterpret_cast<void*>(call * kEvents + event);  // NOLINT(performance-no-int-to-ptr): gRPC's tags.
-  }
-  uintptr_t Next() {
-    void* tag = nullptr;
-    bool ok = false;
-    REQUIRE(queue_.Next(&tag, &ok));  // Calls have deadlines.
-    return reinterpret_cast<uintptr_t>(tag);
-  }
-
-  grpc::CompletionQueue queue_;
-  std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
-  std::vector<Call> calls_;
-};
-
-grpc::ByteBuffer Bytes(size_t bytes) {
-  // A field of unknown number: a request as good as any, but for its size.
-  static const std::string text(4 << 20, 'x');
-  grpc::Slice header(bytes > (2 << 20) ? std::string("\xa2\x7d\x80\x80\xc0\x01") : std::string());
-  const grpc::Slice slices[] = {header, grpc::Slice(text.data(), bytes, grpc::Slice::STATIC_SLICE)};
-  return {slices, 2};
-}
-
 grpc::ByteBuffer FarHashes() {
   v1::HashSlicesRequest request;
   request.set_version(1000);
@@ -315,7 +225,7 @@ TEST_CASE("Requests of 4 MB that are never ended hold nothing: what is no push i
   LoneServer server;
   size_t before = 0;
   for (const char* method : {"/ps.v1.Shard/Pull", "/ps.v1.Shard/Pull", "/ps.v1.Shard/HashSlices"}) {
-    RawCalls calls(server, method, 200);
+    RawCalls calls(server.port, method, 200);
     for (size_t call = 0; call < 200; ++call) calls.Write(call, Bytes(3 << 20));
     for (const absl::Status& status : calls.Ends()) {
       CHECK(absl::IsInvalidArgument(status));
@@ -332,7 +242,7 @@ TEST_CASE("Calls that wait take a window's bytes at most from who goes on sendin
   constexpr size_t kChunk = 1 << 20;
   LoneServer server;
   const size_t before = ResidentBytes();
-  RawCalls calls(server, "/ps.v1.Shard/HashSlices", kCalls);
+  RawCalls calls(server.port, "/ps.v1.Shard/HashSlices", kCalls);
   for (size_t call = 0; call < kCalls; ++call) calls.Write(call, FarHashes());
   std::vector<size_t> written(kCalls);
   size_t most = 0;
@@ -378,10 +288,10 @@ TEST_CASE("A pull is answered on its one message, whether or not the caller says
 
 TEST_CASE("Calls that send nothing have a limit and a deadline, and a member's push lasts as long as its membership") {
   LoneServer server({.strangers = 8});
-  RawCalls silent(server, "/ps.v1.Shard/Push", 8);
+  RawCalls silent(server.port, "/ps.v1.Shard/Push", 8);
   REQUIRE(Eventually([&] { return server.Status().open_calls() == 8; }));
   // One more, the worker's, is let in for the one that has been silent longest, and sends a part of its push.
-  RawCalls more(server, "/ps.v1.Shard/Push", 1);
+  RawCalls more(server.port, "/ps.v1.Shard/Push", 1);
   v1::PushRequest part = LoneServer::Header(0);
   v1::Slice* slice = part.add_slices();
   slice->set_values(std::string(kSliceElements * sizeof(float), '\0'));

@@ -1,14 +1,22 @@
-// One exchange with all shards: a call to each, retried after transient errors.
+// One exchange over all shards: a call to each, made again after transient errors.
+//
+// What follows a failed call is decided by its shard's RetryPolicy; this class carries it out, and keeps what the
+// attempts have in common: what may be sent, what has arrived, and the result. It knows no transport (shard_link.h) and
+// no clock but the timer's.
 #pragma once
 
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+#include "common/slices.h"
+#include "common/sync.h"
 #include "ps/client.h"
-#include "worker/client/shard_call.h"
+#include "worker/client/exchange_request.h"
+#include "worker/client/exchange_slices.h"
+#include "worker/client/retry_policy.h"
+#include "worker/client/shard_link.h"
 #include "worker/client/timer.h"
 
 namespace ps {
@@ -16,105 +24,97 @@ namespace ps {
 // What exchanges need of their client. Constant while exchanges run.
 struct ExchangeContext {
   SlicePlan plan;
-  v1::Identity id;
-  std::vector<std::string> addresses;                    // By shard.
-  std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
-  bool synchronous = false;  // The mode does: a push is answered with exactly one version, whenever it is asked.
-  std::chrono::nanoseconds connect_timeout;
-  std::chrono::nanoseconds notice_every;
+  std::vector<std::unique_ptr<ShardLink>> links;  // By shard.
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+  bool synchronous = false;  // The mode is: a push is answered with exactly one version, whenever it is asked.
+  std::chrono::nanoseconds connect_timeout{};
+  std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
 };
 
-class ShardExchange final : public Exchange, public std::enable_shared_from_this<ShardExchange> {
+// Thread-safe.
+class RetryingExchange final : public Exchange, public std::enable_shared_from_this<RetryingExchange> {
  public:
-  struct Request {
-    ShardCall::Kind kind = ShardCall::Kind::kPull;
-    PushInfo push;
-    std::optional<uint64_t> version;  // For a pull.
-    ConstTensors out;
-    MutableTensors in;
-    bool deferred = false;
-    TimePoint give_up;  // Waits for others end here at the latest.
-  };
+  // The timer must outlive the exchange's end, and whatever was asked of it.
+  RetryingExchange(std::shared_ptr<const ExchangeContext> context, Timer& timer, ExchangeRequest request,
+                   Client::DoneCallback callback);
 
-  // The timer must outlive the exchange's end.
-  ShardExchange(std::shared_ptr<const ExchangeContext> context, Timer& timer, Request request,
-                Client::DoneCallback callback);
-
-  // INVALID_ARGUMENT if the push names versions for another number of shards.
+  // INVALID_ARGUMENT, naming rank, step and tensor, if the request does not fit the model or the shards. Such an
+  // exchange is to be aborted, not begun.
   absl::Status CheckRequest() const;
+  // Once. Makes no call if the exchange was aborted before.
   void Begin();
   void TensorReady(size_t tensor) override;
   absl::Status WaitTensor(size_t tensor) override;
   absl::StatusOr<ExchangeResult> Wait() override;
-  // A call without progress for too long is cancelled, and retried if possible.
-  void CheckProgress(TimePoint now);
-  // Ends it with this status. Nothing happens if it has ended.
+  // Cancels calls that made no progress for too long; they are retried if possible. To be called about every second.
+  void CheckProgress();
+  // Ends it with this status, also between two attempts. Nothing happens if it has ended.
   void Abort(const absl::Status& status);
 
  private:
   struct ShardState {
-    std::shared_ptr<ShardCall> call;
-    int attempts = 0;
-    bool ended = false;
-    bool stalled = false;                    // `call` was cancelled because it made no progress.
-    TimePoint call_ends;                     // Its deadline.
-    TimePoint last_contact;                  // When the shard last answered, or bytes moved.
-    std::optional<TimePoint> failing_since;  // From then on it did neither.
-    ShardReply reply;
+    RetryPolicy retry;
+    std::shared_ptr<ShardCall> call = nullptr;       // Null before the first, between two attempts, and at the end.
+    bool stalled = false;                            // `call` was cancelled because it made no progress.
+    std::optional<uint64_t> version = {};            // If exact: the one that all attempts bring; unset: not known yet.
+    std::optional<ShardReply> reply = std::nullopt;  // Of the attempt that succeeded.
   };
 
-  bool sends() const { return request_.kind != ShardCall::Kind::kPull; }
   // A retry brings the same version, so slices that have arrived are final.
   bool exact() const {
-    return request_.kind == ShardCall::Kind::kPushPull ? context_->synchronous : request_.version.has_value();
+    return request_.kind == CallKind::kPushPull ? context_->synchronous : request_.version.has_value();
   }
-  bool WantsSlice(uint32_t slice);
-  void OnSlice(uint32_t slice);
+  std::string Where(uint32_t shard) const;
+  std::string Who() const;  // The rank, and of a push the step.
+
   void StartCall(uint32_t shard);
-  // The slice may be sent.
+  CallRequest MakeCallRequest(uint32_t shard, TimePoint now);
+  // A finite slice may be sent.
   void SliceReady(const SliceInfo& slice, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
-  ShardCall::Request MakeCall(uint32_t shard);
-  std::vector<uint32_t> ReadySlices(uint32_t shard) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnCallEnd(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply);
-  // A call has ended, and nothing refers to its memory any more.
-  void OnCallGone();
-  // The status that ends the exchange, or OK if the call is to be retried.
-  absl::Status ClassifyFailure(ShardState& state, uint32_t shard, const absl::Status& status, TimePoint now)
+  bool WantsSlice(uint32_t slice);
+  void OnSlice(uint32_t slice);
+
+  void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
+  void OnAnswer(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns what the user is to be told, if anything.
+  std::string OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);
-  void OpenCall();
+  absl::Status CheckReply(uint32_t shard, const ShardReply& reply) const;
+  // INTERNAL if an exact exchange was sent another version than was asked for, or than in an earlier attempt.
+  absl::Status KeepVersion(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The error of an exchange that a failed call ends.
+  absl::Status EndStatus(uint32_t shard, const RetryDecision& decision, const absl::Status& status) const;
+
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Notice(const std::string& text) const {
-    if (context_->on_notice) context_->on_notice(text);
-  }
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void HoldMemory();
+  void ReleaseMemory();
+  void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);
 
   const std::shared_ptr<const ExchangeContext> context_;
   Timer& timer_;
-  const Request request_;
-  Client::DoneCallback callback_;
-  std::vector<std::vector<uint32_t>> tensor_slices_;  // Slices of each tensor.
+  const ExchangeRequest request_;
+  const std::vector<std::vector<uint32_t>> tensor_slices_;
 
   Mutex mutex_;
   CondVar changed_;
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint32_t> ready_ ABSL_GUARDED_BY(mutex_);  // Slices, in the order in which they became ready.
-  size_t ready_tensors_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<bool> here_ ABSL_GUARDED_BY(mutex_);              // Slices of the weights that came, if exact.
-  std::vector<size_t> missing_slices_ ABSL_GUARDED_BY(mutex_);  // Of each tensor, likewise.
-  TimePoint all_ready_at_ ABSL_GUARDED_BY(mutex_);
-  bool decided_ ABSL_GUARDED_BY(mutex_) = false;  // The result is fixed.
+  ReadySlices ready_ ABSL_GUARDED_BY(mutex_);
+  std::optional<TimePoint> all_ready_at_ ABSL_GUARDED_BY(mutex_);
+  std::optional<ArrivedSlices> arrived_ ABSL_GUARDED_BY(mutex_);  // If exact.
+  bool decided_ ABSL_GUARDED_BY(mutex_) = false;                  // The result is fixed, and no call begins any more.
 
-  // A lock of its own: gRPC may release memory during a call into it, which is made under mutex_.
+  // A lock of its own, because a link may release memory during a call into it, which is made under mutex_.
   // Lock order: mutex_, then this one.
   Mutex end_mutex_;
   CondVar ended_;
-  uint32_t open_calls_ ABSL_GUARDED_BY(end_mutex_) =
-      1;  // Not gone, or about to begin; they use the memory. Begin is one.
+  uint32_t memory_users_ ABSL_GUARDED_BY(end_mutex_) = 1;  // Calls that may use the caller's memory, and Begin.
   std::optional<absl::StatusOr<ExchangeResult>> result_ ABSL_GUARDED_BY(end_mutex_);
-  bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and no call is open.
+  Client::DoneCallback callback_ ABSL_GUARDED_BY(end_mutex_);
+  bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and nobody uses the memory.
 };
 
 }  // namespace ps

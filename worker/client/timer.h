@@ -1,4 +1,4 @@
-// Calls functions at times, on one thread of its own.
+// Time, and calls at times: an interface, so that tests decide what time it is.
 #pragma once
 
 #include <functional>
@@ -13,11 +13,24 @@ namespace ps {
 // Thread-safe.
 class Timer {
  public:
-  Timer() : thread_([this] { Run(); }) {}
-  ~Timer() { Stop(); }
+  virtual ~Timer() = default;
 
-  // `call` must not block. Returns false after Stop, and then calls nothing.
-  bool At(TimePoint when, std::function<void()> call) {
+  virtual TimePoint now() const = 0;
+  // Calls `call` at `when` or soon after, in the order of times. `call` must not block. Returns false if there will be
+  // no more calls.
+  virtual bool At(TimePoint when, std::function<void()> call) = 0;
+};
+
+// Calls on one thread of its own, by the machine's clock.
+class ThreadTimer final : public Timer {
+ public:
+  ThreadTimer() : thread_([this] { Run(); }) {}
+  ~ThreadTimer() override { Stop(); }
+
+  TimePoint now() const override { return Now(); }
+
+  // Returns false after Stop, and then calls nothing.
+  bool At(TimePoint when, std::function<void()> call) override {
     MutexLock lock(mutex_);
     if (stopping_) return false;
     calls_.emplace(when, std::move(call));

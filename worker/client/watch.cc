@@ -17,7 +17,7 @@ struct ChiefWatch::State {
   v1::Chief::Stub& chief;
   Timer& timer;
   const v1::Identity id;
-  const Callbacks callbacks;
+  const ChiefCallbacks callbacks;
   Mutex mutex;
   CondVar changed;
   std::shared_ptr<Stream> stream ABSL_GUARDED_BY(mutex);
@@ -60,7 +60,8 @@ class ChiefWatch::Stream final : public grpc::ClientReadReactor<v1::HeartbeatRep
     MutexLock lock(state->mutex);
     state->open = false;
     // Under the lock: as soon as the owner sees that there is no stream, the timer may go.
-    if (!over && !state->stopping) state->timer.At(told ? Now() : Now() + kReopen, [state] { Open(state); });
+    if (!over && !state->stopping)
+      state->timer.At(state->timer.now() + (told ? std::chrono::milliseconds(0) : kReopen), [state] { Open(state); });
     self = std::move(state->stream);
     state->stream = nullptr;
     state->changed.NotifyAll();
@@ -74,7 +75,7 @@ class ChiefWatch::Stream final : public grpc::ClientReadReactor<v1::HeartbeatRep
   bool told_ = false;
 };
 
-ChiefWatch::ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, Callbacks callbacks)
+ChiefWatch::ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, ChiefCallbacks callbacks)
     : state_(new State{.chief = chief,
                        .timer = timer,
                        .id = std::move(id),

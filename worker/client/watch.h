@@ -2,11 +2,10 @@
 // on it the chief sends every change at once (proto/ps/v1/ps.proto, Chief.Watch).
 #pragma once
 
-#include <functional>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/chief_callbacks.h"
 #include "worker/client/timer.h"
 
 namespace ps {
@@ -14,15 +13,8 @@ namespace ps {
 // Thread-safe, but Start and Stop are its owner's.
 class ChiefWatch {
  public:
-  // What it is called with; from threads of gRPC. They must not block.
-  struct Callbacks {
-    std::function<void(const v1::HeartbeatReply&)> on_state;
-    // The chief refused it for good: the rank has another owner, or the job is over.
-    std::function<void(const absl::Status&)> on_refused;
-  };
-
   // Stub and timer must outlive it.
-  ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, Callbacks callbacks);
+  ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, ChiefCallbacks callbacks);
   ~ChiefWatch() { Stop(); }
 
   void Start();

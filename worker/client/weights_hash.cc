@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <thread>
 
 #include <grpcpp/client_context.h>
 #include "absl/strings/str_cat.h"
@@ -12,6 +11,8 @@
 #include "common/hash.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/deadline.h"
+#include "worker/client/pause.h"
 
 namespace ps {
 namespace {
@@ -45,8 +46,7 @@ Answers AskShards(const HashJob& job, std::optional<uint64_t> version, TimePoint
     if (version.has_value()) call.request.set_version(*version);
     call.request.set_wait_ms(static_cast<uint32_t>(
         std::max<int64_t>(1, std::chrono::duration_cast<std::chrono::milliseconds>(wait).count())));
-    call.context.set_deadline(std::chrono::system_clock::now() +
-                              std::chrono::duration_cast<std::chrono::system_clock::duration>(wait + kReplyMargin));
+    SetDeadline(call.context, wait + kReplyMargin);
     call.stub = v1::Shard::NewStub(job.channels[shard]);
     call.stub->async()->HashSlices(&call.context, &call.request, &call.reply, [&](const grpc::Status& status) {
       MutexLock lock(mutex);
@@ -111,14 +111,6 @@ absl::StatusOr<HashedWeights> Combine(const HashJob& job, const Answers& answers
   return result;
 }
 
-void Pause(const std::stop_token& stop) {
-  if (stop.stop_requested()) return;
-  Mutex mutex;
-  CondVar never;
-  MutexLock lock(mutex);
-  never.WaitUntil(mutex, Now() + kRetryPause);
-}
-
 }  // namespace
 
 std::string ToString(const HashedWeights& weights) {
@@ -144,7 +136,7 @@ absl::StatusOr<HashedWeights> HashWeights(const HashJob& job, TimePoint deadline
       const bool past = std::any_of(answers.begin(), answers.end(),
                                     [](const auto& answer) { return absl::IsFailedPrecondition(answer.status()); });
       if (exactly) ahead = past ? std::min(2 * ahead, kMostAhead) : 1;
-      if (!exactly) Pause(stop);
+      if (!exactly) PauseUntil(Now() + kRetryPause, stop);
       exactly = false;
       continue;
     }

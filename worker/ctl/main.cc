@@ -9,14 +9,15 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/problems.h"
 #include "common/program.h"
-#include "common/sync.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/pause.h"
 #include "worker/client/weights_hash.h"
 #include "worker/ctl/report.h"
 
@@ -37,13 +38,6 @@ constexpr char kUsage[] =
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kNoticeEvery = absl::Seconds(3);
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
-
-void Pause(absl::Duration time) {
-  Mutex mutex;
-  CondVar never;
-  MutexLock lock(mutex);
-  never.WaitUntil(mutex, Now() + ToChrono(time));
-}
 
 // A failed call in a line: whom it was for, and what is wrong.
 absl::Status Problem(const std::string& server, const absl::Status& status) {
@@ -70,7 +64,7 @@ class JobView {
         std::cerr << "ps_ctl: " << Message(problem) << "; retrying\n";
         noticed = absl::Now();
       }
-      Pause(kRetry);
+      PauseUntil(Now() + ToChrono(kRetry));
     }
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/clock.h"
 #include "common/status.h"
 
@@ -30,33 +31,37 @@ Network::Network(const ModelOptions& options, Backend& backend, int64_t max_batc
     : options_(options), backend_(backend), max_batch_(max_batch), layout_(ModelLayout(options)) {}
 
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& options, Backend& backend,
-                                                         int64_t max_batch) {
+                                                         int64_t max_batch, const NetworkMemory& memory) {
   std::unique_ptr<Network> network(new Network(options, backend, max_batch));
-  PS_RETURN_IF_ERROR(network->Allocate());
+  PS_RETURN_IF_ERROR(network->Allocate(memory));
   return network;
 }
 
 Network::~Network() { (void)backend_.Synchronize(); }
 
-absl::Status Network::Allocate() {
+absl::Status Network::Allocate(const NetworkMemory& memory) {
+  const bool given = !memory.parameters.empty();
+  ps::Check(!given || (backend_.unified() && memory.parameters.size() == layout_.size() &&
+                       memory.gradients.size() == layout_.size()),
+            "the memory that a network is given is of a unified backend and has a block for each tensor");
   absl::Status status = absl::OkStatus();
   const auto device = [&](int64_t bytes) {
-    absl::StatusOr<Memory> memory = backend_.AllocateDevice(bytes);
-    status.Update(memory.status());
-    return memory.ok() ? *std::move(memory) : nullptr;
+    absl::StatusOr<Memory> made = backend_.AllocateDevice(bytes);
+    status.Update(made.status());
+    return made.ok() ? *std::move(made) : nullptr;
   };
   const auto host = [&](const Memory& same, int64_t bytes) {
     if (backend_.unified()) return same;
-    absl::StatusOr<Memory> memory = backend_.AllocateHost(bytes);
-    status.Update(memory.status());
-    return memory.ok() ? *std::move(memory) : nullptr;
+    absl::StatusOr<Memory> made = backend_.AllocateHost(bytes);
+    status.Update(made.status());
+    return made.ok() ? *std::move(made) : nullptr;
   };
-  for (const TensorSpec& spec : layout_) {
+  for (size_t i = 0; i < layout_.size(); ++i) {
     Tensor& tensor = tensors_.emplace_back();
-    tensor.bytes = spec.elements() * static_cast<int64_t>(sizeof(float));
-    tensor.parameters = device(tensor.bytes);
+    tensor.bytes = layout_[i].elements() * static_cast<int64_t>(sizeof(float));
+    tensor.parameters = given ? memory.parameters[i] : device(tensor.bytes);
     tensor.host_parameters = host(tensor.parameters, tensor.bytes);
-    tensor.gradients = device(tensor.bytes);
+    tensor.gradients = given ? memory.gradients[i] : device(tensor.bytes);
     tensor.host_gradients = host(tensor.gradients, tensor.bytes);
   }
   activations_.resize(1);

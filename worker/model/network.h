@@ -44,12 +44,20 @@ struct StepResult {
   double backward_s = 0;
 };
 
+// Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateDevice of a unified
+// backend would give it.
+struct NetworkMemory {
+  std::vector<Memory> parameters;
+  std::vector<Memory> gradients;
+};
+
 // Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout.
 class Network {
  public:
-  // max_batch ≥ 1: the largest batch of TrainStep and Evaluate.
+  // max_batch ≥ 1: the largest batch of TrainStep and Evaluate. `memory`, unless it is empty, is where parameters and
+  // gradients are; only for a unified backend.
   static absl::StatusOr<std::unique_ptr<Network>> Create(const ModelOptions& options, Backend& backend,
-                                                         int64_t max_batch);
+                                                         int64_t max_batch, const NetworkMemory& memory = {});
   // Waits for what is under way.
   ~Network();
   Network(const Network&) = delete;
@@ -90,7 +98,7 @@ class Network {
     std::vector<std::unique_ptr<Graph>> layers;
   };
   Network(const ModelOptions& options, Backend& backend, int64_t max_batch);
-  absl::Status Allocate();
+  absl::Status Allocate(const NetworkMemory& memory);
   int64_t width(int layer) const { return options_.widths[static_cast<size_t>(layer)]; }
   Activation activation(int layer) const {
     return layer + 1 < options_.layers() ? options_.activation : Activation::kNone;

@@ -88,6 +88,23 @@ TEST_CASE("CPU: a network's steps have the same bits each time") {
   for (const bool regression : {false, true}) CheckNetwork(*OnCpu(), *OnCpu(), regression);
 }
 
+TEST_CASE("CPU: a network computes in the memory that it is given, and keeps it") {
+  const auto backend = OnCpu();
+  NetworkMemory memory;
+  const ModelOptions model = {.widths = {7, 5, 4}};
+  for (const TensorSpec& tensor : ModelLayout(model)) {
+    const int64_t bytes = tensor.elements() * static_cast<int64_t>(sizeof(float));
+    memory.parameters.push_back(*backend->AllocateDevice(bytes));
+    memory.gradients.push_back(*backend->AllocateDevice(bytes));
+  }
+  const auto network = *Network::Create(model, *backend, 2, memory);
+  for (size_t t = 0; t < memory.parameters.size(); ++t) {
+    CHECK(network->parameters(t).data() == Floats(memory.parameters[t]));
+    CHECK(network->gradients(t).data() == Floats(memory.gradients[t]));
+    CHECK(memory.gradients[t].use_count() > 1);
+  }
+}
+
 TEST_CASE("Queued: a network's steps are the CPU's, however late work is done") {
   for (const bool regression : {false, true}) {
     QueuedBackend backend;

@@ -37,15 +37,19 @@ struct ClientOptions {
   std::string name;              // Empty: made of the host, the process and a random number. A live worker with this
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
-  std::map<std::string, std::string> experiment;       // Settings that must be the same on all workers.
+  std::map<std::string, std::string> experiment;  // Settings that must be the same on all workers, by flag.
+  // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
-  absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about this often.
+  absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
   std::stop_token stop;
   // Gets one line on what is waited for or retried. Called from any thread; must not call the client.
   std::function<void(const std::string&)> on_notice;
 };
+
+// INVALID_ARGUMENT with every problem, one a line, each naming its flag or field. Client::Join checks the same.
+absl::Status ValidateClientOptions(const ClientOptions& options);
 
 // The outcome of a push on one shard. See ps.proto, Answer.
 enum class PushAnswer { kNone = 0, kApplied = 1, kDuplicate = 2, kStale = 3, kFenced = 4 };
@@ -83,11 +87,21 @@ std::string ToString(const HashedWeights& weights);
 using ConstTensors = std::vector<std::span<const float>>;
 using MutableTensors = std::vector<std::span<float>>;
 
-// An exchange in progress.
+// Memory of the client for the tensors of the layout: each block begins on a 64-byte boundary and is zeroed at first.
+// It lives for as long as a copy of `owner` does, also after the client.
+struct TensorMemory {
+  MutableTensors tensors;
+  std::shared_ptr<void> owner;
+
+  ConstTensors Read() const { return {tensors.begin(), tensors.end()}; }
+};
+
+// An exchange in progress: one push, one pull or both, over all shards.
 class Exchange {
  public:
   virtual ~Exchange() = default;
-  // For an exchange started with `deferred`: the gradient of this tensor is final and may be sent. Never blocks.
+  // For an exchange started with `deferred`, once for each tensor: its gradient is final and may be sent. Never blocks.
+  // The exchange fails if it is not finite, or if the tensor was ready already.
   virtual void TensorReady(size_t tensor) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
   // layers; tensors arrive in layout order. In an asynchronous mode, a retried pull may bring another version,
@@ -127,6 +141,12 @@ class Client {
   // during training, and evaluates and saves at the end.
   virtual bool lead() const = 0;
 
+  // Memory to compute gradients into, and to pull weights into. Each is made at its first call, and later calls return
+  // the same. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough. An exchange takes any memory; this one it
+  // can share with servers on the same host, where the transport does so, and else it is plain memory.
+  virtual absl::StatusOr<TensorMemory> GradientBuffers() = 0;
+  virtual absl::StatusOr<TensorMemory> WeightBuffers() = 0;
+
   // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
   // asked first is lost; Start then sends its `initial_values`.
   virtual bool should_initialise() const = 0;
@@ -144,8 +164,9 @@ class Client {
   virtual absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights) = 0;
 
-  // Asynchronous form. Without `weights` only a push, without `gradients` only a pull. The callback, if any, is called
-  // once, from a thread of the client; it must not block. `deferred`: a gradient is sent when TensorReady is called.
+  // Asynchronous form. Without `weights` only a push, without `gradients` only a pull (and `push` is not used). Tensors
+  // that do not fit the layout fail the exchange with INVALID_ARGUMENT. The callback, if any, is called once, from a
+  // thread of the client; it must not block. `deferred`: a gradient is sent when TensorReady is called.
   virtual std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;

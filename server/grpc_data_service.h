@@ -1,18 +1,19 @@
-// The data calls of service Shard (Init, Push, Pull, PushPull, HashSlices), on raw bytes: payloads are neither copied
-// nor parsed by generated code, and a request's size is looked at before it is parsed. One reactor (GrpcDataCall)
-// serves all five.
+// The data calls of service Shard over gRPC (Init, Push, Pull, PushPull, HashSlices): a thin adapter on
+// PushPullSession. It reads raw messages, so that payloads are neither copied nor parsed by generated code and a
+// request's size is looked at before it is parsed, and it writes the slices of a pinned version by reference.
 #pragma once
 
+#include "ps/v1/ps.pb.h"
 #include "server/call_router.h"
 #include "server/push_pull_session.h"
 #include "server/shard.h"
 
 namespace ps {
 
-class ExchangeService {
+class GrpcDataService {
  public:
   // Takes its calls from the router. All outlive the gRPC server.
-  ExchangeService(Shard& shard, CallRouter& router, const WaitLimits& limits);
+  GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits);
 
   // Cancels calls that do not move on.
   void Tick(TimePoint now) {

@@ -1,0 +1,222 @@
+#include "server/grpc_data_service.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/codec.h"
+#include "common/endpoint.h"
+#include "server/request_call.h"
+#include "server/server_call.h"
+
+namespace ps {
+namespace {
+
+using Context = grpc::GenericCallbackServerContext;
+
+// Payload of a reply message: up to a full slice (tests/bench/TRIALS.md).
+constexpr size_t kReplyBytes = kSliceElements * sizeof(float);
+
+// What a message may hold beside its payload. All of it is kept as long as the payload is, and only that is reserved.
+constexpr size_t kMaxHeaderBytes = kMaxSmallRequestBytes;
+
+absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector<ReceivedSlice>& slices) {
+  size_t payload = 0;
+  for (const ReceivedSlice& slice : slices) payload += slice.payload.bytes();
+  if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
+                                                 " bytes of slices; of other bytes at most ", kMaxHeaderBytes,
+                                                 " are allowed"));
+}
+
+// gRPC runs one reaction at a time until the last message is read; from then on at most one request is parked at the
+// shard or one write is under way, and the request's callback is the only one that moves the call on. Every stage is
+// bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard.
+class DataCall : public ServerCall {
+ public:
+  DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits)
+      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), limits) {}
+
+ protected:
+  // The call is a member's, if the identity is.
+  absl::Status Identify(const v1::Identity& id) {
+    if (identified_ || !shard_.IsMember(id)) return absl::OkStatus();
+    identified_ = true;
+    return watch().Identify(this, id.rank(), id.incarnation());
+  }
+
+  // Reads one small request.
+  template <typename Request>
+  static absl::Status Decode(const grpc::ByteBuffer& message, Request* request) {
+    PS_RETURN_IF_ERROR(DecodeMessage(message, request));
+    request->DiscardUnknownFields();
+    return absl::OkStatus();
+  }
+
+  // Writes what the session gets: header and slices.
+  PushPullSession::Callback OnReply() {
+    return [self = Self(this)](absl::StatusOr<PushPullSession::Reply> reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      if (!reply->weights.has_value()) return self->Answer(EncodeMessage(reply->header));
+      self->header_ = std::move(reply->header);
+      self->pin_ = *std::move(reply->weights);
+      self->WriteMore();
+    };
+  }
+
+  Shard& shard() { return shard_; }
+  PushPullSession& session() { return session_; }
+
+ private:
+  void OnGone() final { session_.Gone(); }
+  void OnWritten() final { WriteMore(); }
+
+  // The next message of the pinned version; the slices keep it pinned until gRPC has let go of them.
+  void WriteMore() {
+    const ShardLayout& layout = pin_->layout();
+    std::vector<OutgoingSlice> slices;
+    size_t bytes = 0;
+    for (; next_slice_ < layout.slices(); ++next_slice_) {
+      const SliceInfo& info = layout.slice(next_slice_);
+      if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kReplyBytes) break;
+      bytes += static_cast<size_t>(info.bytes());
+      slices.push_back({.index = info.index, .values = pin_->slice(next_slice_), .release = [pin = *pin_] {}});
+    }
+    const bool last = next_slice_ == layout.slices();
+    const grpc::ByteBuffer message = EncodeSlices(header_, std::move(slices));
+    if (last) {
+      pin_.reset();
+      return Answer(message);
+    }
+    header_.clear_push();
+    header_.clear_waited_us();
+    Write(message);
+  }
+
+  Shard& shard_;
+  PushPullSession session_;
+  bool identified_ = false;
+  v1::PullReply header_;           // Of the next message to write.
+  std::optional<VersionPin> pin_;  // What is written.
+  size_t next_slice_ = 0;          // Local index.
+};
+
+class InitCall final : public DataCall {
+ public:
+  using DataCall::DataCall;
+
+ private:
+  void OnBegin() override { Read(kMaxMessageBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::InitRequest request;
+    const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
+    if (!slices.ok()) return slices.status();
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), *slices));
+    Read(kMaxMessageBytes);
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override {
+    const absl::Status initialised = shard().CheckInitialised();
+    if (!initialised.ok()) return End(initialised);
+    Answer(EncodeMessage(v1::InitReply()));
+  }
+};
+
+// A push; with `weights`, a push_pull.
+class PushCall final : public DataCall {
+ public:
+  PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool weights)
+      : DataCall(watch, context, shard, limits), weights_(weights) {}
+
+ private:
+  void OnBegin() override { Read(kMaxMessageBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::PushRequest request;
+    absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
+    if (!slices.ok()) return slices.status();
+    PS_RETURN_IF_ERROR(CheckHeaderBytes(message, *slices));
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices)));
+    Read(kMaxMessageBytes);
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override {
+    // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
+    if (gone()) return End(absl::CancelledError("the caller disconnected"));
+    if (weights_) return session().Finish(/*weights=*/true, OnReply());
+    session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      self->Answer(EncodeMessage(reply->header.push()));
+    });
+  }
+
+  const bool weights_;
+};
+
+class PullCall final : public DataCall {
+ public:
+  using DataCall::DataCall;
+
+ private:
+  void OnBegin() override { Read(kMaxSmallRequestBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::PullRequest request;
+    PS_RETURN_IF_ERROR(Decode(message, &request));
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    session().Pull(request, OnReply());
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override { End(absl::InvalidArgumentError("the call ended without a message")); }
+};
+
+class HashCall final : public DataCall {
+ public:
+  using DataCall::DataCall;
+
+ private:
+  void OnBegin() override { Read(kMaxSmallRequestBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::HashSlicesRequest request;
+    PS_RETURN_IF_ERROR(Decode(message, &request));
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    session().Hash(request, [self = Self(this)](const absl::StatusOr<v1::HashSlicesReply>& reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      self->Answer(EncodeMessage(*reply));
+    });
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override { End(absl::InvalidArgumentError("the call ended without a message")); }
+};
+
+}  // namespace
+
+GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits)
+    : shard_(shard), router_(router), limits_(limits) {
+  router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_, limits_);
+  router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_, limits_);
+  router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_, limits_);
+  for (const bool weights : {false, true}) {
+    router_.Handle(weights ? "/ps.v1.Shard/PushPull" : "/ps.v1.Shard/Push", [this, weights](const Context& context) {
+      return CallRouter::Begun(std::make_shared<PushCall>(router_.watch(), context, shard_, limits_, weights));
+    });
+  }
+}
+
+v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {
+  v1::ShardStatusReply status = shard_.Status(now);
+  const size_t open = router_.open_calls();
+  status.set_open_calls(static_cast<uint32_t>(open));
+  // The window is let grow for a message that is larger.
+  status.set_receive_buffer_bytes_max(open * static_cast<uint64_t>(std::max(kServerWindowBytes, kMaxMessageBytes)));
+  return status;
+}
+
+}  // namespace ps

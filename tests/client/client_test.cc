@@ -1,0 +1,169 @@
+// A client and its chief: joining, heartbeats, the end. Shards are in exchange_test.cc.
+#include "ps/client.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+#include "tests/client/fake_chief.h"
+
+namespace ps {
+namespace {
+
+const Layout kLayout = {{"w", {4}}};
+
+ClientOptions At(const FakeChief& chief) {
+  ClientOptions options;
+  options.server = chief.address();
+  return options;
+}
+
+TEST_CASE("A join is repeated as the same join until it is answered, and the user is told why") {
+  FakeChief chief;
+  chief.on_join = [](int earlier) {
+    return earlier < 2 ? absl::UnavailableError("the chief is still starting") : absl::OkStatus();
+  };
+  std::vector<std::string> notices;
+  ClientOptions options = At(chief);
+  options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
+  const auto client = Client::Join(options, kLayout);
+  REQUIRE(client.ok());
+  REQUIRE_FALSE(notices.empty());
+  CHECK(notices[0] == "--server=" + chief.address() + ": the chief is still starting; retrying");
+  const std::vector<v1::JoinRequest> joins = chief.joins();
+  REQUIRE(joins.size() == 3);
+  CHECK(joins[0].join_request_id() != 0);
+  for (const v1::JoinRequest& join : joins) {
+    CHECK(join.join_request_id() == joins[0].join_request_id());
+    CHECK(join.name() == joins[0].name());
+    CHECK_FALSE(join.name().empty());
+  }
+  CHECK((*client)->Leave().ok());
+}
+
+TEST_CASE("A join that is refused is not repeated, and needs no cancelling") {
+  FakeChief chief;
+  chief.on_join = [](int) { return absl::FailedPreconditionError("--seed differs"); };
+  CHECK(Client::Join(At(chief), kLayout).status() == absl::FailedPreconditionError("--seed differs"));
+  CHECK(chief.joins().size() == 1);
+  CHECK(chief.leaves().empty());
+}
+
+TEST_CASE("A stop between two attempts to join ends it at once, and cancels the join at the chief") {
+  FakeChief chief;
+  chief.on_join = [](int) { return absl::UnavailableError("not yet"); };
+  std::stop_source stop;
+  ClientOptions options = At(chief);
+  options.stop = stop.get_token();
+  options.on_notice = [&stop](const std::string& /*text*/) { stop.request_stop(); };
+  CHECK(absl::IsCancelled(Client::Join(options, kLayout).status()));
+  REQUIRE(chief.joins().size() == 1);
+  REQUIRE(chief.leaves().size() == 1);
+  CHECK(chief.leaves()[0].join_request_id() == chief.joins()[0].join_request_id());
+  CHECK(chief.leaves()[0].reason() == "joining: stopped");
+}
+
+TEST_CASE("A join that waits for others ends after start_timeout with what the chief waits for") {
+  FakeChief chief;
+  chief.on_join = [](int) { return absl::DeadlineExceededError("waiting for shard 1"); };
+  ClientOptions options = At(chief);
+  options.start_timeout = absl::Milliseconds(300);
+  CHECK(Client::Join(options, kLayout).status() == absl::DeadlineExceededError("waiting for shard 1"));
+  CHECK(chief.joins().size() >= 2);
+  CHECK(chief.leaves().size() == 1);
+}
+
+TEST_CASE("Heartbeats tell the step of the newest push, which a pull does not set back") {
+  FakeChief chief;
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  std::vector<float> gradient(4);
+  std::vector<float> weights(4);
+  const PushInfo push = {.step = 7, .version = 7, .versions = {}, .samples = 1};
+  (void)(*client)->StartPushPull(push, {gradient}, {}, /*deferred=*/false)->Wait();
+  REQUIRE(chief.AwaitHeartbeats(chief.heartbeat_steps().size() + 2));
+  CHECK(chief.heartbeat_steps().back() == 7);
+  (void)(*client)->StartPushPull({}, {}, {weights}, /*deferred=*/false)->Wait();
+  const size_t before = chief.heartbeat_steps().size();
+  REQUIRE(chief.AwaitHeartbeats(before + 3));
+  const std::vector<uint64_t> steps = chief.heartbeat_steps();
+  CHECK(std::is_sorted(steps.begin(), steps.end()));
+  CHECK(steps.back() == 7);
+  CHECK((*client)->Leave().ok());
+}
+
+TEST_CASE("A leave whose first answer was lost has succeeded, and one that is refused at once has not") {
+  for (const bool lost : {true, false}) {
+    FakeChief chief;
+    chief.on_leave = [lost](int earlier) {
+      if (lost && earlier == 0) return absl::UnavailableError("Connection reset");
+      return absl::FailedPreconditionError("rank 0 is no member");
+    };
+    const auto client = Client::Join(At(chief), kLayout);
+    REQUIRE(client.ok());
+    CHECK((*client)->Leave().code() == (lost ? absl::StatusCode::kOk : absl::StatusCode::kFailedPrecondition));
+  }
+}
+
+TEST_CASE("A client that ends without leaving leaves with that reason") {
+  FakeChief chief;
+  REQUIRE(Client::Join(At(chief), kLayout).ok());
+  REQUIRE(chief.leaves().size() == 1);
+  CHECK(chief.leaves()[0].reason() == "the worker ended without leaving");
+}
+
+TEST_CASE("Waiting for the end says for whom, and makes the lead of who the chief says") {
+  FakeChief chief;
+  chief.on_done = [](int earlier, v1::DoneReply& reply) {
+    if (earlier == 1) return absl::UnavailableError("Connection reset");
+    reply.set_waiting_for("waiting for rank 1");
+    reply.set_all_done(earlier == 2);
+    reply.set_lead(earlier == 2);
+    return absl::OkStatus();
+  };
+  std::vector<std::string> notices;
+  ClientOptions options = At(chief);
+  options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
+  const auto client = Client::Join(options, kLayout);
+  REQUIRE(client.ok());
+  CHECK_FALSE((*client)->lead());
+  CHECK((*client)->Done().ok());
+  CHECK((*client)->lead());
+  REQUIRE(notices.size() == 2);
+  CHECK(notices[0] == "waiting for rank 1");
+  CHECK((*client)->Leave().ok());
+}
+
+TEST_CASE("A client's memory is the same at each call, and outlives it") {
+  FakeChief chief;
+  std::shared_ptr<void> owner;
+  std::span<float> gradient;
+  {
+    const auto client = Client::Join(At(chief), kLayout);
+    REQUIRE(client.ok());
+    const auto gradients = (*client)->GradientBuffers();
+    const auto weights = (*client)->WeightBuffers();
+    REQUIRE(gradients.ok());
+    REQUIRE(weights.ok());
+    CHECK(gradients->tensors[0].data() != weights->tensors[0].data());
+    CHECK((*client)->GradientBuffers()->tensors[0].data() == gradients->tensors[0].data());
+    CHECK((*client)->WeightBuffers()->tensors[0].data() == weights->tensors[0].data());
+    owner = gradients->owner;
+    gradient = gradients->tensors[0];
+  }
+  std::fill(gradient.begin(), gradient.end(), 1.0F);
+  CHECK(gradient.size() == 4);
+}
+
+TEST_CASE("Tensors that do not fit the layout fail an exchange before anything is sent") {
+  FakeChief chief;
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  std::vector<float> small(3);
+  const absl::Status pulled = (*client)->Pull({small}).status();
+  CHECK(absl::IsInvalidArgument(pulled));
+  CHECK(Message(pulled) == "rank 0: weights: 3 elements for tensor w [4]");
+  CHECK((*client)->Leave().ok());
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,112 @@
+// A chief that answers as the test says.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include "common/clock.h"
+#include "common/grpc_status.h"
+#include "common/slices.h"
+#include "common/sync.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "tests/catch.h"
+
+namespace ps {
+
+// Accepts one worker, as rank 0 of one, into a job on itself as the only shard (which it does not serve).
+class FakeChief final : public v1::Chief::Service {
+ public:
+  // What each call is answered with; `earlier` is the number of such calls before it. Set them before the first call.
+  using Answer = std::function<absl::Status(int earlier)>;
+  Answer on_join = [](int) { return absl::OkStatus(); };
+  Answer on_leave = [](int) { return absl::OkStatus(); };
+  std::function<absl::Status(int earlier, v1::DoneReply& reply)> on_done = [](int, v1::DoneReply& reply) {
+    reply.set_all_done(true);
+    reply.set_lead(true);
+    return absl::OkStatus();
+  };
+  std::function<absl::Status(int earlier, v1::HeartbeatReply& reply)> on_heartbeat = [](int,
+                                                                                        v1::HeartbeatReply& reply) {
+    reply.set_phase(v1::PHASE_RUNNING);
+    return absl::OkStatus();
+  };
+
+  FakeChief() {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    REQUIRE(server_ != nullptr);
+    address_ = "127.0.0.1:" + std::to_string(port);
+  }
+  ~FakeChief() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  const std::string& address() const { return address_; }
+  std::vector<v1::JoinRequest> joins() { return Copy(joins_); }
+  std::vector<v1::LeaveRequest> leaves() { return Copy(leaves_); }
+  std::vector<uint64_t> heartbeat_steps() { return Copy(heartbeat_steps_); }
+  // Waits until there have been so many. False if they do not come.
+  bool AwaitHeartbeats(size_t count) {
+    const TimePoint deadline = Now() + std::chrono::minutes(2);
+    MutexLock lock(mutex_);
+    while (heartbeat_steps_.size() < count) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return false;
+    }
+    return true;
+  }
+
+  grpc::Status Join(grpc::ServerContext* /*context*/, const v1::JoinRequest* request, v1::JoinReply* reply) override {
+    reply->mutable_id()->set_job(request->job());
+    reply->mutable_id()->set_incarnation(1);
+    reply->set_name(request->name());
+    reply->set_num_workers(1);
+    reply->set_mode("bsp");
+    reply->set_synchronous(true);
+    reply->set_lease_ms(900);
+    reply->set_slice_elements(kSliceElements);
+    reply->add_shards()->set_address(address_);
+    return ToGrpc(on_join(Record(joins_, *request)));
+  }
+  grpc::Status Leave(grpc::ServerContext* /*context*/, const v1::LeaveRequest* request,
+                     v1::LeaveReply* /*reply*/) override {
+    return ToGrpc(on_leave(Record(leaves_, *request)));
+  }
+  grpc::Status Done(grpc::ServerContext* /*context*/, const v1::DoneRequest* request, v1::DoneReply* reply) override {
+    return ToGrpc(on_done(Record(dones_, *request), *reply));
+  }
+  grpc::Status Heartbeat(grpc::ServerContext* /*context*/, const v1::HeartbeatRequest* request,
+                         v1::HeartbeatReply* reply) override {
+    return ToGrpc(on_heartbeat(Record(heartbeat_steps_, request->step()), *reply));
+  }
+
+ private:
+  template <typename T>
+  int Record(std::vector<T>& to, const T& value) {
+    MutexLock lock(mutex_);
+    to.push_back(value);
+    changed_.NotifyAll();
+    return static_cast<int>(to.size()) - 1;
+  }
+  template <typename T>
+  std::vector<T> Copy(const std::vector<T>& from) {
+    MutexLock lock(mutex_);
+    return from;
+  }
+
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+  Mutex mutex_;  // Guards the vectors.
+  CondVar changed_;
+  std::vector<v1::JoinRequest> joins_;
+  std::vector<v1::LeaveRequest> leaves_;
+  std::vector<v1::DoneRequest> dones_;
+  std::vector<uint64_t> heartbeat_steps_;
+};
+
+}  // namespace ps

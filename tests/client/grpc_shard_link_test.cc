@@ -1,0 +1,145 @@
+// The link over gRPC against a shard that sends what it should not.
+#include "worker/client/grpc_shard_link.h"
+
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
+#include "common/endpoint.h"
+#include "common/status.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+const Layout kLayout = {{"a", {4}}, {"b", {2}}};
+
+// Answers every pull with one message.
+class FakeShard final : public v1::Shard::Service {
+ public:
+  explicit FakeShard(v1::PullReply reply) : reply_(std::move(reply)) {
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    REQUIRE(server_ != nullptr);
+    address_ = "127.0.0.1:" + std::to_string(port);
+  }
+  ~FakeShard() override { server_->Shutdown(std::chrono::system_clock::now()); }
+
+  const std::string& address() const { return address_; }
+  grpc::Status Pull(grpc::ServerContext* /*context*/, const v1::PullRequest* request,
+                    grpc::ServerWriter<v1::PullReply>* writer) override {
+    pulled = *request;
+    writer->Write(reply_);
+    return grpc::Status::OK;
+  }
+
+  v1::PullRequest pulled;
+
+ private:
+  const v1::PullReply reply_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+void AddSlice(v1::PullReply& reply, uint32_t index, const std::vector<float>& values) {
+  v1::Slice* slice = reply.add_slices();
+  slice->set_index(index);
+  slice->set_values(values.data(), values.size() * sizeof(float));
+}
+
+struct Ended {
+  absl::Status status;
+  ShardReply reply;
+};
+
+// One pull of the model from a shard that answers so, to its end and until the memory is free.
+Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights,
+           const std::function<void(ShardCall&)>& before_begin = nullptr) {
+  FakeShard shard(answer);
+  const SlicePlan plan(kLayout, 1);
+  v1::Identity id;
+  id.set_rank(5);
+  const auto link = MakeGrpcShardLink(MakeChannel(shard.address(), grpc::InsecureChannelCredentials(), 0),
+                                      shard.address(), 0, plan, id);
+  CHECK(link->address() == shard.address());
+  const MutableTensors in(weights.begin(), weights.end());
+  std::promise<Ended> ended;
+  std::promise<void> released;
+  CallRequest request;
+  request.kind = CallKind::kPull;
+  request.exact_version = 3;
+  request.wait = std::chrono::milliseconds(1500);
+  request.timeout = std::chrono::minutes(2);
+  request.in = &in;
+  request.memory_in_use = std::shared_ptr<void>(nullptr, [&released](void*) { released.set_value(); });
+  auto call = link->MakeCall(std::move(request), [&ended](const absl::Status& status, const ShardReply& reply) {
+    ended.set_value({status, reply});
+  });
+  request = {};
+  if (before_begin) before_begin(*call);
+  call->Begin();
+  const Ended end = ended.get_future().get();
+  call = nullptr;
+  released.get_future().get();
+  if (end.status.ok()) {
+    CHECK(shard.pulled.version() == 3);
+    CHECK(shard.pulled.wait_ms() == 1500);
+    CHECK(shard.pulled.id().rank() == 5);
+  }
+  return end;
+}
+
+TEST_CASE("A pull over gRPC asks as it was told to, and writes what comes where it belongs") {
+  v1::PullReply answer;
+  answer.set_version(3);
+  answer.set_waited_us(17);
+  AddSlice(answer, 1, {5, 6});
+  AddSlice(answer, 0, {1, 2, 3, 4});
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  const Ended end = Pull(answer, weights);
+  REQUIRE(end.status.ok());
+  CHECK(end.reply.version == 3);
+  CHECK(end.reply.waited_us == 17);
+  CHECK(end.reply.slices == 2);
+  CHECK(end.reply.moved_at >= end.reply.first_reply_at);
+  CHECK(weights[0] == std::vector<float>{1, 2, 3, 4});
+  CHECK(weights[1] == std::vector<float>{5, 6});
+}
+
+TEST_CASE("Slices that are not the shard's, have the wrong size or come twice end the call with what is wrong") {
+  struct Case {
+    uint32_t index;
+    size_t elements;
+    std::string problem;
+  };
+  for (const Case& each : {Case{7, 4, "it sent slice 7 with 16 bytes"}, Case{0, 3, "it sent slice 0 with 12 bytes"},
+                           Case{1, 2, "it sent slice 1 twice"}}) {
+    v1::PullReply answer;
+    AddSlice(answer, 1, {5, 6});
+    AddSlice(answer, each.index, std::vector<float>(each.elements));
+    std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+    const Ended end = Pull(answer, weights);
+    INFO(end.status);
+    CHECK(absl::IsInternal(end.status));
+    CHECK(Message(end.status).find(each.problem) == 0);
+  }
+}
+
+TEST_CASE("A call that is cancelled before it begins ends when it begins, and nothing has moved") {
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  const Ended end = Pull({}, weights, [](ShardCall& call) { call.Cancel(); });
+  CHECK(absl::IsCancelled(end.status));
+  CHECK(end.reply.slices == 0);
+}
+
+}  // namespace
+}  // namespace ps

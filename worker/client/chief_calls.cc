@@ -1,0 +1,66 @@
+#include "worker/client/chief_calls.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/connection_problem.h"
+#include "common/status.h"
+#include "worker/client/deadline.h"
+#include "worker/client/pause.h"
+#include "worker/client/retry_policy.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kPause(200);  // Between two attempts: the chief may have only just started.
+
+}  // namespace
+
+ChiefCalls::ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options)
+    : stub_(v1::Chief::NewStub(channel)),
+      server_(options.server),
+      connect_timeout_(ToChrono(options.connect_timeout)),
+      on_notice_(options.on_notice) {}
+
+absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& call) {
+  grpc::ClientContext context;
+  SetDeadline(context, call_time);
+  return call(*stub_, context, 0);
+}
+
+absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
+  const TimePoint begun = Now();
+  RetryPolicy retry(
+      {.connect_timeout = connect_timeout_, .give_up = wait.give_up, .pause_first = kPause, .pause_longest = kPause},
+      begun);
+  for (int earlier = 0;; ++earlier) {
+    retry.BeginAttempt(Now(), Now() + wait.call_time);
+    grpc::ClientContext context;
+    SetDeadline(context, wait.call_time);
+    absl::Status status;
+    {
+      const std::stop_callback cancel(wait.stop, [&context] { context.TryCancel(); });
+      status = call(*stub_, context, earlier);
+    }
+    if (wait.stop.stop_requested()) return absl::CancelledError(wait.what + ": stopped");
+    if (status.ok()) return status;
+    const TimePoint now = Now();
+    const RetryDecision decision = retry.ClassifyFailure(status, now, begun);
+    const std::string problem = absl::StrCat("--server=", server_, ": ", ConnectionProblem(status));
+    switch (decision.outcome) {
+      case RetryDecision::Outcome::kFinal:
+      case RetryDecision::Outcome::kTimeUp:
+        return status;
+      case RetryDecision::Outcome::kUnreachable:
+        return absl::UnavailableError(absl::StrCat(problem, "; gave up ", wait.what, " after ",
+                                                   FormatSeconds(decision.silent),
+                                                   decision.silent > connect_timeout_ ? " (--connect_timeout)" : ""));
+      case RetryDecision::Outcome::kRetry:
+        break;
+    }
+    // An answer that came late says whom it waited for; one that did not come at all says nothing.
+    if (decision.notice) Notice(decision.waiting ? Message(status) : problem + "; retrying");
+    PauseUntil(now + decision.pause, wait.stop);
+    if (wait.stop.stop_requested()) return absl::CancelledError(wait.what + ": stopped");
+  }
+}
+
+}  // namespace ps

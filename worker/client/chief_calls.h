@@ -1,0 +1,58 @@
+// Unary calls to the chief, made again until they are answered.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <string>
+
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "ps/client.h"
+#include "ps/v1/ps.grpc.pb.h"
+
+namespace ps {
+
+// A control call may take this long to be answered.
+inline constexpr std::chrono::seconds kControlCallTime(10);
+
+// Thread-safe.
+class ChiefCalls {
+ public:
+  // Of the options it uses `server`, `connect_timeout` and `on_notice`.
+  ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options);
+
+  struct Wait {
+    std::string what;                    // For messages: "joining".
+    std::chrono::nanoseconds call_time;  // Of each attempt.
+    // When waits for others end. An answer until then that it is not yet time is followed by another attempt.
+    TimePoint give_up = TimePoint::max();
+    std::stop_token stop = {};
+  };
+  // One attempt; `earlier` is the number of those before it.
+  using Call = std::function<absl::Status(v1::Chief::Stub& chief, grpc::ClientContext& context, int earlier)>;
+
+  // Makes attempts until one is answered with OK or a final error, or the chief is given up: UNAVAILABLE with its
+  // address if it was silent for connect_timeout; its own DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED at `give_up`;
+  // CANCELLED if a stop was requested. Blocks.
+  absl::Status UntilAnswered(const Wait& wait, const Call& call);
+  // One attempt, whatever becomes of it. Blocks.
+  absl::Status Once(std::chrono::nanoseconds call_time, const Call& call);
+
+  v1::Chief::Stub& stub() { return *stub_; }
+
+ private:
+  void Notice(const std::string& text) const {
+    if (on_notice_) on_notice_(text);
+  }
+
+  const std::unique_ptr<v1::Chief::Stub> stub_;
+  const std::string server_;
+  const std::chrono::nanoseconds connect_timeout_;
+  const std::function<void(const std::string&)> on_notice_;
+};
+
+}  // namespace ps

@@ -1,0 +1,62 @@
+#include "worker/client/exchange_request.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+template <typename Tensors>
+absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what) {
+  if (tensors.size() != layout.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": ", tensors.size(), " tensors for a model of ", layout.size()));
+  }
+  for (size_t i = 0; i < layout.size(); ++i) {
+    if (tensors[i].size() == static_cast<size_t>(layout[i].elements())) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(what, ": ", tensors[i].size(), " elements for tensor ", ToString(layout[i])));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan) {
+  const size_t versions = request.push.versions.size();
+  if (request.pushes() && versions != 0 && versions != plan.num_shards()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PushInfo.versions has ", versions, " versions for ", plan.num_shards(), " shards"));
+  }
+  if (!request.sends_no_slices()) {
+    PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values"));
+  }
+  return ReceivesSlices(request.kind) ? CheckTensors(plan.layout(), request.in, "weights") : absl::OkStatus();
+}
+
+ExchangeResult CombineReplies(CallKind kind, const std::vector<ShardReply>& replies,
+                              std::optional<TimePoint> all_ready_at, TimePoint now) {
+  ExchangeResult result;
+  TimePoint first_reply = now;
+  uint64_t waited_us = 0;
+  for (const ShardReply& reply : replies) {
+    result.versions.push_back(reply.version);
+    if (reply.answer != PushAnswer::kNone) result.answers.push_back(reply.answer);
+    waited_us = std::max(waited_us, reply.waited_us);
+    if (reply.first_reply_at != TimePoint()) first_reply = std::min(first_reply, reply.first_reply_at);
+  }
+  result.version = *std::min_element(result.versions.begin(), result.versions.end());
+  const double total = Seconds(now - all_ready_at.value_or(now));
+  result.pull_s = std::clamp(Seconds(now - first_reply), 0.0, total);
+  result.wait_s = std::min(static_cast<double>(waited_us) * 1e-6, total - result.pull_s);
+  result.push_s = total - result.pull_s - result.wait_s;
+  if (kind == CallKind::kPull) {  // Asking is part of pulling.
+    result.pull_s += result.push_s;
+    result.push_s = 0;
+  }
+  return result;
+}
+
+}  // namespace ps

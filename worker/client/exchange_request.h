@@ -1,0 +1,35 @@
+// What an exchange is asked to do, and what is made of the shards' replies. Pure.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "common/slices.h"
+#include "ps/client.h"
+#include "worker/client/shard_link.h"
+
+namespace ps {
+
+struct ExchangeRequest {
+  CallKind kind = CallKind::kPull;
+  PushInfo push;                    // Of a push.
+  std::optional<uint64_t> version;  // Of a pull: exactly this one.
+  ConstTensors out;
+  MutableTensors in;
+  bool deferred = false;
+  TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.
+
+  bool pushes() const { return kind == CallKind::kPush || kind == CallKind::kPushPull; }
+  // Nothing is sent but a header: a pull, or a push of an empty contribution.
+  bool sends_no_slices() const { return !SendsSlices(kind) || (pushes() && push.samples == 0); }
+};
+
+// INVALID_ARGUMENT, naming the tensor or the field, if the request does not fit the model or its shards.
+absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan);
+
+// The result of an exchange that has ended well, from each shard's reply. `all_ready_at`: when the last gradient was
+// ready to be sent, unset if the answer came before that, as it may where a push counted already.
+ExchangeResult CombineReplies(CallKind kind, const std::vector<ShardReply>& replies,
+                              std::optional<TimePoint> all_ready_at, TimePoint now);
+
+}  // namespace ps

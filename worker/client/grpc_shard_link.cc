@@ -1,0 +1,294 @@
+#include "worker/client/grpc_shard_link.h"
+
+#include <atomic>
+#include <deque>
+#include <utility>
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/generic/generic_stub.h>
+#include "absl/strings/str_cat.h"
+#include "common/codec.h"
+#include "common/grpc_status.h"
+#include "common/sync.h"
+#include "worker/client/deadline.h"
+
+namespace ps {
+namespace {
+
+// Payload of a message: what is ready, up to a full slice (tests/bench/TRIALS.md).
+constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
+
+const char* MethodPath(CallKind kind) {
+  switch (kind) {
+    case CallKind::kInit:
+      return "/ps.v1.Shard/Init";
+    case CallKind::kPush:
+      return "/ps.v1.Shard/Push";
+    case CallKind::kPull:
+      return "/ps.v1.Shard/Pull";
+    case CallKind::kPushPull:
+      break;
+  }
+  return "/ps.v1.Shard/PushPull";
+}
+
+// Constant.
+struct Target {
+  std::shared_ptr<grpc::Channel> channel;
+  std::string address;
+  uint32_t shard;
+  const SlicePlan& plan;
+  v1::Identity id;
+};
+
+class GrpcShardCall final : public ShardCall,
+                            public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
+                            public std::enable_shared_from_this<GrpcShardCall> {
+ public:
+  GrpcShardCall(const Target& target, CallRequest request, EndFunction on_end)
+      : target_(target),
+        request_(std::move(request)),
+        on_end_(std::move(on_end)),
+        stub_(target.channel),
+        made_at_(Now()),
+        moved_at_(made_at_.time_since_epoch().count()) {}
+
+  void Begin() override;
+  void Send(const std::vector<uint32_t>& slices, bool last) override;
+  void Cancel() override { context_.TryCancel(); }
+  TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
+
+  void OnWriteDone(bool ok) override;
+  void OnReadDone(bool ok) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  v1::PushRequest PushHeader() const;
+  grpc::ByteBuffer PullMessage() const;
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnMessage();
+  absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
+  TimePoint Moved();
+  void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Target& target_;
+  const CallRequest request_;
+  const EndFunction on_end_;
+  std::shared_ptr<GrpcShardCall> self_;  // gRPC's hold on the call, until OnDone.
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  const TimePoint made_at_;
+  std::atomic<TimePoint::rep> moved_at_;
+  // Of the reads, which gRPC reports one after the other, and of the end, which follows the last of them.
+  grpc::ByteBuffer received_;
+  std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
+  ShardReply reply_;
+  absl::Status read_error_;
+
+  Mutex mutex_;
+  std::deque<uint32_t> queue_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
+  bool last_ ABSL_GUARDED_BY(mutex_) = false;
+  bool wrote_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
+  // Writes may still be started from outside of the call's reactions, so gRPC must not end it (AddHold).
+  bool writes_open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+TimePoint GrpcShardCall::Moved() {
+  const TimePoint now = Now();
+  moved_at_ = now.time_since_epoch().count();
+  return now;
+}
+
+void GrpcShardCall::Begin() {
+  self_ = shared_from_this();
+  SetDeadline(context_, request_.timeout);
+  // The server hears of a push with its first slice: it does not wait long for what a call is to bring.
+  context_.set_initial_metadata_corked(SendsSlices(request_.kind));
+  stub_.PrepareBidiStreamingCall(&context_, MethodPath(request_.kind), {}, this);
+  StartRead(&received_);
+  {
+    MutexLock lock(mutex_);
+    begun_ = true;
+    if (!SendsSlices(request_.kind)) {
+      writing_ = true;
+      outgoing_ = PullMessage();
+      StartWriteLast(&outgoing_, grpc::WriteOptions());
+    } else {
+      AddHold();
+      writes_open_ = true;
+      WriteNext();
+    }
+  }
+  StartCall();
+}
+
+void GrpcShardCall::Send(const std::vector<uint32_t>& slices, bool last) {
+  MutexLock lock(mutex_);
+  if (begun_ && !writes_open_) return;  // It failed, or all is sent.
+  queue_.insert(queue_.end(), slices.begin(), slices.end());
+  last_ = last_ || last;
+  if (begun_ && !writing_) WriteNext();
+}
+
+void GrpcShardCall::WriteNext() {
+  if (queue_.empty() && !last_) return;
+  writing_ = true;
+  if (queue_.empty() && wrote_) {  // All was sent before it was known to be all.
+    StartWritesDone();
+    return EndWrites();
+  }
+  outgoing_ = NextMessage();
+  wrote_ = true;
+  if (queue_.empty() && last_) {
+    StartWriteLast(&outgoing_, grpc::WriteOptions());
+    EndWrites();
+  } else {
+    StartWrite(&outgoing_);
+  }
+}
+
+v1::PushRequest GrpcShardCall::PushHeader() const {
+  v1::PushRequest header;
+  *header.mutable_id() = target_.id;
+  header.set_step(request_.step);
+  header.set_version(request_.version);
+  header.set_samples(request_.samples);
+  header.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
+  return header;
+}
+
+grpc::ByteBuffer GrpcShardCall::PullMessage() const {
+  v1::PullRequest pull;
+  *pull.mutable_id() = target_.id;
+  if (request_.exact_version.has_value()) pull.set_version(*request_.exact_version);
+  pull.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
+  return EncodeMessage(pull);
+}
+
+grpc::ByteBuffer GrpcShardCall::NextMessage() {
+  std::vector<OutgoingSlice> slices;
+  size_t bytes = 0;
+  while (!queue_.empty()) {
+    const SliceInfo& info = target_.plan.slices()[queue_.front()];
+    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kMessageBytes) break;
+    bytes += static_cast<size_t>(info.bytes());
+    slices.push_back({.index = info.index,
+                      .values = (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset),
+                                                                     static_cast<size_t>(info.elements)),
+                      // Not the call: gRPC keeps what it has not sent for as long as the call lives.
+                      .release = [memory = request_.memory_in_use] {}});
+    queue_.pop_front();
+  }
+  if (request_.kind != CallKind::kInit) return EncodeSlices(PushHeader(), std::move(slices));
+  v1::InitRequest header;
+  *header.mutable_id() = target_.id;
+  return EncodeSlices(header, std::move(slices));
+}
+
+void GrpcShardCall::EndWrites() {
+  if (std::exchange(writes_open_, false)) RemoveHold();
+}
+
+void GrpcShardCall::OnWriteDone(bool ok) {
+  MutexLock lock(mutex_);
+  writing_ = false;
+  outgoing_.Clear();
+  if (!ok) {
+    queue_.clear();
+    EndWrites();
+  } else {
+    Moved();
+    if (writes_open_) WriteNext();
+  }
+}
+
+void GrpcShardCall::OnReadDone(bool ok) {
+  if (!ok) {
+    MutexLock lock(mutex_);
+    EndWrites();  // The server has ended the call.
+    return;
+  }
+  const TimePoint now = Moved();
+  if (reply_.first_reply_at == TimePoint()) reply_.first_reply_at = now;
+  if (read_error_.ok()) {
+    read_error_ = OnMessage();
+    if (!read_error_.ok()) context_.TryCancel();
+  }
+  received_.Clear();
+  StartRead(&received_);
+}
+
+absl::Status GrpcShardCall::OnMessage() {
+  if (request_.kind == CallKind::kInit) return absl::OkStatus();
+  v1::PullReply pull;
+  if (request_.kind == CallKind::kPush) {
+    PS_RETURN_IF_ERROR(DecodeMessage(received_, pull.mutable_push()));
+  } else {
+    const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
+    if (!slices.ok()) return slices.status();
+    PS_RETURN_IF_ERROR(TakeSlices(*slices));
+    reply_.version = pull.version();
+    reply_.waited_us += pull.waited_us();
+  }
+  if (!pull.has_push()) return absl::OkStatus();
+  reply_.answer = static_cast<PushAnswer>(pull.push().answer());
+  reply_.generation = pull.push().generation();
+  if (request_.kind == CallKind::kPush) {
+    reply_.waited_us = pull.push().waited_us();
+    reply_.version = pull.push().version();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices) {
+  for (const ReceivedSlice& slice : slices) {
+    const auto& all = target_.plan.slices();
+    if (slice.index >= all.size() || all[slice.index].shard != target_.shard ||
+        slice.payload.bytes() != static_cast<size_t>(all[slice.index].bytes())) {
+      return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
+                                              " bytes, which is not a slice of this shard or has the wrong size"));
+    }
+    received_slices_.resize(all.size());
+    if (received_slices_[slice.index])
+      return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
+    received_slices_[slice.index] = true;
+    ++reply_.slices;
+    if (request_.wants_slice && !request_.wants_slice(slice.index)) continue;
+    const SliceInfo& info = all[slice.index];
+    slice.payload.CopyTo((*request_.in)[info.tensor].data() + info.offset);
+    if (request_.on_slice) request_.on_slice(slice.index);
+  }
+  return absl::OkStatus();
+}
+
+void GrpcShardCall::OnDone(const grpc::Status& status) {
+  const std::shared_ptr<GrpcShardCall> self = std::move(self_);
+  if (moved_at() != made_at_) reply_.moved_at = moved_at();
+  on_end_(read_error_.ok() ? FromGrpc(status) : read_error_, reply_);
+}
+
+class GrpcShardLink final : public ShardLink {
+ public:
+  explicit GrpcShardLink(Target target) : target_(std::move(target)) {}
+  const std::string& address() const override { return target_.address; }
+  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
+    return std::make_shared<GrpcShardCall>(target_, std::move(request), std::move(on_end));
+  }
+
+ private:
+  const Target target_;
+};
+
+}  // namespace
+
+std::unique_ptr<ShardLink> MakeGrpcShardLink(std::shared_ptr<grpc::Channel> channel, std::string address,
+                                             uint32_t shard, const SlicePlan& plan, v1::Identity id) {
+  return std::make_unique<GrpcShardLink>(Target{
+      .channel = std::move(channel), .address = std::move(address), .shard = shard, .plan = plan, .id = std::move(id)});
+}
+
+}  // namespace ps

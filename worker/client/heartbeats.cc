@@ -1,0 +1,77 @@
+#include "worker/client/heartbeats.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <grpcpp/client_context.h>
+#include "common/grpc_status.h"
+#include "worker/client/deadline.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::seconds kCallTime(10);
+
+}  // namespace
+
+struct Heartbeats::Beat {
+  grpc::ClientContext context;
+  v1::HeartbeatRequest request;
+  v1::HeartbeatReply reply;
+};
+
+Heartbeats::Heartbeats(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, std::chrono::nanoseconds lease,
+                       ChiefCallbacks callbacks)
+    : chief_(chief), timer_(timer), id_(std::move(id)), lease_(lease), callbacks_(std::move(callbacks)) {}
+
+void Heartbeats::Start() { Schedule(); }
+
+void Heartbeats::Schedule() {
+  timer_.At(timer_.now() + lease_ / 3, [this] { Send(); });
+}
+
+void Heartbeats::SetStep(uint64_t step) {
+  MutexLock lock(mutex_);
+  step_ = std::max(step_, step);
+}
+
+void Heartbeats::Send() {
+  auto beat = std::make_shared<Beat>();
+  SetDeadline(beat->context, std::min<std::chrono::nanoseconds>(kCallTime, lease_));
+  *beat->request.mutable_id() = id_;
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return;
+    beat->request.set_step(step_);
+    sending_ = true;
+  }
+  chief_.async()->Heartbeat(&beat->context, &beat->request, &beat->reply,
+                            [this, beat](const grpc::Status& status) { OnEnd(status, beat->reply); });
+}
+
+void Heartbeats::OnEnd(const grpc::Status& status, const v1::HeartbeatReply& reply) {
+  const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
+  const bool over = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
+  if (refused) callbacks_.on_refused(FromGrpc(status));
+  if (status.ok()) callbacks_.on_state(reply);
+  if (!refused && !over) Schedule();
+  MutexLock lock(mutex_);
+  sending_ = false;
+  ended_.NotifyAll();
+}
+
+void Heartbeats::AwaitAnswer() {
+  MutexLock lock(mutex_);
+  while (sending_) ended_.Wait(mutex_);  // Bounded by the call's deadline.
+}
+
+void Heartbeats::Stop() {
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  AwaitAnswer();
+}
+
+}  // namespace ps

@@ -1,0 +1,50 @@
+// The heartbeats that renew a member's lease and tell the chief which step it is at.
+#pragma once
+
+#include <chrono>
+
+#include "common/sync.h"
+#include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/chief_callbacks.h"
+#include "worker/client/timer.h"
+
+namespace ps {
+
+// Thread-safe. Must not end before the timer was stopped.
+class Heartbeats {
+ public:
+  // Stub and timer must outlive it. The callbacks are called from threads of gRPC.
+  Heartbeats(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, std::chrono::nanoseconds lease,
+             ChiefCallbacks callbacks);
+
+  // One every third of the lease from now on, until Stop, a refusal, or the job's end.
+  void Start();
+  // No heartbeat begins any more; returns when the last one has ended, which its deadline makes certain.
+  void Stop();
+
+  // Returns when no heartbeat is under way, and what was answered has been dealt with.
+  void AwaitAnswer();
+
+  // The member begins this step. A step before the highest that was named changes nothing.
+  void SetStep(uint64_t step);
+
+ private:
+  struct Beat;
+  void Schedule();
+  void Send();
+  void OnEnd(const grpc::Status& status, const v1::HeartbeatReply& reply);
+
+  v1::Chief::Stub& chief_;
+  Timer& timer_;
+  const v1::Identity id_;
+  const std::chrono::nanoseconds lease_;
+  const ChiefCallbacks callbacks_;
+
+  Mutex mutex_;
+  CondVar ended_;
+  uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool sending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace ps

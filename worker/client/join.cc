@@ -1,0 +1,72 @@
+#include "worker/client/join.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+
+#include "absl/strings/str_format.h"
+#include "common/grpc_status.h"
+#include "common/layout_proto.h"
+#include "common/metrics.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::seconds kCancelJoinTime(2);
+
+uint64_t RandomJoinRequestId() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
+}
+
+// Two containers may have the same host name and process number.
+std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomJoinRequestId() >> 40); }
+
+v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layout) {
+  v1::JoinRequest request;
+  request.set_protocol(v1::PROTOCOL_VERSION_1);
+  request.set_job(options.job);
+  request.set_name(options.name.empty() ? DefaultName() : options.name);
+  if (options.rank.has_value()) request.set_rank(*options.rank);
+  *request.mutable_layout() = ToProto(layout);
+  request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
+  request.set_host(HostName());
+  request.set_join_request_id(RandomJoinRequestId());
+  request.set_watches(true);
+  return request;
+}
+
+// One call. If it does not arrive, the join's deadline and then the lease have the same effect, later.
+void CancelJoin(ChiefCalls& chief, uint64_t join_request_id, const absl::Status& why) {
+  v1::LeaveRequest request;
+  request.set_join_request_id(join_request_id);
+  request.set_reason(Message(why));
+  v1::LeaveReply reply;
+  (void)chief.Once(kCancelJoinTime, [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
+    return FromGrpc(stub.Leave(&context, request, &reply));
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout) {
+  const v1::JoinRequest request = MakeJoinRequest(options, layout);
+  v1::JoinReply reply;
+  const absl::Status joined = chief.UntilAnswered(
+      {.what = "joining",
+       .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
+       .give_up = Now() + ToChrono(options.start_timeout),
+       .stop = options.stop},
+      [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
+        return FromGrpc(stub.Join(&context, request, &reply));
+      });
+  if (joined.ok()) return reply;
+  // The chief may have accepted it all the same.
+  const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
+                          absl::IsUnavailable(joined) || absl::IsResourceExhausted(joined);
+  if (unanswered) CancelJoin(chief, request.join_request_id(), joined);
+  return joined;
+}
+
+}  // namespace ps

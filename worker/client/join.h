@@ -1,0 +1,15 @@
+// Becoming a member of a job.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "ps/client.h"
+#include "ps/v1/ps.pb.h"
+#include "worker/client/chief_calls.h"
+
+namespace ps {
+
+// Asks the chief until it accepts the worker or refuses it; errors as of Client::Join. If no answer came, the join is
+// cancelled at the chief, which takes at most 2 s.
+absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout);
+
+}  // namespace ps

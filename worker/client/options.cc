@@ -1,0 +1,41 @@
+#include "absl/strings/str_cat.h"
+#include "common/endpoint.h"
+#include "common/problems.h"
+#include "common/text.h"
+#include "ps/client.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxAddressBytes = 1024;
+constexpr size_t kMaxNameBytes = 256;
+constexpr size_t kMaxSettingBytes = 64 << 10;
+constexpr uint32_t kMaxRanks = 4096;
+constexpr absl::Duration kLongest = absl::Hours(240);
+
+}  // namespace
+
+absl::Status ValidateClientOptions(const ClientOptions& options) {
+  Problems problems;
+  problems.Check(ParseEndpoint("server", options.server).status());
+  // They are sent as protobuf strings.
+  problems.Check(CheckText("--server", options.server, kMaxAddressBytes));
+  problems.Check(!options.job.empty(), "--job: expected a name");
+  problems.Check(CheckText("--job", options.job, kMaxNameBytes));
+  problems.Check(CheckText("--name", options.name, kMaxNameBytes));
+  for (const auto& [flag, value] : options.experiment) {
+    problems.Check(CheckText("a name in ClientOptions.experiment", flag, kMaxNameBytes));
+    problems.Check(CheckText(absl::StrCat("--", flag), value, kMaxSettingBytes));
+  }
+  if (options.rank.has_value()) problems.CheckRange("rank", *options.rank, 0U, kMaxRanks - 1);
+  problems.CheckPositive("connect_timeout", options.connect_timeout, kLongest);
+  problems.CheckPositive("start_timeout", options.start_timeout, kLongest);
+  // Servers are given waits in milliseconds.
+  const absl::Duration notice = options.notice_every;
+  problems.Check(notice >= absl::Milliseconds(1) && notice <= kLongest,
+                 absl::StrCat("notice_every=", absl::FormatDuration(notice), ": expected 1ms to ",
+                              absl::FormatDuration(kLongest)));
+  return problems.ToStatus();
+}
+
+}  // namespace ps

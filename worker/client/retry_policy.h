@@ -1,0 +1,63 @@
+// What follows when a call has failed: another attempt, or the end. Pure: no I/O, no lock, time is passed in.
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+
+namespace ps {
+
+// What does not change from one attempt to the next.
+struct RetryOptions {
+  std::chrono::nanoseconds connect_timeout{};  // A peer that is silent for longer is given up.
+  TimePoint give_up = TimePoint::max();        // Waits for others end here.
+  // Between an attempt that failed and the next: doubled from the first to the longest.
+  std::chrono::nanoseconds pause_first{};
+  std::chrono::nanoseconds pause_longest{};
+};
+
+struct RetryDecision {
+  enum class Outcome {
+    kRetry,        // Another attempt after `pause`.
+    kFinal,        // No attempt would end differently: the status is the outcome.
+    kTimeUp,       // The peer answers, but what is waited for did not come until `give_up`.
+    kUnreachable,  // The peer was silent for longer than `connect_timeout`, or is at `give_up`.
+  };
+  Outcome outcome = Outcome::kRetry;
+  std::chrono::nanoseconds pause{};   // With kRetry.
+  std::chrono::nanoseconds silent{};  // For how long the peer has neither answered nor moved bytes.
+  bool waiting = false;               // The peer has answered that it still waits; its text says for whom.
+  bool notice = false;                // The failure is to be told to the user now: not every attempt is.
+};
+
+// The attempts at one call to one peer, one after the other. Not thread-safe.
+class RetryPolicy {
+ public:
+  RetryPolicy(const RetryOptions& options, TimePoint now) : options_(options), heard_at_(now) {}
+
+  // An attempt begins, and ends by itself at `deadline`.
+  void BeginAttempt(TimePoint now, TimePoint deadline);
+  // The peer was heard of at this time: bytes moved. Answers count by themselves (ClassifyFailure).
+  void Heard(TimePoint at);
+  // The attempt ended with this error, which is not OK. Silence counts from `peers_turn` on, which is when the peer had
+  // all that it needs; unset: it does not have it yet, and may be silent.
+  //
+  // Transient are UNAVAILABLE, RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED. The second is an answer; so is the third if it
+  // came well before the attempt's own deadline: the peer let the call wait for as long as it was asked to.
+  RetryDecision ClassifyFailure(const absl::Status& status, TimePoint now, std::optional<TimePoint> peers_turn);
+
+ private:
+  std::chrono::nanoseconds Pause(bool late, TimePoint now) const;
+
+  const RetryOptions options_;
+  TimePoint began_;
+  TimePoint deadline_;
+  int failures_ = 0;    // Since the peer last let a call wait to its end.
+  TimePoint heard_at_;  // At first: when the attempts began.
+  std::optional<TimePoint> noticed_at_;
+  std::optional<TimePoint> failing_since_;  // From then on the peer was not heard of.
+};
+
+}  // namespace ps
