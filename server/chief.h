@@ -1,9 +1,12 @@
 // The chief: the job's membership and phases. It grants initialisation, tells shards who takes part (views), and, where
 // all shards must apply the same contributions, names those of each step. Weights never pass through it.
 //
-//   JobState       what is and what follows from an event: pure       (Membership, ShardTable, JobTerms,
-//   StepCoordinator) WaitingCalls   joins and ends that are not answered yet MemberStreams  what each member was told
-//   last Chief          the lock around them, and the calls out
+// clang-format off
+//   JobState       what is, and what follows from an event: pure (Membership, ShardTable, JobTerms, StepCoordinator)
+//   WaitingCalls   joins and ends that are not answered yet
+//   MemberStreams  what each member was told last
+//   Chief          the lock around them, and the calls out
+// clang-format on
 //
 // Thread-safe; nothing blocks. Calls out of it (to shards, to those who wait) are made without its lock, in order
 // (Outbox). Time is passed in.
