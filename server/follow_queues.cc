@@ -22,7 +22,8 @@ absl::Status UpdateQueue::Add(const v1::ChiefUpdate& update) {
 
 std::optional<grpc::ByteBuffer> UpdateQueue::Take() {
   if (updates_.empty()) return std::nullopt;
-  grpc::ByteBuffer update = std::move(updates_.front());
+  grpc::ByteBuffer update;
+  update.Swap(&updates_.front());
   updates_.pop_front();
   bytes_ -= update.Length();
   return update;
