@@ -16,6 +16,7 @@ inline std::string ConnectionProblem(const absl::Status& status) {
     return "unknown host name";
   }
   if (absl::StrContains(text, "No such file or directory")) return "no such socket";
+  if (absl::StrContains(text, "Connection reset") || absl::StrContains(text, "Socket closed")) return "connection lost";
   if (absl::StrContains(text, "No route to host")) return "no route to host";
   if (absl::StrContains(text, "etwork is unreachable")) return "network unreachable";
   if (absl::StrContains(text, "timed out") || absl::StrContains(text, "imeout occurred") ||

@@ -79,8 +79,8 @@ void Chief::Broadcast(const v1::ChiefUpdate& update) {
 uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  absl::StatusOr<JobState::Joined> joined = absl::ResourceExhaustedError("too many workers are joining at once");
-  if (joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers) joined = job_.Join(request, now);
+  const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers;
+  const absl::StatusOr<JobState::Joined> joined = job_.Join(request, room, now);
   if (!joined.ok()) {
     spdlog::warn("a worker on {} was refused: {}", Printable(request.host(), kMaxHostBytes), Message(joined.status()));
     outbox_.Add([callback, status = joined.status()] { callback(status); });
@@ -241,10 +241,10 @@ void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   job_.OnGap(gap, now);
 }
 
-void Chief::Fail(const std::string& reason) {
+void Chief::Fail(const std::string& reason, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  if (job_.Fail(reason)) ChangeView(Now());
+  if (job_.Fail(reason)) ChangeView(now);
 }
 
 v1::StatusReply Chief::Status(TimePoint now) {

@@ -77,7 +77,7 @@ class Chief {
   // for the length of a lease no member is lost because its connection broke.
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
   // Makes the job fail for this reason (for example a shutdown). Does nothing if the job has ended.
-  void Fail(const std::string& reason);
+  void Fail(const std::string& reason, TimePoint now);
 
  private:
   using JoinAnswer = std::optional<absl::StatusOr<v1::JoinReply>>;

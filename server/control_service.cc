@@ -75,6 +75,7 @@ class WatchCall final : public StateCall<v1::WatchRequest> {
     return absl::OkStatus();
   }
   void OnGone() override { chief_.OnWatchGone(opened_, Now()); }
+  void OnOver() override { chief_.OnWatchGone(opened_, Now()); }
 
   Chief& chief_;
   std::atomic<uint64_t> opened_ = 0;  // 0: not yet.

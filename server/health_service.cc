@@ -38,6 +38,7 @@ class HealthService::WatchCall final : public StateCall<health::HealthCheckReque
     return absl::OkStatus();
   }
   void OnGone() override { service_.RemoveWatch(this); }
+  void OnOver() override { service_.RemoveWatch(this); }
 
   HealthService& service_;
 };

@@ -78,11 +78,12 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
 
 // ---- Members
 
-absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, TimePoint now) {
+absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
   if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
   PS_RETURN_IF_ERROR(terms_.CheckSame(request));
+  if (!room) return absl::ResourceExhaustedError("too many workers are joining at once");
   if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
     return absl::CancelledError("the worker cancelled its join");
   }

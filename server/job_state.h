@@ -87,7 +87,8 @@ class JobState {
     uint64_t view = 0;       // That must be in force before the join is answered.
     bool is_repeat = false;  // Of a join that made this member; else a new view is due.
   };
-  absl::StatusOr<Joined> Join(const v1::JoinRequest& request, TimePoint now);
+  // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
+  absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
   // The view with this member is in force: its steps and its lease begin.
   void Begin(Member* member, TimePoint now);
   // The caller of its join is gone, and no other call waits for its answer.

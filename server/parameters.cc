@@ -88,6 +88,7 @@ VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
 }
 
 Snapshot Parameters::TakeSnapshot(const Reader& reader, TimePoint now) {
+  Check(may_snapshot(), "a snapshot is of a version that is not being overwritten");
   Snapshot snapshot;
   snapshot.weights_ = Pin(reader, now);
   snapshot.state_ = Hold(state_.current(), {});
@@ -138,6 +139,7 @@ void Parameters::Abandon() {
 
 void Parameters::GiveUp() {
   if (!weights_.in_place()) weights_.Abandon();
+  if (!state_.in_place()) state_.Abandon();
 }
 
 }  // namespace ps

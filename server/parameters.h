@@ -98,7 +98,9 @@ class Parameters {
   bool updating_in_place() const { return weights_.in_place(); }
   // Must not be called while updating_in_place().
   VersionPin Pin(const Reader& reader, TimePoint now);
-  // Likewise. `reader` is who holds it, for messages.
+  // Neither the current version's weights nor its state are being overwritten.
+  bool may_snapshot() const { return !weights_.in_place() && !state_.in_place(); }
+  // Must not be called unless may_snapshot(). `reader` is who holds it, for messages.
   Snapshot TakeSnapshot(const Reader& reader, TimePoint now);
   const Readers& readers() const { return *readers_; }
   // What an update waits for that finds no buffer.

@@ -12,6 +12,12 @@ std::optional<uint64_t> VersionOf(const Request& request) {
   return request.has_version() ? std::optional<uint64_t>(request.version()) : std::nullopt;
 }
 
+// What all messages of a push have in common.
+std::string Describe(const v1::PushRequest& push) {
+  return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
+                      ", samples ", push.samples(), ", version ", push.version());
+}
+
 }  // namespace
 
 std::chrono::nanoseconds PushPullSession::WaitTime(uint32_t wait_ms) const {
@@ -20,11 +26,8 @@ std::chrono::nanoseconds PushPullSession::WaitTime(uint32_t wait_ms) const {
 }
 
 absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSlice> slices) {
-  if (push_.has_value() && (header.step() != push_->step() || header.id().rank() != push_->id().rank() ||
-                            header.id().incarnation() != push_->id().incarnation())) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", push_->id().rank(), ", step ", push_->step(),
-                                                   ": the call also carries rank ", header.id().rank(), ", step ",
-                                                   header.step()));
+  if (push_.has_value() && Describe(*push_) != Describe(header)) {
+    return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
   }
   push_ = std::move(header);
   return shard_.AddSlices(this, *push_, std::move(slices));
@@ -62,7 +65,7 @@ void PushPullSession::Hash(const v1::HashSlicesRequest& request, HashCallback ca
         /*push_ended=*/false, on_weights);
 }
 
-void PushPullSession::Await(ShardRequest request, bool push_ended, Callback callback) {
+void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callback callback) {
   const TimePoint began = Now();
   shard_.Await(this, request, push_ended, [began, callback = std::move(callback)](absl::StatusOr<ShardAnswer> answer) {
     if (!answer.ok()) return callback(answer.status());

@@ -1,5 +1,5 @@
 // One client's conversation with a shard, whatever the transport: a push, the weights that come after it, a pull, or
-// hashes. Adapters decode what arrives, pass it on, and send what comes back: GrpcDataCall over gRPC; in process,
+// hashes. Adapters decode what arrives, pass it on, and send what comes back: DataCall over gRPC; in process,
 // tests.
 //
 //   Add* ─▶ Finish ─▶ callback        a push, and with `weights` the version on which the next gradient is computed
@@ -60,7 +60,7 @@ class PushPullSession {
   void Gone();
 
  private:
-  void Await(ShardRequest request, bool push_ended, Callback callback);
+  void Await(const ShardRequest& request, bool push_ended, Callback callback);
   std::chrono::nanoseconds WaitTime(uint32_t wait_ms) const;
 
   Shard& shard_;

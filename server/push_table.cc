@@ -21,7 +21,14 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
                                                   const Mode& mode, uint64_t newest) {
   const uint32_t rank = header.id().rank();
   if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step())) return Arrival();
-  const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, mode, newest);
+  const Admission admission = Admit(header, mode);
+  if (admission.kind == Admission::Kind::kReject) return admission.why;
+  if (admission.kind == Admission::Kind::kStale) {
+    if (assembling_.contains(rank)) Drop(rank);
+    ledger_.Record(rank, header.id().incarnation(), header.step(), v1::ANSWER_STALE);
+    return Arrival();
+  }
+  const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, newest);
   if (!found.ok()) return found.status();
   Arrival arrival = {.push = *found, .slices = {}};
   Push& push = **found;
@@ -49,17 +56,18 @@ absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, cons
   return absl::InvalidArgumentError(absl::StrCat("the gradient of tensor ", layout_->tensor(*local), " is not finite"));
 }
 
-absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, const Mode& mode,
-                                                             uint64_t newest) {
+Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) const {
   const uint32_t rank = header.id().rank();
-  const uint64_t incarnation = header.id().incarnation();
-  const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   // A new owner of the rank starts where its join said, which may be further on.
   const uint64_t next = ledger_.NextStep(rank);
-  const uint64_t expected = ledger_.Incarnation(rank) == incarnation ? next : std::max(next, header.step());
-  const Admission admission = mode.Admit(
-      {.rank = rank, .step = header.step(), .version = header.version(), .samples = header.samples()}, expected);
-  PS_RETURN_IF_ERROR(admission.why);
+  const bool first = ledger_.Incarnation(rank) != header.id().incarnation();
+  return mode.Admit({.rank = rank, .step = header.step(), .version = header.version(), .samples = header.samples()},
+                    first ? std::max(next, header.step()) : next);
+}
+
+absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, uint64_t newest) {
+  const uint32_t rank = header.id().rank();
+  const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
   if (const auto earlier = complete_.find(rank); earlier != complete_.end()) {
     return absl::FailedPreconditionError(
         absl::StrCat(who, ": step ", earlier->second->step, " of this rank is still in progress"));
@@ -84,7 +92,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   inflight_bytes_ += bytes;
   auto push = std::make_shared<Push>();
   push->rank = rank;
-  push->incarnation = incarnation;
+  push->incarnation = header.id().incarnation();
   push->step = header.step();
   push->version = header.version();
   push->samples = header.samples();

@@ -58,8 +58,9 @@ class PushTable {
   };
   // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is one of
   // them with a value that is not, or null. Begins the push if the mode admits it; another one that the rank had begun
-  // is then dropped. INVALID_ARGUMENT names the slice or tensor that is wrong, and drops what is here of the push;
-  // FAILED_PRECONDITION or the mode's error if the push may not come now; RESOURCE_EXHAUSTED past the limit.
+  // is then dropped. A push that the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT
+  // names the slice or tensor that is wrong, and drops what is here of the push; FAILED_PRECONDITION or the mode's
+  // error if the push may not come now; RESOURCE_EXHAUSTED past the limit.
   absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                               const ReceivedSlice* not_finite, const Mode& mode, uint64_t newest);
   // All of the rank's push is here.
@@ -103,7 +104,8 @@ class PushTable {
   uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
 
  private:
-  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, const Mode& mode, uint64_t newest);
+  Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
+  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
   void Drop(uint32_t rank);
   std::shared_ptr<Push> FindPush(uint32_t rank, uint64_t step) const;

@@ -9,6 +9,7 @@
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/status.h"
 #include "server/control_service.h"
@@ -193,8 +194,10 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
       [this](const absl::Status& status) {
         ChiefKnows();
         shard_->SetChiefLost(true);
-        End(v1::PHASE_FAILED, status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
-                                          : absl::StrCat("the chief at ", options_.chief, ": ", Message(status)));
+        End(v1::PHASE_FAILED,
+            status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
+                        : absl::StrCat("the chief at ", options_.chief, ": ",
+                                       absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status)));
       });
   spdlog::info("connecting to the chief at {}", options_.chief);
   const TimePoint deadline = Now() + ToChrono(options_.connect_timeout);
@@ -256,7 +259,7 @@ void Server::End(v1::Phase phase, const std::string& failure) {
 
 void Server::Stop(const std::string& reason) {
   if (chief_ != nullptr) {
-    chief_->Fail(reason);
+    chief_->Fail(reason, Now());
   } else {
     shard_->ReportFailure(reason);
   }
@@ -320,7 +323,7 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
-  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down");
+  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down", Now());
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
   if (health_ != nullptr) health_->EndWatches();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);

@@ -21,20 +21,23 @@ void ServerCall::StartReading(size_t max_bytes, bool in_time) {
   max_bytes_ = max_bytes;
   if (in_time) {
     watch_.Receiving(this, max_bytes, Now());
-  } else {
+  } else if (!writing_) {
     watch_.Waiting(this);
   }
   StartRead(&incoming_);
 }
 
 void ServerCall::OnReadDone(bool ok) {
-  watch_.Waiting(this);
+  {
+    MutexLock lock(mutex_);
+    if (!writing_) watch_.Waiting(this);  // What is being written keeps its deadline.
+  }
   if (!ok) return OnMessagesEnd();
   if (incoming_.Length() > max_bytes_) {
     return End(absl::InvalidArgumentError(
         absl::StrCat("a request of ", incoming_.Length(), " bytes; at most ", max_bytes_, " are allowed")));
   }
-  // Freed before the next is read.
+  // Kept until its reaction returns; the next one may be read meanwhile.
   grpc::ByteBuffer message;
   message.Swap(&incoming_);
   const absl::Status status = OnMessage(message);

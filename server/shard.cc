@@ -31,8 +31,7 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
 }
 
 void Shard::SetView(const v1::View& view) {
-  const bool reset = view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0;
-  if (reset && state_.layout != nullptr && !state_.job.shut_down()) state_.DropLayout();
+  if (state_.IsReset()) outbox_.Add([old = std::shared_ptr<Parameters>(state_.DropLayout())] {});
   if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
     const absl::Status set = state_.SetLayout(view.layout(), [this] {
       MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
@@ -73,17 +72,16 @@ absl::Status Shard::CheckInitialised() const {
 
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
   const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
-  const uint32_t rank = header.id().rank();
   Updater::SpeculativeUpdate ready;
   {
     const OutboxLock lock(outbox_, mutex_);
     PS_RETURN_IF_ERROR(state_.job.Serving());
     if (!state_.job.IsMember(header.id())) return absl::OkStatus();
-    state_.stall.Heard(rank, options_.clock());
+    state_.stall.Heard(header.id().rank(), options_.clock());
     const absl::StatusOr<PushTable::Arrival> arrival = state_.Arrive(session, header, std::move(slices), not_finite);
     if (arrival.ok() && arrival->push != nullptr) {
       ready = state_.Speculate(*arrival);
-      if (arrival->push->has_all()) CompletePush(rank);
+      if (arrival->push->has_all()) CompletePush(header.id().rank());
     }
     Advance();
     PS_RETURN_IF_ERROR(arrival.status());
@@ -167,8 +165,10 @@ void Shard::Gone(const void* session) {
 
 void Shard::AnswerWaits() {
   const TimePoint now = options_.clock();
-  state_.waiters.AnswerEach(
-      [&](Wait& wait) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Deliver(wait, state_.AnswerNow(wait, now)); });
+  state_.waiters.AnswerEach([&](Wait& wait) {
+    mutex_.AssertHeld();
+    return Deliver(wait, state_.AnswerNow(wait, now));
+  });
 }
 
 bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {
@@ -222,9 +222,7 @@ void Shard::StopApplying() {
 
 v1::ShardStatusReply Shard::Status(TimePoint now) const {
   MutexLock lock(mutex_);
-  v1::ShardStatusReply status;
-  state_.Fill(&status, now);
-  return status;
+  return state_.Status(now);
 }
 
 bool Shard::IsMember(const v1::Identity& id) const {

@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/metrics.h"
@@ -62,10 +61,9 @@ class Shard {
   // dropped, unless a later session is bringing it anew. Reads go on when the job has ended; where it failed, members
   // are told why instead (ABORTED).
   void Await(const void* session, const ShardRequest& request, bool push_ended, AnswerCallback callback);
-  // The session's client is gone: a callback that has not been made is made with CANCELLED.
+  // The session's client is gone: a callback that was not made yet is made with CANCELLED.
   void Gone(const void* session);
 
-  // Hashes the slices of this version, on the threads that build updates.
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
   bool IsMember(const v1::Identity& id) const;
@@ -91,7 +89,7 @@ class Shard {
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // After every event: does what has become possible, and answers whom it concerns.
+  // After every event: does what has become possible.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(size_t slices);

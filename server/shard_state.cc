@@ -23,13 +23,17 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
       follows_decisions(mode->coordinated() && options.num_shards > 1),
       job(options.job, options.shard),
       updater(*optimizer, options.hyperparameters, options.max_inline_slices, pool, std::move(on_built)),
-      waiters(options.max_parked) {}
+      waiters(options.max_parked) {
+  Check(mode->contribution() == Contribution::kGradient,
+        "every mode pushes gradients so far: they go to the optimizer");
+}
 
 // ---- Events
 
 absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
   layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
   std::vector<float> state;
+  state.reserve(static_cast<size_t>(optimizer->state_tensors()));
   for (int k = 0; k < optimizer->state_tensors(); ++k) {
     state.push_back(optimizer->InitialState(k, options.hyperparameters));
   }
@@ -44,14 +48,20 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
                                                     options.mode, " needs at least ", needed, " for this model"));
 }
 
-// Nothing was pushed or pulled yet: both are for a job that runs.
-void ShardState::DropLayout() {
-  Check(parameters->version() == 0 && parameters->readers().All().empty(), "a job is reset only before it runs");
+bool ShardState::IsReset() const {
+  const v1::View& view = job.view();
+  return layout != nullptr && view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 &&
+         !job.shut_down() && !job.failed_here();
+}
+
+// Nothing was pushed yet: that is for a job that runs.
+std::unique_ptr<Parameters> ShardState::DropLayout() {
+  Check(parameters->version() == 0, "a job is reset only before it runs");
   pushes.SetLayout(nullptr, 0);
   updater.SetParameters(nullptr, nullptr);
-  parameters = nullptr;
   layout = nullptr;
   job.Reset();
+  return std::move(parameters);
 }
 
 absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
@@ -73,7 +83,13 @@ absl::Status ShardState::CheckInitialised() const {
 absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
                                                       std::vector<ReceivedSlice> slices,
                                                       const ReceivedSlice* not_finite) {
-  if (job.running()) return pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+  if (job.running()) {
+    absl::StatusOr<PushTable::Arrival> arrival =
+        pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+    // Before what has arrived is counted for an update that was made of the push as it was.
+    if (pushes.TakeDropped()) updater.Abandon();
+    return arrival;
+  }
   return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
                                                     ": the job is not running yet: ", job.view().waiting_for()));
 }
@@ -180,6 +196,7 @@ absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
     const absl::Status may = parameters->readers().May(request.caller.reader(), parameters->version());
     if (!may.ok()) why = Message(may);
   }
+  if (why.empty()) why = absl::StrCat("it is at version ", parameters == nullptr ? 0 : parameters->version());
   return absl::DeadlineExceededError(absl::StrCat("shard ", options.shard, ": ", request.caller.reader().ToString(),
                                                   " waited ", FormatSeconds(now - wait.parked_at), " for ", what, ": ",
                                                   why));
@@ -229,22 +246,24 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_waiting_for(stall.text());
 }
 
-void ShardState::Fill(v1::ShardStatusReply* status, TimePoint now) const {
-  status->set_shard(options.shard);
+v1::ShardStatusReply ShardState::Status(TimePoint now) const {
+  v1::ShardStatusReply status;
+  status.set_shard(options.shard);
   if (parameters != nullptr) {
-    status->set_version(parameters->version());
-    status->set_slices(static_cast<uint32_t>(layout->slices()));
-    status->set_bytes(layout->bytes());
+    status.set_version(parameters->version());
+    status.set_slices(static_cast<uint32_t>(layout->slices()));
+    status.set_bytes(layout->bytes());
   }
-  status->set_inflight_bytes(pushes.inflight_bytes());
-  status->set_inflight_bytes_max(pushes.max_inflight_bytes());
-  status->set_parked(static_cast<uint32_t>(waiters.size()));
-  status->set_parked_others(static_cast<uint32_t>(waiters.others()));
-  status->set_applied(pushes.told(v1::ANSWER_APPLIED));
-  status->set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
-  status->set_stale(pushes.told(v1::ANSWER_STALE));
-  status->set_fenced(pushes.told(v1::ANSWER_FENCED));
-  if (!waiters.empty() || updater.blocked_since().has_value()) status->set_waiting_for(WaitingFor(now));
+  status.set_inflight_bytes(pushes.inflight_bytes());
+  status.set_inflight_bytes_max(pushes.max_inflight_bytes());
+  status.set_parked(static_cast<uint32_t>(waiters.size()));
+  status.set_parked_others(static_cast<uint32_t>(waiters.others()));
+  status.set_applied(pushes.told(v1::ANSWER_APPLIED));
+  status.set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
+  status.set_stale(pushes.told(v1::ANSWER_STALE));
+  status.set_fenced(pushes.told(v1::ANSWER_FENCED));
+  if (!waiters.empty() || updater.blocked_since().has_value()) status.set_waiting_for(WaitingFor(now));
+  return status;
 }
 
 v1::ShardReport CompleteReport(const Push& push) {

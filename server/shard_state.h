@@ -46,8 +46,12 @@ struct ShardState {
   // The model is known. on_release as Parameters'. FAILED_PRECONDITION, naming the flag, if the limit of gradients does
   // not hold what a version needs.
   absl::Status SetLayout(const v1::ModelLayout& model, std::function<void()> on_release);
-  // The job was reset before it ran: another model and other initial values will come.
-  void DropLayout();
+  // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
+  // that has failed here has no use for them, and may still be read.
+  bool IsReset() const;
+  // Returns what is to be freed
+  // without the lock (the release hook's comes first).
+  std::unique_ptr<Parameters> DropLayout();
   // As Shard::AddInitialSlices, of finite values.
   absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
   absl::Status CheckInitialised() const;
@@ -82,7 +86,7 @@ struct ShardState {
   std::optional<std::string> NeedsDone() const;
 
   void Fill(v1::ShardReport* report) const;
-  void Fill(v1::ShardStatusReply* status, TimePoint now) const;
+  v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
   Answer AnswerPush(Wait& wait, TimePoint now);

@@ -179,7 +179,7 @@ analyse() {
     skipped=$((skipped + 1))
   # Without precompiled headers, which are GCC's.
   elif phase "analysis: configure" 300 cmake --preset release -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF \
-    -DCMAKE_UNITY_BUILD=$unity &&
+    -DCMAKE_UNITY_BUILD=$unity -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 &&
     phase "analysis: generate" 300 cmake --build build-analysis --target ps_proto --parallel "$(nproc)"; then
     compiled_sources build-analysis >"$logs/sources"
     # The compile commands are GCC's; what only GCC knows is no finding.

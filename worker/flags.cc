@@ -1,5 +1,6 @@
 #include "worker/flags.h"
 
+#include <limits>
 #include <optional>
 
 #include "absl/flags/flag.h"
@@ -65,8 +66,8 @@ absl::StatusOr<int64_t> ParseBatchSize(const std::string& text) {
 
 absl::StatusOr<std::optional<uint32_t>> ParseRank(int64_t rank) {
   if (rank == -1) return std::nullopt;
-  if (rank >= 0 && rank <= kRankMax) return static_cast<uint32_t>(rank);
-  return absl::InvalidArgumentError(absl::StrCat("--rank=", rank, ": expected 0 to ", kRankMax, ", or -1"));
+  if (rank >= 0 && rank <= std::numeric_limits<uint32_t>::max()) return static_cast<uint32_t>(rank);
+  return absl::InvalidArgumentError(absl::StrCat("--rank=", rank, ": expected the number of a rank, or -1"));
 }
 
 // What is read as it is. What is wrong with it ValidateWorkerOptions says.

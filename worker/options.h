@@ -13,7 +13,6 @@
 namespace ps {
 
 inline constexpr int64_t kBatchSizeMax = 1 << 24;
-inline constexpr uint32_t kRankMax = 4095;
 
 // Fields are the flags of the same name, parsed, with the flags' defaults.
 struct WorkerOptions {

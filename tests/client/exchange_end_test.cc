@@ -7,7 +7,6 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-const absl::Status kUnavailable = absl::UnavailableError("Connection refused");
 const absl::Status kStopped = absl::CancelledError("stopped");
 
 TEST_CASE("A stop ends an exchange that sleeps between two attempts at once, and no call is made any more") {

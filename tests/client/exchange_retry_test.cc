@@ -8,8 +8,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Slices = std::vector<uint32_t>;
 
-const absl::Status kUnavailable = absl::UnavailableError("Connection refused");
-
 TEST_CASE("Every status of a call ends the exchange with the shard's name, or the call is made again") {
   for (int code = 1; code <= 16; ++code) {
     const auto status_code = static_cast<absl::StatusCode>(code);

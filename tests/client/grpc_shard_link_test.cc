@@ -18,7 +18,7 @@
 namespace ps {
 namespace {
 
-const Layout kLayout = {{"a", {4}}, {"b", {2}}};
+const Layout kTwoTensors = {{"a", {4}}, {"b", {2}}};
 
 // Answers every pull with one message.
 class FakeShard final : public v1::Shard::Service {
@@ -65,7 +65,7 @@ struct Ended {
 Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights,
            const std::function<void(ShardCall&)>& before_begin = nullptr) {
   FakeShard shard(answer);
-  const SlicePlan plan(kLayout, 1);
+  const SlicePlan plan(kTwoTensors, 1);
   v1::Identity id;
   id.set_rank(5);
   const auto link = MakeGrpcShardLink(MakeChannel(shard.address(), grpc::InsecureChannelCredentials(), 0),

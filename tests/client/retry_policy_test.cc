@@ -38,7 +38,7 @@ struct Story {
   RetryPolicy policy;
 };
 
-const absl::Status kUnavailable = absl::UnavailableError("connection refused");
+const absl::Status kRefused = absl::UnavailableError("connection refused");
 const absl::Status kLate = absl::DeadlineExceededError("waiting for rank 1");
 const absl::Status kFull = absl::ResourceExhaustedError("--max_inflight_bytes");
 
@@ -62,18 +62,18 @@ TEST_CASE("A final error stays final however the time stands") {
 TEST_CASE("Pauses double from the first to the longest, and begin anew when the peer has let a call wait to its end") {
   Story story;
   for (const int pause : {40, 80, 160, 320, 640, 1000, 1000}) {
-    CHECK(story.Fail(kUnavailable).pause == milliseconds(pause));
+    CHECK(story.Fail(kRefused).pause == milliseconds(pause));
   }
   CHECK(story.Fail(kLate, seconds(10)).pause == milliseconds(0));
-  CHECK(story.Fail(kUnavailable).pause == milliseconds(40));
+  CHECK(story.Fail(kRefused).pause == milliseconds(40));
   CHECK(story.Fail(kFull).pause == milliseconds(80));
 }
 
 TEST_CASE("Pauses stay at the longest however many attempts there were") {
   Story story;
   story.peers_turn = std::nullopt;
-  for (int i = 0; i < 100; ++i) CHECK(story.Fail(kUnavailable).outcome == Outcome::kRetry);
-  CHECK(story.Fail(kUnavailable).pause == milliseconds(1000));
+  for (int i = 0; i < 100; ++i) CHECK(story.Fail(kRefused).outcome == Outcome::kRetry);
+  CHECK(story.Fail(kRefused).pause == milliseconds(1000));
 }
 
 TEST_CASE("A peer that ends waits at once is not asked without a pause") {
@@ -112,24 +112,24 @@ TEST_CASE("A peer that answers is never given up before its time, however long i
 
 TEST_CASE("A connection that breaks counts from then on, not from when the call began") {
   Story story;
-  CHECK(story.Fail(kUnavailable, seconds(15)).silent == seconds(0));
-  const RetryDecision second = story.Fail(kUnavailable, seconds(15));
+  CHECK(story.Fail(kRefused, seconds(15)).silent == seconds(0));
+  const RetryDecision second = story.Fail(kRefused, seconds(15));
   CHECK(second.outcome == Outcome::kRetry);
   CHECK(second.silent == seconds(15) + milliseconds(40));
-  CHECK(story.Fail(kUnavailable, seconds(15)).outcome == Outcome::kUnreachable);
+  CHECK(story.Fail(kRefused, seconds(15)).outcome == Outcome::kUnreachable);
 }
 
 TEST_CASE("An answer or bytes that move end a silence") {
   for (const bool answer : {true, false}) {
     Story story;
-    CHECK(story.Fail(kUnavailable).outcome == Outcome::kRetry);
+    CHECK(story.Fail(kRefused).outcome == Outcome::kRetry);
     story.now += seconds(29);
     if (answer) {
       CHECK(story.Fail(kFull).silent == seconds(0));
     } else {
       story.policy.Heard(story.now);
     }
-    const RetryDecision decision = story.Fail(kUnavailable, seconds(2));
+    const RetryDecision decision = story.Fail(kRefused, seconds(2));
     CHECK(decision.outcome == Outcome::kRetry);
     CHECK(decision.silent <= seconds(3));
   }
@@ -145,34 +145,34 @@ TEST_CASE("What was heard earlier does not undo what was heard later") {
 TEST_CASE("Silence is no problem before the peer has all that it needs, and counts from then on") {
   Story story;
   story.peers_turn = std::nullopt;
-  for (int i = 0; i < 10; ++i) CHECK(story.Fail(kUnavailable, seconds(10)).outcome == Outcome::kRetry);
+  for (int i = 0; i < 10; ++i) CHECK(story.Fail(kRefused, seconds(10)).outcome == Outcome::kRetry);
   story.peers_turn = story.now;
-  const RetryDecision first = story.Fail(kUnavailable, seconds(20));
+  const RetryDecision first = story.Fail(kRefused, seconds(20));
   CHECK(first.outcome == Outcome::kRetry);
   CHECK(first.silent == seconds(20));
-  CHECK(story.Fail(kUnavailable, seconds(20)).outcome == Outcome::kUnreachable);
+  CHECK(story.Fail(kRefused, seconds(20)).outcome == Outcome::kUnreachable);
 }
 
 TEST_CASE("At its end a wait fails as the peer's state is: it waits, it is full, or it cannot be reached") {
   const TimePoint end = kStart + seconds(5);
   CHECK(Story(end).Fail(kLate, seconds(5)).outcome == Outcome::kTimeUp);
   CHECK(Story(end).Fail(kFull, seconds(5)).outcome == Outcome::kTimeUp);
-  CHECK(Story(end).Fail(kUnavailable, seconds(5)).outcome == Outcome::kUnreachable);
+  CHECK(Story(end).Fail(kRefused, seconds(5)).outcome == Outcome::kUnreachable);
   CHECK(Story(end).Fail(kLate, kCallTime).outcome == Outcome::kUnreachable);
-  CHECK(Story(end).Fail(kUnavailable, seconds(4)).outcome == Outcome::kRetry);
+  CHECK(Story(end).Fail(kRefused, seconds(4)).outcome == Outcome::kRetry);
   CHECK(Story(end).Fail(kLate, seconds(4)).outcome == Outcome::kRetry);
 }
 
 TEST_CASE("The user is told of a failure at once, then every three seconds, and of every wait") {
   Story story;
   story.peers_turn = std::nullopt;
-  CHECK(story.Fail(kUnavailable).notice);
-  CHECK_FALSE(story.Fail(kUnavailable).notice);
-  CHECK_FALSE(story.Fail(kUnavailable, milliseconds(2500)).notice);
-  CHECK(story.Fail(kUnavailable, milliseconds(500)).notice);
+  CHECK(story.Fail(kRefused).notice);
+  CHECK_FALSE(story.Fail(kRefused).notice);
+  CHECK_FALSE(story.Fail(kRefused, milliseconds(2500)).notice);
+  CHECK(story.Fail(kRefused, milliseconds(500)).notice);
   CHECK(story.Fail(kLate, seconds(1)).notice);
   CHECK(story.Fail(kLate, seconds(1)).notice);
-  CHECK_FALSE(story.Fail(kUnavailable).notice);
+  CHECK_FALSE(story.Fail(kRefused).notice);
 }
 
 TEST_CASE("Of a short call the peer's deadline is told from the call's own, too") {

@@ -262,7 +262,7 @@ TEST_CASE("A member is told at once when the job fails, when the lead changes an
   CHECK(watched.ended);
   Watched next;
   next.Open(job, again->id());
-  job.chief.Fail("the operator says so");
+  job.chief.Fail("the operator says so", job.now);
   CHECK(next.states.back().phase() == v1::PHASE_FAILED);
   CHECK(next.states.back().failure() == "the operator says so");
 }
@@ -368,11 +368,11 @@ TEST_CASE("The end is told once, whatever shards and workers still say after it"
   const auto a = job.Join(job.Request("a"));
   REQUIRE(job.Join(job.Request("b")).ok());
   job.Initialised(0);
-  job.chief.Fail("the operator says so");
+  job.chief.Fail("the operator says so", job.now);
   CHECK(job.ends == 1);
   job.Initialised(1);  // On its way as the job failed: the last shard that was waited for.
   (void)Leave(job, a->id());
-  job.chief.Fail("and again");
+  job.chief.Fail("and again", job.now);
   job.chief.OnShardGone(1, job.now);
   job.now += std::chrono::hours(1);
   job.chief.Tick(job.now);

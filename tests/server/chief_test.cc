@@ -210,7 +210,7 @@ TEST_CASE("The server does not wait for a worker whose join was answered with th
   TestJob job("bsp", 2);
   job.deaf = true;
   CHECK_FALSE(job.Join(job.Request("a")).ok());
-  job.chief.Fail("the operator says so");
+  job.chief.Fail("the operator says so", job.now);
   CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 

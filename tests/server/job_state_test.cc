@@ -66,7 +66,7 @@ class RunningJob {
     request.set_job("default");
     request.set_name(name);
     *request.mutable_layout() = ToProto({{"w", {4}}});
-    const auto joined = job.Join(request, now);
+    const auto joined = job.Join(request, /*room=*/true, now);
     REQUIRE(joined.ok());
     job.NextView(now);
     Member* const member = job.Find(joined->member.rank, joined->member.incarnation);

@@ -110,6 +110,20 @@ TEST_CASE("A snapshot keeps weights and state of one version while updates go on
   CHECK(parameters.readers().All().size() == 1);
 }
 
+TEST_CASE("A snapshot has to wait while state is being overwritten, even if the weights are not") {
+  Parameters parameters = Make(3, [] {}, {0});
+  CHECK(parameters.may_snapshot());
+  const VersionPin pin = parameters.Pin(kReader, TimePoint());
+  Parameters::Update update;
+  REQUIRE(parameters.BeginUpdate(&update));
+  CHECK_FALSE(parameters.updating_in_place());
+  CHECK_FALSE(parameters.may_snapshot());
+  parameters.Publish();
+  CHECK(parameters.may_snapshot());
+  REQUIRE(parameters.BeginSpeculativeUpdate(&update));
+  CHECK(parameters.may_snapshot());
+}
+
 TEST_CASE("With one weight buffer a snapshot holds updates up until it is let go of") {
   int released = 0;
   Parameters parameters = Make(1, [&] { ++released; }, {0});

@@ -17,7 +17,8 @@ namespace {
 //   owner RANK I                     the rank has a new owner
 class Scenario {
  public:
-  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : mode_(*MakeMode(mode, 2)) {
+  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : Scenario(*MakeMode(mode, 2), max_bytes) {}
+  explicit Scenario(std::unique_ptr<Mode> mode, uint64_t max_bytes = 64) : mode_(std::move(mode)) {
     table_.SetLayout(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {2}}}, 0, 1), max_bytes);
     SetOwners();
   }
@@ -148,6 +149,42 @@ class Scenario {
   char sessions_[4] = {};
 };
 
+// As asp, but a push that was computed on version 0 is stale.
+class NewVersionsOnly final : public Mode {
+ public:
+  std::string name() const override { return "new_versions_only"; }
+  bool synchronous() const override { return asp_->synchronous(); }
+  Contribution contribution() const override { return asp_->contribution(); }
+  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return asp_->VersionAfter(step); }
+  bool coordinated() const override { return asp_->coordinated(); }
+  uint32_t pushes_held() const override { return asp_->pushes_held(); }
+  void SetMembers(const std::set<uint32_t>& ranks) override { asp_->SetMembers(ranks); }
+  Admission Admit(const PushHeader& push, uint64_t expected) const override {
+    Admission admission = asp_->Admit(push, expected);
+    if (admission.kind == Admission::Kind::kAccept && push.version == 0) admission.kind = Admission::Kind::kStale;
+    return admission;
+  }
+  std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override { return asp_->Complete(rank, step); }
+  void Decided(const StepSet& set) override { asp_->Decided(set); }
+  bool WasDecided(const StepSet& set) const override { return asp_->WasDecided(set); }
+  bool MayRead(uint32_t rank, uint64_t step, uint64_t newest) const override {
+    return asp_->MayRead(rank, step, newest);
+  }
+  LossAction OnLoss(uint32_t rank) const override { return asp_->OnLoss(rank); }
+  uint64_t StartStep(uint64_t highest, uint64_t applied) const override { return asp_->StartStep(highest, applied); }
+  uint64_t step() const override { return asp_->step(); }
+  std::vector<uint32_t> WaitsFor() const override { return asp_->WaitsFor(); }
+  std::vector<uint32_t> ExpectedContributors() const override { return asp_->ExpectedContributors(); }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override {
+    return asp_->NeedsDone(begun, done);
+  }
+  nlohmann::ordered_json Save() const override { return asp_->Save(); }
+  absl::Status Load(const nlohmann::ordered_json& state) override { return asp_->Load(state); }
+
+ private:
+  const std::unique_ptr<Mode> asp_ = MakeAsp();
+};
+
 struct Line {
   const char* event;
   const char* said;
@@ -229,6 +266,16 @@ TEST_CASE("A set is taken whole or not at all, and what is released has no answe
                {"0:1 a version 1", "rank 0, step 1: computed on version 1, but shard 0 is at version 0, 32 B"},
                {"release", "released, 0 B"}});
   CHECK_FALSE(bsp.table().ledger().Seen(0, 0));
+}
+
+TEST_CASE("A push that the mode calls stale is answered STALE, holds nothing and is not applied") {
+  Scenario mode(std::make_unique<NewVersionsOnly>());
+  Follow(mode, {{"0:0 a", "not needed, 0 B"}, {"0:0 b", "not needed, 0 B"}});
+  CHECK(mode.table().Tell(0, 0) == v1::ANSWER_STALE);
+  CHECK(mode.table().Tell(0, 0) == v1::ANSWER_STALE);
+  CHECK(mode.table().told(v1::ANSWER_STALE) == 2);
+  Follow(mode, {{"1:0 - samples 0", "not needed, 0 B"},
+                {"0:1 a version 1", "rank 0, step 1: computed on version 1, but shard 0 is at version 0, 0 B"}});
 }
 
 TEST_CASE("Those who have begun a step are known, and all of them together once everybody has") {

@@ -174,5 +174,19 @@ TEST_CASE("A job that is reset before it runs takes another layout and other ini
   CHECK(test.shard.Status(test.now).bytes() == 20);
 }
 
+TEST_CASE("A shard that failed before the job ran may be read, and is not reset while it is") {
+  TestShard test("asp", {}, {{"w", {4}}}, /*run=*/false);
+  REQUIRE(test.shard.AddInitialSlices(TestShard::Id(0), {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
+  test.shard.ReportFailure("server 1 was stopped (SIGTERM)");
+  const auto pin = test.PullUnnamed(std::nullopt);
+  REQUIRE(pin.ok());
+  test.NextView(v1::PHASE_GATHERING, [](v1::View* view) {
+    view->clear_members();
+    view->clear_layout();
+  });
+  CHECK(pin->weights()[0] == 1);
+  CHECK(test.PullUnnamed(std::nullopt).ok());
+}
+
 }  // namespace
 }  // namespace ps

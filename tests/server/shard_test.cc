@@ -182,5 +182,29 @@ TEST_CASE("What was built ahead of a push that turns out wrong is dropped, weigh
   CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
 }
 
+TEST_CASE("A push that restarts with other samples is not counted for what was being built of it as it was") {
+  for (const bool built : {true, false}) {
+    CAPTURE(built);
+    ShardOptions options;
+    options.apply_threads = 0;
+    TestShard test("bsp", options, {{"a", {2}}, {"b", {2}}});
+    const auto add = [&](uint32_t rank, uint32_t samples, uint32_t slice, float value) {
+      return test.Add(TestShard::Header(rank, 0, samples), {TestShard::Slice(slice, {value, value})});
+    };
+    REQUIRE(add(0, 8, 0, 100).ok());
+    REQUIRE(add(1, 8, 0, 4).ok());  // Slice a is built now.
+    REQUIRE(add(1, 8, 1, 4).ok());
+    REQUIRE(add(0, 24, built ? 0 : 1, 8).ok());
+    CHECK(test.Pull(0)->weights()[0] == 1);
+    REQUIRE(add(0, 24, built ? 1 : 0, 8).ok());
+    test.shard.ApplyPosted();
+    CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+    const auto pin = test.Pull(1);
+    REQUIRE(pin.ok());
+    for (size_t local : {0U, 1U}) CHECK(pin->slice(local)[0] == 1 - 7);  // A quarter of 4 and three of 8.
+    CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
+  }
+}
+
 }  // namespace
 }  // namespace ps

@@ -230,8 +230,8 @@ absl::Status GrpcShardCall::OnMessage() {
   } else {
     const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
     if (!slices.ok()) return slices.status();
-    PS_RETURN_IF_ERROR(TakeSlices(*slices));
     reply_.version = pull.version();
+    PS_RETURN_IF_ERROR(TakeSlices(*slices));
     reply_.waited_us += pull.waited_us();
   }
   if (!pull.has_push()) return absl::OkStatus();

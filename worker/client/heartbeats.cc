@@ -55,8 +55,9 @@ void Heartbeats::OnEnd(const grpc::Status& status, const v1::HeartbeatReply& rep
   const bool over = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
   if (refused) callbacks_.on_refused(FromGrpc(status));
   if (status.ok()) callbacks_.on_state(reply);
-  if (!refused && !over) Schedule();
   MutexLock lock(mutex_);
+  // Under the lock: once Stop has seen that nothing is being sent, nothing is scheduled any more.
+  if (!refused && !over && !stopped_) Schedule();
   sending_ = false;
   ended_.NotifyAll();
 }

@@ -171,6 +171,9 @@ absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
     job.channels.push_back(view.ShardChannel(info));
     job.slices += static_cast<size_t>(info.slices_size());
   }
+  if (job.slices == 0) {
+    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status->waiting_for()));
+  }
   const absl::StatusOr<HashedWeights> hashed = HashWeights(job, deadline, {});
   if (!hashed.ok()) return hashed.status();
   const auto [lowest, newest] = std::minmax_element(hashed->versions.begin(), hashed->versions.end());

@@ -27,24 +27,24 @@ struct DescriptorFree {
   void operator()(cublasLtMatmulPreference_t preference) const { (void)cublasLtMatmulPreferenceDestroy(preference); }
 };
 template <typename Handle>
-using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, DescriptorFree>;
+using OwnedDescriptor = std::unique_ptr<std::remove_pointer_t<Handle>, DescriptorFree>;
 
 }  // namespace
 
 // cuBLASLt's matrices are column-major, where ours read as their transposes. So it computes Cᵀ = op(B)ᵀ · op(A)ᵀ: its
 // first operand is B, its second A, its result has n rows and m columns, and its bias is one value a row.
 struct Matmul::Planned {
-  Owned<cublasLtMatmulDesc_t> descriptor;
-  Owned<cublasLtMatrixLayout_t> b;
-  Owned<cublasLtMatrixLayout_t> a;
-  Owned<cublasLtMatrixLayout_t> c;
+  OwnedDescriptor<cublasLtMatmulDesc_t> descriptor;
+  OwnedDescriptor<cublasLtMatrixLayout_t> b;
+  OwnedDescriptor<cublasLtMatrixLayout_t> a;
+  OwnedDescriptor<cublasLtMatrixLayout_t> c;
   cublasLtMatmulAlgo_t algorithm{};
 };
 
 namespace {
 
 // Column-major, without padding.
-absl::Status MakeLayout(int64_t rows, int64_t columns, Owned<cublasLtMatrixLayout_t>& layout) {
+absl::Status MakeLayout(int64_t rows, int64_t columns, OwnedDescriptor<cublasLtMatrixLayout_t>& layout) {
   cublasLtMatrixLayout_t made = nullptr;
   PS_CUDA_RETURN_IF_ERROR(
       cublasLtMatrixLayoutCreate(&made, CUDA_R_32F, static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows));
@@ -52,7 +52,7 @@ absl::Status MakeLayout(int64_t rows, int64_t columns, Owned<cublasLtMatrixLayou
   return absl::OkStatus();
 }
 
-absl::Status MakeDescriptor(const MatmulShape& shape, Math math, Owned<cublasLtMatmulDesc_t>& descriptor) {
+absl::Status MakeDescriptor(const MatmulShape& shape, Math math, OwnedDescriptor<cublasLtMatmulDesc_t>& descriptor) {
   cublasLtMatmulDesc_t made = nullptr;
   PS_CUDA_RETURN_IF_ERROR(cublasLtMatmulDescCreate(&made, ComputeType(math), CUDA_R_32F));
   descriptor.reset(made);
@@ -99,7 +99,7 @@ absl::Status Matmul::MakePlan(const MatmulShape& shape, const float* bias, Plann
   PS_RETURN_IF_ERROR(MakeLayout(shape.n, shape.m, plan.c));
   cublasLtMatmulPreference_t made = nullptr;
   PS_CUDA_RETURN_IF_ERROR(cublasLtMatmulPreferenceCreate(&made));
-  const Owned<cublasLtMatmulPreference_t> preference(made);
+  const OwnedDescriptor<cublasLtMatmulPreference_t> preference(made);
   const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     return cublasLtMatmulPreferenceSetAttribute(made, attribute, &value, sizeof(value));
   };
