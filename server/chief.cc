@@ -178,13 +178,21 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
 // ---- Answers
 
 void Chief::AnswerJoins(TimePoint now) {
-  joins_.AnswerWhere([&](const auto& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return AnswerTo(join, now); },
-                     outbox_);
+  joins_.AnswerWhere(
+      [&](const auto& join) {
+        mutex_.AssertHeld();
+        return AnswerTo(join, now);
+      },
+      outbox_);
 }
 
 void Chief::AnswerDones(TimePoint now) {
-  dones_.AnswerWhere([&](const auto& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return AnswerTo(done, now); },
-                     outbox_);
+  dones_.AnswerWhere(
+      [&](const auto& done) {
+        mutex_.AssertHeld();
+        return AnswerTo(done, now);
+      },
+      outbox_);
 }
 
 Chief::JoinAnswer Chief::AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join, TimePoint now) {

@@ -40,7 +40,6 @@ class RequestCall : public ServerCall {
   absl::Status OnMessage(const grpc::ByteBuffer& message) final {
     Request request;
     PS_RETURN_IF_ERROR(DecodeMessage(message, &request));
-    request.DiscardUnknownFields();
     return OnRequest(request);
   }
   void OnMessagesEnd() final { End(absl::InvalidArgumentError("the call ended without a message")); }
