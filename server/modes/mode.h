@@ -99,8 +99,8 @@ class Mode {
   // Whether this set was decided before: the chief may name one again.
   virtual bool WasDecided(const StepSet& set) const = 0;
 
-  // Whether a rank whose next push is that of `next_step` may read the version `newest`, which exists; else it is parked
-  // until it may.
+  // Whether a rank whose next push is that of `next_step` may read the version `newest`, which exists; else it is
+  // parked until it may.
   virtual bool MayRead(uint32_t rank, uint64_t next_step, uint64_t newest) const = 0;
 
   // A member was lost, or left before it was done.
