@@ -44,14 +44,6 @@ class DataCall : public ServerCall {
     return watch().Identify(this, id.rank(), id.incarnation());
   }
 
-  // Reads one small request.
-  template <typename Request>
-  static absl::Status Decode(const grpc::ByteBuffer& message, Request* request) {
-    PS_RETURN_IF_ERROR(DecodeMessage(message, request));
-    request->DiscardUnknownFields();
-    return absl::OkStatus();
-  }
-
   // Writes what the session gets: header and slices.
   PushPullSession::Callback OnReply() {
     return [self = Self(this)](absl::StatusOr<PushPullSession::Reply> reply) {
@@ -157,43 +149,49 @@ class PushCall final : public DataCall {
   const bool weights_;
 };
 
-class PullCall final : public DataCall {
+// Of one small request, without slices.
+template <typename Request>
+class ReadCall : public DataCall {
  public:
   using DataCall::DataCall;
 
- private:
-  void OnBegin() override { Read(kMaxSmallRequestBytes); }
+ protected:
+  virtual void Ask(const Request& request) = 0;
 
-  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    v1::PullRequest request;
-    PS_RETURN_IF_ERROR(Decode(message, &request));
+ private:
+  void OnBegin() final { Read(kMaxSmallRequestBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) final {
+    Request request;
+    PS_RETURN_IF_ERROR(DecodeMessage(message, &request));
+    request.DiscardUnknownFields();  // Its identity is kept while the call is parked.
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    session().Pull(request, OnReply());
+    Ask(request);
     return absl::OkStatus();
   }
 
-  void OnMessagesEnd() override { End(absl::InvalidArgumentError("the call ended without a message")); }
+  void OnMessagesEnd() final { End(absl::InvalidArgumentError("the call ended without a message")); }
 };
 
-class HashCall final : public DataCall {
+class PullCall final : public ReadCall<v1::PullRequest> {
  public:
-  using DataCall::DataCall;
+  using ReadCall::ReadCall;
 
  private:
-  void OnBegin() override { Read(kMaxSmallRequestBytes); }
+  void Ask(const v1::PullRequest& request) override { session().Pull(request, OnReply()); }
+};
 
-  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
-    v1::HashSlicesRequest request;
-    PS_RETURN_IF_ERROR(Decode(message, &request));
-    PS_RETURN_IF_ERROR(Identify(request.id()));
+class HashCall final : public ReadCall<v1::HashSlicesRequest> {
+ public:
+  using ReadCall::ReadCall;
+
+ private:
+  void Ask(const v1::HashSlicesRequest& request) override {
     session().Hash(request, [self = Self(this)](const absl::StatusOr<v1::HashSlicesReply>& reply) {
       if (!reply.ok()) return self->End(reply.status());
       self->Answer(EncodeMessage(*reply));
     });
-    return absl::OkStatus();
   }
-
-  void OnMessagesEnd() override { End(absl::InvalidArgumentError("the call ended without a message")); }
 };
 
 }  // namespace

@@ -7,14 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 #include "common/clock.h"
 #include "common/grpc_status.h"
 #include "common/slices.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "tests/catch.h"
+#include "tests/client/test_server.h"
 
 namespace ps {
 
@@ -36,18 +34,7 @@ class FakeChief final : public v1::Chief::Service {
     return absl::OkStatus();
   };
 
-  FakeChief() {
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    REQUIRE(server_ != nullptr);
-    address_ = "127.0.0.1:" + std::to_string(port);
-  }
-  ~FakeChief() override { server_->Shutdown(std::chrono::system_clock::now()); }
-
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return server_.address(); }
   std::vector<v1::JoinRequest> joins() { return Copy(joins_); }
   std::vector<v1::LeaveRequest> leaves() { return Copy(leaves_); }
   std::vector<uint64_t> heartbeat_steps() { return Copy(heartbeat_steps_); }
@@ -70,7 +57,7 @@ class FakeChief final : public v1::Chief::Service {
     reply->set_synchronous(true);
     reply->set_lease_ms(900);
     reply->set_slice_elements(kSliceElements);
-    reply->add_shards()->set_address(address_);
+    reply->add_shards()->set_address(address());
     return ToGrpc(on_join(Record(joins_, *request)));
   }
   grpc::Status Leave(grpc::ServerContext* /*context*/, const v1::LeaveRequest* request,
@@ -99,14 +86,13 @@ class FakeChief final : public v1::Chief::Service {
     return from;
   }
 
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
   Mutex mutex_;  // Guards the vectors.
   CondVar changed_;
   std::vector<v1::JoinRequest> joins_;
   std::vector<v1::LeaveRequest> leaves_;
   std::vector<v1::DoneRequest> dones_;
   std::vector<uint64_t> heartbeat_steps_;
+  TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };
 
 }  // namespace ps

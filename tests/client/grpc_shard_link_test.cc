@@ -8,12 +8,11 @@
 #include <utility>
 #include <vector>
 
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
 #include "common/endpoint.h"
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/catch.h"
+#include "tests/client/test_server.h"
 
 namespace ps {
 namespace {
@@ -23,18 +22,9 @@ const Layout kTwoTensors = {{"a", {4}}, {"b", {2}}};
 // Answers every pull with one message.
 class FakeShard final : public v1::Shard::Service {
  public:
-  explicit FakeShard(v1::PullReply reply) : reply_(std::move(reply)) {
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    REQUIRE(server_ != nullptr);
-    address_ = "127.0.0.1:" + std::to_string(port);
-  }
-  ~FakeShard() override { server_->Shutdown(std::chrono::system_clock::now()); }
+  explicit FakeShard(v1::PullReply reply) : reply_(std::move(reply)) {}
 
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return server_.address(); }
   grpc::Status Pull(grpc::ServerContext* /*context*/, const v1::PullRequest* request,
                     grpc::ServerWriter<v1::PullReply>* writer) override {
     pulled = *request;
@@ -46,8 +36,7 @@ class FakeShard final : public v1::Shard::Service {
 
  private:
   const v1::PullReply reply_;
-  std::unique_ptr<grpc::Server> server_;
-  std::string address_;
+  TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };
 
 void AddSlice(v1::PullReply& reply, uint32_t index, const std::vector<float>& values) {
