@@ -31,7 +31,8 @@ struct ChiefOptions {
   uint64_t generation = 1;  // Larger than any earlier start's of this job.
   uint32_t num_workers = 1;
   uint32_t num_shards = 1;
-  std::string mode = "bsp";
+  ModeOptions mode;
+  std::string optimizer = "sgd";  // Told to workers that take steps by themselves.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -119,7 +120,8 @@ class JobState {
   bool Fail(const std::string& reason);
 
   // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
-  void NextView(TimePoint now);
+  // Returns the sets of pushes that are named because of it, in order.
+  std::vector<StepSet> NextView(TimePoint now);
 
  private:
   // If the last member leaves before the job runs, model and experiment are reset.

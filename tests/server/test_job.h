@@ -19,7 +19,7 @@ class TestJob {
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
       : chief({.num_workers = workers,
                .num_shards = shards,
-               .mode = mode,
+               .mode = {.name = mode},
                .max_shard_elements = 1000,
                .settings = {{"learning_rate", "0.1"}}},
               [this](v1::Phase phase, const std::string& failure) {
