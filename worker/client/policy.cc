@@ -53,7 +53,6 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
 absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined) {
   ModePolicy policy = {.empty_contributions = joined.policy().empty_contributions(),
                        .exact_versions = joined.policy().exact_versions()};
-  policy = {.empty_contributions = joined.synchronous(), .exact_versions = joined.synchronous()};
   if (!joined.policy().has_local_steps()) return policy;
   absl::StatusOr<LocalSteps> local = LocalStepsOf(joined.policy().local_steps());
   if (!local.ok()) {
