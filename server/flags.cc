@@ -16,6 +16,9 @@ ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the s
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
 ABSL_FLAG(std::string, mode, "bsp",
           "bsp (synchronous): one version per step of all workers; asp (asynchronous): one version per push");
+ABSL_FLAG(std::string, budget, "share",
+          "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
+          "workers ask for them, and those of a lost worker again");
 ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
 // Every row of HyperparameterTable().
 ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
@@ -54,6 +57,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.job = absl::GetFlag(FLAGS_job);
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
   options.mode = absl::GetFlag(FLAGS_mode);
+  options.budget = absl::GetFlag(FLAGS_budget);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();

@@ -57,6 +57,8 @@ class JobView {
   std::set<uint32_t> done_ranks() const;
   std::set<uint32_t> member_ranks() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
+  // By rank, as the chief says.
+  const std::map<uint32_t, v1::Member>& members() const { return members_; }
 
  private:
   const std::string job_;

@@ -55,6 +55,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
   problems.Check(MakeMode(options.mode, 1).status());
+  problems.Check(options.budget == "share" || options.budget == "job",
+                 absl::StrCat("--budget=", options.budget, ": expected share or job"));
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
@@ -75,6 +77,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   };
   const auto mode = MakeMode(options.mode, options.num_workers);
   std::map<std::string, std::string> settings = {{"mode", mode.ok() ? (*mode)->name() : options.mode},
+                                                 {"budget", options.budget},
                                                  {"optimizer", options.optimizer},
                                                  {"num_workers", absl::StrCat(options.num_workers)},
                                                  {"num_shards", absl::StrCat(options.num_shards)}};

@@ -21,6 +21,7 @@ struct ServerOptions {
   std::string job = "default";
   uint32_t num_workers = 1;
   std::string mode = "bsp";
+  std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
 
