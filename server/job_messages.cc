@@ -88,6 +88,10 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_num_workers(job.options().num_workers);
   reply.set_mode(job.mode().name());
   reply.set_synchronous(job.mode().synchronous());
+  *reply.mutable_policy() = job.mode().policy();
+  if (reply.policy().has_local_steps()) {
+    reply.mutable_policy()->mutable_local_steps()->set_optimizer(job.options().optimizer);
+  }
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(ToMs(job.options().lease));
   reply.set_initialise(job.MayInitialise(member.rank));

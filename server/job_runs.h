@@ -19,8 +19,8 @@ namespace ps {
 
 class JobRuns {
  public:
-  // `max_open` as of RunDealer.
-  JobRuns(bool hands_out, uint64_t max_open) : hands_out_(hands_out), dealer_(max_open) {}
+  // What the mode asks of workers says how many runs one may have open.
+  JobRuns(bool hands_out, const v1::ModePolicy& policy);
 
   // Whether the job has this budget at all; else every request is refused.
   bool hands_out() const { return hands_out_; }

@@ -1,7 +1,6 @@
 #include "server/job_state.h"
 
 #include <algorithm>
-#include <set>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -26,7 +25,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       shards_(options.job, options.num_shards, options.settings),
       terms_(options.job, options.num_shards, options.max_shard_elements),
       steps_(std::move(mode), options.num_shards),
-      runs_(options.hands_out_runs, options.max_open_runs) {}
+      runs_(options.hands_out_runs, mode().policy()) {}
 
 absl::Status JobState::Serving() const {
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
@@ -71,7 +70,8 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   outcome.view_is_due = news.initialised && shards_.AllInitialised();
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {
-    StepCoordinator::Outcome complete = steps_.Complete(shard, done.rank(), done.step());
+    StepCoordinator::Outcome complete = steps_.Complete(
+        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()});
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
@@ -293,7 +293,7 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
 }
 
-void JobState::NextView(TimePoint now) {
+std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && shards_.Missing().empty() && initialised && members_.full()) {
     last_progress_ = now;
@@ -305,15 +305,15 @@ void JobState::NextView(TimePoint now) {
     if (members_.Lead() != nullptr) initialiser_ = members_.Lead()->rank;
     initialiser_view_ = view_ + 1;
   }
-  std::set<uint32_t> ranks;
+  ++view_;
+  ModeMembers members;
   std::set<RunTaker> takers;
   for (const auto& [rank, member] : members_.members()) {
-    ranks.insert(rank);
+    members[rank] = {.incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
     takers.insert({.rank = rank, .incarnation = member.incarnation});
   }
-  steps_.SetMembers(ranks);
-  ++view_;
   runs_.OnView(view_, takers);
+  return steps_.SetMembers(members);
 }
 
 }  // namespace ps

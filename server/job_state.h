@@ -32,7 +32,8 @@ struct ChiefOptions {
   uint64_t generation = 1;  // Larger than any earlier start's of this job.
   uint32_t num_workers = 1;
   uint32_t num_shards = 1;
-  std::string mode = "bsp";
+  ModeOptions mode;
+  std::string optimizer = "sgd";  // Told to workers that take steps by themselves.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -41,7 +42,6 @@ struct ChiefOptions {
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
   bool hands_out_runs = false;                  // --budget=job.
-  uint64_t max_open_runs = 2;                   // With it: that a worker may have open (RunDealer).
 };
 
 class JobState {
@@ -130,7 +130,8 @@ class JobState {
   bool Fail(const std::string& reason);
 
   // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
-  void NextView(TimePoint now);
+  // Returns the sets of pushes that are named because of it, in order.
+  std::vector<StepSet> NextView(TimePoint now);
 
  private:
   // If the last member leaves before the job runs, model and experiment are reset.

@@ -1,14 +1,11 @@
 #include "server/options.h"
 
-#include <charconv>
-
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/optimizers/optimizer.h"
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/modes/mode.h"
 
 namespace ps {
 namespace {
@@ -54,7 +51,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.Check(options.num_shards == 0 || options.shard < options.num_shards,
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
-  problems.Check(MakeMode(options.mode, 1).status());
+  ValidateModeOptions(options.mode, options.num_workers, problems);
   problems.Check(options.budget == "share" || options.budget == "job",
                  absl::StrCat("--budget=", options.budget, ": expected share or job"));
   problems.Check(MakeOptimizer(options.optimizer).status());
@@ -70,19 +67,14 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 }
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
-  // The shortest text that only this float has.
-  const auto exact = [](float value) {
-    char text[32];
-    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
-  };
-  const auto mode = MakeMode(options.mode, options.num_workers);
-  std::map<std::string, std::string> settings = {{"mode", mode.ok() ? (*mode)->name() : options.mode},
-                                                 {"budget", options.budget},
-                                                 {"optimizer", options.optimizer},
-                                                 {"num_workers", absl::StrCat(options.num_workers)},
-                                                 {"num_shards", absl::StrCat(options.num_shards)}};
+  std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
+  settings["mode"] = CanonicalMode(options.mode.name);
+  settings["budget"] = options.budget;
+  settings["optimizer"] = options.optimizer;
+  settings["num_workers"] = absl::StrCat(options.num_workers);
+  settings["num_shards"] = absl::StrCat(options.num_shards);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(options.optimizer)) settings[each.flag] = exact(options.hyperparameters.*each.field);
+    if (each.UsedBy(options.optimizer)) settings[each.flag] = ExactText(options.hyperparameters.*each.field);
   }
   return settings;
 }

@@ -89,6 +89,10 @@ class Shard {
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Refuses pushes that have become stale. Returns whether there were any.
+  bool RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These pushes count from now on.
+  void Record(const Pushes& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every event: does what has become possible.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

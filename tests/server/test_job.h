@@ -21,7 +21,7 @@ class TestJob {
       : chief(
             {.num_workers = workers,
              .num_shards = shards,
-             .mode = mode,
+             .mode = {.name = mode},
              .max_shard_elements = 1000,
              .settings = {{"learning_rate", "0.1"}},
              .hands_out_runs = hands_out_runs},
