@@ -25,7 +25,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       shards_(options.job, options.num_shards, options.settings),
       terms_(options.job, options.num_shards, options.max_shard_elements),
       steps_(std::move(mode), options.num_shards),
-      runs_(options.hands_out_runs, mode().policy()) {}
+      runs_(options.hands_out_runs, steps_.mode().policy()) {}
 
 absl::Status JobState::Serving() const {
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
