@@ -80,5 +80,40 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
   } while (std::next_permutation(reports.begin(), reports.end()));
 }
 
+ModeMembers Members(const std::vector<uint64_t>& incarnations) {
+  ModeMembers members;
+  for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
+    if (incarnations[rank] > 0) members[rank].incarnation = incarnations[rank];
+  }
+  return members;
+}
+
+TEST_CASE("backup: the first pushes that every shard has make the step, and a loss may decide it") {
+  StepCoordinator steps(MakeBackup({.name = "backup"}, 3), 2);
+  steps.SetMembers(Members({1, 1, 1}));
+  CHECK(DecidedBy(&steps, "0:0@0 0:1@0 1:2@0 1:1@0").empty());
+  CHECK(DecidedBy(&steps, "0:2@0") == "0{1,2}");
+  CHECK(DecidedBy(&steps, "1:0@0 0:1@1 1:1@1").empty());
+  const std::vector<StepSet> decided = steps.SetMembers(Members({1, 1, 0}));
+  REQUIRE(decided.size() == 1);
+  CHECK(decided[0] == StepSet{.step = 1, .ranks = {1}});
+}
+
+TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is forgotten, and a late report of it too") {
+  StepCoordinator steps(MakeBackup({.name = "backup", .backup_workers = 0}, 2), 2);
+  steps.SetMembers(Members({1, 1}));
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0").empty());
+  CHECK(steps.SetMembers(Members({2, 1})).empty());
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0").empty());
+  CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
+  CHECK(steps.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
+
+  StepCoordinator bsp(MakeBsp({}, 2), 2);
+  bsp.SetMembers(Members({1, 1}));
+  CHECK(DecidedBy(&bsp, "0:0@0 0:1@0 1:1@0").empty());
+  CHECK(bsp.SetMembers(Members({2, 1})).empty());
+  CHECK(bsp.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
+}
+
 }  // namespace
 }  // namespace ps

@@ -77,6 +77,22 @@ TEST_CASE("Committed pushes are built one after the other, in their order, each 
   CHECK(bench.updater_.idle());
 }
 
+TEST_CASE("Where every push is a version, those that wait are built in one pass and published as the last of them") {
+  Bench bench(3, {.name = "asp"});
+  for (const float gradient : {1.0F, 10.0F, 100.0F}) {
+    bench.updater_.Commit({Bench::MakePush(gradient, gradient)}, bench.now_);
+  }
+  bench.updater_.StartNext(bench.now_);
+  CHECK(bench.pool_.RunPosted());
+  const auto ended = bench.updater_.TakeEnded();
+  REQUIRE(ended.has_value());
+  CHECK(ended->update->versions.size() == 3);
+  CHECK(Updater::Update::Fields(ended->update->versions[1], bench.now_)["version"] == 2);
+  CHECK(bench.parameters_.version() == 3);
+  CHECK(bench.Weight(0) == -111);
+  CHECK(bench.updater_.idle());
+}
+
 TEST_CASE("A slice is built as soon as it is here of everybody, and published only when the set is committed") {
   Bench bench;
   const auto first = Bench::MakePush(1, Bench::kMissing, 0);
