@@ -22,6 +22,7 @@ constexpr std::chrono::seconds kReplyMargin(1);
 
 constexpr std::chrono::seconds kDoneWaitDefault(10);
 constexpr std::chrono::seconds kDoneWaitMax(300);
+constexpr std::chrono::seconds kTakeRunWaitMax(300);
 
 TimePoint JoinDeadline(const Context& context, TimePoint now) {
   const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
@@ -97,12 +98,29 @@ class DoneCall final : public RequestCall<v1::DoneRequest> {
   Chief& chief_;
 };
 
+class TakeRunCall final : public RequestCall<v1::TakeRunRequest> {
+ public:
+  TakeRunCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::TakeRunRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
+    const TimePoint now = Now();
+    const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
+    chief_.TakeRun(request, now, now + wait, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
 }  // namespace
 
 void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
   router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
       router, "/ps.v1.Chief/Heartbeat",

@@ -79,7 +79,9 @@ class FakeClient final : public Client {
   }
   std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& out, const MutableTensors& in,
                                           bool /*deferred*/, DoneCallback /*callback*/) override;
-  absl::Status Done() override { return absl::OkStatus(); }
+  bool hands_out_runs() const override { return false; }
+  absl::StatusOr<TakenRun> TakeRun(const RunRequest& /*request*/) override { return absl::UnimplementedError(""); }
+  absl::Status Done(bool /*counts_as_empty*/) override { return absl::OkStatus(); }
   absl::Status Leave(const std::string& /*reason*/) override { return absl::OkStatus(); }
   absl::StatusOr<HashedWeights> WeightsHash() override { return HashedWeights(); }
 

@@ -72,6 +72,7 @@ const TensorValues kInitial = {{0.1F, -0.2F, 0.3F, 0.4F}, {0.0F, 0.5F}};
 // A worker without a trainer.
 struct TestWorker {
   TestWorker(const ModePolicy& policy, bool synchronous, TestSource with) : source(std::move(with)) {
+    REQUIRE(batches->KeepSamples().ok());
     client = std::make_unique<FakeClient>(policy, synchronous, kInitial);
     for (size_t tensor = 0; tensor < 2; ++tensor) x.push_back(network->parameters(tensor));
     absl::StatusOr<ExchangeResult> started = client->Start({}, x);
@@ -100,6 +101,7 @@ struct TestWorker {
     }
     const std::vector<int32_t> indices(4);
     const auto own = *Batches::Create(dataset, *backend, 4);
+    REQUIRE(own->KeepSamples().ok());
     const absl::StatusOr<Batch> batch = own->Load(indices);
     REQUIRE(other->TrainStep(*batch, {}).ok());
     return ValuesOf({other->gradients(0), other->gradients(1)});
