@@ -372,11 +372,12 @@ TEST_CASE("an elastic round without samples pushes nothing") {
 
 TEST_CASE("an evaluation is of the servers' weights, and leaves the worker its own") {
   for (const ModePolicy& policy :
-       {Local(LocalSteps::Exchange::kAverageGradients, 2, 100), Local(LocalSteps::Exchange::kElastic, 2, 0, 0.5F)}) {
+       {Local(LocalSteps::Exchange::kAverageGradients, 2, 100), Local(LocalSteps::Exchange::kElastic, 2, 0, 0.25F)}) {
     TestWorker worker(policy, policy.exact_versions, TestSource({4, 4, 4}));
     MetricsLines lines;
     DataSplits data = {.train = worker.dataset, .validation = {}, .test = worker.dataset};
     const auto evaluator = *Evaluator::Create(data, *worker.backend, *worker.network, lines.writer());
+    REQUIRE(evaluator->KeepSamples().ok());
     worker.Train(2);
     REQUIRE(worker.steps->at_exchange());
     REQUIRE(worker.steps->Settle().ok());
