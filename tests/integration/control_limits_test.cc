@@ -22,11 +22,17 @@ namespace {
 
 namespace health = grpc::health::v1;
 
+ChiefOptions OfTwo() {
+  ChiefOptions options;
+  options.num_workers = 2;
+  return options;
+}
+
 // A chief and nothing else. Nobody ticks it but the test.
 class LoneChief {
  public:
   explicit LoneChief(const CallLimits& limits = {})
-      : chief({.num_workers = 2}, [](v1::Phase, const std::string&) {}), router(limits), service(router) {
+      : chief(OfTwo(), [](v1::Phase, const std::string&) {}), router(limits), service(router) {
     HandleChiefCalls(router, chief);
     grpc::ServerBuilder builder;
     SetServerArguments(builder, std::chrono::seconds(10));
