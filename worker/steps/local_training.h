@@ -28,7 +28,8 @@ inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(
 // A worker's own weights x, and what trains them. Used by the backend's thread.
 class LocalTraining {
  public:
-  // The optimizer is the one that the client's policy names. Errors as of MakeSteps.
+  // The optimizer is the one that the client's policy names. Its hyperparameters are those that came with the servers'
+  // weights last. Errors as of MakeSteps.
   static absl::StatusOr<LocalTraining> Create(const StepsContext& context);
 
   // The gradient of the batch's loss at x, to gradients(). `before_backward`, if there is one, is called before the
@@ -46,7 +47,7 @@ class LocalTraining {
   absl::StatusOr<TensorMemory> AllocateCopy() const;
   // What the metrics say of a batch that no exchange has followed yet.
   StepRecord Record(const TrainingBatch& batch, const StepResult& computed) const;
-  // Ends the exchange under way, and adds it to the record. The hyperparameters that came with it hold from now on.
+  // Ends the exchange under way, and adds it to the record.
   absl::Status EndExchange(StepRecord& record);
   // Sets x aside in `spare`, lets `bring` put the servers' weights in its place, evaluates them, and puts x back.
   absl::Status EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
@@ -57,7 +58,6 @@ class LocalTraining {
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
-  Hyperparameters hyperparameters_;
   MutableTensors weights_;
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
