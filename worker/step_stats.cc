@@ -1,6 +1,10 @@
 #include "worker/step_stats.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
 
 namespace ps {
 namespace {
@@ -23,27 +27,66 @@ ExchangeTimes Exposed(const ExchangeResult& exchanged, double exposed_s) {
   return times;
 }
 
+const char* Name(PushAnswer answer) {
+  switch (answer) {
+    case PushAnswer::kApplied:
+      return "APPLIED";
+    case PushAnswer::kDuplicate:
+      return "DUPLICATE";
+    case PushAnswer::kStale:
+      return "STALE";
+    case PushAnswer::kFenced:
+      return "FENCED";
+    case PushAnswer::kNone:
+      break;
+  }
+  return "NONE";
+}
+
+bool All(const std::vector<PushAnswer>& answers, PushAnswer answer) {
+  return std::all_of(answers.begin(), answers.end(), [&](PushAnswer each) { return each == answer; });
+}
+
+nlohmann::ordered_json Names(const std::vector<PushAnswer>& answers) {
+  if (All(answers, answers.front())) return Name(answers.front());
+  nlohmann::ordered_json names = nlohmann::ordered_json::array();
+  for (const PushAnswer answer : answers) names.push_back(Name(answer));
+  return names;
+}
+
+nlohmann::ordered_json Fields(const StepRecord& step, const ExchangeTimes& times) {
+  nlohmann::ordered_json fields = {{"step", step.push.step}};
+  if (step.local) fields["batch"] = step.batch;
+  fields["version"] = step.push.version;
+  fields["loss"] = step.computed.loss;
+  fields["samples"] = step.samples;
+  fields["forward_s"] = step.computed.forward_s;
+  fields["backward_s"] = step.computed.backward_s;
+  fields["push_s"] = times.push_s;
+  fields["wait_s"] = times.wait_s;
+  fields["pull_s"] = times.pull_s;
+  const std::vector<PushAnswer>& answers = step.exchanged.answers;
+  if (!All(answers, PushAnswer::kApplied)) fields["answer"] = Names(answers);
+  return fields;
+}
+
 }  // namespace
 
 void StepStats::Add(const StepRecord& step, TimePoint now) {
   const ExchangeTimes times = Exposed(step.exchanged, step.exposed_s);
-  metrics_.Write("step", {{"step", step.push.step},
-                          {"version", step.push.version},
-                          {"loss", step.computed.loss},
-                          {"samples", step.push.samples},
-                          {"forward_s", step.computed.forward_s},
-                          {"backward_s", step.computed.backward_s},
-                          {"push_s", times.push_s},
-                          {"wait_s", times.wait_s},
-                          {"pull_s", times.pull_s}});
-  progress_.Step(step.batch + 1, step.computed.loss, step.push.samples, now);
+  metrics_.Write("step", Fields(step, times));
+  progress_.Step(step.batch + 1, step.computed.loss, step.samples, now);
   if (step.batch < warm_up_steps_) return;
-  totals_.samples += step.push.samples;
+  totals_.samples += step.samples;
   totals_.forward_s += step.computed.forward_s;
   totals_.backward_s += step.computed.backward_s;
   totals_.push_s += times.push_s;
   totals_.wait_s += times.wait_s;
   totals_.pull_s += times.pull_s;
+  const std::vector<PushAnswer>& answers = step.exchanged.answers;
+  if (std::find(answers.begin(), answers.end(), PushAnswer::kStale) == answers.end()) return;
+  ++totals_.dropped_pushes;
+  totals_.dropped_samples += step.push.samples;
 }
 
 void StepStats::AddTime(int64_t batch, double seconds) {

@@ -20,14 +20,20 @@ struct StepTotals {
   double push_s = 0;
   double wait_s = 0;
   double pull_s = 0;
+  // Pushes that at least one shard refused as STALE, and their samples, which are among the above.
+  int64_t dropped_pushes = 0;
+  int64_t dropped_samples = 0;
 };
 
-// A step that has ended.
+// A batch that was trained on, and the exchange that followed it.
 struct StepRecord {
-  PushInfo push;
-  int64_t batch = 0;  // From 0; the step counts from another start if the worker joined a running job.
+  int64_t batch = 0;  // Its place in the job (BatchSource), from 0.
+  uint32_t samples = 0;
   StepResult computed;
-  ExchangeResult exchanged;
+  // The worker took an optimizer step by itself, and may do so for several batches from one exchange to the next.
+  bool local = false;
+  PushInfo push;             // Where nothing was pushed, only the step and the version that the next push will have.
+  ExchangeResult exchanged;  // Where nothing was, empty.
   // Seconds that the worker waited for the exchange since its last gradient was ready. The rest was hidden behind
   // computation.
   double exposed_s = 0;
@@ -41,8 +47,9 @@ class StepStats {
   StepStats(MetricsWriter& metrics, int64_t first_batch, int64_t total_batches, int64_t warm_up_steps, TimePoint now)
       : metrics_(metrics), warm_up_steps_(warm_up_steps), progress_(first_batch, total_batches, now) {}
 
-  // Writes the step's line, in which push_s, wait_s and pull_s are what of them was not hidden; logs the progress now
-  // and then; adds the step to the totals.
+  // Writes the batch's `step` line, in which push_s, wait_s and pull_s are what of them was not hidden; logs the
+  // progress now and then; adds the batch to the totals. The line has `batch` where steps are local, and `answer` where
+  // not all shards have applied the push: a word, or one for each shard if they differ.
   void Add(const StepRecord& step, TimePoint now);
   // Adds to train_s what the training loop spent on a batch. It is more than its phases: there are hooks and metrics.
   void AddTime(int64_t batch, double seconds);

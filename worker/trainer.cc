@@ -1,7 +1,6 @@
 #include "worker/trainer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -9,6 +8,7 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "worker/handed_out_runs.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
@@ -59,7 +59,30 @@ absl::Status Trainer::SetUp() {
   backend_ = *std::move(backend);
   spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
                client_->mode(), backend_->name());
+  PS_RETURN_IF_ERROR(MakeSource());
+  PS_RETURN_IF_ERROR(MakeNetwork());
+  return MakeBatches();
+}
 
+absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+
+absl::Status Trainer::MakeSourceOfRuns() {
+  absl::StatusOr<std::unique_ptr<BatchSource>> source =
+      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
+                         .batch_size = options_.batch_size,
+                         .seed = options_.seed,
+                         .shuffle = options_.shuffle,
+                         .num_workers = static_cast<int32_t>(client_->num_workers()),
+                         .epochs = options_.epochs,
+                         .steps = options_.steps,
+                         .fills_steps = client_->policy().empty_contributions,
+                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
+  if (!source.ok()) return source.status();
+  source_ = *std::move(source);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeSourceOfShare() {
   absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
                                                      .num_workers = static_cast<int32_t>(client_->num_workers()),
                                                      .rank = static_cast<int32_t>(client_->rank()),
@@ -67,13 +90,11 @@ absl::Status Trainer::SetUp() {
                                                      .seed = options_.seed,
                                                      .shuffle = options_.shuffle});
   if (!sampler.ok()) return sampler.status();
-  sampler_ = std::make_unique<Sampler>(*std::move(sampler));
-  const double per_epoch = static_cast<double>(sampler_->steps_per_epoch());
-  total_batches_ =
-      options_.steps > 0 ? options_.steps : std::max<int64_t>(1, std::llround(options_.epochs * per_epoch));
-
-  PS_RETURN_IF_ERROR(MakeNetwork());
-  return MakeBatches();
+  const int64_t per_epoch = sampler->steps_per_epoch();
+  const int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
+  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total);
+  source_ = MakeFixedShare(*std::move(sampler), first, total);
+  return absl::OkStatus();
 }
 
 // A backend that computes in the host's memory does so in the client's. Another has memory of its own, from which its
@@ -87,12 +108,11 @@ absl::Status Trainer::MakeNetwork() {
     if (!gradients.ok()) return gradients.status();
     memory = {.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
   }
-  const int64_t max_batch = std::max(sampler_->batch_size(), Evaluator::kBatch);
+  const int64_t max_batch = std::max(source_->batch_size(), Evaluator::kBatch);
   absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch, memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
   for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
-    gradients_.emplace_back(network_->gradients(tensor));
     weights_.push_back(network_->parameters(tensor));
   }
   return absl::OkStatus();
@@ -102,9 +122,10 @@ absl::Status Trainer::MakeNetwork() {
 absl::Status Trainer::MakeBatches() {
   const Dataset& train = prepared_.data.train;
   absl::StatusOr<std::unique_ptr<Batches>> batches =
-      Batches::Create(train, *backend_, std::min(sampler_->batch_size(), train.size()));
+      Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size()));
   if (!batches.ok()) return batches.status();
   train_batches_ = *std::move(batches);
+  feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
   absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
       Evaluator::Create(prepared_.data, *backend_, *network_, *prepared_.metrics);
   if (!evaluator.ok()) return evaluator.status();
@@ -127,126 +148,61 @@ void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
 absl::Status Trainer::Start() {
   Values& initial = prepared_.initial;
   if (options_.init_weights.empty()) initial = InitialValues(options_.model, options_.init, options_.seed);
-  const absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
+  absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
   if (!started.ok()) return started.status();
   initial = {};
-  version_ = started->version;
-  versions_ = started->versions;
-  step_ = client_->start_step();
+  exchanges_.emplace(*client_, *std::move(started));
   return absl::OkStatus();
 }
 
 absl::Status Trainer::Train() {
-  const auto first = static_cast<int64_t>(step_);
-  stats_.emplace(*prepared_.metrics, first, total_batches_, options_.warm_up_steps, Now());
-  EvaluationRhythm rhythm(options_.eval_every, sampler_->steps_per_epoch(), total_batches_, first);
-  // An early layer's weights are computed on while later ones come only where they cannot be of another version.
-  const bool into_forward = options_.overlap && client_->synchronous();
-  for (int64_t batch = first; batch < total_batches_; ++batch) {
-    if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", step_));
-    const TimePoint began = Now();
-    PS_RETURN_IF_ERROR(TrainBatch(batch));
-    const bool evaluates = rhythm.Due(batch + 1) && client_->lead();
-    if (!into_forward || evaluates || batch + 1 == total_batches_) PS_RETURN_IF_ERROR(EndExchange());
-    stats_->AddTime(batch, Seconds(Now() - began));
-    if (evaluates) PS_RETURN_IF_ERROR(EvaluateOnTheWay());
+  PS_RETURN_IF_ERROR(feed_->Prefetch());
+  const int64_t first = feed_->next_place();
+  const int64_t total = source_->total_batches();
+  stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
+  absl::StatusOr<std::unique_ptr<Steps>> steps = MakeSteps({.client = *client_,
+                                                            .exchanges = *exchanges_,
+                                                            .network = *network_,
+                                                            .feed = *feed_,
+                                                            .stats = *stats_,
+                                                            .loss_unit = prepared_.data.scaling.squared_error_unit(),
+                                                            .overlap = options_.overlap});
+  if (!steps.ok()) return steps.status();
+  steps_ = *std::move(steps);
+  EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
+  for (;;) {
+    const absl::StatusOr<std::optional<TrainingBatch>> batch = feed_->Next();
+    if (!batch.ok()) return batch.status();
+    if (!batch->has_value()) return absl::OkStatus();
+    if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
+    PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
   }
-  return absl::OkStatus();
 }
 
-// The exchange begins before the gradients are there, and takes each as soon as it is final. While the servers are at
-// work the next batch is prepared.
-absl::Status Trainer::TrainBatch(int64_t batch) {
-  PS_RETURN_IF_ERROR(TakeBatch(batch));
-  const auto samples = static_cast<uint32_t>(plan_.indices.size());
-  if (samples == 0 && !client_->synchronous()) return absl::OkStatus();
-  const bool overlap = options_.overlap && samples > 0;
-  StepHooks hooks;
-  hooks.parameters_needed = [this](size_t tensor) { return AwaitWeights(tensor); };
-  hooks.before_backward = [&]() -> absl::Status {
-    PS_RETURN_IF_ERROR(EndExchange());
-    if (overlap) StartExchange(samples, /*deferred=*/true);
-    return absl::OkStatus();
-  };
-  if (overlap) {
-    hooks.gradient_ready = [this](size_t tensor) {
-      exchange_->TensorReady(tensor);
-      return absl::OkStatus();
-    };
-  }
-  absl::StatusOr<StepResult> step = network_->TrainStep(batch_, hooks);
-  if (!step.ok()) return step.status();
-  if (samples == 0) PS_RETURN_IF_ERROR(EndExchange());
-  if (!overlap) StartExchange(samples, /*deferred=*/false);
-  step->loss *= prepared_.data.scaling.squared_error_unit();
-  step->forward_s += std::exchange(taking_s_, 0.0);
-  pending_.computed = *step;
-  pending_.batch = batch;
-  return TakeBatch(batch + 1);
-}
-
-absl::Status Trainer::TakeBatch(int64_t batch) {
-  if (taken_ == batch || batch >= total_batches_) return absl::OkStatus();
+absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm) {
   const TimePoint began = Now();
-  plan_ = sampler_->Batch(batch);
-  const absl::StatusOr<Batch> loaded = train_batches_->Load(plan_.indices);
-  if (!loaded.ok()) return loaded.status();
-  batch_ = *loaded;
-  taken_ = batch;
-  taking_s_ += Seconds(Now() - began);
-  return absl::OkStatus();
-}
-
-void Trainer::StartExchange(uint32_t samples, bool deferred) {
-  pending_ = {.push = {.step = step_, .version = version_, .versions = versions_, .samples = samples}};
-  exchange_ = client_->StartPushPull(pending_.push, gradients_, weights_, deferred);
-}
-
-absl::Status Trainer::AwaitWeights(size_t tensor) {
-  if (exchange_ == nullptr) return absl::OkStatus();
-  const TimePoint began = Now();
-  absl::Status status = exchange_->WaitTensor(tensor);
-  pending_.exposed_s += Seconds(Now() - began);
-  return status;
-}
-
-absl::Status Trainer::EndExchange() {
-  if (exchange_ == nullptr) return absl::OkStatus();
-  const TimePoint began = Now();
-  absl::StatusOr<ExchangeResult> exchanged = std::exchange(exchange_, nullptr)->Wait();
-  if (!exchanged.ok()) return exchanged.status();
-  const TimePoint now = Now();
-  pending_.exposed_s += Seconds(now - began);
-  pending_.exchanged = *std::move(exchanged);
-  stats_->Add(pending_, now);
-  version_ = pending_.exchanged.version;
-  versions_ = pending_.exchanged.versions;
-  ++step_;
-  return absl::OkStatus();
-}
-
-absl::Status Trainer::EvaluateOnTheWay() {
-  PS_RETURN_IF_ERROR(evaluator_->Test(step_, version_).status());
-  // In the other modes the others went on meanwhile; a gradient on these weights would be needlessly stale.
-  return client_->synchronous() ? absl::OkStatus() : Pull();
-}
-
-absl::Status Trainer::Pull() {
-  const absl::StatusOr<ExchangeResult> pulled = client_->Pull(weights_);
-  if (!pulled.ok()) return pulled.status();
-  version_ = pulled->version;
-  versions_ = pulled->versions;
-  return absl::OkStatus();
+  PS_RETURN_IF_ERROR(steps_->Train(batch));
+  if (rhythm.Due(batch.place + 1)) evaluation_due_ = true;
+  const absl::StatusOr<NextBatch::Kind> next = feed_->Peek();
+  if (!next.ok()) return next.status();
+  const bool due = evaluation_due_ && steps_->at_exchange() && *next != NextBatch::Kind::kSpent;
+  if (due) evaluation_due_ = false;  // Also where another worker is the lead.
+  const bool evaluates = due && client_->lead();
+  if (evaluates || *next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
+  stats_->AddTime(batch.place, Seconds(Now() - began));
+  return evaluates ? steps_->Evaluate(*evaluator_) : absl::OkStatus();
 }
 
 absl::Status Trainer::Finish() {
-  PS_RETURN_IF_ERROR(client_->Done());
+  // Where ranks have different numbers of batches, others may have steps to make.
+  PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
   result_.lead = client_->lead();
   if (!result_.lead) return absl::OkStatus();
-  PS_RETURN_IF_ERROR(Pull());
-  result_.version = version_;
-  PS_RETURN_IF_ERROR(evaluator_->Validation(step_, version_).status());
-  const absl::StatusOr<Evaluation> test = evaluator_->Test(step_, version_);
+  const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
+  if (!last.ok()) return last.status();
+  result_.version = last->version;
+  PS_RETURN_IF_ERROR(evaluator_->Validation(exchanges_->step(), last->version).status());
+  const absl::StatusOr<Evaluation> test = evaluator_->Test(exchanges_->step(), last->version);
   if (!test.ok()) return test.status();
   result_.test = *test;
   result_.end_status = Keep();
@@ -255,7 +211,7 @@ absl::Status Trainer::Finish() {
 
 absl::Status Trainer::Keep() {
   const absl::Status saved =
-      SaveWeights(options_.save_weights, network_->layout(), weights_, version_, prepared_.data.scaling);
+      SaveWeights(options_.save_weights, network_->layout(), weights_, result_.version, prepared_.data.scaling);
   const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
   if (hashed.ok()) result_.weights_hash = *hashed;
   return saved.ok() ? hashed.status() : saved;
@@ -265,8 +221,10 @@ absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
   if (stats_.has_value()) result_.steps = stats_->totals();
   const StepTotals& steps = result_.steps;
   prepared_.metrics->Write(
-      "end", {{"steps", step_},
+      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : 0},
               {"samples", steps.samples},
+              {"dropped_pushes", steps.dropped_pushes},
+              {"dropped_samples", steps.dropped_samples},
               {"samples_per_s", steps.train_s > 0 ? static_cast<double>(steps.samples) / steps.train_s : 0.0},
               {"status", status.ToString()}});
   if (!status.ok()) {

@@ -11,13 +11,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ps/client.h"
+#include "worker/batch_feed.h"
+#include "worker/batch_source.h"
 #include "worker/batches.h"
-#include "worker/data/sampler.h"
 #include "worker/evaluator.h"
 #include "worker/model/network.h"
 #include "worker/options.h"
 #include "worker/preparation.h"
 #include "worker/step_stats.h"
+#include "worker/steps/exchanges.h"
+#include "worker/steps/steps.h"
 
 namespace ps {
 
@@ -49,22 +52,17 @@ class Trainer {
   absl::Status JoinJob();
   // Once the rank is known: the backend, the network, the batches.
   absl::Status SetUp();
+  absl::Status MakeSource();
+  absl::Status MakeSourceOfRuns();
+  absl::Status MakeSourceOfShare();
   absl::Status MakeNetwork();
   absl::Status MakeBatches();
   void WriteStart(const nlohmann::ordered_json& flags);
   absl::Status Start();
 
   absl::Status Train();
-  absl::Status TrainBatch(int64_t batch);
-  // Loads the batch, unless it is loaded already or training ends before it.
-  absl::Status TakeBatch(int64_t batch);
-  void StartExchange(uint32_t samples, bool deferred);
-  // Waits until the exchange under way, if any, has brought the tensor.
-  absl::Status AwaitWeights(size_t tensor);
-  // Waits for the exchange under way, if any, and records its step.
-  absl::Status EndExchange();
-  absl::Status EvaluateOnTheWay();
-  absl::Status Pull();
+  // One batch, and the evaluation that it makes due.
+  absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);
 
   absl::Status Finish();
   // Saves and hashes the weights, each whether or not the other fails.
@@ -82,24 +80,14 @@ class Trainer {
   std::unique_ptr<Network> network_;
   std::unique_ptr<Evaluator> evaluator_;
   std::unique_ptr<Client> client_;
-  std::unique_ptr<Sampler> sampler_;
-  std::optional<StepStats> stats_;  // From the first batch on.
-  ConstTensors gradients_;
+  std::unique_ptr<BatchSource> source_;
+  std::unique_ptr<BatchFeed> feed_;
+  std::optional<StepStats> stats_;  // From the first batch on, and the next two.
+  std::optional<Exchanges> exchanges_;
+  std::unique_ptr<Steps> steps_;
   MutableTensors weights_;
-
-  int64_t total_batches_ = 0;
-  uint64_t step_ = 0;               // Of the next push.
-  uint64_t version_ = 0;            // Of the weights; the lowest over the shards.
-  std::vector<uint64_t> versions_;  // By shard.
-  int64_t taken_ = -1;              // The batch that is in batch_.
-  double taking_s_ = 0;             // What taking it took; a part of its step's forward pass.
-  BatchPlan plan_;
-  Batch batch_;
-
-  // The step whose exchange is under way. In a synchronous mode it goes on into the next step's forward pass.
-  std::shared_ptr<Exchange> exchange_;
-  StepRecord pending_;
-  TrainingResult result_;  // What there is of it so far.
+  bool evaluation_due_ = false;  // At the next exchange.
+  TrainingResult result_;        // What there is of it so far.
 };
 
 }  // namespace ps

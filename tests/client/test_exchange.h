@@ -40,7 +40,7 @@ struct TestRequest {
 
 class TestExchange {
  public:
-  explicit TestExchange(uint32_t shards = 1, bool synchronous = true) {
+  explicit TestExchange(uint32_t shards = 1, bool exact_versions = true) {
     context->plan = SlicePlan(kTestLayout, shards);
     for (uint32_t shard = 0; shard < shards; ++shard) {
       links.push_back(new FakeShardLink(context->plan, timer, "host-" + std::to_string(shard) + ":5000"));
@@ -48,7 +48,7 @@ class TestExchange {
     }
     context->rank = 3;
     context->incarnation = 11;
-    context->synchronous = synchronous;
+    context->exact_versions = exact_versions;
     context->connect_timeout = kTestConnectTimeout;
     context->notice_every = kTestNoticeEvery;
     context->on_notice = [this](const std::string& text) { notices.push_back(text); };

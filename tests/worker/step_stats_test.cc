@@ -14,9 +14,10 @@ namespace {
 using std::chrono::seconds;
 
 StepRecord Step(int64_t batch, double exposed_s) {
-  return {.push = {.step = static_cast<uint64_t>(batch), .version = 3, .samples = 20},
-          .batch = batch,
+  return {.batch = batch,
+          .samples = 20,
           .computed = {.loss = 0.5, .forward_s = 2, .backward_s = 4},
+          .push = {.step = static_cast<uint64_t>(batch), .version = 3, .samples = 20},
           .exchanged = {.version = 4, .push_s = 1, .wait_s = 2, .pull_s = 3},
           .exposed_s = exposed_s};
 }

@@ -8,11 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
+#include "common/status.h"
 #include "worker/client/chief_calls.h"
 #include "worker/client/exchange.h"
 #include "worker/client/grpc_shard_link.h"
 #include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
+#include "worker/client/policy.h"
 #include "worker/client/running_exchanges.h"
 #include "worker/client/tensor_memory.h"
 #include "worker/client/watch.h"
@@ -27,10 +29,11 @@ constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a
 TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
-                            TimePoint give_up = TimePoint::max()) {
+                            std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
   ExchangeRequest request;
   request.kind = CallKind::kPull;
   request.version = version;
+  request.step = step;
   request.in = weights;
   request.give_up = give_up;
   return request;
@@ -54,6 +57,7 @@ class ClientImpl final : public Client {
   const std::string& name() const override { return joined_as_.name(); }
   const std::string& mode() const override { return joined_as_.mode(); }
   bool synchronous() const override { return joined_as_.synchronous(); }
+  const ModePolicy& policy() const override { return policy_; }
   uint64_t start_step() const override { return joined_as_.start_step(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   bool lead() const override { return lead_; }
@@ -81,8 +85,9 @@ class ClientImpl final : public Client {
   absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
     return StartPushPull(push, gradients, {}, false, nullptr)->Wait();
   }
-  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version) override {
-    return Run(PullRequest(weights, version))->Wait();
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version,
+                                      std::optional<uint64_t> step) override {
+    return Run(PullRequest(weights, version, step))->Wait();
   }
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                           const MutableTensors& weights) override {
@@ -117,6 +122,7 @@ class ClientImpl final : public Client {
   const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard; the first is also the chief's.
   v1::JoinReply joined_as_;                               // Constant once joined.
+  ModePolicy policy_;                                     // Likewise.
   bool joined_ = false;                                   // Likewise.
   std::atomic<bool> left_ = false;
   std::atomic<bool> initialise_ = false;
@@ -153,6 +159,12 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     (void)Leave(problem);
     return absl::FailedPreconditionError(problem);
   }
+  absl::StatusOr<ModePolicy> policy = PolicyOf(joined_as_);
+  if (!policy.ok()) {
+    (void)Leave(Message(policy.status()));
+    return policy.status();
+  }
+  policy_ = *std::move(policy);
   SetUpLinks(layout);
   initialise_ = joined_as_.initialise();
   lead_ = joined_as_.lead();
@@ -165,7 +177,7 @@ void ClientImpl::SetUpLinks(const Layout& layout) {
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   context_->rank = rank();
   context_->incarnation = incarnation();
-  context_->synchronous = joined_as_.synchronous();
+  context_->exact_versions = policy_.exact_versions;
   context_->connect_timeout = ToChrono(options_.connect_timeout);
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
@@ -248,7 +260,7 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
     if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
     // Short waits, so that a grant to initialise that passes on is seen.
     const TimePoint wait_end = std::min(deadline, Now() + ToChrono(options_.notice_every));
-    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, wait_end))->Wait();
+    absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, start_step(), wait_end))->Wait();
     const TimePoint now = Now();
     if (absl::IsDeadlineExceeded(pulled.status())) heard = now;
     if (pulled.ok() && synchronous()) {

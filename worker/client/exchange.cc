@@ -79,7 +79,9 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.step = request_.push.step;
   call.version = shard < versions.size() ? versions[shard] : request_.push.version;
   call.samples = request_.push.samples;
+  call.contribution = request_.push.contribution;
   call.exact_version = request_.version;
+  call.pull_step = request_.step;
   const auto wait = std::min<std::chrono::nanoseconds>(
       context_->notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - now, kShortestWait));
   call.wait = std::chrono::duration_cast<std::chrono::milliseconds>(wait);
@@ -339,7 +341,7 @@ absl::StatusOr<ExchangeResult> RetryingExchange::Wait() {
 ExchangeResult RetryingExchange::MakeResult() const {
   std::vector<ShardReply> replies;
   for (const ShardState& state : shards_) replies.push_back(*state.reply);
-  return CombineReplies(request_.kind, replies, all_ready_at_, timer_.now());
+  return CombineReplies(request_, replies, all_ready_at_, timer_.now());
 }
 
 }  // namespace ps

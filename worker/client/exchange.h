@@ -27,7 +27,7 @@ struct ExchangeContext {
   std::vector<std::unique_ptr<ShardLink>> links;  // By shard.
   uint32_t rank = 0;
   uint64_t incarnation = 0;
-  bool synchronous = false;  // The mode is: a push is answered with exactly one version, whenever it is asked.
+  bool exact_versions = false;  // As in ModePolicy.
   std::chrono::nanoseconds connect_timeout{};
   std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
@@ -64,7 +64,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
 
   // A retry brings the same version, so slices that have arrived are final.
   bool exact() const {
-    return request_.kind == CallKind::kPushPull ? context_->synchronous : request_.version.has_value();
+    return request_.kind == CallKind::kPushPull ? context_->exact_versions : request_.version.has_value();
   }
   std::string Where(uint32_t shard) const;
   std::string Who() const;  // The rank, and of a push the step.

@@ -36,14 +36,16 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
   return ReceivesSlices(request.kind) ? CheckTensors(plan.layout(), request.in, "weights") : absl::OkStatus();
 }
 
-ExchangeResult CombineReplies(CallKind kind, const std::vector<ShardReply>& replies,
+ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<ShardReply>& replies,
                               std::optional<TimePoint> all_ready_at, TimePoint now) {
   ExchangeResult result;
+  if (request.pushes()) result.next_step = request.push.step + 1;
   TimePoint first_reply = now;
   uint64_t waited_us = 0;
   for (const ShardReply& reply : replies) {
     result.versions.push_back(reply.version);
     if (reply.answer != PushAnswer::kNone) result.answers.push_back(reply.answer);
+    result.next_step = std::max(result.next_step, reply.next_step);
     waited_us = std::max(waited_us, reply.waited_us);
     if (reply.first_reply_at != TimePoint()) first_reply = std::min(first_reply, reply.first_reply_at);
   }
@@ -52,7 +54,7 @@ ExchangeResult CombineReplies(CallKind kind, const std::vector<ShardReply>& repl
   result.pull_s = std::clamp(Seconds(now - first_reply), 0.0, total);
   result.wait_s = std::min(static_cast<double>(waited_us) * 1e-6, total - result.pull_s);
   result.push_s = total - result.pull_s - result.wait_s;
-  if (kind == CallKind::kPull) {  // Asking is part of pulling.
+  if (request.kind == CallKind::kPull) {  // Asking is part of pulling.
     result.pull_s += result.push_s;
     result.push_s = 0;
   }

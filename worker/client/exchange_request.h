@@ -14,6 +14,7 @@ struct ExchangeRequest {
   CallKind kind = CallKind::kPull;
   PushInfo push;                    // Of a push.
   std::optional<uint64_t> version;  // Of a pull: exactly this one.
+  std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
   ConstTensors out;
   MutableTensors in;
   bool deferred = false;
@@ -29,7 +30,7 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
 
 // The result of an exchange that has ended well, from each shard's reply. `all_ready_at`: when the last gradient was
 // ready to be sent, unset if the answer came before that, as it may where a push counted already.
-ExchangeResult CombineReplies(CallKind kind, const std::vector<ShardReply>& replies,
+ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<ShardReply>& replies,
                               std::optional<TimePoint> all_ready_at, TimePoint now);
 
 }  // namespace ps

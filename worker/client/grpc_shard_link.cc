@@ -158,6 +158,7 @@ v1::PushRequest GrpcShardCall::PushHeader() const {
   header.set_version(request_.version);
   header.set_samples(request_.samples);
   header.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
+  header.set_contribution(static_cast<v1::Contribution>(request_.contribution));
   return header;
 }
 
@@ -165,6 +166,7 @@ grpc::ByteBuffer GrpcShardCall::PullMessage() const {
   v1::PullRequest pull;
   *pull.mutable_id() = target_.id;
   if (request_.exact_version.has_value()) pull.set_version(*request_.exact_version);
+  if (request_.pull_step.has_value()) pull.set_step(*request_.pull_step);
   pull.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
   return EncodeMessage(pull);
 }
@@ -237,6 +239,7 @@ absl::Status GrpcShardCall::OnMessage() {
   if (!pull.has_push()) return absl::OkStatus();
   reply_.answer = static_cast<PushAnswer>(pull.push().answer());
   reply_.generation = pull.push().generation();
+  reply_.next_step = pull.push().next_step();
   if (request_.kind == CallKind::kPush) {
     reply_.waited_us = pull.push().waited_us();
     reply_.version = pull.push().version();

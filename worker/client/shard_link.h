@@ -32,7 +32,9 @@ struct CallRequest {
   uint64_t step = 0;
   uint64_t version = 0;
   uint32_t samples = 0;
+  PushContribution contribution = PushContribution::kGradient;
   std::optional<uint64_t> exact_version;  // Of a pull: this one; unset: the newest.
+  std::optional<uint64_t> pull_step;      // Of a pull: as in Client::Pull.
 
   std::chrono::milliseconds wait{};    // The shard may let the call wait for others for so long.
   std::chrono::nanoseconds timeout{};  // Of the whole call.
@@ -55,6 +57,7 @@ struct ShardReply {
   PushAnswer answer = PushAnswer::kNone;
   uint64_t generation = 0;  // With kFenced: the one that runs.
   uint64_t version = 0;
+  uint64_t next_step = 0;  // Of a push: that the rank is to continue at; 0: the shard does not say.
   uint64_t waited_us = 0;  // Parked at the server.
   size_t slices = 0;       // Received, wanted or not.
   TimePoint first_reply_at;

@@ -54,18 +54,25 @@ absl::Status ValidateClientOptions(const ClientOptions& options);
 // The outcome of a push on one shard. See ps.proto, Answer.
 enum class PushAnswer { kNone = 0, kApplied = 1, kDuplicate = 2, kStale = 3, kFenced = 4 };
 
+// What a push carries. See ps.proto, Contribution.
+enum class PushContribution { kGradient = 0, kWeightDifference = 1 };
+
 struct PushInfo {
   uint64_t step = 0;     // Ascending, from Client::start_step().
   uint64_t version = 0;  // The version that the gradient was computed on (ExchangeResult::version).
   // The version by shard (ExchangeResult::versions), if shards may differ; empty: `version` on all.
   std::vector<uint64_t> versions = {};
   uint32_t samples = 0;  // Samples that the mean gradient was computed on; 0: an empty contribution, nothing is sent.
+  PushContribution contribution = PushContribution::kGradient;
 };
 
 struct ExchangeResult {
   uint64_t version = 0;             // Of the pulled weights: the lowest of all shards' (in bsp all are equal).
   std::vector<uint64_t> versions;   // By shard.
   std::vector<PushAnswer> answers;  // By shard; empty for a pull.
+  // Of a push: the step that this rank is to continue at, the highest that a shard names. It is the one after the push,
+  // unless the job has gone on without this worker.
+  uint64_t next_step = 0;
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
@@ -95,6 +102,29 @@ struct TakenRun {
   };
   Outcome outcome = Outcome::kWait;
   uint64_t run = 0;  // Of the job, from 0.
+};
+
+// A mode in which workers take optimizer steps by themselves, on weights of their own, between two exchanges. How each
+// exchange goes is in ps.proto, LocalSteps.
+struct LocalSteps {
+  enum class Exchange { kAverageWeights, kAverageGradients, kElastic };
+  Exchange exchange = Exchange::kAverageWeights;
+  uint32_t steps = 1;  // Batches from one exchange to the next; 0, of kAverageGradients only: none of gradients.
+  // Of kAverageGradients: weights are averaged after so much of the budget; one of the two is set.
+  uint64_t average_every_steps = 0;
+  double average_every_epochs = 0;
+  float alpha = 0;        // Of kElastic.
+  std::string optimizer;  // By the name of its flag.
+};
+
+// What the job's mode asks of a worker.
+struct ModePolicy {
+  // In a step in which it has no samples, the worker pushes an empty contribution; else it pushes nothing.
+  bool empty_contributions = false;
+  // A push_pull of step v brings version v + 1, however often it is asked. Else it brings the newest, which in a
+  // synchronous mode is at least that one; shards may differ.
+  bool exact_versions = false;
+  std::optional<LocalSteps> local_steps;  // Set: the worker takes optimizer steps by itself.
 };
 
 // The fingerprint of a job's weights.
@@ -128,8 +158,8 @@ class Exchange {
   // The exchange fails if it is not finite, or if the tensor was ready already.
   virtual void TensorReady(size_t tensor) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
-  // layers; tensors arrive in layout order. In an asynchronous mode, a retried pull may bring another version,
-  // so there it waits for the whole exchange. Returns the error if the exchange failed.
+  // layers; tensors arrive in layout order. Without exact versions (ModePolicy), a retried pull may bring another
+  // one, so there it waits for the whole exchange. Returns the error if the exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the exchange has ended.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
@@ -156,6 +186,7 @@ class Client {
   virtual const std::string& mode() const = 0;
   // True in a mode where a version is made of one step of all workers, so that version and step advance together.
   virtual bool synchronous() const = 0;
+  virtual const ModePolicy& policy() const = 0;
   virtual uint64_t start_step() const = 0;
   // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
   // lost, as "NAME on HOST"; empty if there was none.
@@ -183,8 +214,11 @@ class Client {
 
   // Blocking forms.
   virtual absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) = 0;
+  // Pulls exactly this version, or the newest. `step`: of the gradient that is to be computed on it, unless that is the
+  // one after the last push; a mode may let a worker wait for others that are behind.
   virtual absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights,
-                                              std::optional<uint64_t> version = std::nullopt) = 0;
+                                              std::optional<uint64_t> version = std::nullopt,
+                                              std::optional<uint64_t> step = std::nullopt) = 0;
   virtual absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights) = 0;
 

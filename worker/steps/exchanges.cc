@@ -1,0 +1,82 @@
+#include "worker/steps/exchanges.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr int kMostPulls = 100;  // Of one that catches up: the others are fast, but not by that many steps a pull.
+
+}  // namespace
+
+Exchanges::Exchanges(Client& client, ExchangeResult started)
+    : client_(client), step_(client.start_step()), latest_(std::move(started)) {}
+
+void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
+                      const MutableTensors& in, bool deferred) {
+  Check(exchange_ == nullptr, "a worker has one exchange under way");
+  push_ = {.step = step_,
+           .version = latest_.version,
+           .versions = latest_.versions,
+           .samples = samples,
+           .contribution = contribution};
+  in_ = in;
+  exposed_s_ = 0;
+  exchange_ = client_.StartPushPull(push_, out, in, deferred);
+}
+
+absl::Status Exchanges::AwaitTensor(size_t tensor) {
+  if (exchange_ == nullptr) return absl::OkStatus();
+  const TimePoint began = Now();
+  absl::Status status = exchange_->WaitTensor(tensor);
+  exposed_s_ += Seconds(Now() - began);
+  return status;
+}
+
+absl::StatusOr<EndedExchange> Exchanges::End() {
+  Check(exchange_ != nullptr, "an exchange is under way");
+  const TimePoint began = Now();
+  absl::StatusOr<ExchangeResult> result = std::exchange(exchange_, nullptr)->Wait();
+  if (!result.ok()) return result.status();
+  step_ = std::max(step_ + 1, result->next_step);
+  if (!in_.empty()) {
+    PS_RETURN_IF_ERROR(CatchUp(*result));
+    latest_ = *result;
+  }
+  exposed_s_ += Seconds(Now() - began);
+  return EndedExchange{.push = std::move(push_), .result = *std::move(result), .exposed_s = exposed_s_};
+}
+
+// Only where versions are not exact: the shards of a push that came too late have gone on, and not all equally far.
+absl::Status Exchanges::CatchUp(ExchangeResult& result) {
+  if (!client_.synchronous() || client_.policy().exact_versions) return absl::OkStatus();
+  for (int pulls = 0; pulls < kMostPulls; ++pulls) {
+    step_ = std::max(step_, *std::max_element(result.versions.begin(), result.versions.end()));
+    if (result.version == step_) return absl::OkStatus();
+    absl::StatusOr<ExchangeResult> pulled = client_.Pull(in_, step_, step_);
+    // Another step was made meanwhile, and this version is gone: which one is the newest?
+    if (absl::IsFailedPrecondition(pulled.status())) pulled = client_.Pull(in_, std::nullopt, step_);
+    if (!pulled.ok()) return pulled.status();
+    result.version = pulled->version;
+    result.versions = pulled->versions;
+    result.pull_s += pulled->pull_s;
+    result.wait_s += pulled->wait_s;
+  }
+  return absl::UnavailableError(
+      absl::StrCat("step ", step_, ": after ", kMostPulls, " pulls the shards' versions still differ"));
+}
+
+absl::StatusOr<ExchangeResult> Exchanges::Pull(const MutableTensors& in) {
+  Check(exchange_ == nullptr, "a worker has one exchange under way");
+  absl::StatusOr<ExchangeResult> pulled = client_.Pull(in, std::nullopt, step_);
+  if (pulled.ok()) latest_ = *pulled;
+  return pulled;
+}
+
+}  // namespace ps

@@ -1,0 +1,62 @@
+// The exchanges of a worker that trains: which step is next, which version its weights are of, and the exchange that is
+// under way.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ps/client.h"
+
+namespace ps {
+
+// An exchange that has ended.
+struct EndedExchange {
+  PushInfo push;
+  ExchangeResult result;
+  double exposed_s = 0;  // Seconds that were spent waiting for it.
+};
+
+// Used by one thread. The client must outlive it.
+class Exchanges {
+ public:
+  // After Client::Start, which brought this.
+  Exchanges(Client& client, ExchangeResult started);
+
+  // Of the next push.
+  uint64_t step() const { return step_; }
+  // Of the servers' weights as they came last: of all shards the lowest, and by shard.
+  uint64_t version() const { return latest_.version; }
+  const std::vector<uint64_t>& versions() const { return latest_.versions; }
+
+  // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
+  // exchange is under way at a time.
+  void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
+             bool deferred);
+  bool under_way() const { return exchange_ != nullptr; }
+  // As in Exchange, of the one under way.
+  void TensorReady(size_t tensor) { exchange_->TensorReady(tensor); }
+  // Waits until the exchange under way, if there is one, has brought the tensor for good.
+  absl::Status AwaitTensor(size_t tensor);
+  // Waits until the exchange under way has ended. The next step is then the one that the servers name; in a synchronous
+  // mode its weights are of that version on all shards, pulled again where the exchange brought others.
+  absl::StatusOr<EndedExchange> End();
+
+  // Pulls the newest weights. None may be under way.
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& in);
+
+ private:
+  absl::Status CatchUp(ExchangeResult& result);
+
+  Client& client_;
+  uint64_t step_;
+  ExchangeResult latest_;
+  std::shared_ptr<Exchange> exchange_;
+  PushInfo push_;  // Of `exchange_`, as the next.
+  MutableTensors in_;
+  double exposed_s_ = 0;
+};
+
+}  // namespace ps

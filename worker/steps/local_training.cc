@@ -1,0 +1,119 @@
+#include "worker/steps/local_training.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/clock.h"
+#include "common/status.h"
+#include "worker/client/tensor_memory.h"
+
+namespace ps {
+
+void CopyTensors(const ConstTensors& from, const MutableTensors& to) {
+  for (size_t tensor = 0; tensor < to.size(); ++tensor) {
+    std::copy(from[tensor].begin(), from[tensor].end(), to[tensor].begin());
+  }
+}
+
+void Difference(float scale, const ConstTensors& a, const ConstTensors& b, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] = scale * (a[tensor][i] - b[tensor][i]);
+  }
+}
+
+void AddDifference(const ConstTensors& a, const ConstTensors& b, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] += a[tensor][i] - b[tensor][i];
+  }
+}
+
+void Subtract(const ConstTensors& a, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] -= a[tensor][i];
+  }
+}
+
+LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
+    : context_(context), optimizer_(std::move(optimizer)) {
+  for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
+    weights_.push_back(context.network.parameters(tensor));
+    gradients_.push_back(context.network.gradients(tensor));
+  }
+}
+
+absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
+  absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
+  if (!optimizer.ok()) return optimizer.status();
+  LocalTraining training(context, *std::move(optimizer));
+  for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
+    absl::StatusOr<TensorMemory> state = training.AllocateCopy();
+    if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
+    const float initial = training.optimizer_->InitialState(k, training.hyperparameters_);
+    for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
+    training.state_.push_back(*std::move(state));
+  }
+  return training;
+}
+
+absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return AllocateTensors(context_.network.layout()); }
+
+absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
+                                                  const std::function<absl::Status()>& before_backward) {
+  StepHooks hooks;
+  hooks.before_backward = before_backward;
+  absl::StatusOr<StepResult> result = context_.network.TrainStep(batch.data, hooks);
+  if (!result.ok()) return result.status();
+  result->loss *= context_.loss_unit;
+  result->forward_s += batch.loading_s;
+  return result;
+}
+
+void LocalTraining::Apply(StepResult& result) {
+  static const Isa isa = BestIsa();
+  const TimePoint began = Now();
+  const UpdateContext update = {.update = ++updates_, .hyperparameters = hyperparameters_};
+  for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
+    OptimizerBlock block = {.elements = weights_[tensor].size(),
+                            .gradient = gradients_[tensor].data(),
+                            .weights = weights_[tensor].data(),
+                            .new_weights = weights_[tensor].data()};
+    for (size_t k = 0; k < state_.size(); ++k) {
+      block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
+    }
+    optimizer_->Apply(block, update, isa);
+  }
+  result.backward_s += Seconds(Now() - began);
+}
+
+StepRecord LocalTraining::Record(const TrainingBatch& batch, const StepResult& computed) const {
+  return {.batch = batch.place,
+          .samples = batch.samples,
+          .computed = computed,
+          .local = true,
+          .push = {.step = context_.exchanges.step(), .version = context_.exchanges.version()}};
+}
+
+absl::Status LocalTraining::EndExchange(StepRecord& record) {
+  absl::StatusOr<EndedExchange> ended = context_.exchanges.End();
+  if (!ended.ok()) return ended.status();
+  record.push = std::move(ended->push);
+  record.exchanged.version = ended->result.version;
+  record.exchanged.versions = std::move(ended->result.versions);
+  record.exchanged.answers = std::move(ended->result.answers);
+  record.exchanged.push_s += ended->result.push_s;
+  record.exchanged.wait_s += ended->result.wait_s;
+  record.exchanged.pull_s += ended->result.pull_s;
+  record.exposed_s += ended->exposed_s;
+  return absl::OkStatus();
+}
+
+absl::Status LocalTraining::EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
+                                            const std::function<absl::Status()>& bring) {
+  CopyTensors(Read(weights_), spare);
+  PS_RETURN_IF_ERROR(bring());
+  PS_RETURN_IF_ERROR(evaluator.Test(context_.exchanges.step(), context_.exchanges.version()).status());
+  CopyTensors(Read(spare), weights_);
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,67 @@
+// What the ways to take optimizer steps of one's own have in common: the optimizer, and copies of weights.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/optimizers/optimizer.h"
+#include "ps/client.h"
+#include "worker/steps/steps.h"
+
+namespace ps {
+
+// Element by element, tensor by tensor.
+void CopyTensors(const ConstTensors& from, const MutableTensors& to);
+// x ← scale · (a − b)
+void Difference(float scale, const ConstTensors& a, const ConstTensors& b, const MutableTensors& x);
+// x ← x + (a − b)
+void AddDifference(const ConstTensors& a, const ConstTensors& b, const MutableTensors& x);
+// x ← x − a
+void Subtract(const ConstTensors& a, const MutableTensors& x);
+
+inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(), tensors.end()}; }
+
+// A worker's own weights x, and what trains them. Used by the backend's thread.
+class LocalTraining {
+ public:
+  // The optimizer is the one that the client's policy names. Errors as of MakeSteps.
+  static absl::StatusOr<LocalTraining> Create(const StepsContext& context);
+
+  // The gradient of the batch's loss at x, to gradients(). `before_backward`, if there is one, is called before the
+  // first gradient is written, and before the first is there. The result's loss is in the targets' units, and its
+  // forward pass includes loading the batch.
+  absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
+                                     const std::function<absl::Status()>& before_backward = {});
+  // One step of the optimizer: x from x and gradients(). The time is added to the backward pass.
+  void Apply(StepResult& result);
+
+  const MutableTensors& weights() const { return weights_; }      // x
+  const MutableTensors& gradients() const { return gradients_; }  // Also the memory for other things to push.
+
+  // Memory for one more copy of the weights. RESOURCE_EXHAUSTED, naming the tensor.
+  absl::StatusOr<TensorMemory> AllocateCopy() const;
+  // What the metrics say of a batch that no exchange has followed yet.
+  StepRecord Record(const TrainingBatch& batch, const StepResult& computed) const;
+  // Ends the exchange under way, and adds it to the record. The hyperparameters that came with it hold from now on.
+  absl::Status EndExchange(StepRecord& record);
+  // Sets x aside in `spare`, lets `bring` put the servers' weights in its place, evaluates them, and puts x back.
+  absl::Status EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
+                               const std::function<absl::Status()>& bring);
+
+ private:
+  LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
+
+  StepsContext context_;
+  std::unique_ptr<Optimizer> optimizer_;
+  Hyperparameters hyperparameters_;
+  MutableTensors weights_;
+  MutableTensors gradients_;
+  std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
+  uint64_t updates_ = 0;
+};
+
+}  // namespace ps

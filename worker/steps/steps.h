@@ -1,0 +1,70 @@
+// What a worker makes of its batches: gradients for the servers, or optimizer steps of its own between two exchanges.
+// Each way is a file of its own, which the mode's policy (Client::policy) chooses.
+//
+// All use the network's memory on the host: its parameters are the weights that the worker computes on, its gradients
+// are what it pushes, also where that is a difference of weights.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ps/client.h"
+#include "worker/batch_feed.h"
+#include "worker/evaluator.h"
+#include "worker/model/network.h"
+#include "worker/step_stats.h"
+#include "worker/steps/exchanges.h"
+
+namespace ps {
+
+// What steps work with. All of it must outlive them.
+struct StepsContext {
+  Client& client;
+  Exchanges& exchanges;
+  Network& network;
+  BatchFeed& feed;
+  StepStats& stats;
+  double loss_unit = 1;  // Of the targets as read.
+  bool overlap = true;   // Gradients are sent, and weights come, while others are being computed.
+};
+
+// Used by the backend's thread.
+class Steps {
+ public:
+  virtual ~Steps() = default;
+
+  // Trains on the present batch of the feed, and loads the next. An exchange may be under way when it returns. Errors
+  // are those of the backend, the batch source and the exchanges.
+  virtual absl::Status Train(const TrainingBatch& batch) = 0;
+
+  // Waits for the exchange that is under way, if there is one. To be called when no batch follows, or none yet: by then
+  // what was trained is exchanged.
+  virtual absl::Status Settle() = 0;
+
+  // After Train: whether the batch ended with an exchange, so that an evaluation may follow. It may be under way.
+  virtual bool at_exchange() const = 0;
+
+  // Evaluates the weights of the servers on the test split. Where the worker trains weights of its own, these are set
+  // aside meanwhile, and the servers' are the ones that came with the last exchange, or, of kElastic, the newest.
+  // Elsewhere, where others go on meanwhile, the newest weights are pulled afterwards.
+  virtual absl::Status Evaluate(Evaluator& evaluator) = 0;
+};
+
+// Each batch gives a gradient, which is pushed, and the next one is computed on the weights that come back.
+std::unique_ptr<Steps> MakePushGradients(const StepsContext& context);
+// LocalSteps::Exchange::kAverageWeights, kAverageGradients and kElastic. The weights, which are the servers' now, are
+// where the worker begins. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough memory for the copies of
+// weights and the optimizer's state; INVALID_ARGUMENT if the optimizer is unknown to this worker.
+absl::StatusOr<std::unique_ptr<Steps>> MakeAverageWeights(const StepsContext& context);
+absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& context);
+absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
+
+// What the client's policy asks for.
+absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
+
+// The batch, of a fixed share, that a worker begins with which joins at `start_step`.
+int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches);
+
+}  // namespace ps
