@@ -26,7 +26,7 @@ namespace health = grpc::health::v1;
 class LoneChief {
  public:
   explicit LoneChief(const CallLimits& limits = {})
-      : chief({.num_workers = 2}, [](v1::Phase, const std::string&) {}), router(limits), service(router) {
+      : chief(TwoWorkers(), [](v1::Phase, const std::string&) {}), router(limits), service(router) {
     HandleChiefCalls(router, chief);
     grpc::ServerBuilder builder;
     SetServerArguments(builder, std::chrono::seconds(10));
@@ -46,6 +46,12 @@ class LoneChief {
   }
   bool OpenCalls(size_t count) {
     return Eventually([&] { return router.open_calls() == count; });
+  }
+
+  static ChiefOptions TwoWorkers() {
+    ChiefOptions options;
+    options.num_workers = 2;
+    return options;
   }
 
   Chief chief;
@@ -110,8 +116,9 @@ class HalfRequest {
 TEST_CASE("A control call that stops in the middle of its request is counted, and cancelled when it is late") {
   LoneChief lone;
   std::vector<std::unique_ptr<HalfRequest>> stalled;
-  for (const char* path : {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/Follow",
-                           "/ps.v1.Chief/Status", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+  for (const char* path :
+       {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/TakeRun",
+        "/ps.v1.Chief/Follow", "/ps.v1.Chief/Status", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
     stalled.push_back(std::make_unique<HalfRequest>(lone.port, path, 3 << 20, 10000));
   }
   REQUIRE(lone.OpenCalls(stalled.size()));
