@@ -19,7 +19,8 @@ constexpr size_t kMaxJoinsPerWorker = 4;  // That wait for their answer.
 Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end)
     : on_end_(std::move(on_end)),
       job_(options, *MakeMode(options.mode, options.num_workers)),
-      senders_(options.num_shards) {}
+      senders_(options.num_shards),
+      cut_(options.num_shards) {}
 
 // ---- Shards
 
@@ -51,6 +52,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
     }
     Broadcast(update);
   }
+  if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
   if (outcome.view_is_due) return ChangeView(now);
   AnswerJoins(now);
   if (job_.phase() == v1::PHASE_GATHERING) streams_.Tell(job_, now, outbox_);  // The initialiser, once all know it.
@@ -64,6 +66,10 @@ void Chief::ChangeView(TimePoint now) {
   AnswerJoins(now);
   AnswerDones(now);
   streams_.Tell(job_, now, outbox_);
+  if (job_.ended() && set_callback_) {
+    cut_.Abandon();
+    AnswerSet(job_.Serving());
+  }
   if (!job_.ended() || std::exchange(told_end_, true)) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
 }
@@ -231,6 +237,53 @@ Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done,
   return reply;
 }
 
+// ---- Hyperparameters
+
+void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
+                               SetCallback callback) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  absl::StatusOr<HyperparameterValues> values = job_.CheckSet(request);
+  if (values.ok() && set_callback_) {
+    values = absl::ResourceExhaustedError(absl::StrCat("another change is under way: ", ToString(setting_)));
+  }
+  if (!values.ok()) return outbox_.Add([callback, status = values.status()] { callback(status); });
+  spdlog::info("asked to set {}", ToString(*values));
+  setting_ = *std::move(values);
+  set_callback_ = std::move(callback);
+  v1::Cut commit;
+  ToProto(setting_, commit.mutable_hyperparameters());
+  // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
+  if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
+  const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
+  TellCut(cut_.Begin(std::move(commit), freeze, now, deadline));
+}
+
+void Chief::TellCut(const v1::Cut& cut) {
+  if (cut.phase() == v1::Cut::COMMIT) job_.OnSet(setting_);
+  v1::ChiefUpdate update;
+  *update.mutable_cut() = cut;
+  Broadcast(update);
+}
+
+void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
+  if (outcome.tell.has_value()) TellCut(*outcome.tell);
+  if (!outcome.ended.has_value()) return;
+  if (!outcome.ended->ok()) return AnswerSet(outcome.ended->status());
+  v1::SetHyperparametersReply reply;
+  for (const uint64_t version : **outcome.ended) {
+    v1::ShardVersion* const shard = reply.add_shards();
+    shard->set_shard(static_cast<uint32_t>(reply.shards_size() - 1));
+    shard->set_version(version);
+  }
+  AnswerSet(reply);
+}
+
+void Chief::AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) {
+  if (!reply.ok()) spdlog::warn("{} was not set: {}", ToString(setting_), Message(reply.status()));
+  outbox_.Add([callback = std::exchange(set_callback_, nullptr), reply] { callback(reply); });
+}
+
 // ---- Time, and the end
 
 void Chief::Tick(TimePoint now) {
@@ -239,6 +292,7 @@ void Chief::Tick(TimePoint now) {
   const auto is_joining = [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return joins_.Has(member.rank, member.incarnation);
   };
+  MoveCut(cut_.CheckTimes(now));
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);

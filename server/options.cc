@@ -1,13 +1,12 @@
 #include "server/options.h"
 
-#include <charconv>
-
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/optimizers/optimizer.h"
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "server/hyperparameter_values.h"
 #include "server/modes/mode.h"
 
 namespace ps {
@@ -68,18 +67,13 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 }
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
-  // The shortest text that only this float has.
-  const auto exact = [](float value) {
-    char text[32];
-    return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
-  };
   const auto mode = MakeMode(options.mode, options.num_workers);
   std::map<std::string, std::string> settings = {{"mode", mode.ok() ? (*mode)->name() : options.mode},
                                                  {"optimizer", options.optimizer},
                                                  {"num_workers", absl::StrCat(options.num_workers)},
                                                  {"num_shards", absl::StrCat(options.num_shards)}};
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(options.optimizer)) settings[each.flag] = exact(options.hyperparameters.*each.field);
+  for (const auto& [flag, value] : ValuesOf(options.hyperparameters, options.optimizer)) {
+    settings[flag] = ExactText(value);
   }
   return settings;
 }

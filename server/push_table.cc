@@ -133,6 +133,14 @@ void PushTable::Drop(uint32_t rank) {
   dropped_ = true;
 }
 
+void PushTable::DropComplete(uint32_t rank) {
+  const auto push = complete_.find(rank);
+  Check(push != complete_.end(), "a push that is dropped is complete, and not taken");
+  GiveBack(*push->second);
+  complete_.erase(push);
+  dropped_ = true;
+}
+
 // ---- From complete to answered
 
 absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
@@ -211,6 +219,17 @@ std::set<uint32_t> PushTable::Begun(uint64_t step) const {
     }
   }
   return begun;
+}
+
+std::optional<uint64_t> PushTable::NextStep(uint32_t rank, uint64_t incarnation) const {
+  std::optional<uint64_t> next;
+  if (ledger_.Incarnation(rank) == incarnation) next = ledger_.NextStep(rank);
+  const auto count = [&](const Push& push) {
+    if (push.rank == rank && push.incarnation == incarnation) next = std::max(next.value_or(0), push.step + 1);
+  };
+  for (const std::shared_ptr<Push>& push : taken_) count(*push);
+  if (const auto complete = complete_.find(rank); complete != complete_.end()) count(*complete->second);
+  return next;
 }
 
 uint64_t PushTable::HighestStep() const {

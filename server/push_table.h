@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -70,6 +71,8 @@ class PushTable {
   absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
   // Drops the assembling pushes of ranks that the incarnation does not own any more.
   void DropOrphans(const JobView& job);
+  // Gives up a complete push that no set was made of. The rank may send it anew.
+  void DropComplete(uint32_t rank);
   // Whether a push was dropped since this was last asked: what was built of it is then to be abandoned.
   bool TakeDropped() { return std::exchange(dropped_, false); }
 
@@ -94,6 +97,8 @@ class PushTable {
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
   bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
+  std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
   // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.
   Pushes FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const;
   // The ranks whose push of this step has begun or is complete.

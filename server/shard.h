@@ -41,7 +41,8 @@ class Shard {
 
   // ---- From the chief
 
-  // A view older than the one in force is ignored, and so is a decision that was carried out before.
+  // A view older than the one in force is ignored, and so is a decision that was carried out before. A phase of a cut
+  // is carried out and reported; no push is applied meanwhile that is not part of it.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
   // The chief was not heard from for too long: calls are answered UNAVAILABLE until it is.
   void SetChiefLost(bool lost);
@@ -72,7 +73,8 @@ class Shard {
 
   // ---- As a whole
 
-  // Ends the waits whose deadline has passed, and reports to the chief what an update has been waiting for.
+  // Ends the waits whose deadline has passed, and a cut that the chief has forgotten, and reports to the chief what an
+  // update has been waiting for.
   void Tick(TimePoint now);
   // Builds on this thread what waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
@@ -87,6 +89,8 @@ class Shard {
 
  private:
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every event: does what has become possible.

@@ -12,7 +12,7 @@ using State = Updater::Update::State;
 Updater::Updater(const Optimizer& optimizer, const Hyperparameters& hyperparameters, size_t max_inline_slices,
                  ThreadPool& pool, std::function<void(size_t)> on_built)
     : optimizer_(optimizer),
-      hyperparameters_(hyperparameters),
+      timeline_(hyperparameters),
       max_inline_slices_(max_inline_slices),
       pool_(pool),
       on_built_(std::move(on_built)) {}
@@ -51,7 +51,7 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
 void Updater::StartNext(TimePoint now) {
   if (current_ != nullptr || committed_.empty()) return;
   Update& next = *committed_.front();
-  next.context = {.update = parameters_->version() + 1, .hyperparameters = hyperparameters_};
+  next.context = {.update = parameters_->version() + 1, .hyperparameters = next_hyperparameters()};
   if (!parameters_->BeginUpdate(&next.memory)) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
     return;
@@ -78,7 +78,7 @@ void Updater::Post(std::vector<size_t> slices) {
 Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
   std::shared_ptr<Update> update = Make(std::move(pushes));
-  update->context = {.update = parameters_->version() + 1, .hyperparameters = hyperparameters_};
+  update->context = {.update = parameters_->version() + 1, .hyperparameters = next_hyperparameters()};
   if (!parameters_->BeginSpeculativeUpdate(&update->memory)) return {};
   current_ = std::move(update);
   current_->state = State::kSpeculative;
@@ -113,6 +113,14 @@ Updater::SpeculativeUpdate Updater::InlineOrPost(std::vector<size_t> slices) {
 
 void Updater::Abandon() {
   if (current_ != nullptr && current_->state == State::kSpeculative) current_->state = State::kAbandoned;
+}
+
+void Updater::Change(HyperparameterTimeline::Change change) {
+  if (current_ != nullptr && change.version < first_not_begun()) {
+    Check(current_->state != State::kCommitted, "no committed version changes its hyperparameters");
+    Abandon();
+  }
+  timeline_.Add(std::move(change));
 }
 
 // ---- Without the lock

@@ -22,6 +22,7 @@
 #include <nlohmann/json.hpp>
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
+#include "server/hyperparameter_timeline.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
 #include "server/reduce.h"
@@ -93,6 +94,8 @@ class Updater {
   SpeculativeUpdate Arrived(const std::vector<size_t>& slices);
   // A push of the speculative update, if there is one, will not come as it was.
   void Abandon();
+  // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
+  void Change(HyperparameterTimeline::Change change);
 
   // A part of that many slices has been built.
   void OnBuilt(size_t slices);
@@ -104,6 +107,12 @@ class Updater {
 
   bool idle() const { return current_ == nullptr && committed_.empty(); }
   bool in_the_making() const { return current_ != nullptr; }
+  // The first version that no update has been begun for, speculatively or not.
+  uint64_t first_not_begun() const { return parameters_->version() + (current_ == nullptr ? 1 : 2); }
+  // The changes that took effect with the versions that were published since this was last asked.
+  std::vector<HyperparameterTimeline::Change> TakeEffective() { return timeline_.TakeMade(parameters_->version()); }
+  // Those of the version that follows the current one.
+  Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
   // Since when a committed update has waited for a buffer, if one does.
   std::optional<TimePoint> blocked_since() const { return blocked_since_; }
   // An update in place failed: there is no version to read.
@@ -116,7 +125,7 @@ class Updater {
   void Post(std::vector<size_t> slices);
 
   const Optimizer& optimizer_;
-  const Hyperparameters hyperparameters_;
+  HyperparameterTimeline timeline_;
   const size_t max_inline_slices_;
   ThreadPool& pool_;
   const std::function<void(size_t)> on_built_;
