@@ -1,5 +1,6 @@
 #include "common/text.h"
 
+#include <charconv>
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
@@ -64,6 +65,11 @@ std::string Printable(std::string_view text, size_t max_bytes) {
     text.remove_prefix(first.bytes);
   }
   return printable;
+}
+
+std::string ExactText(float value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes) {

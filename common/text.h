@@ -14,6 +14,9 @@ namespace ps {
 // bytes that are not valid UTF-8 as \xHH, and where it is cut an ellipsis stands.
 std::string Printable(std::string_view text, size_t max_bytes);
 
+// The shortest text that only this float has.
+std::string ExactText(float value);
+
 // INVALID_ARGUMENT, naming `what` (a flag, or what a field is), if the text is longer than `max_bytes`, is not valid
 // UTF-8 or has control characters.
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes);

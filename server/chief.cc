@@ -280,7 +280,7 @@ void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
 }
 
 void Chief::AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) {
-  if (!reply.ok()) spdlog::warn("{} was not set: {}", ToString(setting_), Message(reply.status()));
+  if (!reply.ok()) spdlog::warn("setting {}: {}", ToString(setting_), Message(reply.status()));
   outbox_.Add([callback = std::exchange(set_callback_, nullptr), reply] { callback(reply); });
 }
 

@@ -1,7 +1,6 @@
 #include "server/hyperparameter_values.h"
 
 #include <algorithm>
-#include <charconv>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -81,11 +80,6 @@ HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std:
     if (each.UsedBy(optimizer)) values[each.flag] = hyperparameters.*each.field;
   }
   return values;
-}
-
-std::string ExactText(float value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
 }
 
 std::string ToString(const HyperparameterValues& values) {

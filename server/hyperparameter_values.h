@@ -30,8 +30,6 @@ Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterVal
 // Those that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
 
-// The shortest text that only this float has.
-std::string ExactText(float value);
 // "learning_rate=0.01 momentum=0.5"
 std::string ToString(const HyperparameterValues& values);
 // {"learning_rate":0.01,"momentum":0.5}, with the same digits.

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,8 +56,9 @@ struct ShardReply {
   PushAnswer answer = PushAnswer::kNone;
   uint64_t generation = 0;  // With kFenced: the one that runs.
   uint64_t version = 0;
-  uint64_t waited_us = 0;  // Parked at the server.
-  size_t slices = 0;       // Received, wanted or not.
+  uint64_t waited_us = 0;                        // Parked at the server.
+  size_t slices = 0;                             // Received, wanted or not.
+  std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
   TimePoint first_reply_at;
   TimePoint moved_at;  // When a message last went out or came in; not set: none did.
 };

@@ -66,6 +66,9 @@ struct ExchangeResult {
   uint64_t version = 0;             // Of the pulled weights: the lowest of all shards' (in bsp all are equal).
   std::vector<uint64_t> versions;   // By shard.
   std::vector<PushAnswer> answers;  // By shard; empty for a pull.
+  // Of a pull in a mode in which the worker takes steps by itself: the optimizer's hyperparameters for the step that
+  // follows `version`, by the name of their flag, as they are on shard 0. Else empty.
+  std::map<std::string, float> hyperparameters;
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
