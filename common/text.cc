@@ -69,7 +69,7 @@ std::string Printable(std::string_view text, size_t max_bytes) {
 
 std::string ExactText(float value) {
   char text[32];
-  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes) {

@@ -14,11 +14,19 @@ namespace {
 constexpr size_t kMaxHostBytes = 256;     // In the log.
 constexpr size_t kMaxJoinsPerWorker = 4;  // That wait for their answer.
 
+void AddDecisions(const std::vector<StepSet>& sets, v1::ChiefUpdate& update) {
+  for (const StepSet& set : sets) {
+    v1::StepDecision* decision = update.add_decisions();
+    decision->set_step(set.step);
+    for (const uint32_t rank : set.ranks) decision->add_ranks(rank);
+  }
+}
+
 }  // namespace
 
 Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end)
     : on_end_(std::move(on_end)),
-      job_(options, *MakeMode(options.mode, options.num_workers)),
+      job_(options, MakeMode(options.mode, options.num_workers)),
       senders_(options.num_shards),
       cut_(options.num_shards) {}
 
@@ -45,11 +53,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
   if (!outcome.decided.empty()) {
     v1::ChiefUpdate update;
-    for (const StepSet& set : outcome.decided) {
-      v1::StepDecision* decision = update.add_decisions();
-      decision->set_step(set.step);
-      for (const uint32_t rank : set.ranks) decision->add_ranks(rank);
-    }
+    AddDecisions(outcome.decided, update);
     Broadcast(update);
   }
   if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
@@ -59,9 +63,10 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
 }
 
 void Chief::ChangeView(TimePoint now) {
-  job_.NextView(now);
+  const std::vector<StepSet> decided = job_.NextView(now);
   v1::ChiefUpdate update;
   *update.mutable_view() = MakeView(job_, now);
+  AddDecisions(decided, update);
   Broadcast(update);
   AnswerJoins(now);
   AnswerDones(now);

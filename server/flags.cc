@@ -1,5 +1,7 @@
 #include "server/flags.h"
 
+#include <optional>
+
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
@@ -14,8 +16,37 @@ ABSL_FLAG(
 ABSL_FLAG(bool, insecure, false, "allow listening beyond this machine although there is no TLS");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
-ABSL_FLAG(std::string, mode, "bsp",
-          "bsp (synchronous): one version per step of all workers; asp (asynchronous): one version per push");
+ABSL_FLAG(
+    std::string, mode, "bsp",
+    "bsp (sync): one version per step of all workers; asp (async): one version per push; ssp: as asp, but nobody "
+    "is far ahead of the slowest; backup: as bsp, without the slowest; local_sgd: workers step by themselves and are "
+    "averaged; easgd: they step by themselves and are drawn to their average");
+// Every row of mode_options.cc.
+ABSL_FLAG(std::optional<uint64_t>, max_staleness, ps::ModeOptions().max_staleness,
+          "asp: a push that was computed on a version further back than this is refused as STALE; empty: none is");
+ABSL_FLAG(std::string, staleness_lr, ps::ModeOptions().staleness_lr,
+          "asp: inverse divides the learning rate of a push by its staleness; none does not");
+ABSL_FLAG(
+    float, delay_compensation, ps::ModeOptions().delay_compensation,
+    "asp: lambda of DC-ASGD, which corrects gradients for their staleness; keeps up to --num_workers more copies of "
+    "the weights; 0: off");
+ABSL_FLAG(uint32_t, staleness, ps::ModeOptions().staleness, "ssp: how many steps a worker may be ahead of the slowest");
+ABSL_FLAG(uint32_t, backup_workers, ps::ModeOptions().backup_workers,
+          "backup: how many of the live workers' pushes a step does without");
+ABSL_FLAG(uint32_t, local_steps, ps::ModeOptions().local_steps,
+          "local_sgd, easgd: batches between two exchanges; with --local_sync=gradients also 0: gradients are never "
+          "averaged");
+ABSL_FLAG(
+    std::string, local_sync, ps::ModeOptions().local_sync,
+    "local_sgd: what is averaged every --local_steps batches: weights, or gradients (then the weights are averaged "
+    "every --average_every)");
+ABSL_FLAG(std::string, average_every, ps::ModeOptions().average_every,
+          "local_sgd with --local_sync=gradients: after how many batches weights are averaged, as in 200 or 0.5epochs");
+ABSL_FLAG(float, outer_momentum, ps::ModeOptions().outer_momentum,
+          "local_sgd: Nesterov momentum with which the servers apply the mean difference of weights, as in DiLoCo");
+ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
+          "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
+          "--num_workers");
 ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
 // Every row of HyperparameterTable().
 ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
@@ -46,6 +77,26 @@ ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON o
 
 namespace ps {
 
+namespace {
+
+ModeOptions ModeOptionsFromFlags() {
+  ModeOptions options;
+  options.name = absl::GetFlag(FLAGS_mode);
+  options.max_staleness = absl::GetFlag(FLAGS_max_staleness);
+  options.staleness_lr = absl::GetFlag(FLAGS_staleness_lr);
+  options.delay_compensation = absl::GetFlag(FLAGS_delay_compensation);
+  options.staleness = absl::GetFlag(FLAGS_staleness);
+  options.backup_workers = absl::GetFlag(FLAGS_backup_workers);
+  options.local_steps = absl::GetFlag(FLAGS_local_steps);
+  options.local_sync = absl::GetFlag(FLAGS_local_sync);
+  options.average_every = absl::GetFlag(FLAGS_average_every);
+  options.outer_momentum = absl::GetFlag(FLAGS_outer_momentum);
+  options.easgd_alpha = absl::GetFlag(FLAGS_easgd_alpha);
+  return options;
+}
+
+}  // namespace
+
 ServerOptions ServerOptionsFromFlags() {
   ServerOptions options;
   options.listen = absl::GetFlag(FLAGS_listen);
@@ -53,7 +104,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.insecure = absl::GetFlag(FLAGS_insecure);
   options.job = absl::GetFlag(FLAGS_job);
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
-  options.mode = absl::GetFlag(FLAGS_mode);
+  options.mode = ModeOptionsFromFlags();
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();
@@ -81,6 +132,9 @@ absl::Status CheckServerFlags(const CommandLine& line) {
     flags.push_back({.flag = each.flag,
                      .idle = !each.UsedBy(optimizer),
                      .why = absl::StrCat("--optimizer=", optimizer, " has no ", each.flag)});
+  }
+  for (const ModeFlag& each : ModeFlags(ModeOptionsFromFlags())) {
+    flags.push_back({.flag = each.flag, .idle = !each.used, .why = each.why_not});
   }
   return CheckIdleFlags(line, flags);
 }

@@ -44,6 +44,8 @@ class BufferRing {
   // Null if nothing is being written.
   HeldBuffers* next() const { return next_.get(); }
   bool in_place() const { return next_ == current_; }
+  // Of all sets that exist.
+  uint64_t bytes() const { return (1 + spare_.size()) * values_.size() * elements_ * sizeof(float); }
 
   // Picks what is written next: `current` itself where that is allowed and nobody holds it, else a set that nobody
   // holds. False if there is none.

@@ -65,6 +65,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
     out->set_name(member.name);
     out->set_initialiser(job.initialiser() == rank);
     out->set_done(member.done);
+    out->set_counts_as_empty(member.counts_as_empty);
   }
   view.set_waiting_for(WaitingFor(job, now));
   return view;
@@ -81,6 +82,10 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_num_workers(job.options().num_workers);
   reply.set_mode(job.mode().name());
   reply.set_synchronous(job.mode().synchronous());
+  *reply.mutable_policy() = job.mode().policy();
+  if (reply.policy().has_local_steps()) {
+    reply.mutable_policy()->mutable_local_steps()->set_optimizer(job.options().optimizer);
+  }
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(ToMs(job.options().lease));
   reply.set_initialise(job.MayInitialise(member.rank));

@@ -1,7 +1,6 @@
 #include "server/job_state.h"
 
 #include <algorithm>
-#include <set>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -70,7 +69,8 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   outcome.view_is_due = news.initialised && shards_.AllInitialised();
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {
-    StepCoordinator::Outcome complete = steps_.Complete(shard, done.rank(), done.step());
+    StepCoordinator::Outcome complete = steps_.Complete(
+        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()});
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
@@ -286,7 +286,7 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
 }
 
-void JobState::NextView(TimePoint now) {
+std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && shards_.Missing().empty() && initialised && members_.full()) {
     last_progress_ = now;
@@ -298,10 +298,12 @@ void JobState::NextView(TimePoint now) {
     if (members_.Lead() != nullptr) initialiser_ = members_.Lead()->rank;
     initialiser_view_ = view_ + 1;
   }
-  std::set<uint32_t> ranks;
-  for (const auto& [rank, member] : members_.members()) ranks.insert(rank);
-  steps_.SetMembers(ranks);
   ++view_;
+  ModeMembers members;
+  for (const auto& [rank, member] : members_.members()) {
+    members[rank] = {.incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
+  }
+  return steps_.SetMembers(members);
 }
 
 }  // namespace ps

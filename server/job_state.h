@@ -32,8 +32,8 @@ struct ChiefOptions {
   uint64_t generation = 1;  // Larger than any earlier start's of this job.
   uint32_t num_workers = 1;
   uint32_t num_shards = 1;
-  std::string mode = "bsp";
-  std::string optimizer = "sgd";
+  ModeOptions mode;
+  std::string optimizer = "sgd";    // Told to workers that take steps by themselves.
   Hyperparameters hyperparameters;  // At first.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
@@ -129,7 +129,8 @@ class JobState {
   bool Fail(const std::string& reason);
 
   // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
-  void NextView(TimePoint now);
+  // Returns the sets of pushes that are named because of it, in order.
+  std::vector<StepSet> NextView(TimePoint now);
 
  private:
   // If the last member leaves before the job runs, model and experiment are reset.

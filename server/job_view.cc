@@ -68,10 +68,13 @@ std::set<uint32_t> JobView::done_ranks() const {
   return ranks;
 }
 
-std::set<uint32_t> JobView::member_ranks() const {
-  std::set<uint32_t> ranks;
-  for (const auto& [rank, member] : members_) ranks.insert(rank);
-  return ranks;
+ModeMembers JobView::mode_members() const {
+  ModeMembers members;
+  for (const auto& [rank, member] : members_) {
+    members[rank] = {
+        .incarnation = member.incarnation(), .done = member.done(), .counts_as_empty = member.counts_as_empty()};
+  }
+  return members;
 }
 
 std::map<uint32_t, uint64_t> JobView::MemberIncarnations() const {

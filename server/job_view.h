@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "ps/v1/ps.pb.h"
+#include "server/modes/mode.h"
 
 namespace ps {
 
@@ -55,7 +56,7 @@ class JobView {
   // The names of the ranks that push nothing any more, also of those that have left.
   const std::map<uint32_t, std::string>& done() const { return done_; }
   std::set<uint32_t> done_ranks() const;
-  std::set<uint32_t> member_ranks() const;
+  ModeMembers mode_members() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
 
  private:

@@ -22,6 +22,7 @@ struct Member {
   uint64_t start_step = 0;       // Known once its join is answered.
   uint64_t step = 0;             // As last told.
   bool done = false;             // Its budget is spent.
+  bool counts_as_empty = false;  // With done: steps that others still make do not need it.
   bool watches = false;          // It says that it opens a stream once its join is answered.
   uint64_t watch = 0;            // Number of the stream that it keeps open; 0 if it has none.
   std::optional<TimePoint> watch_due;  // By when it opens its first one, if it has not.

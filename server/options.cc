@@ -7,7 +7,6 @@
 #include "common/status.h"
 #include "common/text.h"
 #include "server/hyperparameter_values.h"
-#include "server/modes/mode.h"
 
 namespace ps {
 namespace {
@@ -53,7 +52,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.Check(options.num_shards == 0 || options.shard < options.num_shards,
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
-  problems.Check(MakeMode(options.mode, 1).status());
+  ValidateModeOptions(options.mode, options.num_workers, problems);
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
@@ -67,13 +66,13 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 }
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
-  const auto mode = MakeMode(options.mode, options.num_workers);
-  std::map<std::string, std::string> settings = {{"mode", mode.ok() ? (*mode)->name() : options.mode},
-                                                 {"optimizer", options.optimizer},
-                                                 {"num_workers", absl::StrCat(options.num_workers)},
-                                                 {"num_shards", absl::StrCat(options.num_shards)}};
-  for (const auto& [flag, value] : ValuesOf(options.hyperparameters, options.optimizer)) {
-    settings[flag] = ExactText(value);
+  std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
+  settings["mode"] = CanonicalMode(options.mode.name);
+  settings["optimizer"] = options.optimizer;
+  settings["num_workers"] = absl::StrCat(options.num_workers);
+  settings["num_shards"] = absl::StrCat(options.num_shards);
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(options.optimizer)) settings[each.flag] = ExactText(options.hyperparameters.*each.field);
   }
   return settings;
 }

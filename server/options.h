@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/optimizers/hyperparameters.h"
+#include "server/modes/mode_options.h"
 
 namespace ps {
 
@@ -20,7 +21,7 @@ struct ServerOptions {
 
   std::string job = "default";
   uint32_t num_workers = 1;
-  std::string mode = "bsp";
+  ModeOptions mode;  // Its name is the flag --mode.
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
 
@@ -45,7 +46,7 @@ struct ServerOptions {
 // INVALID_ARGUMENT naming every problem at once, one a line.
 absl::Status ValidateServerOptions(const ServerOptions& options);
 
-// The flags that all servers of a job must share, by name: of the hyperparameters those that the optimizer uses.
+// The flags that all servers of a job must share, by name: of those of modes and optimizers what is used.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);
 
 }  // namespace ps

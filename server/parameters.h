@@ -61,6 +61,9 @@ class Snapshot {
   std::shared_ptr<const HeldBuffers> state_;
 };
 
+// Keeps one version's weights: `version`, and `tensors[0]` laid out like the shard's. Null: none. As VersionPin.
+using KeptVersion = std::shared_ptr<const HeldBuffers>;
+
 class Parameters {
  public:
   // Memory of an update, for whoever writes it. Valid until it is published or abandoned.
@@ -71,9 +74,10 @@ class Parameters {
     float* new_state[kMaxStateTensors] = {};
   };
 
-  // `state` has the first value of each tensor of the optimizer's state. `on_release` is called, from any thread and
+  // `state` has the first value of each tensor of the optimizer's state. At most `max_versions` versions of the weights
+  // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
   // without the owner's lock, when a hold has gone that an update was blocked on.
-  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
+  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
              std::function<void()> on_release);
   ~Parameters();
 
@@ -98,11 +102,17 @@ class Parameters {
   bool updating_in_place() const { return weights_.in_place(); }
   // Must not be called while updating_in_place().
   VersionPin Pin(const Reader& reader, TimePoint now);
+  // Keeps the current version's weights for later updates; nobody is named as its reader. As Pin.
+  KeptVersion Keep() { return Hold(weights_.current(), {}); }
   // Neither the current version's weights nor its state are being overwritten.
   bool may_snapshot() const { return !weights_.in_place() && !state_.in_place(); }
   // Must not be called unless may_snapshot(). `reader` is who holds it, for messages.
   Snapshot TakeSnapshot(const Reader& reader, TimePoint now);
   const Readers& readers() const { return *readers_; }
+  // Of the optimizer's state.
+  size_t state_tensors() const { return state_.current()->tensors.size(); }
+  // Of all weights and state that exist now.
+  uint64_t bytes() const { return weights_.bytes() + state_.bytes(); }
   // What an update waits for that finds no buffer.
   std::string DescribeReaders(TimePoint now) const;
 
@@ -114,8 +124,8 @@ class Parameters {
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
   bool BeginSpeculativeUpdate(Update* update);
-  // Makes what was begun the current version.
-  void Publish();
+  // Makes what was begun the current version, which is so many more than the one before.
+  void Publish(uint64_t versions = 1);
   // Discards a speculative update.
   void Abandon();
   // What was begun turned out wrong, and no update follows: the current weights can still be read, unless they were

@@ -15,7 +15,8 @@ std::optional<uint64_t> VersionOf(const Request& request) {
 // What all messages of a push have in common.
 std::string Describe(const v1::PushRequest& push) {
   return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
-                      ", samples ", push.samples(), ", version ", push.version());
+                      ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
+                      int{push.contribution()});
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ void PushPullSession::Finish(bool weights, Callback callback) {
   Await({.caller = {.id = push_->id(), .peer = peer_},
          .push = push_->step(),
          .weights = weights,
-         .version = {},
+         .computes = weights,
          .wait = WaitTime(push_->wait_ms())},
         /*push_ended=*/push_->calls() <= 1, std::move(callback));
 }
@@ -47,7 +48,9 @@ void PushPullSession::Pull(const v1::PullRequest& request, Callback callback) {
   Await({.caller = {.id = request.id(), .peer = peer_},
          .push = {},
          .weights = true,
+         .computes = true,
          .version = VersionOf(request),
+         .step = request.has_step() ? std::optional<uint64_t>(request.step()) : std::nullopt,
          .wait = WaitTime(request.wait_ms())},
         /*push_ended=*/false, std::move(callback));
 }

@@ -7,6 +7,20 @@
 #include "common/status.h"
 
 namespace ps {
+namespace {
+
+std::string ContributionName(v1::Contribution contribution) {
+  switch (contribution) {
+    case v1::CONTRIBUTION_GRADIENT:
+      return "gradient";
+    case v1::CONTRIBUTION_WEIGHT_DIFFERENCE:
+      return "difference of weights";
+    default:
+      return absl::StrCat("contribution ", int{contribution});
+  }
+}
+
+}  // namespace
 
 void PushTable::SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t max_inflight_bytes) {
   Check(assembling_.empty() && complete_.empty() && taken_.empty(), "no push is in progress when the layout changes");
@@ -21,11 +35,12 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
                                                   const Mode& mode, uint64_t newest) {
   const uint32_t rank = header.id().rank();
   if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step())) return Arrival();
+  PS_RETURN_IF_ERROR(CheckContribution(header, mode));
   const Admission admission = Admit(header, mode);
   if (admission.kind == Admission::Kind::kReject) return admission.why;
   if (admission.kind == Admission::Kind::kStale) {
     if (assembling_.contains(rank)) Drop(rank);
-    ledger_.Record(rank, header.id().incarnation(), header.step(), v1::ANSWER_STALE);
+    Refuse(rank, header.id().incarnation(), header.step(), header.samples());
     return Arrival();
   }
   const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, newest);
@@ -45,6 +60,32 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
     arrival.slices.push_back(*local);
   }
   return arrival;
+}
+
+void PushTable::Refuse(uint32_t rank, uint64_t incarnation, uint64_t step, uint32_t samples) {
+  ledger_.Record(rank, incarnation, step, v1::ANSWER_STALE);
+  Refused& refused = refused_[rank];
+  ++refused.pushes;
+  refused.samples += samples;
+}
+
+// All pushes of a step carry the same, where they are added up.
+absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const Mode& mode) const {
+  const std::string who = absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
+  if (!v1::Contribution_IsValid(header.contribution()) || !mode.Takes(header.contribution())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
+  }
+  if (!mode.synchronous()) return absl::OkStatus();
+  for (const auto* pushes : {&complete_, &assembling_}) {
+    for (const auto& [rank, push] : *pushes) {
+      if (rank == header.id().rank() || push->step != header.step()) continue;
+      if (push->contribution == header.contribution() || push->samples == 0 || header.samples() == 0) continue;
+      return absl::InvalidArgumentError(absl::StrCat(who, ": pushes a ", ContributionName(header.contribution()),
+                                                     ", but rank ", rank, " a ", ContributionName(push->contribution)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice,
@@ -78,7 +119,8 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   }
   if (const auto found = assembling_.find(rank); found != assembling_.end()) {
     const Push& push = *found->second;
-    if (push.step == header.step() && push.samples == header.samples() && push.version == header.version()) {
+    if (push.step == header.step() && push.samples == header.samples() && push.version == header.version() &&
+        push.contribution == header.contribution()) {
       return found->second;
     }
     Drop(rank);  // The rank restarts this push, or begins another.
@@ -96,6 +138,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   push->step = header.step();
   push->version = header.version();
   push->samples = header.samples();
+  push->contribution = header.contribution();
   push->slices.resize(layout_->slices());
   push->reserved_bytes = bytes;
   return assembling_[rank] = std::move(push);
@@ -119,25 +162,41 @@ absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_
   return incomplete;
 }
 
-void PushTable::DropOrphans(const JobView& job) {
+void PushTable::DropOrphans(const JobView& job, Mode& mode) {
+  const auto is_orphan = [&](const auto& entry) { return !job.Owns(entry.first, entry.second->incarnation); };
   std::vector<uint32_t> orphans;
-  for (const auto& [rank, push] : assembling_) {
-    if (!job.Owns(rank, push->incarnation)) orphans.push_back(rank);
+  for (const auto& entry : assembling_) {
+    if (is_orphan(entry)) orphans.push_back(entry.first);
   }
   for (const uint32_t rank : orphans) Drop(rank);
+  if (mode.counts_for_any_owner()) return;
+  std::erase_if(complete_, [&](const auto& entry) {
+    if (!is_orphan(entry)) return false;
+    GiveBack(*entry.second);
+    mode.Dropped(entry.first, entry.second->step);
+    return dropped_ = true;
+  });
+}
+
+bool PushTable::RefuseStale(const Mode& mode) {
+  bool refused = false;
+  for (auto* pushes : {&assembling_, &complete_}) {
+    std::erase_if(*pushes, [&](const auto& entry) {
+      const Push& push = *entry.second;
+      const PushHeader header = {
+          .rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
+      if (mode.Admit(header, push.step).kind != Admission::Kind::kStale) return false;
+      GiveBack(push);
+      Refuse(push.rank, push.incarnation, push.step, push.samples);
+      return refused = dropped_ = true;
+    });
+  }
+  return refused;
 }
 
 void PushTable::Drop(uint32_t rank) {
   GiveBack(*assembling_.at(rank));
   assembling_.erase(rank);
-  dropped_ = true;
-}
-
-void PushTable::DropComplete(uint32_t rank) {
-  const auto push = complete_.find(rank);
-  Check(push != complete_.end(), "a push that is dropped is complete, and not taken");
-  GiveBack(*push->second);
-  complete_.erase(push);
   dropped_ = true;
 }
 
@@ -192,6 +251,14 @@ bool PushTable::IsComplete(uint32_t rank, uint64_t step) const {
   if (complete != complete_.end() && complete->second->step == step) return true;
   return std::any_of(taken_.begin(), taken_.end(),
                      [&](const std::shared_ptr<Push>& push) { return push->rank == rank && push->step == step; });
+}
+
+std::shared_ptr<Push> PushTable::Find(uint32_t rank) const {
+  for (const auto* pushes : {&complete_, &assembling_}) {
+    const auto found = pushes->find(rank);
+    if (found != pushes->end()) return found->second;
+  }
+  return nullptr;
 }
 
 std::shared_ptr<Push> PushTable::FindPush(uint32_t rank, uint64_t step) const {

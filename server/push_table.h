@@ -26,6 +26,7 @@
 #include "server/job_view.h"
 #include "server/ledger.h"
 #include "server/modes/mode.h"
+#include "server/parameters.h"
 #include "server/shard_layout.h"
 
 namespace ps {
@@ -34,8 +35,10 @@ struct Push {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
   uint64_t step = 0;
-  uint64_t version = 0;           // That the gradient was computed on.
-  uint32_t samples = 0;           // 0: an empty contribution, without slices.
+  uint64_t version = 0;  // That the gradient was computed on.
+  uint32_t samples = 0;  // 0: an empty contribution, without slices.
+  v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
+  KeptVersion pulled;             // The weights that it was computed on, where delay compensation needs them.
   const void* session = nullptr;  // That brought the newest of its slices; never dereferenced.
   std::vector<Payload> slices;    // By local index; empty payloads are not here yet.
   size_t received = 0;            // Slices.
@@ -69,10 +72,11 @@ class PushTable {
   // The session has no more slices, and no other brings any: INVALID_ARGUMENT, and the push is dropped, if some are
   // missing and nobody else has brought any since.
   absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
-  // Drops the assembling pushes of ranks that the incarnation does not own any more.
-  void DropOrphans(const JobView& job);
-  // Gives up a complete push that no set was made of. The rank may send it anew.
-  void DropComplete(uint32_t rank);
+  // Drops the assembling pushes of incarnations that do not own their rank any more; where the mode does not count them
+  // for any owner, also those that are complete.
+  void DropOrphans(const JobView& job, Mode& mode);
+  // Refuses what is assembling or complete and is stale by now: it is recorded as such. Returns whether anything was.
+  bool RefuseStale(const Mode& mode);
   // Whether a push was dropped since this was last asked: what was built of it is then to be abandoned.
   bool TakeDropped() { return std::exchange(dropped_, false); }
 
@@ -94,11 +98,20 @@ class PushTable {
   void CountFenced() { ++told_[v1::ANSWER_FENCED]; }
   uint64_t told(v1::Answer answer) const { return told_[answer]; }
 
+  // What the mode refused, by rank.
+  struct Refused {
+    uint64_t pushes = 0;
+    uint64_t samples = 0;
+  };
+  const std::map<uint32_t, Refused>& refused() const { return refused_; }
+
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
   bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
   // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
   std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
+  // The push of the rank that is assembling or complete; null if there is none.
+  std::shared_ptr<Push> Find(uint32_t rank) const;
   // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.
   Pushes FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const;
   // The ranks whose push of this step has begun or is complete.
@@ -110,6 +123,8 @@ class PushTable {
 
  private:
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
+  absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
+  void Refuse(uint32_t rank, uint64_t incarnation, uint64_t step, uint32_t samples);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
   void Drop(uint32_t rank);
@@ -124,6 +139,7 @@ class PushTable {
   std::set<std::shared_ptr<Push>> taken_;
   bool dropped_ = false;
   Ledger ledger_;
+  std::map<uint32_t, Refused> refused_;
   std::array<uint64_t, v1::Answer_ARRAYSIZE> told_ = {};
 };
 

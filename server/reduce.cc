@@ -34,26 +34,39 @@ struct AddScaledKernel {
   }
 };
 
+// Source: Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, 2017, equation 10.
+struct CompensateKernel {
+  PS_KERNEL void Run(size_t elements, const float* weights, const float* pulled, float lambda, float* gradient) {
+#pragma omp simd
+    for (size_t i = 0; i < elements; ++i) {
+      const float g = gradient[i];
+      gradient[i] = g + lambda * (g * g) * (weights[i] - pulled[i]);
+    }
+  }
+};
+
+// The sum of this block's gradients.
+void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
+  alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
+  for (size_t term = 0; term < terms.size(); ++term) {
+    const uint8_t* gradient =
+        terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch);
+    if (term == 0) {
+      RunKernel<ScaleKernel>(isa, elements, gradient, terms[term].coefficient, sum);
+    } else {
+      RunKernel<AddScaledKernel>(isa, elements, gradient, terms[term].coefficient, sum);
+    }
+  }
+}
+
 }  // namespace
 
-bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    const UpdateContext& context, Isa isa) {
+bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    Isa isa) {
   alignas(64) float sum[kBlockElements];
-  alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
   bool finite = true;
-  if (terms.empty()) std::fill(std::begin(sum), std::end(sum), 0.0F);
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
-    const size_t elements = std::min(kBlockElements, slice.elements - begin);
-    for (size_t term = 0; term < terms.size(); ++term) {
-      const uint8_t* gradient =
-          terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch);
-      if (term == 0) {
-        RunKernel<ScaleKernel>(isa, elements, gradient, terms[term].coefficient, &sum[0]);
-      } else {
-        RunKernel<AddScaledKernel>(isa, elements, gradient, terms[term].coefficient, &sum[0]);
-      }
-    }
-    OptimizerBlock block = {.elements = elements,
+    OptimizerBlock block = {.elements = std::min(kBlockElements, slice.elements - begin),
                             .gradient = sum,
                             .weights = slice.weights + begin,
                             .new_weights = slice.new_weights + begin};
@@ -61,8 +74,17 @@ bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& s
       block.state[k] = slice.state[k] + begin;
       block.new_state[k] = slice.new_state[k] + begin;
     }
-    optimizer.Apply(block, context, isa);
-    finite = AllFinite(block.new_weights, elements, isa) && finite;  // While they are in the cache.
+    for (const VersionInput& version : versions) {
+      Reduce(version.terms, begin, block.elements, isa, &sum[0]);
+      if (version.delay_compensation != 0) {
+        RunKernel<CompensateKernel>(isa, block.elements, block.weights, version.pulled + begin,
+                                    version.delay_compensation, &sum[0]);
+      }
+      optimizer.Apply(block, version.context, isa);
+      block.weights = block.new_weights;  // The next version is made of this one.
+      std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
+    }
+    finite = AllFinite(block.new_weights, block.elements, isa) && finite;  // While they are in the cache.
   }
   return finite;
 }

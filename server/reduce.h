@@ -16,10 +16,19 @@ struct GradientTerm {
   float coefficient = 1.0F;
 };
 
-// g = Σ cᵣ·gᵣ in the order of `terms`, in float32, then the optimizer. Every gradient holds 4·slice.elements bytes;
-// slice.gradient is not read. Without terms, the gradient is zero. Returns whether all new weights are finite.
-bool ReduceAndApply(std::span<const GradientTerm> terms, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    const UpdateContext& context, Isa isa);
+// What one version is made of: g = Σ cᵣ·gᵣ in the order of `terms`, in float32. Every gradient holds 4·elements bytes.
+struct VersionInput {
+  std::vector<GradientTerm> terms;  // At least one.
+  UpdateContext context;
+  // With delay compensation, g + λ·g⊙g⊙(w − w_pulled) takes g's place; w_pulled has as many elements as the slice.
+  float delay_compensation = 0;
+  const float* pulled = nullptr;
+};
+
+// Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
+// passes. slice.gradient is not read. Returns whether all new weights are finite.
+bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    Isa isa);
 
 // The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
 float Coefficient(uint64_t samples, uint64_t total);

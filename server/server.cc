@@ -64,11 +64,12 @@ int64_t MemoryBytes() {
 }
 
 // Weights and the optimizer's state, one more version of both (bsp builds it ahead), and a gradient of each worker have
-// to fit into memory.
+// to fit into memory; with delay compensation also what each worker pulled last.
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
   const auto optimizer = MakeOptimizer(options.optimizer);
-  const int64_t floats = 2 + 2 * (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers;
+  const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
+  const int64_t floats = 2 + 2 * (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers + kept;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -106,7 +107,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   PS_RETURN_IF_ERROR(server->Listen());
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
-  start["mode"] = options.mode;
+  start["mode"] = CanonicalMode(options.mode.name);
   start["flags"] = flags;
   server->metrics_->Begin(/*append=*/false, start);
   server->health_->SetServing(true);  // It has its place in the job.

@@ -46,9 +46,8 @@ void Shard::SetView(const v1::View& view) {
     });
     if (!set.ok()) Fail(Message(set));
   }
-  state_.mode->SetMembers(state_.job.member_ranks());
-  state_.pushes.DropOrphans(state_.job);
-  state_.DropHeldOrphans();
+  for (const StepSet& set : state_.SetMembers()) Decide(set);
+  state_.ForgetHeldOrphans();
   if (!state_.job.running()) Release(state_.cut.End());
   Report({});
 }
@@ -118,13 +117,27 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
 void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
   if (state_.follows_decisions) return Report(CompleteReport(push));
+  if (RefuseStale()) return;  // It was not when its first slice came.
   if (state_.cut.Hold({.rank = rank, .incarnation = push.incarnation, .step = push.step})) return;
-  for (const StepSet& set : state_.mode->Complete(rank, push.step)) Decide(set);
+  DecideComplete(push);
+}
+
+void Shard::DecideComplete(const Push& push) {
+  const PushHeader header = {.rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
+  for (const StepSet& set : state_.mode->Complete(header)) Decide(set);
+}
+
+bool Shard::RefuseStale() {
+  if (!state_.pushes.RefuseStale(*state_.mode)) return false;
+  AnswerWaits();
+  return true;
 }
 
 void Shard::Release(const std::vector<ShardCut::Push>& pushes) {
-  for (const ShardCut::Push& push : pushes) {
-    for (const StepSet& set : state_.mode->Complete(push.rank, push.step)) Decide(set);
+  for (const ShardCut::Push& held : pushes) {
+    // By what was decided before, it may have become stale.
+    if (!state_.pushes.IsComplete(held.rank, held.step)) continue;
+    DecideComplete(*state_.pushes.Find(held.rank));
   }
 }
 
@@ -133,7 +146,20 @@ void Shard::Decide(const StepSet& set) {
   absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
   if (!pushes.ok()) return Fail(Message(pushes.status()));
   state_.mode->Decided(set);
-  state_.updater.Commit(*std::move(pushes), options_.clock());
+  if (set.makes_version) {
+    state_.updater.Commit(*std::move(pushes), options_.clock());
+  } else {
+    Record(*pushes);
+    AnswerWaits();
+  }
+  RefuseStale();
+}
+
+void Shard::Record(const Pushes& pushes) {
+  for (const auto& push : pushes) {
+    state_.pushes.Record(*push, v1::ANSWER_APPLIED);
+    state_.mode->Applied(push->rank, push->step);
+  }
 }
 
 void Shard::OnBuilt(size_t slices) {
@@ -162,18 +188,22 @@ void Shard::OnEnded(const Updater::Ended& ended) {
   const Updater::Update& update = *ended.update;
   if (ended.outcome == Updater::Ended::Outcome::kAbandoned) return;
   if (ended.outcome == Updater::Ended::Outcome::kNotFinite) {
-    Fail(update.NotFinite(state_.parameters->version() + 1));
-    state_.pushes.Release(update.pushes);
+    Fail(update.NotFinite());
+    for (const Updater::Version& version : update.versions) state_.pushes.Release(version.pushes);
   } else {
-    for (const auto& push : update.pushes) state_.pushes.Record(*push, v1::ANSWER_APPLIED);
-    for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective()) {
-      spdlog::info("{} from version {} on", ToString(change.values), change.version);
-      metrics_->Write("set", {{"version", change.version}, {"values", ToJson(change.values)}});
+    for (const Updater::Version& version : update.versions) {
+      Record(version.pushes);
+      for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
+      if (metrics_->enabled()) metrics_->Write("apply", Updater::Update::Fields(version, options_.clock()));
     }
-    if (metrics_->enabled()) metrics_->Write("apply", update.Fields(state_.parameters->version(), options_.clock()));
     if (state_.follows_decisions) Report({});
   }
   AnswerWaits();
+}
+
+void Shard::OnChanged(const HyperparameterTimeline::Change& change) {
+  spdlog::info("{} from version {} on", ToString(change.values), change.version);
+  metrics_->Write("set", {{"version", change.version}, {"values", ToJson(change.values)}});
 }
 
 // ---- Waits
@@ -191,6 +221,7 @@ void Shard::Await(const void* session, const ShardRequest& request, bool push_en
   Advance();  // A push that ended too early was dropped.
   if (refused) return;
   if (request.caller.member()) state_.stall.Heard(request.caller.id.rank(), now);
+  if (!request.push.has_value()) state_.OnRead(request);
   if (Deliver(wait, state_.AnswerNow(wait, now))) return;
   const absl::Status room = state_.waiters.CheckRoom(wait);
   if (room.ok()) return state_.waiters.Park(std::move(wait));

@@ -90,12 +90,20 @@ class Shard {
  private:
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Refuses pushes that have become stale. Returns whether there were any.
+  bool RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // These pushes count from now on.
+  void Record(const Pushes& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every event: does what has become possible.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first version is published that is made with these hyperparameters.
+  void OnChanged(const HyperparameterTimeline::Change& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(size_t slices);
   void Fail(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

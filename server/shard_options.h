@@ -7,6 +7,7 @@
 
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
+#include "server/modes/mode_options.h"
 
 namespace ps {
 
@@ -15,7 +16,7 @@ struct ShardOptions {
   uint32_t shard = 0;
   uint32_t num_shards = 1;
   uint32_t num_workers = 1;
-  std::string mode = "bsp";
+  ModeOptions mode;
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
   int apply_threads = 1;            // 0: updates wait for ApplyPosted.

@@ -1,5 +1,7 @@
 #include "server/shard_state.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/layout_proto.h"
@@ -19,25 +21,21 @@ absl::Status FencedError(const v1::Identity& id) {
 ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::function<void(size_t)> on_built)
     : options(given),
       optimizer(*MakeOptimizer(options.optimizer)),
-      mode(*MakeMode(options.mode, options.num_workers)),
+      outer_optimizer(MakeOuterNesterov(options.mode.outer_momentum)),
+      mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),
       job(options.job, options.shard),
-      updater(*optimizer, options.hyperparameters, options.max_inline_slices, pool, std::move(on_built)),
-      waiters(options.max_parked) {
-  Check(mode->contribution() == Contribution::kGradient,
-        "every mode pushes gradients so far: they go to the optimizer");
-}
+      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.max_inline_slices, pool,
+              std::move(on_built)),
+      waiters(options.max_parked) {}
 
 // ---- Events
 
 absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
   layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
-  std::vector<float> state;
-  state.reserve(static_cast<size_t>(optimizer->state_tensors()));
-  for (int k = 0; k < optimizer->state_tensors(); ++k) {
-    state.push_back(optimizer->InitialState(k, options.hyperparameters));
-  }
-  parameters = std::make_unique<Parameters>(layout, std::move(state), options.max_versions, std::move(on_release));
+  parameters =
+      std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
+                                   mode->delay_compensation() != 0 ? options.num_workers : 0, std::move(on_release));
   updater.SetParameters(parameters.get(), layout);
   const uint64_t limit =
       options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();
@@ -45,7 +43,18 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
   const uint64_t needed = mode->pushes_held() * layout->bytes();
   if (limit >= needed) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
-                                                    options.mode, " needs at least ", needed, " for this model"));
+                                                    mode->name(), " needs at least ", needed, " for this model"));
+}
+
+std::vector<float> ShardState::InitialState() const {
+  const bool gradients = mode->Takes(v1::CONTRIBUTION_GRADIENT);
+  const Optimizer& stateful = gradients ? *optimizer : *outer_optimizer;
+  std::vector<float> state;
+  state.reserve(static_cast<size_t>(stateful.state_tensors()));
+  for (int k = 0; k < stateful.state_tensors(); ++k) {
+    state.push_back(stateful.InitialState(k, options.hyperparameters));
+  }
+  return state;
 }
 
 bool ShardState::IsReset() const {
@@ -60,6 +69,7 @@ std::unique_ptr<Parameters> ShardState::DropLayout() {
   pushes.SetLayout(nullptr, 0);
   updater.SetParameters(nullptr, nullptr);
   layout = nullptr;
+  pulled.clear();
   job.Reset();
   return std::move(parameters);
 }
@@ -84,14 +94,41 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
                                                       std::vector<ReceivedSlice> slices,
                                                       const ReceivedSlice* not_finite) {
   if (job.running()) {
+    PS_RETURN_IF_ERROR(CheckPulled(header));
     absl::StatusOr<PushTable::Arrival> arrival =
         pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+    if (arrival.ok() && arrival->push != nullptr && arrival->push->pulled == nullptr &&
+        mode->delay_compensation() != 0) {
+      arrival->push->pulled = pulled.at(header.id().rank()).weights;
+    }
     // Before what has arrived is counted for an update that was made of the push as it was.
     if (pushes.TakeDropped()) updater.Abandon();
     return arrival;
   }
   return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
                                                     ": the job is not running yet: ", job.view().waiting_for()));
+}
+
+absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
+  const uint32_t rank = header.id().rank();
+  if (mode->delay_compensation() == 0 || pushes.ledger().Seen(rank, header.step()) ||
+      pushes.IsComplete(rank, header.step())) {
+    return absl::OkStatus();
+  }
+  const std::string who =
+      absl::StrCat("rank ", rank, ", step ", header.step(), ": computed on version ", header.version(),
+                   ", but --delay_compensation needs the one that it pulled last");
+  const auto kept = pulled.find(rank);
+  if (kept == pulled.end()) return absl::FailedPreconditionError(absl::StrCat(who, ", and it pulled none"));
+  if (kept->second.weights->version == header.version()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(who, ", version ", kept->second.weights->version));
+}
+
+std::vector<StepSet> ShardState::SetMembers() {
+  pushes.DropOrphans(job, *mode);
+  std::erase_if(pulled, [&](const auto& entry) { return !job.Owns(entry.first, entry.second.incarnation); });
+  std::vector<StepSet> fixed = mode->SetMembers(job.mode_members());
+  return follows_decisions ? std::vector<StepSet>() : fixed;
 }
 
 Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
@@ -145,8 +182,12 @@ ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now
   reply.set_generation(job.view().generation());
   reply.set_waited_us(
       static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now - wait.parked_at).count()));
+  reply.set_next_step(pushes.ledger().NextStep(wait.request.caller.id.rank()));
+  if (mode->synchronous()) reply.set_next_step(mode->step());
   if (answer == v1::ANSWER_FENCED || !wait.request.weights) return wait.answer;
-  wait.request.version = mode->VersionAfter(*wait.request.push);
+  const std::optional<uint64_t> after = mode->VersionAfter(*wait.request.push);
+  (mode->policy().exact_versions() ? wait.request.version : wait.request.at_least) = after;
+  wait.request.step = reply.next_step();
   wait.request.push.reset();
   wait.deadline = now + wait.request.wait;
   return std::nullopt;
@@ -158,11 +199,12 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   if (caller.member() && !job.finished() && !job.Owns(caller.id.rank(), caller.id.incarnation())) {
     return FencedError(caller.id);
   }
+  const bool computes = caller.member() && wait.request.computes;
   const absl::Status failed = job.Failed();
   const bool over = !failed.ok() || job.finished();
   if ((!over && !job.running()) || parameters->updating_in_place()) return std::nullopt;
   const uint64_t current = parameters->version();
-  const uint64_t wanted = wait.request.version.value_or(current);
+  const uint64_t wanted = wait.request.version.value_or(std::max(current, wait.request.at_least.value_or(0)));
   if (wanted > current) {
     const bool none_follows = over && !updater.in_the_making() && (updater.idle() || !failed.ok());
     if (!none_follows) return std::nullopt;
@@ -178,12 +220,30 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
     const absl::Status may = parameters->readers().May(caller.reader(), current);
     if (absl::IsUnavailable(may)) return std::nullopt;  // It waits until the member has released an older version.
     PS_RETURN_IF_ERROR(may);
-    const uint32_t rank = caller.id.rank();
-    if (caller.member() && !mode->MayRead(rank, pushes.ledger().NextStep(rank), current)) return std::nullopt;
+    if (computes && !mode->MayRead(caller.id.rank(), NextStep(wait.request))) return std::nullopt;
   }
   ShardAnswer answer = wait.answer;
   answer.weights = parameters->Pin(caller.reader(), now);
+  if (caller.member() && mode->policy().has_local_steps()) {
+    answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), options.optimizer);
+  }
+  if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
+  if (computes && !over && mode->delay_compensation() != 0) {
+    pulled[caller.id.rank()] = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
+  }
   return answer;
+}
+
+// A rank that has pushed goes on at its next step, whatever it says.
+uint64_t ShardState::NextStep(const ShardRequest& request) const {
+  const v1::Identity& id = request.caller.id;
+  const uint64_t next = pushes.ledger().NextStep(id.rank());
+  const bool has_pushed = pushes.ledger().Incarnation(id.rank()) == id.incarnation();
+  return has_pushed ? next : std::max(next, request.step.value_or(0));
+}
+
+void ShardState::OnRead(const ShardRequest& request) {
+  if (request.computes && request.caller.member()) mode->Reads(request.caller.id.rank(), NextStep(request));
 }
 
 absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
@@ -254,6 +314,7 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
     status.set_version(parameters->version());
     status.set_slices(static_cast<uint32_t>(layout->slices()));
     status.set_bytes(layout->bytes());
+    status.set_weight_buffer_bytes(parameters->bytes());
   }
   status.set_inflight_bytes(pushes.inflight_bytes());
   status.set_inflight_bytes_max(pushes.max_inflight_bytes());
@@ -263,6 +324,12 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
   status.set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
   status.set_stale(pushes.told(v1::ANSWER_STALE));
   status.set_fenced(pushes.told(v1::ANSWER_FENCED));
+  for (const auto& [rank, refused] : pushes.refused()) {
+    v1::DroppedPushes* dropped = status.add_dropped();
+    dropped->set_rank(rank);
+    dropped->set_pushes(refused.pushes);
+    dropped->set_samples(refused.samples);
+  }
   if (!waiters.empty() || updater.blocked_since().has_value()) status.set_waiting_for(WaitingFor(now));
   return status;
 }
@@ -273,6 +340,7 @@ v1::ShardReport CompleteReport(const Push& push) {
   done->set_rank(push.rank);
   done->set_step(push.step);
   done->set_samples(push.samples);
+  done->set_incarnation(push.incarnation);
   return report;
 }
 

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
@@ -27,7 +29,8 @@ struct ShardState {
   // ---- What it is made of
 
   const ShardOptions options;
-  const std::unique_ptr<Optimizer> optimizer;
+  const std::unique_ptr<Optimizer> optimizer;        // Of gradients.
+  const std::unique_ptr<Optimizer> outer_optimizer;  // Of differences of weights.
   const std::unique_ptr<Mode> mode;
   const bool follows_decisions;  // The chief names the sets that make a version.
   JobView job;
@@ -39,6 +42,12 @@ struct ShardState {
   // Null until the view in force has a layout.
   std::shared_ptr<const ShardLayout> layout;
   std::unique_ptr<Parameters> parameters;
+  // What each rank pulled last, where delay compensation needs it.
+  struct Pulled {
+    uint64_t incarnation = 0;
+    KeptVersion weights;
+  };
+  std::map<uint32_t, Pulled> pulled;
 
   // The pool outlives it; on_built as Updater's.
   ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(size_t)> on_built);
@@ -51,8 +60,7 @@ struct ShardState {
   // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
   // that has failed here has no use for them, and may still be read.
   bool IsReset() const;
-  // Returns what is to be freed
-  // without the lock (the release hook's comes first).
+  // Returns what is to be freed without the lock (the release hook's comes first).
   std::unique_ptr<Parameters> DropLayout();
   // As Shard::AddInitialSlices, of finite values.
   absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
@@ -60,6 +68,8 @@ struct ShardState {
   // As PushTable::Add, of a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
                                             std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
+  // The view in force names the members. Returns the sets that are to be decided now.
+  std::vector<StepSet> SetMembers();
   // What has arrived may be built before its step is decided on. Returns what the caller is to build.
   Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
 
@@ -69,8 +79,8 @@ struct ShardState {
   std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);
   // The first version that is made with the values that a cut commits.
   uint64_t CommitVersion(const v1::Cut& message) const;
-  // Drops pushes that are held back, but whose owner was lost.
-  void DropHeldOrphans();
+  // The pushes of those who were lost are not there any more.
+  void ForgetHeldOrphans();
   // Whether this shard has come to where all are to be. True once for a cut.
   bool ReachedCut();
   // Tells the chief that the shard has carried out what the message says, at this version.
@@ -86,6 +96,8 @@ struct ShardState {
   // The answer that it gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the weights that
   // come after it are waited for.
   Answer AnswerNow(Wait& wait, TimePoint now);
+  // Somebody asks for weights.
+  void OnRead(const ShardRequest& request);
   // Its error, when its time is over.
   absl::Status TimedOut(const Wait& wait, TimePoint now) const;
 
@@ -104,6 +116,11 @@ struct ShardState {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
+  std::vector<float> InitialState() const;
+  // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
+  absl::Status CheckPulled(const v1::PushRequest& header) const;
+  // Of the push that the member computes on what it asks for.
+  uint64_t NextStep(const ShardRequest& request) const;
   Answer AnswerPush(Wait& wait, TimePoint now);
   Answer AnswerWeights(const Wait& wait, TimePoint now);
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);

@@ -24,11 +24,8 @@ uint64_t ShardState::CommitVersion(const v1::Cut& message) const {
   return mode->synchronous() ? mode->step() + 2 : updater.first_not_begun();
 }
 
-void ShardState::DropHeldOrphans() {
-  const auto owns = [this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); };
-  for (const ShardCut::Push& push : cut.DropOrphans(owns)) {
-    if (pushes.IsComplete(push.rank, push.step)) pushes.DropComplete(push.rank);
-  }
+void ShardState::ForgetHeldOrphans() {
+  cut.DropOrphans([this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
 }
 
 CutSteps ShardState::Progress(bool complete) const {

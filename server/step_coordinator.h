@@ -26,25 +26,34 @@ class StepCoordinator {
   // Whether it names sets at all. Else each shard decides for itself, and what shards complete changes nothing here.
   bool leads() const { return mode_->coordinated() && num_shards_ > 1; }
 
-  void SetMembers(const std::set<uint32_t>& ranks) { mode_->SetMembers(ranks); }
+  // Who takes part from now on. Where the mode counts a push for its owner alone, undecided ones of other owners are
+  // forgotten. Returns the sets that are named by it, in order.
+  std::vector<StepSet> SetMembers(const ModeMembers& members);
 
   struct Outcome {
     bool news = false;             // It was not known yet, and is still of use.
     std::vector<StepSet> decided;  // The sets that are named by it, in order.
   };
-  // The push of this rank and step is complete on the shard.
-  Outcome Complete(uint32_t shard, uint32_t rank, uint64_t step);
+  // The push is complete on the shard; its version is not used.
+  Outcome Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push);
 
  private:
   using Push = std::pair<uint64_t, uint32_t>;  // Step and rank.
+  struct Completion {
+    uint64_t incarnation = 0;  // 0: of any.
+    std::set<uint32_t> shards;
+  };
 
+  // The mode moves on by these sets.
+  std::vector<StepSet> Decide(std::vector<StepSet> sets);
   // Forgets what the set is made of, and what can be in no set any more.
   void Forget(const StepSet& decided);
 
   const std::unique_ptr<Mode> mode_;
   const uint32_t num_shards_;
+  ModeMembers members_;
   // Shards that have a push that no set was named with.
-  std::map<Push, std::set<uint32_t>> complete_;
+  std::map<Push, Completion> complete_;
 };
 
 }  // namespace ps

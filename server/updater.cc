@@ -1,17 +1,26 @@
 #include "server/updater.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 
 namespace ps {
+namespace {
+
+constexpr size_t kMaxVersionsAtOnce = 16;
+
+}  // namespace
 
 using State = Updater::Update::State;
 
-Updater::Updater(const Optimizer& optimizer, const Hyperparameters& hyperparameters, size_t max_inline_slices,
-                 ThreadPool& pool, std::function<void(size_t)> on_built)
-    : optimizer_(optimizer),
+Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
+                 const Hyperparameters& hyperparameters, size_t max_inline_slices, ThreadPool& pool,
+                 std::function<void(size_t)> on_built)
+    : mode_(mode),
+      gradients_(gradients),
+      differences_(differences),
       timeline_(hyperparameters),
       max_inline_slices_(max_inline_slices),
       pool_(pool),
@@ -23,43 +32,89 @@ void Updater::SetParameters(Parameters* parameters, std::shared_ptr<const ShardL
   layout_ = std::move(layout);
 }
 
-std::shared_ptr<Updater::Update> Updater::Make(Pushes pushes) const {
-  auto update = std::make_shared<Update>();
-  update->layout = layout_;
-  update->optimizer = &optimizer_;
-  update->pushes = std::move(pushes);
+Updater::Version Updater::MakeVersion(Pushes pushes) {
+  Version version;
+  version.pushes = std::move(pushes);
   uint64_t total = 0;
-  for (const auto& push : update->pushes) total += push->samples;
-  for (const auto& push : update->pushes) {
-    update->coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
+  for (const auto& push : version.pushes) total += push->samples;
+  for (const auto& push : version.pushes) {
+    version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
   }
-  return update;
+  return version;
+}
+
+v1::Contribution Updater::Version::contribution() const {
+  for (const auto& push : pushes) {
+    if (push->samples > 0) return push->contribution;
+  }
+  return v1::CONTRIBUTION_GRADIENT;
+}
+
+bool Updater::Version::empty() const {
+  return std::all_of(pushes.begin(), pushes.end(), [](const auto& push) { return push->samples == 0; });
 }
 
 void Updater::Commit(Pushes pushes, TimePoint now) {
   if (current_ != nullptr && current_->state == State::kSpeculative) {
-    if (current_->pushes == pushes) {
+    if (current_->versions.front().pushes == pushes) {
       current_->state = State::kCommitted;
-      current_->committed_at = now;
+      current_->versions.front().committed_at = now;
       return;
     }
     Abandon();
   }
-  committed_.push_back(Make(std::move(pushes)));
+  committed_.push_back(MakeVersion(std::move(pushes)));
+}
+
+UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
+  UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number)};
+  // Staleness is a matter of modes in which a version is made of one push.
+  context.hyperparameters.learning_rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
+  return context;
+}
+
+bool Updater::Begin(std::vector<Version> versions, bool speculative) {
+  auto update = std::make_shared<Update>();
+  if (!(speculative ? parameters_->BeginSpeculativeUpdate(&update->memory)
+                    : parameters_->BeginUpdate(&update->memory))) {
+    return false;
+  }
+  const bool difference = versions.front().contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
+  update->layout = layout_;
+  update->optimizer = difference ? &differences_ : &gradients_;
+  update->state_tensors = parameters_->state_tensors();
+  update->delay_compensation = mode_.delay_compensation();
+  update->state = speculative ? State::kSpeculative : State::kCommitted;
+  update->versions = std::move(versions);
+  uint64_t number = parameters_->version();
+  for (Version& version : update->versions) version.context = ContextOf(version, ++number);
+  current_ = std::move(update);
+  return true;
+}
+
+std::vector<Updater::Version> Updater::TakeNext() {
+  std::vector<Version> versions;
+  while (!committed_.empty() && versions.size() < kMaxVersionsAtOnce) {
+    const bool together =
+        versions.empty() || (!mode_.synchronous() && !versions.back().empty() && !committed_.front().empty() &&
+                             versions.back().contribution() == committed_.front().contribution());
+    if (!together) break;
+    versions.push_back(std::move(committed_.front()));
+    committed_.pop_front();
+  }
+  return versions;
 }
 
 void Updater::StartNext(TimePoint now) {
   if (current_ != nullptr || committed_.empty()) return;
-  Update& next = *committed_.front();
-  next.context = {.update = parameters_->version() + 1, .hyperparameters = next_hyperparameters()};
-  if (!parameters_->BeginUpdate(&next.memory)) {
+  std::vector<Version> versions = TakeNext();
+  for (Version& version : versions) version.committed_at = now;
+  if (!Begin(versions, /*speculative=*/false)) {
+    committed_.insert(committed_.begin(), versions.begin(), versions.end());
     if (!blocked_since_.has_value()) blocked_since_ = now;
     return;
   }
   blocked_since_.reset();
-  next.committed_at = now;
-  current_ = std::move(committed_.front());
-  committed_.pop_front();
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
@@ -77,15 +132,11 @@ void Updater::Post(std::vector<size_t> slices) {
 
 Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
-  std::shared_ptr<Update> update = Make(std::move(pushes));
-  update->context = {.update = parameters_->version() + 1, .hyperparameters = next_hyperparameters()};
-  if (!parameters_->BeginSpeculativeUpdate(&update->memory)) return {};
-  current_ = std::move(update);
-  current_->state = State::kSpeculative;
+  if (!Begin({MakeVersion(std::move(pushes))}, /*speculative=*/true)) return {};
   current_->missing.resize(layout_->slices());
   std::vector<size_t> ready;
   for (size_t local = 0; local < current_->missing.size(); ++local) {
-    for (const auto& push : current_->pushes) {
+    for (const auto& push : current_->versions.front().pushes) {
       if (push->samples > 0 && push->slices[local].bytes() == 0) ++current_->missing[local];
     }
     if (current_->missing[local] == 0) ready.push_back(local);
@@ -130,43 +181,62 @@ void Updater::Update::Build(const std::vector<size_t>& slices) const {
 }
 
 void Updater::Update::BuildSlice(size_t local) const {
-  static const Isa isa = BestIsa();
   const SliceInfo& info = layout->slice(local);
-  std::vector<GradientTerm> terms;
-  for (size_t i = 0; i < pushes.size(); ++i) {
-    if (pushes[i]->samples == 0) continue;
-    terms.push_back({.gradient = &pushes[i]->slices[local], .coefficient = coefficients[i]});
-  }
   OptimizerBlock slice = {.elements = static_cast<size_t>(info.elements),
                           .weights = memory.weights + info.shard_offset,
                           .new_weights = memory.new_weights + info.shard_offset};
-  for (int k = 0; k < optimizer->state_tensors(); ++k) {
+  const auto copy = [&](const float* from, float* to) {
+    if (from != to) std::copy_n(from, slice.elements, to);
+  };
+  const size_t used = versions.front().empty() ? 0 : static_cast<size_t>(optimizer->state_tensors());
+  for (size_t k = 0; k < state_tensors; ++k) {
     slice.state[k] = memory.state[k] + info.shard_offset;
     slice.new_state[k] = memory.new_state[k] + info.shard_offset;
+    if (k >= used) copy(slice.state[k], slice.new_state[k]);
   }
-  if (ReduceAndApply(terms, slice, *optimizer, context, isa)) return;
+  if (versions.front().empty()) return copy(slice.weights, slice.new_weights);
+  if (Apply(local, slice)) return;
   size_t first = not_finite;
   while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
 }
 
-std::string Updater::Update::NotFinite(uint64_t version) const {
-  return absl::StrCat("version ", version, ": the weights of tensor ", layout->tensor(not_finite),
+bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
+  static const Isa isa = BestIsa();
+  std::vector<VersionInput> inputs;
+  for (const Version& version : versions) {
+    VersionInput& input = inputs.emplace_back();
+    input.context = version.context;
+    for (size_t i = 0; i < version.pushes.size(); ++i) {
+      const Push& push = *version.pushes[i];
+      if (push.samples == 0) continue;
+      input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.coefficients[i]});
+      if (push.pulled == nullptr) continue;
+      input.delay_compensation = delay_compensation;
+      input.pulled = push.pulled->tensors[0].data() + layout->slice(local).shard_offset;
+    }
+  }
+  return ReduceAndApply(inputs, slice, *optimizer, isa);
+}
+
+std::string Updater::Update::NotFinite() const {
+  const UpdateContext& context = versions.front().context;
+  return absl::StrCat("version ", context.update, ": the weights of tensor ", layout->tensor(not_finite),
                       " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
 }
 
-nlohmann::ordered_json Updater::Update::Fields(uint64_t version, TimePoint now) const {
+nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {
   nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
   nlohmann::ordered_json staleness = nlohmann::ordered_json::array();
-  for (const auto& push : pushes) {
+  for (const auto& push : version.pushes) {
     ranks.push_back(push->rank);
-    staleness.push_back(version - 1 - push->version);
+    staleness.push_back(version.context.update - 1 - push->version);
   }
-  return {{"version", version},
-          {"contributions", pushes.size()},
+  return {{"version", version.context.update},
+          {"contributions", version.pushes.size()},
           {"ranks", std::move(ranks)},
           {"staleness", std::move(staleness)},
-          {"apply_s", Seconds(now - committed_at)}};
+          {"apply_s", Seconds(now - version.committed_at)}};
 }
 
 // ---- The end of an update
@@ -192,7 +262,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
     parameters_->GiveUp();
     ended.outcome = Ended::Outcome::kNotFinite;
   } else {
-    parameters_->Publish();
+    parameters_->Publish(current_->versions.size());
   }
   ended.update = std::move(current_);
   return ended;

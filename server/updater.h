@@ -1,4 +1,6 @@
-// The version in the making: from a set of pushes to new weights and state.
+// The version in the making: from a set of pushes to new weights and state. Where every push is a version of its own,
+// those that wait are made in one pass, and only the last one is published; the weights are those of one after the
+// other.
 //
 //                                  ┌──(the pushes change)──▶ abandoned
 //   Speculate ──▶ speculative ─────┤
@@ -32,15 +34,27 @@ namespace ps {
 
 class Updater {
  public:
-  // One version in the making. What threads read to build it is constant once it has begun.
+  // What one version is made of.
+  struct Version {
+    Pushes pushes;                    // Ascending by rank.
+    std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
+    UpdateContext context;            // Set when it is begun.
+    TimePoint committed_at;
+
+    v1::Contribution contribution() const;
+    // Every push is empty: it changes nothing.
+    bool empty() const;
+  };
+
+  // One update in the making, of one version or several. What threads read to build it is constant once it has begun.
   struct Update {
     enum class State { kSpeculative, kCommitted, kAbandoned };
 
     std::shared_ptr<const ShardLayout> layout;
     const Optimizer* optimizer = nullptr;
-    UpdateContext context;
-    Pushes pushes;                    // Ascending by rank.
-    std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
+    size_t state_tensors = 0;  // Of the parameters; the optimizer uses the first of them.
+    float delay_compensation = 0;
+    std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
     Parameters::Update memory;
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
     mutable std::atomic<size_t> not_finite = SIZE_MAX;
@@ -50,18 +64,18 @@ class Updater {
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
     size_t parts = 0;             // That are being built, each of some slices.
     size_t built = 0;             // Slices.
-    TimePoint committed_at;
 
     // Builds these slices' new weights and state. Thread-safe for slices that differ.
     void Build(const std::vector<size_t>& slices) const;
-    // Why it is not published as this version: which tensor's weights are not finite.
-    std::string NotFinite(uint64_t version) const;
-    // For the `apply` event: what it was made of, and the version that it became.
-    nlohmann::ordered_json Fields(uint64_t version, TimePoint now) const;
+    // Why it is not published: which tensor's weights are not finite.
+    std::string NotFinite() const;
+    // For the `apply` event of one of its versions, which was published.
+    static nlohmann::ordered_json Fields(const Version& version, TimePoint now);
 
    private:
     friend class Updater;
     void BuildSlice(size_t local) const;
+    bool Apply(size_t local, const OptimizerBlock& slice) const;
   };
 
   // What the caller that brought slices is to build, without the lock, and then report with OnBuilt.
@@ -76,10 +90,13 @@ class Updater {
     std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
   };
 
-  // All outlive it. `on_built` is called by the pool's threads without the owner's lock; it calls OnBuilt. At most
-  // `max_inline_slices` slices are built by whoever brought them; more are spread over the pool.
-  Updater(const Optimizer& optimizer, const Hyperparameters& hyperparameters, size_t max_inline_slices,
-          ThreadPool& pool, std::function<void(size_t slices)> on_built);
+  // All outlive it. `gradients` and `differences` are applied to what pushes carry (v1::Contribution); the parameters
+  // have the state of the one that has more of it. `on_built` is called by the pool's threads without the owner's lock;
+  // it calls OnBuilt. At most `max_inline_slices` slices are built by whoever brought them; more are spread over the
+  // pool.
+  Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
+          const Hyperparameters& hyperparameters, size_t max_inline_slices, ThreadPool& pool,
+          std::function<void(size_t slices)> on_built);
 
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
@@ -108,9 +125,13 @@ class Updater {
   bool idle() const { return current_ == nullptr && committed_.empty(); }
   bool in_the_making() const { return current_ != nullptr; }
   // The first version that no update has been begun for, speculatively or not.
-  uint64_t first_not_begun() const { return parameters_->version() + (current_ == nullptr ? 1 : 2); }
-  // The changes that took effect with the versions that were published since this was last asked.
-  std::vector<HyperparameterTimeline::Change> TakeEffective() { return timeline_.TakeMade(parameters_->version()); }
+  uint64_t first_not_begun() const {
+    return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
+  }
+  // The changes that took effect with this version, which was published as the next after the one asked for last.
+  std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
+    return timeline_.TakeMade(version.context.update);
+  }
   // Those of the version that follows the current one.
   Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
   // Since when a committed update has waited for a buffer, if one does.
@@ -119,12 +140,20 @@ class Updater {
   bool ruined() const { return ruined_; }
 
  private:
-  std::shared_ptr<Update> Make(Pushes pushes) const;
+  static Version MakeVersion(Pushes pushes);
+  // Begins what is in the making with this version, unless there is no memory for it.
+  bool Begin(std::vector<Version> versions, bool speculative);
+  // Those of the committed ones that are made at once.
+  std::vector<Version> TakeNext();
+  // What the version is made with.
+  UpdateContext ContextOf(const Version& version, uint64_t number) const;
   // Has the pool build these slices of what is in the making, unless they are few, which are returned.
   SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
   void Post(std::vector<size_t> slices);
 
-  const Optimizer& optimizer_;
+  const Mode& mode_;
+  const Optimizer& gradients_;
+  const Optimizer& differences_;
   HyperparameterTimeline timeline_;
   const size_t max_inline_slices_;
   ThreadPool& pool_;
@@ -132,7 +161,7 @@ class Updater {
   Parameters* parameters_ = nullptr;
   std::shared_ptr<const ShardLayout> layout_;
   std::shared_ptr<Update> current_;
-  std::deque<std::shared_ptr<Update>> committed_;  // And not begun. Bounded by the push table's limit.
+  std::deque<Version> committed_;  // And not begun. Bounded by the push table's limit.
   std::optional<TimePoint> blocked_since_;
   bool ruined_ = false;
 };

@@ -55,6 +55,11 @@ std::unique_ptr<Optimizer> MakeSgd();
 // v ← µ·v + g + wd·w;  w ← w − lr·v  (torch.optim.SGD with momentum, no dampening). v is 0 at first.
 std::unique_ptr<Optimizer> MakeMomentum();
 
+// Of a difference of weights d in place of a gradient: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's momentum with
+// a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source: Douillard et al.,
+// DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
+std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
+
 // The names that MakeOptimizer knows.
 std::vector<std::string> OptimizerNames();
 

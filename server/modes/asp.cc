@@ -1,47 +1,49 @@
-#include "absl/strings/str_cat.h"
-#include "server/modes/mode.h"
+#include <algorithm>
+
+#include "common/status.h"
+#include "server/modes/each_push.h"
 
 namespace ps {
 namespace {
 
-// Without a state: every push is a version, and nobody waits for anybody.
-class Asp final : public Mode {
+// Asynchronous: every push is a version, and nobody waits for anybody. What may be done against staleness: refuse
+// pushes that are too old; divide their learning rate by it (Zhang et al., Staleness-Aware Async-SGD, 2016,
+// arXiv:1511.05950); correct the gradient for it (Zheng et al., DC-ASGD, 2017, arXiv:1609.08326).
+class Asp final : public EachPush {
  public:
-  std::string name() const override { return "asp"; }
-  bool synchronous() const override { return false; }
-  Contribution contribution() const override { return Contribution::kGradient; }
-  std::optional<uint64_t> VersionAfter(uint64_t) const override { return std::nullopt; }
+  using EachPush::EachPush;
 
-  bool coordinated() const override { return false; }
-  uint32_t pushes_held() const override { return 1; }
-
-  void SetMembers(const std::set<uint32_t>&) override {}
+  float LearningRateDivisor(uint64_t staleness) const override {
+    return options().staleness_lr == "inverse" ? static_cast<float>(std::max<uint64_t>(1, staleness)) : 1.0F;
+  }
+  float delay_compensation() const override { return options().delay_compensation; }
 
   Admission Admit(const PushHeader& push, uint64_t expected) const override {
-    if (push.step == expected) return {};
-    return {.kind = Admission::Kind::kReject,
-            .why = absl::OutOfRangeError(
-                absl::StrCat("rank ", push.rank, ", step ", push.step, ": the next step of this rank is ", expected))};
+    Admission admission = EachPush::Admit(push, expected);
+    const bool too_old = options().max_staleness.has_value() && push.version < versions_ &&
+                         versions_ - push.version > *options().max_staleness;
+    if (admission.kind == Admission::Kind::kAccept && too_old) admission.kind = Admission::Kind::kStale;
+    return admission;
   }
 
-  std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override { return {{.step = step, .ranks = {rank}}}; }
-  void Decided(const StepSet&) override {}
-  bool WasDecided(const StepSet&) const override { return false; }
-  bool MayRead(uint32_t, uint64_t, uint64_t) const override { return true; }
-  LossAction OnLoss(uint32_t) const override { return LossAction::kContinue; }
-  uint64_t StartStep(uint64_t highest, uint64_t) const override { return highest; }
+  void Decided(const StepSet& /*set*/) override { ++versions_; }
 
-  uint64_t step() const override { return 0; }
-  std::vector<uint32_t> WaitsFor() const override { return {}; }
-  std::vector<uint32_t> ExpectedContributors() const override { return {}; }
-  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
+  nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"versions", versions_}}; }
+  absl::Status Load(const nlohmann::ordered_json& state) override {
+    const absl::StatusOr<uint64_t> versions = SavedNumber(state, name(), "versions");
+    if (!versions.ok()) return versions.status();
+    versions_ = *versions;
+    return absl::OkStatus();
+  }
 
-  nlohmann::ordered_json Save() const override { return {{"mode", name()}}; }
-  absl::Status Load(const nlohmann::ordered_json& state) override { return CheckSavedMode(state, name()); }
+ private:
+  uint64_t versions_ = 0;  // Decided: that which the next push is applied to.
 };
 
 }  // namespace
 
-std::unique_ptr<Mode> MakeAsp() { return std::make_unique<Asp>(); }
+std::unique_ptr<Mode> MakeAsp(const ModeOptions& options, uint32_t num_workers) {
+  return std::make_unique<Asp>(options, num_workers);
+}
 
 }  // namespace ps

@@ -1,6 +1,8 @@
 #include "server/modes/mode.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -14,10 +16,23 @@ absl::Status CheckSavedMode(const nlohmann::ordered_json& state, const std::stri
       absl::StrCat("the mode's state: mode: ", mode->get<std::string>(), ", but --mode=", name));
 }
 
-absl::StatusOr<std::unique_ptr<Mode>> MakeMode(const std::string& name, uint32_t num_workers) {
-  if (name == "bsp" || name == "sync") return MakeBsp(num_workers);
-  if (name == "asp" || name == "async") return MakeAsp();
-  return absl::InvalidArgumentError(absl::StrCat("--mode=", name, ": expected bsp (sync) or asp (async)"));
+absl::StatusOr<uint64_t> SavedNumber(const nlohmann::ordered_json& state, const std::string& name,
+                                     const std::string& field) {
+  PS_RETURN_IF_ERROR(CheckSavedMode(state, name));
+  const auto number = state.find(field);
+  if (number != state.end() && number->is_number_unsigned()) return number->get<uint64_t>();
+  return absl::InvalidArgumentError(absl::StrCat("the mode's state: ", field, ": expected a number"));
+}
+
+std::unique_ptr<Mode> MakeMode(const ModeOptions& given, uint32_t num_workers) {
+  ModeOptions options = given;
+  options.name = CanonicalMode(given.name);
+  static const std::map<std::string, std::unique_ptr<Mode> (*)(const ModeOptions&, uint32_t)> makers = {
+      {"bsp", MakeBsp},    {"asp", MakeAsp}, {"ssp", MakeSsp}, {"backup", MakeBackup}, {"local_sgd", MakeLocalSgd},
+      {"easgd", MakeEasgd}};
+  const auto maker = makers.find(options.name);
+  Check(maker != makers.end(), "the mode's name is valid");
+  return maker->second(options, num_workers);
 }
 
 }  // namespace ps

@@ -7,7 +7,9 @@
 // the owner says `Decided`, so that instances that follow keep the same state as the chief's.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -17,13 +19,16 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ps/v1/ps.pb.h"
+#include "server/modes/mode_options.h"
 
 namespace ps {
 
-// Pushes that make one version together: those of this step of `ranks` (ascending).
+// Pushes that are counted together: those of this step of `ranks` (ascending).
 struct StepSet {
   uint64_t step = 0;
   std::vector<uint32_t> ranks;
+  bool makes_version = true;  // False: they are empty, and counting them is all.
 
   bool operator==(const StepSet&) const = default;
 };
@@ -36,6 +41,16 @@ struct PushHeader {
   uint32_t samples = 0;  // 0: an empty contribution.
 };
 
+// A live worker, as far as a mode is concerned.
+struct ModeMember {
+  uint64_t incarnation = 0;
+  bool done = false;             // It pushes nothing any more.
+  bool counts_as_empty = false;  // And steps that others still make do not need it.
+
+  bool operator==(const ModeMember&) const = default;
+};
+using ModeMembers = std::map<uint32_t, ModeMember>;  // By rank.
+
 // What becomes of a push that comes now.
 struct Admission {
   enum class Kind {
@@ -46,9 +61,6 @@ struct Admission {
   Kind kind = Kind::kAccept;
   absl::Status why = absl::OkStatus();
 };
-
-// What a push carries.
-enum class Contribution { kGradient, kWeightDifference };
 
 // What becomes of a running job that loses a worker whose work is not done.
 enum class LossAction {
@@ -69,9 +81,14 @@ class Mode {
   // version.
   virtual bool synchronous() const = 0;
 
-  virtual Contribution contribution() const = 0;
+  // What it asks of workers, but for the optimizer of LocalSteps, which its owner knows.
+  virtual v1::ModePolicy policy() const = 0;
 
-  // The version that a worker that pushed `step` computes its next gradient on; nothing: the newest.
+  // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights is added.
+  virtual bool Takes(v1::Contribution contribution) const = 0;
+
+  // The version at the least that a worker that pushed `step` computes its next gradient on (exactly this one, where
+  // the policy has exact_versions); nothing: any.
   virtual std::optional<uint64_t> VersionAfter(uint64_t step) const = 0;
 
   // ---- What its owner has to provide
@@ -82,26 +99,47 @@ class Mode {
   // Pushes of which a shard must be able to hold all bytes at once, or no version is ever made.
   virtual uint32_t pushes_held() const = 0;
 
+  // A push that is complete counts for its rank whoever sends it again: a rank's new owner sends the same. Else it is
+  // dropped, undecided, when its rank's owner changes.
+  virtual bool counts_for_any_owner() const = 0;
+
+  // ---- What becomes of an applied gradient (asp's options)
+
+  // The learning rate of a push of this staleness is divided by that.
+  virtual float LearningRateDivisor(uint64_t /*staleness*/) const { return 1.0F; }
+
+  // λ of DC-ASGD: the gradient is g + λ·g⊙g⊙(w − w_pulled). Unless 0, the shard keeps what each worker pulled last.
+  virtual float delay_compensation() const { return 0.0F; }
+
   // ---- Events and decisions
 
-  // The ranks that take part from now on.
-  virtual void SetMembers(const std::set<uint32_t>& ranks) = 0;
+  // Who takes part from now on. Returns the sets that are fixed by it, in order: somebody whom they waited for has
+  // left.
+  virtual std::vector<StepSet> SetMembers(const ModeMembers& members) = 0;
 
   // What becomes of this push. `expected` is the step after the rank's last one.
   virtual Admission Admit(const PushHeader& push, uint64_t expected) const = 0;
 
-  // The push of `rank` is complete. Returns the sets that are fixed by it, in order.
-  virtual std::vector<StepSet> Complete(uint32_t rank, uint64_t step) = 0;
+  // The push is complete, and would still be accepted. Returns the sets that are fixed by it, in order.
+  virtual std::vector<StepSet> Complete(const PushHeader& push) = 0;
 
-  // The set was decided, here or by the chief: the mode moves on.
+  // The push was dropped before it was decided on.
+  virtual void Dropped(uint32_t rank, uint64_t step) = 0;
+
+  // The set was decided, here or by the chief: the mode moves on. Pushes that it now calls stale are to be refused.
   virtual void Decided(const StepSet& set) = 0;
+
+  // The push of this step is part of the current version.
+  virtual void Applied(uint32_t /*rank*/, uint64_t /*step*/) {}
 
   // Whether this set was decided before: the chief may name one again.
   virtual bool WasDecided(const StepSet& set) const = 0;
 
-  // Whether a rank whose next push is that of `next_step` may read the version `newest`, which exists; else it is
-  // parked until it may.
-  virtual bool MayRead(uint32_t rank, uint64_t next_step, uint64_t newest) const = 0;
+  // Whether a rank may read the current version to compute its push of `step` on it; else it is parked until it may.
+  virtual bool MayRead(uint32_t /*rank*/, uint64_t /*step*/) const { return true; }
+
+  // The rank waits for weights to compute its push of `step` on.
+  virtual void Reads(uint32_t /*rank*/, uint64_t /*step*/) {}
 
   // A member was lost, or left before it was done.
   virtual LossAction OnLoss(uint32_t rank) const = 0;
@@ -122,28 +160,33 @@ class Mode {
   // be built speculatively; else empty.
   virtual std::vector<uint32_t> ExpectedContributors() const = 0;
 
-  // A rank that it needs a push of, but that is `done` and pushes nothing any more; `begun` are the ranks whose push of
-  // step() has begun. Nothing where none of it has, or where a version waits for nobody.
+  // Of those that are `done` and do not count as empty, one that it needs a push of; `begun` are the ranks whose push
+  // of step() has begun. Nothing where none of it has, or where a version waits for nobody.
   virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const = 0;
 
   // ---- Its state, for a checkpoint
 
   // Between two steps: pushes that were complete but not decided are not part of it.
   virtual nlohmann::ordered_json Save() const = 0;
-  // What Save gave, of the same mode. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed.
+  // What Save gave, of the same mode, and the same options. INVALID_ARGUMENT, naming the field, for anything else; then
+  // nothing has changed.
   virtual absl::Status Load(const nlohmann::ordered_json& state) = 0;
 };
 
-// Synchronous: version v + 1 is made of the pushes of step v of all `num_workers` ranks.
-std::unique_ptr<Mode> MakeBsp(uint32_t num_workers);
+// The modes. Each is a file of its own.
+std::unique_ptr<Mode> MakeBsp(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeAsp(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeSsp(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeBackup(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeLocalSgd(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers);
 
-// Asynchronous: every push makes a version.
-std::unique_ptr<Mode> MakeAsp();
+// The mode that the options name; they must be valid (ValidateModeOptions).
+std::unique_ptr<Mode> MakeMode(const ModeOptions& options, uint32_t num_workers);
 
-// For Load: INVALID_ARGUMENT if the state is not of the mode of this name.
+// For Load: INVALID_ARGUMENT if the state is not of the mode of this name; then also if it has no such number.
 absl::Status CheckSavedMode(const nlohmann::ordered_json& state, const std::string& name);
-
-// The mode of this name (bsp or sync, asp or async). INVALID_ARGUMENT for any other.
-absl::StatusOr<std::unique_ptr<Mode>> MakeMode(const std::string& name, uint32_t num_workers);
+absl::StatusOr<uint64_t> SavedNumber(const nlohmann::ordered_json& state, const std::string& name,
+                                     const std::string& field);
 
 }  // namespace ps

@@ -137,7 +137,7 @@ constexpr absl::StatusCode kOutOfRange = absl::StatusCode::kOutOfRange;
 // A job of two workers on two shards: one is the real client on a thread of its own, the other is `raw`.
 void RunBeside(const std::string& mode, uint64_t steps, const std::function<void(const RawWorker&)>& misbehave) {
   ServerOptions options;
-  options.mode = mode;
+  options.mode.name = mode;
   options.num_workers = 2;
   options.num_shards = 2;
   options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};

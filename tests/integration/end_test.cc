@@ -76,7 +76,7 @@ TEST_CASE(
   ServerOptions options;
   options.num_workers = 2;
   options.num_shards = 2;
-  options.mode = "asp";
+  options.mode.name = "asp";
   Cluster cluster(options);
   WorkerOptions worker = SmallJob();
   worker.client.server = cluster.address();
@@ -103,7 +103,7 @@ TEST_CASE(
 TEST_CASE("In asp the lowest live rank evaluates at the end and along the way") {
   ServerOptions options;
   options.num_workers = 2;
-  options.mode = "asp";
+  options.mode.name = "asp";
   Cluster cluster(options);
   WorkerOptions worker = SmallJob();
   worker.client.server = cluster.address();
@@ -133,7 +133,7 @@ TEST_CASE("Staleness counts the versions of each shard, not the lowest of all") 
   ServerOptions options;
   options.num_workers = 2;
   options.num_shards = 2;
-  options.mode = "asp";
+  options.mode.name = "asp";
   Cluster cluster(options);
   const ModelOptions model = {.widths = {20, 8, 4}};
   Partner first(cluster.address(), 0, model);
@@ -211,7 +211,7 @@ TEST_CASE(
     ServerOptions options;
     options.num_workers = 1;
     options.num_shards = 3;
-    options.mode = mode;
+    options.mode.name = mode;
     Cluster cluster(options);
     WorkerOptions worker = SmallJob();
     worker.model.widths = {20, 30, 30, 4};  // Tensors on every shard.
@@ -243,7 +243,7 @@ TEST_CASE(
 TEST_CASE("Workers without a name get one of their own, also where host and process number are the same") {
   ServerOptions options;
   options.num_workers = 2;
-  options.mode = "asp";
+  options.mode.name = "asp";
   Cluster cluster(options);
   const ModelOptions model = {.widths = {20, 4}};
   const Partner first(cluster.address(), 0, model);

@@ -130,7 +130,7 @@ TEST_CASE("32 workers on a server that holds 3 gradients at most lose nothing, a
   constexpr uint64_t kGradientBytes = 4 * (300000 + 17 + 1);
   ServerOptions options;
   options.num_workers = kWorkers;
-  options.mode = "asp";
+  options.mode.name = "asp";
   options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
   options.max_inflight_bytes = 3 * kGradientBytes;
   Cluster cluster(options);
@@ -184,7 +184,7 @@ TEST_CASE("In asp every push makes one version, on every server") {
     ServerOptions options;
     options.num_workers = 3;
     options.num_shards = shards;
-    options.mode = "asp";
+    options.mode.name = "asp";
     Cluster cluster(options);
     WorkerOptions worker;
     worker.model.widths = {20, 16, 5};
@@ -226,7 +226,7 @@ TEST_CASE("A worker that is replaced in the middle of a job goes on at the step 
     for (const uint32_t shards : {1U, 2U}) {
       ServerOptions options;
       options.num_shards = shards;
-      options.mode = mode;
+      options.mode.name = mode;
       options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
       Cluster cluster(options);
       const auto gradients = Filled(1);

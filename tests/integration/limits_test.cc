@@ -38,7 +38,7 @@ class LoneServer {
       : metrics(*MetricsWriter::Open("", "shard")),
         shard(
             {.num_workers = 1,
-             .mode = "asp",
+             .mode = {.name = "asp"},
              .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
              .max_parked = max_parked},
             [this](const v1::ShardReport& report) {

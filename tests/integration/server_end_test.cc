@@ -76,7 +76,7 @@ TEST_CASE("A learning rate that makes weights non-finite ends the job with the t
       ServerOptions options;
       options.num_workers = 2;
       options.num_shards = shards;
-      options.mode = mode;
+      options.mode.name = mode;
       // The first version already, of small gradients.
       options.hyperparameters = {.learning_rate = 1e38F, .momentum = 0, .weight_decay = 1000};
       const Cluster cluster(options);

@@ -55,7 +55,7 @@ TEST_CASE(
     "ones") {
   ServerOptions server;
   server.num_workers = 2;
-  server.mode = "asp";
+  server.mode.name = "asp";
   Cluster cluster(server);
   WorkerOptions options = Options(cluster.address(), 0);
   options.metrics_file = cluster.folder.File("worker.jsonl");

@@ -18,7 +18,7 @@ TEST_CASE("Every bad flag is named at once") {
   ServerOptions options;
   options.listen = "nowhere";
   options.num_workers = 0;
-  options.mode = "fast";
+  options.mode.name = "fast";
   options.optimizer = "magic";
   options.hyperparameters.learning_rate = -1;
   options.hyperparameters.momentum = 1;

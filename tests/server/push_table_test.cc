@@ -17,7 +17,7 @@ namespace {
 //   owner RANK I                     the rank has a new owner
 class Scenario {
  public:
-  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : Scenario(*MakeMode(mode, 2), max_bytes) {}
+  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : Scenario(MakeMode({.name = mode}, 2), max_bytes) {}
   explicit Scenario(std::unique_ptr<Mode> mode, uint64_t max_bytes = 64) : mode_(std::move(mode)) {
     table_.SetLayout(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {2}}}, 0, 1), max_bytes);
     SetOwners();

@@ -30,7 +30,7 @@ std::string DecidedBy(StepCoordinator* steps, const std::string& events) {
 
 std::string DecidedBy(const std::string& events, uint32_t workers = 2, uint32_t shards = 2,
                       const std::string& mode = "bsp") {
-  StepCoordinator steps(*MakeMode(mode, workers), shards);
+  StepCoordinator steps(MakeMode({.name = mode}, workers), shards);
   return DecidedBy(&steps, events);
 }
 

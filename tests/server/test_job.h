@@ -19,7 +19,7 @@ class TestJob {
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
       : chief({.num_workers = workers,
                .num_shards = shards,
-               .mode = mode,
+               .mode = Named(mode),
                .max_shard_elements = 1000,
                .settings = {{"learning_rate", "0.1"}}},
               [this](v1::Phase phase, const std::string& failure) {
@@ -39,6 +39,13 @@ class TestJob {
                       registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
                   .ok());
     }
+  }
+
+  // Not in place: GCC 12 takes it for uninitialised.
+  static ModeOptions Named(const std::string& mode) {
+    ModeOptions options;
+    options.name = mode;
+    return options;
   }
 
   v1::JoinRequest Request(const std::string& name) const {
@@ -68,6 +75,7 @@ class TestJob {
 
   void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) {
     for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
+    if (update.has_cut()) cuts.push_back(update.cut());
     if (!update.has_view()) return;
     view = update.view();
     if (deaf) return;
@@ -81,7 +89,8 @@ class TestJob {
   v1::Identity first;  // Of the first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
-  int ends = 0;  // Times that the end was told.
+  std::vector<v1::Cut> cuts;  // As every shard is told of them.
+  int ends = 0;               // Times that the end was told.
   v1::Phase ended = v1::PHASE_UNSPECIFIED;
   std::string reason;
   Chief chief;

@@ -1,0 +1,53 @@
+// What the modes have in common in which every push makes a version.
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/modes/mode.h"
+
+namespace ps {
+
+class EachPush : public Mode {
+ public:
+  EachPush(const ModeOptions& options, uint32_t num_workers) : options_(options), num_workers_(num_workers) {}
+
+  std::string name() const override { return options_.name; }
+  bool synchronous() const override { return false; }
+  v1::ModePolicy policy() const override { return {}; }
+  bool Takes(v1::Contribution contribution) const override { return contribution == v1::CONTRIBUTION_GRADIENT; }
+  std::optional<uint64_t> VersionAfter(uint64_t /*step*/) const override { return std::nullopt; }
+
+  bool coordinated() const override { return false; }
+  uint32_t pushes_held() const override { return 1; }
+  bool counts_for_any_owner() const override { return false; }
+
+  std::vector<StepSet> SetMembers(const ModeMembers& /*members*/) override { return {}; }
+  Admission Admit(const PushHeader& push, uint64_t expected) const override;
+  std::vector<StepSet> Complete(const PushHeader& push) override { return {{.step = push.step, .ranks = {push.rank}}}; }
+  void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
+  void Decided(const StepSet& /*set*/) override {}
+  bool WasDecided(const StepSet& /*set*/) const override { return false; }
+  LossAction OnLoss(uint32_t /*rank*/) const override { return LossAction::kContinue; }
+  uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
+
+  uint64_t step() const override { return 0; }
+  std::vector<uint32_t> WaitsFor() const override { return {}; }
+  std::vector<uint32_t> ExpectedContributors() const override { return {}; }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
+
+  nlohmann::ordered_json Save() const override { return {{"mode", name()}}; }
+  absl::Status Load(const nlohmann::ordered_json& state) override { return CheckSavedMode(state, name()); }
+
+ protected:
+  const ModeOptions& options() const { return options_; }
+  uint32_t num_workers() const { return num_workers_; }
+
+ private:
+  const ModeOptions options_;
+  const uint32_t num_workers_;
+};
+
+}  // namespace ps

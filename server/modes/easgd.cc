@@ -1,0 +1,33 @@
+#include "server/modes/each_push.h"
+
+namespace ps {
+namespace {
+
+// Asynchronous elastic averaging: workers train weights x of their own, and after local_steps batches each takes
+// a·(x − c) off them, which is added to the server's weights, the centre c.
+// Source: Zhang, Choromanska and LeCun, Deep Learning with Elastic Averaging SGD, 2015 (arXiv:1412.6651), algorithm 1.
+class Easgd final : public EachPush {
+ public:
+  using EachPush::EachPush;
+
+  bool Takes(v1::Contribution contribution) const override {
+    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
+  }
+
+  v1::ModePolicy policy() const override {
+    v1::ModePolicy policy;
+    v1::LocalSteps& local = *policy.mutable_local_steps();
+    local.set_exchange(v1::LocalSteps::ELASTIC);
+    local.set_steps(options().local_steps);
+    local.set_alpha(options().alpha(num_workers()));
+    return policy;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers) {
+  return std::make_unique<Easgd>(options, num_workers);
+}
+
+}  // namespace ps

@@ -1,0 +1,66 @@
+#include "server/modes/gather.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+
+std::vector<StepSet> Gather::SetMembers(const ModeMembers& members) {
+  for (const auto& [rank, member] : members) {
+    if (member.counts_as_empty) {
+      empty_ranks_.insert(rank);
+    } else {
+      empty_ranks_.erase(rank);  // It has a new owner.
+    }
+  }
+  members_ = members;
+  return Fixed();
+}
+
+std::vector<StepSet> Gather::Complete(const PushHeader& push) {
+  if (push.step != step_ || push.rank >= num_workers_ || HasArrived(push.rank)) return {};
+  arrived_.push_back({.rank = push.rank, .empty = push.samples == 0});
+  return Fixed();
+}
+
+void Gather::Dropped(uint32_t rank, uint64_t step) {
+  if (step == step_) std::erase_if(arrived_, [&](const Arrival& arrival) { return arrival.rank == rank; });
+}
+
+void Gather::Decided(const StepSet& set) {
+  step_ = set.step + 1;
+  arrived_.clear();
+}
+
+std::vector<StepSet> Gather::Fixed() const {
+  std::optional<std::vector<uint32_t>> ranks = Decide();
+  if (!ranks.has_value()) return {};
+  std::sort(ranks->begin(), ranks->end());
+  return {{.step = step_, .ranks = *std::move(ranks)}};
+}
+
+bool Gather::HasArrived(uint32_t rank) const {
+  return std::any_of(arrived_.begin(), arrived_.end(), [&](const Arrival& arrival) { return arrival.rank == rank; });
+}
+
+std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const {
+  if (begun.empty()) return {};
+  for (const uint32_t rank : done) {
+    if (rank < num_workers_ && !begun.contains(rank) && !empty_ranks_.contains(rank)) return rank;
+  }
+  return {};
+}
+
+nlohmann::ordered_json Gather::Save() const { return {{"mode", name()}, {"step", step_}}; }
+
+absl::Status Gather::Load(const nlohmann::ordered_json& state) {
+  const absl::StatusOr<uint64_t> step = SavedNumber(state, name(), "step");
+  if (!step.ok()) return step.status();
+  step_ = *step;
+  arrived_.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,72 @@
+// What the modes have in common in which version v + 1 is made of the pushes of step v: which step it is, which of its
+// pushes are complete, and who counts as an empty contribution.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/modes/mode.h"
+
+namespace ps {
+
+class Gather : public Mode {
+ public:
+  Gather(const ModeOptions& options, uint32_t num_workers) : options_(options), num_workers_(num_workers) {}
+
+  std::string name() const override { return options_.name; }
+  bool synchronous() const override { return true; }
+  bool Takes(v1::Contribution contribution) const override { return contribution == v1::CONTRIBUTION_GRADIENT; }
+  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return step + 1; }
+
+  bool coordinated() const override { return true; }
+  uint32_t pushes_held() const override { return num_workers_; }
+
+  std::vector<StepSet> SetMembers(const ModeMembers& members) override;
+  std::vector<StepSet> Complete(const PushHeader& push) override;
+  void Dropped(uint32_t rank, uint64_t step) override;
+  void Decided(const StepSet& set) override;
+  bool WasDecided(const StepSet& set) const override { return set.step < step_; }
+
+  // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.
+  uint64_t StartStep(uint64_t /*highest*/, uint64_t applied) const override { return std::max(step_, applied); }
+
+  uint64_t step() const override { return step_; }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override;
+
+  nlohmann::ordered_json Save() const override;
+  absl::Status Load(const nlohmann::ordered_json& state) override;
+
+ protected:
+  struct Arrival {
+    uint32_t rank = 0;
+    bool empty = false;
+  };
+
+  // The ranks whose pushes make the step in the making, if they are known now.
+  virtual std::optional<std::vector<uint32_t>> Decide() const = 0;
+
+  const ModeOptions& options() const { return options_; }
+  uint32_t num_workers() const { return num_workers_; }
+  const ModeMembers& members() const { return members_; }
+  // Ranks that push nothing any more and count as empty, also those that have left.
+  const std::set<uint32_t>& empty_ranks() const { return empty_ranks_; }
+  // Of the step in the making, in the order in which they were completed; a rank is there once.
+  const std::vector<Arrival>& arrived() const { return arrived_; }
+  bool HasArrived(uint32_t rank) const;
+
+ private:
+  std::vector<StepSet> Fixed() const;
+
+  const ModeOptions options_;
+  const uint32_t num_workers_;
+  ModeMembers members_;
+  std::set<uint32_t> empty_ranks_;
+  uint64_t step_ = 0;
+  std::vector<Arrival> arrived_;
+};
+
+}  // namespace ps

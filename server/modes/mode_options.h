@@ -1,0 +1,66 @@
+// What a mode is set with: the flags of ps_server of the same names, and the one table that says which mode uses which.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/problems.h"
+
+namespace ps {
+
+// After how much training local_sgd averages weights while it averages gradients in between; one of the two is set.
+struct AverageEvery {
+  uint64_t steps = 0;  // Batches of each worker.
+  double epochs = 0;
+};
+
+// "200" (batches) or "0.5epochs". INVALID_ARGUMENT, naming the flag.
+absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text);
+
+struct ModeOptions {
+  std::string name = "bsp";  // The flag --mode; also by another name, sync or async.
+
+  // asp
+  std::optional<uint64_t> max_staleness;  // A push that is older is STALE; unset: none is too old.
+  std::string staleness_lr = "none";      // Or inverse: the learning rate is divided by max(1, staleness).
+  float delay_compensation = 0;           // λ; 0: none.
+
+  // ssp
+  uint32_t staleness = 3;  // Steps that a worker may be ahead of the slowest.
+
+  // backup
+  uint32_t backup_workers = 1;  // Pushes that a step does without.
+
+  // local_sgd and easgd
+  uint32_t local_steps = 8;            // Batches between two exchanges; of gradients also 0: never.
+  std::string local_sync = "weights";  // Or gradients.
+  std::string average_every;           // Of gradients (ParseAverageEvery).
+  float outer_momentum = 0;            // Of weights: Nesterov's.
+  float easgd_alpha = 0;               // 0: 0.9 / num_workers, as in easgd's source.
+
+  // The one that is used.
+  float alpha(uint32_t num_workers) const;
+};
+
+// The name without synonyms: bsp for sync, asp for async.
+std::string CanonicalMode(const std::string& mode);
+
+// Notes every problem of the mode's name and of the options that it uses, by flag.
+void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems);
+
+// The flags that the mode uses, and their values as text: what all servers share.
+std::map<std::string, std::string> ModeSettings(const ModeOptions& options, uint32_t num_workers);
+
+struct ModeFlag {
+  std::string flag;  // Its name, without dashes.
+  bool used = false;
+  std::string why_not;  // "--mode=bsp has no staleness"
+};
+// All of them but `mode`, and whether the mode uses them. The options must be valid.
+std::vector<ModeFlag> ModeFlags(const ModeOptions& options);
+
+}  // namespace ps
