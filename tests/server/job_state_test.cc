@@ -3,44 +3,20 @@
 
 #include "common/layout_proto.h"
 #include "server/job_messages.h"
+#include "server/modes/each_push.h"
 #include "tests/catch.h"
 
 namespace ps {
 namespace {
 
 // As asp, but for what a loss means.
-class Losing final : public Mode {
+class Losing final : public EachPush {
  public:
-  explicit Losing(LossAction action) : action_(action) {}
+  explicit Losing(LossAction action) : EachPush({.name = "losing"}, 2), action_(action) {}
   LossAction OnLoss(uint32_t) const override { return action_; }
-
-  std::string name() const override { return mode_->name(); }
-  bool synchronous() const override { return mode_->synchronous(); }
-  Contribution contribution() const override { return mode_->contribution(); }
-  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return mode_->VersionAfter(step); }
-  bool coordinated() const override { return mode_->coordinated(); }
-  uint32_t pushes_held() const override { return mode_->pushes_held(); }
-  void SetMembers(const std::set<uint32_t>& ranks) override { mode_->SetMembers(ranks); }
-  Admission Admit(const PushHeader& push, uint64_t expected) const override { return mode_->Admit(push, expected); }
-  std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override { return mode_->Complete(rank, step); }
-  void Decided(const StepSet& set) override { mode_->Decided(set); }
-  bool WasDecided(const StepSet& set) const override { return mode_->WasDecided(set); }
-  bool MayRead(uint32_t rank, uint64_t step, uint64_t newest) const override {
-    return mode_->MayRead(rank, step, newest);
-  }
-  uint64_t StartStep(uint64_t highest, uint64_t applied) const override { return mode_->StartStep(highest, applied); }
-  uint64_t step() const override { return mode_->step(); }
-  std::vector<uint32_t> WaitsFor() const override { return mode_->WaitsFor(); }
-  std::vector<uint32_t> ExpectedContributors() const override { return mode_->ExpectedContributors(); }
-  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override {
-    return mode_->NeedsDone(begun, done);
-  }
-  nlohmann::ordered_json Save() const override { return mode_->Save(); }
-  absl::Status Load(const nlohmann::ordered_json& state) override { return mode_->Load(state); }
 
  private:
   const LossAction action_;
-  const std::unique_ptr<Mode> mode_ = MakeAsp();
 };
 
 // A job of one shard that runs with two workers, "a" and "b".

@@ -115,5 +115,42 @@ TEST_CASE("A hyperparameter's flag is refused where the optimizer does not use i
   }
 }
 
+TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not use is looked at by nobody") {
+  const auto problem = [](const ModeOptions& mode, uint32_t workers = 2) {
+    ServerOptions options;
+    options.num_workers = workers;
+    options.mode = mode;
+    return Message(ValidateServerOptions(options));
+  };
+  CHECK(problem({.name = "backup", .backup_workers = 2}) == "--backup_workers=2: expected less than --num_workers=2");
+  CHECK(
+      problem({.name = "easgd", .easgd_alpha = 0.5F}).find("--easgd_alpha=0.5: expected more than 0 and less than 1") ==
+      0);
+  CHECK(problem({.name = "easgd", .easgd_alpha = 0.4F}).empty());
+  CHECK(problem({.name = "easgd"}, 4096).empty());
+  CHECK(problem({.name = "asp", .staleness_lr = "square"}) == "--staleness_lr=square: expected none or inverse");
+  CHECK(problem({.name = "asp", .delay_compensation = -1}).find("--delay_compensation=-1: expected 0 or more") == 0);
+  CHECK(problem({.name = "local_sgd", .local_steps = 0}) == "--local_steps=0: expected 1 to 1000000");
+  CHECK(problem({.name = "local_sgd", .outer_momentum = 1}).find("--outer_momentum=1: expected 0 or more") == 0);
+  CHECK(problem({.name = "local_sgd", .local_sync = "gradients"}).find("--average_every=: with") == 0);
+  CHECK(problem({.name = "local_sgd", .local_steps = 0, .local_sync = "gradients", .average_every = "0.5epochs"})
+            .empty());
+  CHECK(problem({.name = "bsp", .backup_workers = 9, .local_steps = 0}).empty());
+  for (const char* every : {"200", "1epoch", "2.5epochs"}) CHECK(ParseAverageEvery(every).ok());
+  for (const char* every :
+       {"", "0", "-1", "0epochs", "nanepochs", "1.5", "epochs", "1e300epochs", "99999999999999999"}) {
+    CHECK_FALSE(ParseAverageEvery(every).ok());
+  }
+}
+
+TEST_CASE("Servers of a job must share what their mode uses, and nothing else of it") {
+  ServerOptions options;
+  options.mode = {.name = "async", .max_staleness = 3, .local_steps = 9};
+  const auto settings = SharedSettings(options);
+  CHECK(settings.at("mode") == "asp");
+  CHECK(settings.at("max_staleness") == "3");
+  CHECK(settings.count("local_steps") == 0);
+}
+
 }  // namespace
 }  // namespace ps

@@ -11,7 +11,7 @@ constexpr int64_t kElements = 16;
 
 Parameters Make(
     size_t max_versions, std::function<void()> on_release = [] {}, std::vector<float> state = {}) {
-  return Parameters(std::make_shared<ShardLayout>(Layout{{"w", {kElements}}}, 0, 1), std::move(state), max_versions,
+  return Parameters(std::make_shared<ShardLayout>(Layout{{"w", {kElements}}}, 0, 1), std::move(state), max_versions, 0,
                     std::move(on_release));
 }
 
@@ -165,7 +165,7 @@ TEST_CASE("Holds outlive the parameters") {
 }
 
 TEST_CASE("Initial values count once all slices of one sender are here, and wrong ones are named") {
-  Parameters parameters(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {3}}}, 0, 1), {}, 2, [] {});
+  Parameters parameters(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {3}}}, 0, 1), {}, 2, 0, [] {});
   REQUIRE(parameters.AddInitial(1, {Values(0, 1, 2)}).ok());
   REQUIRE(parameters.AddInitial(2, {Values(1, 5, 3)}).ok());  // Another sender: the first one's do not count.
   CHECK_FALSE(parameters.initialised());

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "server/modes/each_push.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -17,7 +18,8 @@ namespace {
 //   owner RANK I                     the rank has a new owner
 class Scenario {
  public:
-  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64) : Scenario(MakeMode({.name = mode}, 2), max_bytes) {}
+  explicit Scenario(const std::string& mode, uint64_t max_bytes = 64)
+      : Scenario(MakeMode({.name = mode}, 2), max_bytes) {}
   explicit Scenario(std::unique_ptr<Mode> mode, uint64_t max_bytes = 64) : mode_(std::move(mode)) {
     table_.SetLayout(std::make_shared<ShardLayout>(Layout{{"a", {2}}, {"b", {2}}}, 0, 1), max_bytes);
     SetOwners();
@@ -54,7 +56,7 @@ class Scenario {
       member->set_incarnation(incarnation);
     }
     job_.Accept(view);
-    table_.DropOrphans(job_);
+    table_.DropOrphans(job_, *mode_);
   }
 
   std::string Push(const std::string& push, std::istringstream& words) {
@@ -150,39 +152,14 @@ class Scenario {
 };
 
 // As asp, but a push that was computed on version 0 is stale.
-class NewVersionsOnly final : public Mode {
+class NewVersionsOnly final : public EachPush {
  public:
-  std::string name() const override { return "new_versions_only"; }
-  bool synchronous() const override { return asp_->synchronous(); }
-  Contribution contribution() const override { return asp_->contribution(); }
-  std::optional<uint64_t> VersionAfter(uint64_t step) const override { return asp_->VersionAfter(step); }
-  bool coordinated() const override { return asp_->coordinated(); }
-  uint32_t pushes_held() const override { return asp_->pushes_held(); }
-  void SetMembers(const std::set<uint32_t>& ranks) override { asp_->SetMembers(ranks); }
+  NewVersionsOnly() : EachPush({.name = "new_versions_only"}, 2) {}
   Admission Admit(const PushHeader& push, uint64_t expected) const override {
-    Admission admission = asp_->Admit(push, expected);
+    Admission admission = EachPush::Admit(push, expected);
     if (admission.kind == Admission::Kind::kAccept && push.version == 0) admission.kind = Admission::Kind::kStale;
     return admission;
   }
-  std::vector<StepSet> Complete(uint32_t rank, uint64_t step) override { return asp_->Complete(rank, step); }
-  void Decided(const StepSet& set) override { asp_->Decided(set); }
-  bool WasDecided(const StepSet& set) const override { return asp_->WasDecided(set); }
-  bool MayRead(uint32_t rank, uint64_t step, uint64_t newest) const override {
-    return asp_->MayRead(rank, step, newest);
-  }
-  LossAction OnLoss(uint32_t rank) const override { return asp_->OnLoss(rank); }
-  uint64_t StartStep(uint64_t highest, uint64_t applied) const override { return asp_->StartStep(highest, applied); }
-  uint64_t step() const override { return asp_->step(); }
-  std::vector<uint32_t> WaitsFor() const override { return asp_->WaitsFor(); }
-  std::vector<uint32_t> ExpectedContributors() const override { return asp_->ExpectedContributors(); }
-  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const override {
-    return asp_->NeedsDone(begun, done);
-  }
-  nlohmann::ordered_json Save() const override { return asp_->Save(); }
-  absl::Status Load(const nlohmann::ordered_json& state) override { return asp_->Load(state); }
-
- private:
-  const std::unique_ptr<Mode> asp_ = MakeAsp();
 };
 
 struct Line {

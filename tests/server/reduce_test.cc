@@ -60,11 +60,12 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     expected_weights[i] = weights[i] - 0.05F * expected_velocity[i];
   }
   std::vector<std::unique_ptr<Scattered>> scattered;
-  std::vector<GradientTerm> terms;
+  VersionInput version;
   for (size_t i = 0; i < 3; ++i) {
     scattered.push_back(std::make_unique<Scattered>(gradients[i], random));
-    terms.push_back({.gradient = &scattered.back()->payload, .coefficient = c[i]});
+    version.terms.push_back({.gradient = &scattered.back()->payload, .coefficient = c[i]});
   }
+  version.context = context;
   const auto momentum = MakeMomentum();
   for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
     if (isa > BestIsa()) continue;
@@ -74,22 +75,57 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = new_w.data()};
     block.state[0] = v.data();
     block.new_state[0] = v.data();
-    CHECK(ReduceAndApply(terms, block, *momentum, context, isa));
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
     CHECK(new_w == expected_weights);
     CHECK(v == expected_velocity);
     CHECK(w == weights);
     v = velocity;
     block.new_weights = w.data();  // In place.
-    CHECK(ReduceAndApply(terms, block, *momentum, context, isa));
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
     CHECK(w == expected_weights);
     // The last weight overflows.
-    const UpdateContext fast = {.hyperparameters = {.learning_rate = 1e38F, .momentum = 1, .weight_decay = 0}};
+    VersionInput fast = version;
+    for (GradientTerm& term : fast.terms) term.coefficient = 0;
+    fast.context = {.hyperparameters = {.learning_rate = 1e38F, .momentum = 1, .weight_decay = 0}};
     std::fill(w.begin(), w.end(), 0.0F);
     std::fill(v.begin(), v.end(), 0.0F);
     v[count - 1] = 100;
-    CHECK_FALSE(ReduceAndApply({}, block, *momentum, fast, isa));
+    CHECK_FALSE(ReduceAndApply({{fast}}, block, *momentum, isa));
     CHECK(std::all_of(w.begin(), w.end() - 1, [](float weight) { return weight == 0; }));
   }
+}
+
+TEST_CASE("Versions applied in one pass have the bits of as many passes, also with delay compensation") {
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  const size_t count = 3 * 4096 + 17;
+  const auto draw = [&] {
+    std::vector<float> values(count);
+    for (float& value : values) value = uniform(random);
+    return values;
+  };
+  const std::vector<float> pulled = draw(), weights = draw(), velocity = draw();
+  std::vector<std::unique_ptr<Scattered>> scattered;
+  std::vector<VersionInput> versions(3);
+  for (size_t i = 0; i < versions.size(); ++i) {
+    scattered.push_back(std::make_unique<Scattered>(draw(), random));
+    versions[i].terms = {{.gradient = &scattered.back()->payload, .coefficient = 1}};
+    versions[i].context = {.update = i + 1, .hyperparameters = {.learning_rate = 0.1F / static_cast<float>(i + 1)}};
+  }
+  versions[1].delay_compensation = 0.5F;
+  versions[1].pulled = pulled.data();
+  const auto momentum = MakeMomentum();
+  const auto apply = [&](std::span<const VersionInput> some, std::vector<float>& w, std::vector<float>& v) {
+    OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = w.data()};
+    block.state[0] = block.new_state[0] = v.data();
+    CHECK(ReduceAndApply(some, block, *momentum, BestIsa()));
+  };
+  std::vector<float> w = weights, v = velocity;
+  for (const VersionInput& version : versions) apply({&version, 1}, w, v);
+  std::vector<float> w_at_once = weights, v_at_once = velocity;
+  apply(versions, w_at_once, v_at_once);
+  CHECK(w_at_once == w);
+  CHECK(v_at_once == v);
 }
 
 TEST_CASE("A NaN is found in any piece, also where its float straddles two") {

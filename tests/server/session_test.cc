@@ -57,8 +57,9 @@ TEST_CASE("One session carries one push, and one that carries none is told so") 
   REQUIRE(session.Add(TestShard::Header(0, 0), {}).ok());
   const absl::Status other = session.Add(TestShard::Header(1, 0), {});
   CHECK(Message(other) ==
-        "rank 0, incarnation 1, step 0, samples 1, version 0: the call also carries rank 1, incarnation 1, step 0, "
-        "samples 1, version 0");
+        "rank 0, incarnation 1, step 0, samples 1, version 0, contribution 0: the call also carries rank 1, "
+        "incarnation 1, step 0, "
+        "samples 1, version 0, contribution 0");
   CHECK(absl::IsInvalidArgument(session.Add(TestShard::Header(0, 0, /*samples=*/7), {})));
 
   PushPullSession silent(test.shard, "", {});

@@ -21,7 +21,7 @@ std::string DecidedBy(StepCoordinator* steps, const std::string& events) {
   uint32_t rank = 0;
   uint64_t step = 0;
   for (char separator = 0; in >> shard >> separator >> rank >> separator >> step;) {
-    for (const StepSet& set : steps->Complete(shard, rank, step).decided) {
+    for (const StepSet& set : steps->Complete(shard, 1, {.rank = rank, .step = step, .samples = 1}).decided) {
       decided.push_back(absl::StrCat(set.step, "{", absl::StrJoin(set.ranks, ","), "}"));
     }
   }
@@ -44,11 +44,11 @@ TEST_CASE("A step is named once every shard has the push of every rank, in any o
 TEST_CASE("What is told twice counts once, and what comes after its step counts no more") {
   CHECK(DecidedBy("0:0@0 0:0@0 0:0@0 0:1@0 0:1@0").empty());
   CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:0@0 1:0@0 0:1@0 1:1@0") == "0{0,1}");
-  StepCoordinator steps(MakeBsp(2), 2);
-  CHECK(steps.Complete(0, 0, 0).news);
-  CHECK_FALSE(steps.Complete(0, 0, 0).news);
+  StepCoordinator steps(MakeBsp({}, 2), 2);
+  CHECK(steps.Complete(0, 1, {.samples = 1}).news);
+  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}).news);
   CHECK(DecidedBy(&steps, "1:0@0 0:1@0 1:1@0") == "0{0,1}");
-  CHECK_FALSE(steps.Complete(0, 0, 0).news);
+  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}).news);
 }
 
 TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:0@0 1:0@0 0:7@0 1:7@0").empty()); }
@@ -56,8 +56,8 @@ TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:
 TEST_CASE("A shard alone decides for itself, and so does each where every push makes a version") {
   CHECK(DecidedBy("0:0@0 0:1@0", 2, 1).empty());
   CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0", 2, 2, "asp").empty());
-  CHECK_FALSE(StepCoordinator(MakeBsp(2), 1).leads());
-  CHECK(StepCoordinator(MakeBsp(2), 2).leads());
+  CHECK_FALSE(StepCoordinator(MakeBsp({}, 2), 1).leads());
+  CHECK(StepCoordinator(MakeBsp({}, 2), 2).leads());
 }
 
 TEST_CASE("Whatever the order of reports over three shards, each step is named once, at its last report") {
@@ -69,7 +69,7 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
   }
   std::sort(reports.begin(), reports.end());
   do {
-    StepCoordinator steps(MakeBsp(2), 3);
+    StepCoordinator steps(MakeBsp({}, 2), 3);
     for (const std::string step : {"0", "1"}) {
       for (size_t i = 0; i < reports.size(); ++i) {
         const std::string decided = DecidedBy(&steps, reports[i] + step);
@@ -78,6 +78,41 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
       }
     }
   } while (std::next_permutation(reports.begin(), reports.end()));
+}
+
+ModeMembers Members(const std::vector<uint64_t>& incarnations) {
+  ModeMembers members;
+  for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
+    if (incarnations[rank] > 0) members[rank].incarnation = incarnations[rank];
+  }
+  return members;
+}
+
+TEST_CASE("backup: the first pushes that every shard has make the step, and a loss may decide it") {
+  StepCoordinator steps(MakeBackup({.name = "backup"}, 3), 2);
+  steps.SetMembers(Members({1, 1, 1}));
+  CHECK(DecidedBy(&steps, "0:0@0 0:1@0 1:2@0 1:1@0").empty());
+  CHECK(DecidedBy(&steps, "0:2@0") == "0{1,2}");
+  CHECK(DecidedBy(&steps, "1:0@0 0:1@1 1:1@1").empty());
+  const std::vector<StepSet> decided = steps.SetMembers(Members({1, 1, 0}));
+  REQUIRE(decided.size() == 1);
+  CHECK(decided[0] == StepSet{.step = 1, .ranks = {1}});
+}
+
+TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is forgotten, and a late report of it too") {
+  StepCoordinator steps(MakeBackup({.name = "backup", .backup_workers = 0}, 2), 2);
+  steps.SetMembers(Members({1, 1}));
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0").empty());
+  CHECK(steps.SetMembers(Members({2, 1})).empty());
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0").empty());
+  CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
+  CHECK(steps.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
+
+  StepCoordinator bsp(MakeBsp({}, 2), 2);
+  bsp.SetMembers(Members({1, 1}));
+  CHECK(DecidedBy(&bsp, "0:0@0 0:1@0 1:1@0").empty());
+  CHECK(bsp.SetMembers(Members({2, 1})).empty());
+  CHECK(bsp.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
 }
 
 }  // namespace

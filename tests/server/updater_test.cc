@@ -13,11 +13,12 @@ using Outcome = Updater::Ended::Outcome;
 // but by hand.
 class Bench {
  public:
-  explicit Bench(size_t max_versions = 3)
-      : layout_(std::make_shared<ShardLayout>(Layout{{"a", {1}}, {"b", {1}}}, 0, 1)),
-        parameters_(layout_, {}, max_versions, [] {}),
-        updater_(*optimizer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, /*max_inline_slices=*/1, pool_,
-                 [this](size_t slices) { updater_.OnBuilt(slices); }) {
+  explicit Bench(size_t max_versions = 3, const ModeOptions& mode = {})
+      : mode_(MakeMode(mode, 2)),
+        layout_(std::make_shared<ShardLayout>(Layout{{"a", {1}}, {"b", {1}}}, 0, 1)),
+        parameters_(layout_, {}, max_versions, 0, [] {}),
+        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
+                 /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
 
@@ -50,7 +51,9 @@ class Bench {
 
   static constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
   const TimePoint now_ = TimePoint() + std::chrono::hours(1);
+  const std::unique_ptr<Mode> mode_;
   const std::unique_ptr<Optimizer> optimizer_ = MakeSgd();
+  const std::unique_ptr<Optimizer> outer_ = MakeOuterNesterov(0);
   ThreadPool pool_ = ThreadPool(0);
   std::shared_ptr<const ShardLayout> layout_;
   Parameters parameters_;
@@ -71,6 +74,22 @@ TEST_CASE("Committed pushes are built one after the other, in their order, each 
   CHECK(bench.Ended() == Outcome::kPublished);
   CHECK(bench.parameters_.version() == 2);
   CHECK(bench.Weight(0) == -11);
+  CHECK(bench.updater_.idle());
+}
+
+TEST_CASE("Where every push is a version, those that wait are built in one pass and published as the last of them") {
+  Bench bench(3, {.name = "asp"});
+  for (const float gradient : {1.0F, 10.0F, 100.0F}) {
+    bench.updater_.Commit({Bench::MakePush(gradient, gradient)}, bench.now_);
+  }
+  bench.updater_.StartNext(bench.now_);
+  CHECK(bench.pool_.RunPosted());
+  const auto ended = bench.updater_.TakeEnded();
+  REQUIRE(ended.has_value());
+  CHECK(ended->update->versions.size() == 3);
+  CHECK(Updater::Update::Fields(ended->update->versions[1], bench.now_)["version"] == 2);
+  CHECK(bench.parameters_.version() == 3);
+  CHECK(bench.Weight(0) == -111);
   CHECK(bench.updater_.idle());
 }
 
@@ -155,7 +174,7 @@ TEST_CASE("Weights that are not finite are not published, and the tensor is name
     const auto ended = bench.updater_.TakeEnded();
     REQUIRE(ended.has_value());
     CHECK(ended->outcome == Outcome::kNotFinite);
-    CHECK(ended->update->NotFinite(1) ==
+    CHECK(ended->update->NotFinite() ==
           "version 1: the weights of tensor b are not finite; --learning_rate=1 may be too large");
     CHECK(bench.parameters_.version() == 0);
     CHECK(bench.updater_.ruined() == !pinned);  // In place there is nothing left to read.

@@ -1,0 +1,238 @@
+// What the modes do on one shard, with weights: the learning rate is 1, the weights are 1 at first, momentum is 0.5.
+#include "common/status.h"
+#include "tests/server/test_shard.h"
+
+namespace ps {
+namespace {
+
+using T = TestShard;
+
+ShardOptions Options(const ModeOptions& mode, const std::string& optimizer = "sgd") {
+  ShardOptions options;
+  options.mode = mode;
+  options.optimizer = optimizer;
+  return options;
+}
+
+v1::PushRequest Computed(uint32_t rank, uint64_t step, uint64_t version, uint32_t samples = 1) {
+  v1::PushRequest header = T::Header(rank, step, samples);
+  header.set_version(version);
+  return header;
+}
+
+absl::Status Push(T& test, const v1::PushRequest& header, float value) {
+  return test.Add(header, {T::Slice(0, {value, value, value, value})});
+}
+
+// A member's pull of the newest weights, to compute its push of `step` on them.
+absl::StatusOr<ShardAnswer> PullToCompute(T& test, uint32_t rank, std::optional<uint64_t> step = std::nullopt) {
+  Reply<ShardAnswer> reply;
+  ShardRequest request;
+  request.caller = {.id = T::Id(rank), .peer = ""};
+  request.weights = request.computes = true;
+  request.step = step;
+  request.wait = std::chrono::nanoseconds(0);
+  test.shard.Await(nullptr, request, /*push_ended=*/false, reply.Callback());
+  test.shard.Tick(test.now);
+  return reply.Wait();
+}
+
+float Weight(T& test) { return test.PullUnnamed(std::nullopt)->weights()[0]; }
+
+TEST_CASE("asp refuses a push older than max_staleness, counts it, and says where to go on") {
+  T test("asp", Options({.max_staleness = 1}));
+  for (uint64_t step = 0; step < 2; ++step) {
+    REQUIRE(Push(test, Computed(0, step, step), 0.25F).ok());
+    CHECK(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
+  }
+  REQUIRE(Push(test, Computed(1, 0, 0, 5), 100).ok());
+  const auto answer = test.Answer(1, 0);
+  CHECK(answer->answer() == v1::ANSWER_STALE);
+  CHECK(answer->next_step() == 1);
+  CHECK(Weight(test) == 0.5F);
+  const v1::ShardStatusReply status = test.shard.Status(test.now);
+  REQUIRE(status.dropped_size() == 1);
+  CHECK(status.dropped(0).rank() == 1);
+  CHECK(status.dropped(0).samples() == 5);
+  REQUIRE(Push(test, Computed(1, 1, 1), 0.25F).ok());  // One version back is still taken.
+  CHECK(test.Answer(1, 1)->answer() == v1::ANSWER_APPLIED);
+}
+
+TEST_CASE("A push that becomes too old while its slices come is refused too") {
+  T test("asp", Options({.max_staleness = 0}), {{"a", {4}}, {"b", {4}}});
+  REQUIRE(test.Add(T::Header(1, 0), {T::Slice(0, {1, 1, 1, 1})}).ok());
+  REQUIRE(test.Add(T::Header(0, 0), {T::Slice(0, {1, 1, 1, 1}), T::Slice(1, {1, 1, 1, 1})}).ok());
+  REQUIRE(test.Add(T::Header(1, 0), {T::Slice(1, {1, 1, 1, 1})}).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_STALE);
+  CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
+}
+
+TEST_CASE("With staleness_lr=inverse, the learning rate is divided by the staleness, but not by 0") {
+  T test("asp", Options({.staleness_lr = "inverse"}));
+  REQUIRE(Push(test, Computed(0, 0, 0), 0.5F).ok());  // Staleness 0.
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.5F);
+  REQUIRE(Push(test, Computed(0, 1, 1), 0).ok());
+  CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
+  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());  // Staleness 2.
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.25F);
+}
+
+TEST_CASE("Delay compensation corrects by what the worker pulled, and needs it") {
+  T test("asp", Options({.delay_compensation = 2}));
+  CHECK(Message(Push(test, Computed(1, 0, 0), 1)).find("it pulled none") != std::string::npos);
+  REQUIRE(PullToCompute(test, 0).ok());
+  REQUIRE(PullToCompute(test, 1).ok());
+  REQUIRE(Push(test, Computed(0, 0, 0), 0.5F).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.5F);
+  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  // g + λ·g²·(w − w_pulled) = 0.5 + 2·0.25·(0.5 − 1) = 0.25
+  CHECK(Weight(test) == 0.25F);
+  CHECK(Message(Push(test, Computed(1, 1, 1), 1)).find("pulled last, version 0") != std::string::npos);
+  REQUIRE(PullToCompute(test, 1).ok());
+  CHECK(Push(test, Computed(1, 1, 2), 0).ok());
+}
+
+TEST_CASE("ssp parks a pull while its worker is too far ahead, and refuses a push without such a pull") {
+  ModeOptions mode;
+  mode.staleness = 1;
+  T test("ssp", Options(mode));
+  for (uint64_t step = 0; step < 2; ++step) {
+    REQUIRE(PullToCompute(test, 0).ok());
+    REQUIRE(Push(test, Computed(0, step, step), 0).ok());
+    CHECK(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
+  }
+  const auto waited = PullToCompute(test, 0);
+  CHECK(absl::IsDeadlineExceeded(waited.status()));
+  CHECK(Message(waited.status()).find("step 0: waiting for rank 1") != std::string::npos);
+  CHECK(Message(Push(test, Computed(0, 2, 2), 0)).find("more than --staleness=1") != std::string::npos);
+  // Whatever step a worker claims to compute.
+  CHECK_FALSE(PullToCompute(test, 0, 0).ok());
+  CHECK(test.PullUnnamed(std::nullopt).ok());
+  REQUIRE(test.Add(T::Header(1, 0, 0), {}).ok());  // An empty contribution counts.
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.PullUnnamed(std::nullopt)->version() == 2);
+  CHECK(PullToCompute(test, 0).ok());
+}
+
+TEST_CASE("backup takes the first push of two, refuses the other, and gives it the newest weights and step") {
+  T test("backup", Options({}));
+  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.5F);
+  REQUIRE(Push(test, Computed(1, 1, 1), 0.25F).ok());
+  REQUIRE(Push(test, Computed(0, 0, 0, 7), 100).ok());
+  Reply<ShardAnswer> reply;
+  ShardRequest request;
+  request.caller = {.id = T::Id(0), .peer = ""};
+  request.push = 0;
+  request.weights = request.computes = true;
+  request.wait = T::kLong;
+  test.shard.Await(nullptr, request, /*push_ended=*/true, reply.Callback());
+  const auto answer = reply.Wait();
+  REQUIRE(answer.ok());
+  CHECK(answer->push->answer() == v1::ANSWER_STALE);
+  CHECK(answer->push->next_step() == 2);
+  CHECK(answer->weights->version() == 2);
+  CHECK(answer->weights->weights()[0] == 0.25F);
+  CHECK(test.shard.Status(test.now).dropped(0).samples() == 7);
+}
+
+TEST_CASE("A step of only empty contributions makes a version and changes neither weights nor momentum") {
+  for (const char* mode : {"backup", "bsp"}) {
+    T test(mode, Options({}, "momentum"));
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 0, 0), 0.5F).ok());
+    CHECK(test.Answer(0, 0)->answer() != v1::ANSWER_UNSPECIFIED);
+    CHECK(Weight(test) == 0.5F);
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(test.Add(T::Header(rank, 1, 0), {}).ok());
+    CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
+    CHECK(test.Answer(1, 1)->answer() == v1::ANSWER_APPLIED);
+    CHECK(test.PullUnnamed(2)->weights()[0] == 0.5F);
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 2, 2), 0).ok());
+    CHECK(test.Answer(0, 2)->answer() == v1::ANSWER_APPLIED);
+    CHECK(Weight(test) == 0.25F);  // The momentum was kept.
+  }
+}
+
+v1::PushRequest Difference(uint32_t rank, uint64_t step, uint32_t samples = 1) {
+  v1::PushRequest header = Computed(rank, step, step, samples);
+  header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+  return header;
+}
+
+TEST_CASE("local_sgd adds the mean difference, with outer momentum as Nesterov's, and takes no gradient") {
+  ModeOptions mode;
+  mode.outer_momentum = 0.5F;
+  T test("local_sgd", Options(mode, "momentum"));
+  CHECK(Message(Push(test, Computed(0, 0, 0), 1)).find("local_sgd takes no gradient") != std::string::npos);
+  REQUIRE(Push(test, Difference(0, 0, 1), 1).ok());
+  REQUIRE(Push(test, Difference(1, 0, 3), -1).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  // d = 0.25·1 − 0.75·1 = −0.5; v = d; w += d + 0.5·v
+  CHECK(Weight(test) == 1 - 0.5F - 0.25F);
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Difference(rank, 1), 0).ok());
+  CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.25F - 0.125F);
+}
+
+TEST_CASE("local_sgd that averages gradients applies them, adds differences, and takes one kind a step") {
+  ModeOptions mode;
+  mode.local_sync = "gradients";
+  mode.average_every = "10";
+  T test("local_sgd", Options(mode, "momentum"));
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 0, 0), 0.5F).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  REQUIRE(Push(test, Difference(0, 1), 0.25F).ok());
+  CHECK(Message(Push(test, Computed(1, 1, 1), 1)).find("pushes a gradient, but rank 0 a difference of weights") !=
+        std::string::npos);
+  REQUIRE(Push(test, Difference(1, 1), 0.25F).ok());
+  CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.75F);
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 2, 2), 0).ok());
+  CHECK(test.Answer(0, 2)->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.5F);  // The optimizer's momentum, 0.5 · 0.5, was kept in between.
+}
+
+TEST_CASE("easgd adds each difference as a version of its own") {
+  T test("easgd", Options({}));
+  v1::PushRequest late = Difference(1, 0);
+  late.set_version(0);
+  REQUIRE(Push(test, Difference(0, 0), 0.5F).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  REQUIRE(Push(test, late, -1).ok());
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.PullUnnamed(2)->weights()[0] == 0.5F);
+}
+
+TEST_CASE("asp applies pushes that wait in one pass, to the bits of one after the other") {
+  std::vector<float> one_by_one;
+  for (const bool at_once : {false, true}) {
+    ShardOptions options = Options({}, "momentum");
+    options.apply_threads = 0;
+    T test("asp", options);
+    const auto push = [&](uint32_t rank, std::vector<float> values) {
+      REQUIRE(test.Add(rank, 0, std::move(values)).ok());
+      if (!at_once) CHECK(test.shard.ApplyPosted());
+    };
+    push(0, {0.1F, 0.2F, 0.3F, 1e-8F});
+    // In asp the first is begun at once, so that one that comes with it waits.
+    push(1, {1.7F, -0.3F, 1e8F, 0.7F});
+    while (test.shard.ApplyPosted()) {
+    }
+    for (const uint32_t rank : {0U, 1U}) CHECK(test.Answer(rank, 0)->answer() == v1::ANSWER_APPLIED);
+    const auto pin = test.PullUnnamed(std::nullopt);
+    CHECK(pin->version() == 2);
+    const std::vector<float> weights(pin->weights().begin(), pin->weights().end());
+    if (!at_once) one_by_one = weights;
+    CHECK(weights == one_by_one);
+  }
+}
+
+}  // namespace
+}  // namespace ps
