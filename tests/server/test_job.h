@@ -10,6 +10,7 @@
 #include "common/status.h"
 #include "server/chief.h"
 #include "tests/catch.h"
+#include "tests/mode_named.h"
 
 namespace ps {
 
@@ -19,7 +20,7 @@ class TestJob {
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
       : chief({.num_workers = workers,
                .num_shards = shards,
-               .mode = Named(mode),
+               .mode = ModeNamed(mode),
                .max_shard_elements = 1000,
                .settings = {{"learning_rate", "0.1"}}},
               [this](v1::Phase phase, const std::string& failure) {
@@ -39,13 +40,6 @@ class TestJob {
                       registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
                   .ok());
     }
-  }
-
-  // Not in place: GCC 12 takes it for uninitialised.
-  static ModeOptions Named(const std::string& mode) {
-    ModeOptions options;
-    options.name = mode;
-    return options;
   }
 
   v1::JoinRequest Request(const std::string& name) const {
