@@ -14,6 +14,10 @@ namespace {
 constexpr size_t kMaxHostBytes = 256;     // In the log.
 constexpr size_t kMaxJoinsPerWorker = 4;  // That wait for their answer.
 
+absl::Status FencedError(uint32_t rank) {
+  return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", rank, " belongs to another worker, or was lost"));
+}
+
 void AddDecisions(const std::vector<StepSet>& sets, v1::ChiefUpdate& update) {
   for (const StepSet& set : sets) {
     v1::StepDecision* decision = update.add_decisions();
@@ -24,8 +28,10 @@ void AddDecisions(const std::vector<StepSet>& sets, v1::ChiefUpdate& update) {
 
 }  // namespace
 
-Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end)
+Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
+             MetricsWriter* metrics)
     : on_end_(std::move(on_end)),
+      metrics_(metrics),
       job_(options, MakeMode(options.mode, options.num_workers)),
       senders_(options.num_shards),
       cut_(options.num_shards) {}
@@ -59,6 +65,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
   if (outcome.view_is_due) return ChangeView(now);
   AnswerJoins(now);
+  AnswerTakes(now);                                                            // Runs may have come back.
   if (job_.phase() == v1::PHASE_GATHERING) streams_.Tell(job_, now, outbox_);  // The initialiser, once all know it.
 }
 
@@ -70,6 +77,7 @@ void Chief::ChangeView(TimePoint now) {
   Broadcast(update);
   AnswerJoins(now);
   AnswerDones(now);
+  AnswerTakes(now);
   streams_.Tell(job_, now, outbox_);
   if (job_.ended() && set_callback_) {
     cut_.Abandon();
@@ -169,8 +177,28 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
               .incarnation = incarnation,
               .deadline = deadline,
               .callback = std::move(callback)});
-  if (job_.OnDone(*member, now)) return ChangeView(now);
+  if (job_.OnDone(*member, request.counts_as_empty(), now)) return ChangeView(now);
   AnswerDones(now);
+}
+
+void Chief::TakeRun(const v1::TakeRunRequest& request, TimePoint now, TimePoint deadline, TakeRunCallback callback) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
+  const absl::Status taken = member.ok() ? job_.OnTakeRun(**member, request) : member.status();
+  if (!taken.ok()) return outbox_.Add([callback, taken] { callback(taken); });
+  const uint32_t rank = (*member)->rank;
+  const uint64_t incarnation = (*member)->incarnation;
+  // It asks again: nobody listens to its earlier call any more.
+  if (const auto earlier = takes_.Take(rank, incarnation); earlier.has_value()) {
+    outbox_.Add([callback = earlier->callback] { callback(absl::CancelledError("the worker asked again")); });
+  }
+  takes_.Add({.number = request.number(),
+              .rank = rank,
+              .incarnation = incarnation,
+              .deadline = deadline,
+              .callback = std::move(callback)});
+  AnswerTakes(now);
 }
 
 absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
@@ -206,6 +234,18 @@ void Chief::AnswerDones(TimePoint now) {
       outbox_);
 }
 
+void Chief::AnswerTakes(TimePoint now) {
+  takes_.AnswerWhere(
+      [&](const auto& take) {
+        mutex_.AssertHeld();
+        return AnswerTo(take, now);
+      },
+      outbox_);
+  for (const JobRuns::Record& record : job_.TakeRunRecords()) {
+    if (metrics_ != nullptr) metrics_->Write(record.event, record.fields);
+  }
+}
+
 Chief::JoinAnswer Chief::AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join, TimePoint now) {
   Member* const member = job_.Find(join.rank, join.incarnation);
   if (const absl::Status serving = job_.Serving(); !serving.ok()) {
@@ -226,10 +266,7 @@ Chief::JoinAnswer Chief::AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join,
 Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done, TimePoint now) {
   if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
   const Member* const member = job_.Find(done.rank, done.incarnation);
-  if (member == nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("fenced: rank ", done.rank, " belongs to another worker, or was lost"));
-  }
+  if (member == nullptr) return FencedError(done.rank);
   v1::DoneReply reply;
   const bool lead = job_.IsLead(*member);
   if (job_.finishing() && (lead || job_.lead_left())) {
@@ -242,51 +279,30 @@ Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done,
   return reply;
 }
 
-// ---- Hyperparameters
-
-void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
-                               SetCallback callback) {
-  OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  absl::StatusOr<HyperparameterValues> values = job_.CheckSet(request);
-  if (values.ok() && set_callback_) {
-    values = absl::ResourceExhaustedError(absl::StrCat("another change is under way: ", ToString(setting_)));
+Chief::TakeRunAnswer Chief::AnswerTo(const WaitingCalls<v1::TakeRunReply>::Call& take, TimePoint now) {
+  if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
+  const Member* const member = job_.Find(take.rank, take.incarnation);
+  if (member == nullptr) return FencedError(take.rank);
+  const absl::StatusOr<RunDealer::Deal> deal = job_.TakeRun(*member, take.number, now);
+  if (!deal.ok()) return deal.status();
+  v1::TakeRunReply reply;
+  switch (deal->kind) {
+    case RunDealer::Deal::Kind::kRun:
+      reply.set_outcome(v1::TakeRunReply::RUN);
+      reply.set_run(deal->run);
+      return reply;
+    case RunDealer::Deal::Kind::kDone:
+      reply.set_outcome(v1::TakeRunReply::DONE);
+      return reply;
+    case RunDealer::Deal::Kind::kWait:
+      break;
   }
-  if (!values.ok()) return outbox_.Add([callback, status = values.status()] { callback(status); });
-  spdlog::info("asked to set {}", ToString(*values));
-  setting_ = *std::move(values);
-  set_callback_ = std::move(callback);
-  v1::Cut commit;
-  ToProto(setting_, commit.mutable_hyperparameters());
-  // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
-  if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
-  const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
-  TellCut(cut_.Begin(std::move(commit), freeze, now, deadline));
-}
-
-void Chief::TellCut(const v1::Cut& cut) {
-  if (cut.phase() == v1::Cut::COMMIT) job_.OnSet(setting_);
-  v1::ChiefUpdate update;
-  *update.mutable_cut() = cut;
-  Broadcast(update);
-}
-
-void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
-  if (outcome.tell.has_value()) TellCut(*outcome.tell);
-  if (!outcome.ended.has_value()) return;
-  if (!outcome.ended->ok()) return AnswerSet(outcome.ended->status());
-  v1::SetHyperparametersReply reply;
-  for (const uint64_t version : **outcome.ended) {
-    v1::ShardVersion* const shard = reply.add_shards();
-    shard->set_shard(static_cast<uint32_t>(reply.shards_size() - 1));
-    shard->set_version(version);
-  }
-  AnswerSet(reply);
-}
-
-void Chief::AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) {
-  if (!reply.ok()) spdlog::warn("setting {}: {}", ToString(setting_), Message(reply.status()));
-  outbox_.Add([callback = std::exchange(set_callback_, nullptr), reply] { callback(reply); });
+  // Others may be waiting for the runs that it has not finished itself.
+  const bool has_open = job_.runs().dealer().HasOpen({.rank = take.rank, .incarnation = take.incarnation});
+  if (!has_open && take.deadline > now) return std::nullopt;
+  reply.set_outcome(v1::TakeRunReply::WAIT);
+  reply.set_waiting_for(WaitingForRuns(job_, now));
+  return reply;
 }
 
 // ---- Time, and the end
@@ -301,6 +317,7 @@ void Chief::Tick(TimePoint now) {
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);
+  AnswerTakes(now);
 }
 
 void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {

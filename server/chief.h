@@ -3,7 +3,7 @@
 //
 // clang-format off
 //   JobState       what is, and what follows from an event: pure (Membership, ShardTable, JobTerms, StepCoordinator)
-//   WaitingCalls   joins and ends that are not answered yet
+//   WaitingCalls   joins, requests for a run and ends that are not answered yet
 //   CutCoordinator a change of hyperparameters that is under way
 //   MemberStreams  what each member was told last
 //   Chief          the lock around them, and the calls out
@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/metrics.h"
 #include "common/outbox.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
@@ -35,11 +36,14 @@ class Chief {
   using JoinCallback = WaitingCalls<v1::JoinReply>::Callback;
   using DoneCallback = WaitingCalls<v1::DoneReply>::Callback;
   using SetCallback = std::function<void(absl::StatusOr<v1::SetHyperparametersReply>)>;
+  using TakeRunCallback = WaitingCalls<v1::TakeRunReply>::Callback;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
   using WatchFunction = MemberStreams::SendFunction;
 
-  // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED).
-  Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end);
+  // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED). `metrics` gets the runs
+  // that are handed out and come back; null: nobody does.
+  Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
+        MetricsWriter* metrics = nullptr);
 
   // ---- Shards
 
@@ -68,6 +72,10 @@ class Chief {
   // Calls back when all workers are done and this one is the lead (the lowest rank), or the lead has left; or at the
   // deadline with who is waited for. ABORTED if the job fails. A member has one such call; a new one ends the old.
   void Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline, DoneCallback callback);
+  // Calls back with the member's next run of samples, or that all are used; or, at the deadline or if runs of its own
+  // are not finished, that it has to ask again. A member has one such call; a new one ends the old. Errors are of
+  // JobState::OnTakeRun and TakeRun.
+  void TakeRun(const v1::TakeRunRequest& request, TimePoint now, TimePoint deadline, TakeRunCallback callback);
   // Of the id; or of the join_request_id, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
@@ -93,6 +101,7 @@ class Chief {
 
  private:
   using JoinAnswer = std::optional<absl::StatusOr<v1::JoinReply>>;
+  using TakeRunAnswer = std::optional<absl::StatusOr<v1::TakeRunReply>>;
   using DoneAnswer = std::optional<absl::StatusOr<v1::DoneReply>>;
 
   // After an event that calls for a new view: sends it to the shards, and answers and tells whom it concerns.
@@ -104,13 +113,18 @@ class Chief {
   void AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDones(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // And records what was dealt and returned.
+  void AnswerTakes(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing: the call has to wait.
   JoinAnswer AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TakeRunAnswer AnswerTo(const WaitingCalls<v1::TakeRunReply>::Call& take, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   DoneAnswer AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<void(v1::Phase, const std::string&)> on_end_;
+  MetricsWriter* const metrics_;
 
   Outbox outbox_;
   Mutex mutex_;  // Before the outbox's lock.
@@ -118,6 +132,7 @@ class Chief {
   std::vector<SendFunction> senders_ ABSL_GUARDED_BY(mutex_);  // By shard; empty where it is not registered.
   WaitingCalls<v1::JoinReply> joins_ ABSL_GUARDED_BY(mutex_);
   WaitingCalls<v1::DoneReply> dones_ ABSL_GUARDED_BY(mutex_);
+  WaitingCalls<v1::TakeRunReply> takes_ ABSL_GUARDED_BY(mutex_);  // Their numbers are those of the requests.
   MemberStreams streams_ ABSL_GUARDED_BY(mutex_);
   CutCoordinator cut_ ABSL_GUARDED_BY(mutex_);
   // The change that is under way, and who asked for it; empty: none.

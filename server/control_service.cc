@@ -20,6 +20,7 @@ constexpr std::chrono::seconds kJoinWaitMax(300);
 // caller learns what was waited for.
 constexpr std::chrono::seconds kReplyMargin(1);
 
+constexpr std::chrono::seconds kTakeRunWaitMax(300);
 // Of other calls that say how long they wait.
 constexpr std::chrono::seconds kWaitDefault(10);
 constexpr std::chrono::seconds kWaitMax(300);
@@ -98,6 +99,22 @@ class DoneCall final : public RequestCall<v1::DoneRequest> {
   Chief& chief_;
 };
 
+class TakeRunCall final : public RequestCall<v1::TakeRunRequest> {
+ public:
+  TakeRunCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::TakeRunRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
+    const TimePoint now = Now();
+    const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
+    chief_.TakeRun(request, now, now + wait, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
 class SetCall final : public RequestCall<v1::SetHyperparametersRequest> {
  public:
   SetCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
@@ -121,6 +138,7 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
   router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
   router.HandleWith<SetCall>("/ps.v1.Chief/SetHyperparameters", chief);
+  router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
       router, "/ps.v1.Chief/Heartbeat",

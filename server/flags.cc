@@ -47,6 +47,9 @@ ABSL_FLAG(float, outer_momentum, ps::ModeOptions().outer_momentum,
 ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
           "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
           "--num_workers");
+ABSL_FLAG(std::string, budget, "share",
+          "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
+          "workers ask for them, and those of a lost worker again");
 ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
 // Every row of HyperparameterTable().
 ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
@@ -105,6 +108,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.job = absl::GetFlag(FLAGS_job);
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
   options.mode = ModeOptionsFromFlags();
+  options.budget = absl::GetFlag(FLAGS_budget);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();

@@ -51,6 +51,12 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   return absl::StrCat("step ", step, ": waiting for ", members.Describe(ranks, now));
 }
 
+std::string WaitingForRuns(const JobState& job, TimePoint now) {
+  const std::set<uint32_t> ranks = job.runs().dealer().RanksWithOpen();
+  return absl::StrCat("all runs are handed out: waiting for ",
+                      job.members().Describe({ranks.begin(), ranks.end()}, now), " to finish theirs");
+}
+
 v1::View MakeView(const JobState& job, TimePoint now) {
   v1::View view;
   view.set_number(job.view());
@@ -92,6 +98,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_lead(job.IsLead(member));
   reply.set_replaced(member.replaced);
   reply.set_slice_elements(kSliceElements);
+  reply.set_hands_out_runs(job.runs().hands_out());
   AddShardInfo(job, reply.mutable_shards());
   return reply;
 }

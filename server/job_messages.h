@@ -12,6 +12,9 @@ namespace ps {
 // Whom the job waits for; empty: for nobody.
 std::string WaitingFor(const JobState& job, TimePoint now);
 
+// Whom a worker waits for that has no run left to take: those that have not finished theirs.
+std::string WaitingForRuns(const JobState& job, TimePoint now);
+
 // The present view, for shards.
 v1::View MakeView(const JobState& job, TimePoint now);
 

@@ -25,7 +25,8 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       shards_(options.job, options.num_shards, options.settings),
       terms_(options.job, options.num_shards, options.max_shard_elements),
       steps_(std::move(mode), options.num_shards),
-      hyperparameters_(options.hyperparameters) {}
+      hyperparameters_(options.hyperparameters),
+      runs_(options.hands_out_runs, steps_.mode().policy()) {}
 
 absl::Status JobState::Serving() const {
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
@@ -61,6 +62,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
   const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
   if (news.applied) last_progress_ = now;
+  runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
   if (!report.failure().empty() && !ended()) {
     SetPhase(v1::PHASE_FAILED, report.failure());
     return {.view_is_due = true, .decided = {}};
@@ -166,12 +168,26 @@ void JobState::OnWatchGone(uint64_t watch, TimePoint now) {
   member->suspect_since = now;
 }
 
-bool JobState::OnDone(Member* member, TimePoint now) {
+bool JobState::OnDone(Member* member, bool counts_as_empty, TimePoint now) {
   if (member->done) return false;
   member->done = true;
+  member->counts_as_empty = counts_as_empty;
+  runs_.OnDone({.rank = member->rank, .incarnation = member->incarnation});
   last_progress_ = now;
   spdlog::info("{} is done", member->ToString());
   return true;
+}
+
+absl::Status JobState::OnTakeRun(const Member& member, const v1::TakeRunRequest& request) {
+  if (phase_ != v1::PHASE_RUNNING) return absl::UnavailableError("the job hands out no runs before it is running");
+  if (member.done) return absl::FailedPreconditionError(absl::StrCat(member.ToString(), " is done, and takes no runs"));
+  return runs_.OnRequest({.rank = member.rank, .incarnation = member.incarnation}, request);
+}
+
+absl::StatusOr<RunDealer::Deal> JobState::TakeRun(const Member& member, uint64_t number, TimePoint now) {
+  const auto deal = runs_.Take({.rank = member.rank, .incarnation = member.incarnation}, number);
+  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun) last_progress_ = now;
+  return deal;
 }
 
 absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
@@ -300,9 +316,12 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   }
   ++view_;
   ModeMembers members;
+  std::set<RunTaker> takers;
   for (const auto& [rank, member] : members_.members()) {
     members[rank] = {.incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
+    takers.insert({.rank = rank, .incarnation = member.incarnation});
   }
+  runs_.OnView(view_, takers);
   return steps_.SetMembers(members);
 }
 

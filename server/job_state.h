@@ -20,6 +20,7 @@
 #include "common/clock.h"
 #include "ps/v1/ps.pb.h"
 #include "server/hyperparameter_values.h"
+#include "server/job_runs.h"
 #include "server/job_terms.h"
 #include "server/membership.h"
 #include "server/shard_table.h"
@@ -42,6 +43,7 @@ struct ChiefOptions {
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
+  bool hands_out_runs = false;                  // --budget=job.
 };
 
 class JobState {
@@ -65,6 +67,7 @@ class JobState {
   const Membership& members() const { return members_; }
   const ShardTable& shards() const { return shards_; }
   const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
+  const JobRuns& runs() const { return runs_; }
   std::optional<uint32_t> initialiser() const { return initialiser_; }
   // Whether this rank is the one to send initial values, and every shard knows that it is.
   bool MayInitialise(uint32_t rank) const;
@@ -107,7 +110,14 @@ class JobState {
   void OnWatchOpened(Member* member, uint64_t watch);
   void OnWatchGone(uint64_t watch, TimePoint now);
   // Returns whether that is new; then a view is due.
-  bool OnDone(Member* member, TimePoint now);
+  bool OnDone(Member* member, bool counts_as_empty, TimePoint now);
+  // The member asks for a run: notes what the request says. UNAVAILABLE if the job does not run yet; else as of
+  // JobRuns.
+  absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
+  // What it gets, if it need not wait. Errors are of RunDealer::Take.
+  absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
+  // What is to be recorded of runs since the last call.
+  std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
   // Returns whether a view is due. The error is as of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
   // It knows how the job ended.
@@ -144,6 +154,7 @@ class JobState {
   JobTerms terms_;
   StepCoordinator steps_;
   Hyperparameters hyperparameters_;
+  JobRuns runs_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;
   uint64_t view_ = 0;

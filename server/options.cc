@@ -53,6 +53,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
   ValidateModeOptions(options.mode, options.num_workers, problems);
+  problems.Check(options.budget == "share" || options.budget == "job",
+                 absl::StrCat("--budget=", options.budget, ": expected share or job"));
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
@@ -68,6 +70,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
   std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
   settings["mode"] = CanonicalMode(options.mode.name);
+  settings["budget"] = options.budget;
   settings["optimizer"] = options.optimizer;
   settings["num_workers"] = absl::StrCat(options.num_workers);
   settings["num_shards"] = absl::StrCat(options.num_shards);

@@ -21,7 +21,8 @@ struct ServerOptions {
 
   std::string job = "default";
   uint32_t num_workers = 1;
-  ModeOptions mode;  // Its name is the flag --mode.
+  ModeOptions mode;              // Its name is the flag --mode.
+  std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
 

@@ -89,7 +89,8 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
       .reconnect_grace = ToChrono(options.reconnect_grace),
       .progress_timeout = ToChrono(options.progress_timeout),
       .max_shard_elements = MaxShardElements(options),
-      .settings = SharedSettings(options)};
+      .settings = SharedSettings(options),
+      .hands_out_runs = options.budget == "job"};
 }
 
 }  // namespace
@@ -117,8 +118,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 
 absl::Status Server::Listen() {
   if (options_.shard == 0) {
-    chief_ = std::make_unique<Chief>(MakeChiefOptions(options_),
-                                     [this](v1::Phase phase, const std::string& failure) { End(phase, failure); });
+    chief_ = std::make_unique<Chief>(
+        MakeChiefOptions(options_), [this](v1::Phase phase, const std::string& failure) { End(phase, failure); },
+        metrics_.get());
   }
   shard_ = std::make_unique<Shard>(
       MakeShardOptions(options_),

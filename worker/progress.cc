@@ -19,7 +19,7 @@ void Progress::Step(int64_t batches_done, double loss, int64_t samples, TimePoin
   if (now - last_line_ < kEvery && !last) return;
   const double rate = static_cast<double>(samples_since_line_) / std::max(Seconds(now - last_line_), 1e-9);
   const double mean_loss = loss_sum_ / static_cast<double>(std::max<int64_t>(samples_since_line_, 1));
-  const auto done = static_cast<double>(batches_done - first_batch_);
+  const auto done = static_cast<double>(std::max<int64_t>(batches_done - first_batch_, 1));  // Batches may come late.
   const auto left =
       static_cast<int64_t>(Seconds(now - began_) / done * static_cast<double>(total_batches_ - batches_done));
   spdlog::info("{}", absl::StrFormat("step %d of %d, loss %.5g, %.0f samples/s, %d:%02d left", batches_done,

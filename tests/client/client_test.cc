@@ -72,6 +72,80 @@ TEST_CASE("A join that waits for others ends after start_timeout with what the c
   CHECK(chief.leaves().size() == 1);
 }
 
+RunRequest Run(uint64_t number, uint64_t finished) {
+  return {.number = number, .finished = finished, .samples = 5, .batch_size = 2, .runs = 6};
+}
+
+TEST_CASE("A run is asked for with the same number until there is one, and the user is told who is waited for") {
+  FakeChief chief;
+  chief.on_take_run = [](int earlier, v1::TakeRunReply& reply) {
+    if (earlier == 0) return absl::UnavailableError("not now");
+    reply.set_outcome(earlier == 1 ? v1::TakeRunReply::WAIT : v1::TakeRunReply::RUN);
+    reply.set_waiting_for("waiting for rank 1");
+    reply.set_run(4);
+    return absl::OkStatus();
+  };
+  std::vector<std::string> notices;
+  ClientOptions options = At(chief);
+  options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
+  const auto client = Client::Join(options, kLayout);
+  REQUIRE(client.ok());
+  const auto taken = (*client)->TakeRun(Run(3, 2));
+  REQUIRE(taken.ok());
+  CHECK(taken->outcome == TakenRun::Outcome::kRun);
+  CHECK(taken->run == 4);
+  CHECK(notices.back() == "waiting for rank 1");
+  const std::vector<v1::TakeRunRequest> takes = chief.takes();
+  REQUIRE(takes.size() == 3);
+  for (const v1::TakeRunRequest& take : takes) {
+    CHECK(take.number() == 3);
+    CHECK(take.finished() == 2);
+    CHECK(take.samples() == 5);
+    CHECK(take.batch_size() == 2);
+    CHECK(take.runs() == 6);
+    CHECK(take.wait_ms() == 10'000);
+  }
+}
+
+TEST_CASE("A worker that does not want to wait for a run, or has not finished its own, asks once") {
+  FakeChief chief;
+  chief.on_take_run = [](int, v1::TakeRunReply& reply) {
+    reply.set_outcome(v1::TakeRunReply::WAIT);
+    return absl::OkStatus();
+  };
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  CHECK((*client)->TakeRun(Run(3, 1))->outcome == TakenRun::Outcome::kWait);
+  RunRequest request = Run(3, 2);
+  request.wait = absl::ZeroDuration();
+  CHECK((*client)->TakeRun(request)->outcome == TakenRun::Outcome::kWait);
+  REQUIRE(chief.takes().size() == 2);
+  CHECK(chief.takes()[1].wait_ms() == 0);
+}
+
+TEST_CASE("That all runs are used, or that there are none, is said") {
+  FakeChief chief;
+  chief.on_take_run = [](int earlier, v1::TakeRunReply& reply) {
+    reply.set_outcome(v1::TakeRunReply::DONE);
+    return earlier == 0 ? absl::OkStatus() : absl::FailedPreconditionError("--budget=share");
+  };
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  CHECK((*client)->TakeRun(Run(1, 0))->outcome == TakenRun::Outcome::kDone);
+  CHECK((*client)->TakeRun(Run(1, 0)).status() == absl::FailedPreconditionError("--budget=share"));
+}
+
+TEST_CASE("Whether a worker that is done counts as empty is for it to say") {
+  FakeChief chief;
+  const auto client = Client::Join(At(chief), kLayout);
+  REQUIRE(client.ok());
+  CHECK((*client)->Done().ok());
+  CHECK((*client)->Done(/*counts_as_empty=*/true).ok());
+  REQUIRE(chief.dones().size() == 2);
+  CHECK_FALSE(chief.dones()[0].counts_as_empty());
+  CHECK(chief.dones()[1].counts_as_empty());
+}
+
 TEST_CASE("Heartbeats tell the step of the newest push, which a pull does not set back") {
   FakeChief chief;
   const auto client = Client::Join(At(chief), kLayout);

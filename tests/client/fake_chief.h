@@ -34,9 +34,16 @@ class FakeChief final : public v1::Chief::Service {
     return absl::OkStatus();
   };
 
+  std::function<absl::Status(int earlier, v1::TakeRunReply& reply)> on_take_run = [](int, v1::TakeRunReply& reply) {
+    reply.set_outcome(v1::TakeRunReply::DONE);
+    return absl::OkStatus();
+  };
+
   const std::string& address() const { return server_.address(); }
   std::vector<v1::JoinRequest> joins() { return Copy(joins_); }
   std::vector<v1::LeaveRequest> leaves() { return Copy(leaves_); }
+  std::vector<v1::DoneRequest> dones() { return Copy(dones_); }
+  std::vector<v1::TakeRunRequest> takes() { return Copy(takes_); }
   std::vector<uint64_t> heartbeat_steps() { return Copy(heartbeat_steps_); }
   // Waits until there have been so many. False if they do not come.
   bool AwaitHeartbeats(size_t count) {
@@ -67,6 +74,10 @@ class FakeChief final : public v1::Chief::Service {
   grpc::Status Done(grpc::ServerContext* /*context*/, const v1::DoneRequest* request, v1::DoneReply* reply) override {
     return ToGrpc(on_done(Record(dones_, *request), *reply));
   }
+  grpc::Status TakeRun(grpc::ServerContext* /*context*/, const v1::TakeRunRequest* request,
+                       v1::TakeRunReply* reply) override {
+    return ToGrpc(on_take_run(Record(takes_, *request), *reply));
+  }
   grpc::Status Heartbeat(grpc::ServerContext* /*context*/, const v1::HeartbeatRequest* request,
                          v1::HeartbeatReply* reply) override {
     return ToGrpc(on_heartbeat(Record(heartbeat_steps_, request->step()), *reply));
@@ -91,6 +102,7 @@ class FakeChief final : public v1::Chief::Service {
   std::vector<v1::JoinRequest> joins_;
   std::vector<v1::LeaveRequest> leaves_;
   std::vector<v1::DoneRequest> dones_;
+  std::vector<v1::TakeRunRequest> takes_;
   std::vector<uint64_t> heartbeat_steps_;
   TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };

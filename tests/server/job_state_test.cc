@@ -96,7 +96,7 @@ TEST_CASE("A worker that is done is no loss in any mode") {
     RunningJob running(action);
     const auto done = running.job.Hear(running.ids[1], running.now);
     REQUIRE(done.ok());
-    CHECK(running.job.OnDone(*done, running.now));
+    CHECK(running.job.OnDone(*done, /*counts_as_empty=*/false, running.now));
     running.job.NextView(running.now);
     running.Leave(running.ids[1]);
     CHECK(running.job.phase() == v1::PHASE_RUNNING);

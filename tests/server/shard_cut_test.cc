@@ -185,5 +185,27 @@ TEST_CASE("A shard alone in asp changes with its next version, in bsp two steps 
   }
 }
 
+TEST_CASE("A member that takes steps by itself is told the hyperparameters of the version that follows what it reads") {
+  TestShard test("local_sgd");
+  const auto told = [&](const v1::Identity& id) {
+    Reply<ShardAnswer> reply;
+    test.shard.Await(nullptr, {.caller = {.id = id, .peer = ""}, .push = {}, .weights = true, .wait = TestShard::kLong},
+                     /*push_ended=*/false, reply.Callback());
+    return reply.Wait()->hyperparameters;
+  };
+  Tell(test, Commit(1, 0.25F));
+  CHECK(Reported(test, 1, v1::Cut::COMMIT).version() == 2);  // Others may have read the version before with the rest.
+  CHECK(told(TestShard::Id(0)) == HyperparameterValues{{"learning_rate", 1}, {"weight_decay", 0}});
+  CHECK(told({}).empty());
+  for (const uint32_t rank : {0U, 1U}) {
+    v1::PushRequest header = TestShard::Header(rank, 0);
+    header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+    REQUIRE(test.Add(header, {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
+  }
+  REQUIRE(test.Answer(0, 0).ok());
+  CHECK(told(TestShard::Id(0))["learning_rate"] == 0.25F);
+  CHECK(TestShard("bsp").Pull(std::nullopt).ok());
+}
+
 }  // namespace
 }  // namespace ps

@@ -10,24 +10,22 @@
 #include "common/status.h"
 #include "server/chief.h"
 #include "tests/catch.h"
-#include "tests/mode_named.h"
 
 namespace ps {
 
 // And shards that acknowledge at once.
 class TestJob {
  public:
-  explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1)
-      : chief({.num_workers = workers,
-               .num_shards = shards,
-               .mode = ModeNamed(mode),
-               .max_shard_elements = 1000,
-               .settings = {{"learning_rate", "0.1"}}},
-              [this](v1::Phase phase, const std::string& failure) {
-                ++ends;
-                ended = phase;
-                reason = failure;
-              }) {
+  explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1, bool hands_out_runs = false,
+                   MetricsWriter* metrics = nullptr)
+      : chief(
+            Options(mode, workers, shards, hands_out_runs),
+            [this](v1::Phase phase, const std::string& failure) {
+              ++ends;
+              ended = phase;
+              reason = failure;
+            },
+            metrics) {
     for (uint32_t shard = 0; shard < shards; ++shard) {
       v1::Registration registration;
       registration.set_protocol(1);
@@ -40,6 +38,17 @@ class TestJob {
                       registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
                   .ok());
     }
+  }
+
+  static ChiefOptions Options(const std::string& mode, uint32_t workers, uint32_t shards, bool hands_out_runs) {
+    ChiefOptions options;
+    options.num_workers = workers;
+    options.num_shards = shards;
+    options.mode.name = mode;
+    options.max_shard_elements = 1000;
+    options.settings = {{"learning_rate", "0.1"}};
+    options.hands_out_runs = hands_out_runs;
+    return options;
   }
 
   v1::JoinRequest Request(const std::string& name) const {

@@ -22,7 +22,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
-constexpr std::chrono::milliseconds kDoneMargin(5000);
+constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 
 TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
 
@@ -57,6 +57,7 @@ class ClientImpl final : public Client {
   uint64_t start_step() const override { return joined_as_.start_step(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   bool lead() const override { return lead_; }
+  bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
 
   absl::StatusOr<TensorMemory> GradientBuffers() override {
@@ -90,7 +91,8 @@ class ClientImpl final : public Client {
   std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
                                           const MutableTensors& weights, bool deferred, DoneCallback callback) override;
 
-  absl::Status Done() override;
+  absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
+  absl::Status Done(bool counts_as_empty) override;
   absl::Status Leave(const std::string& reason) override;
   absl::StatusOr<HashedWeights> WeightsHash() override;
 
@@ -263,14 +265,43 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
   }
 }
 
-absl::Status ClientImpl::Done() {
+absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
+  const TimePoint wait_end = request.wait == absl::InfiniteDuration() ? TimePoint::max() : After(request.wait);
+  v1::TakeRunRequest asked;
+  *asked.mutable_id() = joined_as_.id();
+  asked.set_number(request.number);
+  asked.set_finished(request.finished);
+  asked.set_samples(request.samples);
+  asked.set_batch_size(request.batch_size);
+  asked.set_runs(request.runs);
+  for (;;) {
+    const auto left = std::max<std::chrono::nanoseconds>(wait_end - Now(), {});
+    const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(left, ToChrono(options_.notice_every)));
+    asked.set_wait_ms(static_cast<uint32_t>(wait.count()));
+    v1::TakeRunReply reply;
+    PS_RETURN_IF_ERROR(chief_.UntilAnswered(
+        {.what = "taking a run of samples", .call_time = wait + kAnswerMargin, .stop = options_.stop},
+        [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
+          return FromGrpc(chief.TakeRun(&context, asked, &reply));
+        }));
+    if (reply.outcome() == v1::TakeRunReply::RUN)
+      return TakenRun{.outcome = TakenRun::Outcome::kRun, .run = reply.run()};
+    if (reply.outcome() == v1::TakeRunReply::DONE) return TakenRun{.outcome = TakenRun::Outcome::kDone};
+    const bool has_open = request.finished + 1 < request.number;
+    if (has_open || Now() >= wait_end) return TakenRun{.outcome = TakenRun::Outcome::kWait};
+    Notice(reply.waiting_for());
+  }
+}
+
+absl::Status ClientImpl::Done(bool counts_as_empty) {
   v1::DoneRequest request;
   *request.mutable_id() = joined_as_.id();
+  request.set_counts_as_empty(counts_as_empty);
   request.set_wait_ms(static_cast<uint32_t>(absl::ToInt64Milliseconds(options_.notice_every)));
   for (;;) {
     v1::DoneReply reply;
     PS_RETURN_IF_ERROR(chief_.UntilAnswered({.what = "waiting for the end",
-                                             .call_time = std::chrono::milliseconds(request.wait_ms()) + kDoneMargin,
+                                             .call_time = std::chrono::milliseconds(request.wait_ms()) + kAnswerMargin,
                                              .stop = options_.stop},
                                             [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
                                               return FromGrpc(chief.Done(&context, request, &reply));

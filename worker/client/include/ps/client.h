@@ -76,6 +76,30 @@ struct ExchangeResult {
   double pull_s = 0;
 };
 
+// Of a job that hands out runs (Client::hands_out_runs): the samples of the training split, in the order of an epoch's
+// permutation, are cut into runs of batch_size, the last one shorter. Run r of the job is number r mod p of epoch r /
+// p, where p is the number of runs of an epoch.
+struct RunRequest {
+  uint64_t number = 1;    // Of the run that this worker takes, counted by itself from 1.
+  uint64_t finished = 0;  // So many of its runs, the first that it took, have been used: their push is answered.
+  // The same on all workers.
+  uint64_t samples = 0;     // Of the training split.
+  uint64_t batch_size = 0;  // Of a run.
+  uint64_t runs = 0;        // Of the whole job.
+  // While there is no run, but one may still come back from a worker that is lost. 0: not at all.
+  absl::Duration wait = absl::InfiniteDuration();
+};
+
+struct TakenRun {
+  enum class Outcome {
+    kRun,
+    kWait,  // There is none now, but one may come back: ask again, with the same number.
+    kDone,  // All have been used.
+  };
+  Outcome outcome = Outcome::kWait;
+  uint64_t run = 0;  // Of the job, from 0.
+};
+
 // The fingerprint of a job's weights.
 struct HashedWeights {
   std::string hash;                // 32 hexadecimal digits; see common/hash.h.
@@ -174,10 +198,21 @@ class Client {
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
 
+  // Whether the job's budget is the job's (--budget=job): workers take runs of samples from the chief, until all are
+  // used. Else each has a fixed share.
+  virtual bool hands_out_runs() const = 0;
+  // Takes the next run. The chief allows two that are not finished, so that the next one can be taken while the push of
+  // the last is under way. Blocks for `wait` at most, and while runs of this worker are not finished not at all:
+  // others may be waiting for them. A repeat with the number of the last run that it got brings the same. The errors of
+  // a wait, as above; FAILED_PRECONDITION if the job hands out no runs, its runs are others, or too many are not
+  // finished.
+  virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
+
   // Reports that this worker has used up its budget, and waits until all workers have. It then returns on the lead
   // first: lead() is true, and this worker must pull, evaluate and save before it leaves. On the others it returns when
-  // the lead has left; if the lead is lost, it returns on the next one, which is then the lead.
-  virtual absl::Status Done() = 0;
+  // the lead has left; if the lead is lost, it returns on the next one, which is then the lead. `counts_as_empty`: in
+  // steps that others still make, this worker counts as an empty contribution.
+  virtual absl::Status Done(bool counts_as_empty = false) = 0;
   // Leaves the job: normally after Done, else for this reason.
   virtual absl::Status Leave(const std::string& reason = "") = 0;
 

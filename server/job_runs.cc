@@ -1,0 +1,71 @@
+#include "server/job_runs.h"
+
+#include <algorithm>
+
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+// Of a worker: the batches that go into one exchange, and while that is under way one more.
+uint64_t MaxOpen(const v1::ModePolicy& policy) {
+  if (!policy.has_local_steps()) return 2;
+  const v1::LocalSteps& local = policy.local_steps();
+  if (local.steps() > 0) return uint64_t{local.steps()} + 1;
+  // Only weights are averaged: after so many batches, or after epochs, which may be as long as anything.
+  constexpr uint64_t kMost = uint64_t{1} << 20;
+  return local.average_every_steps() > 0 ? std::min(local.average_every_steps() + 1, kMost) : kMost;
+}
+
+}  // namespace
+
+JobRuns::JobRuns(bool hands_out, const v1::ModePolicy& policy) : hands_out_(hands_out), dealer_(MaxOpen(policy)) {}
+
+absl::Status JobRuns::OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request) {
+  if (!hands_out_) return absl::FailedPreconditionError("--budget=share: this job hands out no runs");
+  const RunTerms terms = {.samples = request.samples(), .batch_size = request.batch_size(), .runs = request.runs()};
+  const absl::StatusOr<bool> fixed = dealer_.Agree(terms);
+  if (!fixed.ok()) return fixed.status();
+  if (*fixed) {
+    records_.push_back({"runs",
+                        {{"samples", terms.samples},
+                         {"batch_size", terms.batch_size},
+                         {"runs", terms.runs},
+                         {"runs_per_epoch", terms.runs_per_epoch()}}});
+  }
+  return dealer_.Finish(taker, request.finished());
+}
+
+absl::StatusOr<RunDealer::Deal> JobRuns::Take(const RunTaker& taker, uint64_t number) {
+  absl::StatusOr<RunDealer::Deal> deal = dealer_.Take(taker, number);
+  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun && !deal->is_repeat) Note(deal->run, taker, false);
+  return deal;
+}
+
+void JobRuns::OnView(uint64_t view, const std::set<RunTaker>& members) {
+  for (const RunTaker& taker : dealer_.Takers()) {
+    if (!members.contains(taker)) gone_.emplace(taker, view);
+  }
+}
+
+void JobRuns::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force) {
+  for (auto gone = gone_.begin(); gone != gone_.end();) {
+    if (!in_force(gone->second)) {
+      ++gone;
+      continue;
+    }
+    for (const uint64_t run : dealer_.Return(gone->first)) Note(run, gone->first, true);
+    gone = gone_.erase(gone);
+  }
+}
+
+void JobRuns::Note(uint64_t run, const RunTaker& taker, bool returned) {
+  records_.push_back({"run",
+                      {{"run", run},
+                       {"epoch", dealer_.terms()->EpochOf(run)},
+                       {"worker", taker.rank},
+                       {"incarnation", taker.incarnation},
+                       {"returned", returned}}});
+}
+
+}  // namespace ps

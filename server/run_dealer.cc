@@ -1,0 +1,215 @@
+#include "server/run_dealer.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
+constexpr uint64_t kMaxRuns = uint64_t{1} << 50;
+// Of returned runs that wait for the end of their epoch; with more, they are dealt next.
+constexpr size_t kMaxReturned = 1024;
+
+absl::Status CheckTerms(const RunTerms& terms) {
+  const auto check = [](const char* what, uint64_t value, uint64_t most) {
+    if (value >= 1 && value <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the runs of the job: ", what, " is ", value, "; expected 1 to ", most));
+  };
+  PS_RETURN_IF_ERROR(check("samples", terms.samples, kMaxSamples));
+  PS_RETURN_IF_ERROR(check("batch_size", terms.batch_size, kMaxSamples));
+  return check("runs", terms.runs, kMaxRuns);
+}
+
+std::string Differences(const RunTerms& theirs, const RunTerms& ours) {
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* what, uint64_t their, uint64_t our) {
+    if (their != our) differences.push_back(absl::StrCat(what, " is ", their, " (the job has ", our, ")"));
+  };
+  compare("samples", theirs.samples, ours.samples);
+  compare("batch_size", theirs.batch_size, ours.batch_size);
+  compare("runs", theirs.runs, ours.runs);
+  return absl::StrJoin(differences, ", ");
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
+  PS_RETURN_IF_ERROR(CheckTerms(terms));
+  if (!terms_.has_value()) {
+    terms_ = terms;
+    return true;
+  }
+  if (terms == *terms_) return false;
+  return absl::FailedPreconditionError("the worker's runs differ from the job's: " + Differences(terms, *terms_));
+}
+
+absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
+  const auto found = hands_.find(taker);
+  const uint64_t taken = found == hands_.end() ? 0 : found->second.taken;
+  if (finished > taken) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", taker.rank, " says that ", finished, " of its runs are finished; it has taken ", taken));
+  }
+  if (found == hands_.end()) return absl::OkStatus();
+  std::deque<uint64_t>& open = found->second.open;
+  while (taken - open.size() < finished) open.pop_front();
+  return absl::OkStatus();
+}
+
+void RunDealer::FinishAll(const RunTaker& taker) {
+  if (const auto hand = hands_.find(taker); hand != hands_.end()) hand->second.open.clear();
+}
+
+std::optional<uint64_t> RunDealer::NextRun() const {
+  const bool fresh = next_ < terms_->runs;
+  if (!returned_.empty()) {
+    const uint64_t returned = *returned_.begin();
+    const bool epoch_is_over = !fresh || terms_->EpochOf(returned) < terms_->EpochOf(next_);
+    if (epoch_is_over || returned_.size() >= kMaxReturned) return returned;
+  }
+  return fresh ? std::optional<uint64_t>(next_) : std::nullopt;
+}
+
+absl::StatusOr<RunDealer::Deal> RunDealer::Take(const RunTaker& taker, uint64_t number) {
+  Check(terms_.has_value(), "runs are dealt once it is known what they are");
+  Hand& hand = hands_[taker];
+  if (number == hand.taken && !hand.open.empty()) {
+    return Deal{.kind = Deal::Kind::kRun, .run = hand.open.back(), .is_repeat = true};
+  }
+  if (number != hand.taken + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", taker.rank, " asks for its run ", number, "; its next one is ", hand.taken + 1));
+  }
+  if (hand.open.size() >= max_open_) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", taker.rank, " has ", hand.open.size(),
+                                                      " runs that are not finished; at most ", max_open_,
+                                                      " are allowed"));
+  }
+  const std::optional<uint64_t> run = NextRun();
+  if (!run.has_value()) return Deal{.kind = RanksWithOpen().empty() ? Deal::Kind::kDone : Deal::Kind::kWait};
+  if (returned_.erase(*run) == 0) ++next_;
+  ++hand.taken;
+  hand.open.push_back(*run);
+  return Deal{.kind = Deal::Kind::kRun, .run = *run};
+}
+
+std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
+  const auto hand = hands_.find(taker);
+  if (hand == hands_.end()) return {};
+  std::vector<uint64_t> open(hand->second.open.begin(), hand->second.open.end());
+  std::sort(open.begin(), open.end());
+  returned_.insert(open.begin(), open.end());
+  hands_.erase(hand);
+  return open;
+}
+
+bool RunDealer::HasOpen(const RunTaker& taker) const {
+  const auto hand = hands_.find(taker);
+  return hand != hands_.end() && !hand->second.open.empty();
+}
+
+std::set<RunTaker> RunDealer::Takers() const {
+  std::set<RunTaker> takers;
+  for (const auto& [taker, hand] : hands_) takers.insert(taker);
+  return takers;
+}
+
+std::set<uint32_t> RunDealer::RanksWithOpen() const {
+  std::set<uint32_t> ranks;
+  for (const auto& [taker, hand] : hands_) {
+    if (!hand.open.empty()) ranks.insert(taker.rank);
+  }
+  return ranks;
+}
+
+// ---- For a checkpoint
+
+nlohmann::ordered_json RunDealer::Save() const {
+  nlohmann::ordered_json state = nlohmann::ordered_json::object();
+  if (!terms_.has_value()) return state;
+  state = {{"samples", terms_->samples}, {"batch_size", terms_->batch_size},
+           {"runs", terms_->runs},       {"next", next_},
+           {"returned", returned_},      {"workers", nlohmann::ordered_json::array()}};
+  for (const auto& [taker, hand] : hands_) {
+    state["workers"].push_back(
+        {{"rank", taker.rank}, {"incarnation", taker.incarnation}, {"taken", hand.taken}, {"open", hand.open}});
+  }
+  return state;
+}
+
+namespace {
+
+absl::Status Bad(const std::string& field, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("the state of the job's runs: ", field, ": ", why));
+}
+
+absl::Status ReadNumber(const nlohmann::ordered_json& state, const char* field, uint64_t most, uint64_t& value) {
+  const auto found = state.is_object() ? state.find(field) : state.end();
+  if (found == state.end() || !found->is_number_unsigned()) return Bad(field, "expected a number");
+  value = found->get<uint64_t>();
+  return value <= most ? absl::OkStatus() : Bad(field, absl::StrCat(value, "; expected at most ", most));
+}
+
+// Runs below `next`, each of which is in one place only; `seen` are those of other places.
+absl::Status ReadRuns(const nlohmann::ordered_json& state, const char* field, uint64_t next, std::set<uint64_t>& seen,
+                      std::vector<uint64_t>& runs) {
+  const auto found = state.is_object() ? state.find(field) : state.end();
+  if (found == state.end() || !found->is_array()) return Bad(field, "expected a list of runs");
+  for (const nlohmann::ordered_json& each : *found) {
+    const bool good =
+        each.is_number_unsigned() && each.get<uint64_t>() < next && seen.insert(each.get<uint64_t>()).second;
+    if (!good) return Bad(field, absl::StrCat(each.dump(), " is no run that was dealt, or is there twice"));
+    runs.push_back(each.get<uint64_t>());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunDealer::Load(const nlohmann::ordered_json& state) {
+  RunDealer loaded(max_open_);
+  if (!state.is_object()) return Bad("the state", "expected an object");
+  if (!state.empty()) {
+    RunTerms terms;
+    PS_RETURN_IF_ERROR(ReadNumber(state, "samples", kMaxSamples, terms.samples));
+    PS_RETURN_IF_ERROR(ReadNumber(state, "batch_size", kMaxSamples, terms.batch_size));
+    PS_RETURN_IF_ERROR(ReadNumber(state, "runs", kMaxRuns, terms.runs));
+    PS_RETURN_IF_ERROR(loaded.Agree(terms).status());
+    PS_RETURN_IF_ERROR(ReadNumber(state, "next", terms.runs, loaded.next_));
+    std::set<uint64_t> seen;
+    std::vector<uint64_t> returned;
+    PS_RETURN_IF_ERROR(ReadRuns(state, "returned", loaded.next_, seen, returned));
+    loaded.returned_ = {returned.begin(), returned.end()};
+    const auto workers = state.find("workers");
+    if (workers == state.end() || !workers->is_array()) return Bad("workers", "expected a list");
+    for (const nlohmann::ordered_json& worker : *workers) {
+      uint64_t rank = 0;
+      RunTaker taker;
+      Hand hand;
+      std::vector<uint64_t> open;
+      PS_RETURN_IF_ERROR(ReadNumber(worker, "rank", UINT32_MAX, rank));
+      taker.rank = static_cast<uint32_t>(rank);
+      PS_RETURN_IF_ERROR(ReadNumber(worker, "incarnation", UINT64_MAX, taker.incarnation));
+      PS_RETURN_IF_ERROR(ReadNumber(worker, "taken", loaded.next_, hand.taken));
+      PS_RETURN_IF_ERROR(ReadRuns(worker, "open", loaded.next_, seen, open));
+      if (open.size() > hand.taken) return Bad("taken", "fewer than are open");
+      hand.open = {open.begin(), open.end()};
+      if (!loaded.hands_.emplace(taker, std::move(hand)).second) return Bad("workers", "one is there twice");
+    }
+  }
+  terms_ = loaded.terms_;
+  next_ = loaded.next_;
+  returned_ = std::move(loaded.returned_);
+  hands_ = std::move(loaded.hands_);
+  return absl::OkStatus();
+}
+
+}  // namespace ps

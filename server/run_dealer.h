@@ -1,0 +1,111 @@
+// --budget=job: deals out the job's samples as workers ask for them, so that every sample is used once an epoch also
+// where workers differ in speed or are lost.
+//
+// The samples of an epoch, in the order of its permutation, are cut into runs of batch_size, the last one shorter. Runs
+// are numbered through the whole job and dealt in order. A run is open from when a worker takes it until it is finished
+// (the worker's push was answered) or returned (the worker was lost). A returned run is dealt again at the end of its
+// epoch, before the first run of the next; if that has been dealt already, next.
+//
+// A deterministic core: no locks, no I/O, no clock. Its memory grows with the workers and their open runs, and not with
+// the number of runs.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ps {
+
+// What is dealt; the same for all workers.
+struct RunTerms {
+  uint64_t samples = 0;     // Of the training split.
+  uint64_t batch_size = 0;  // Samples of a run.
+  uint64_t runs = 0;        // Of the whole job.
+
+  uint64_t runs_per_epoch() const { return (samples + batch_size - 1) / batch_size; }
+  uint64_t EpochOf(uint64_t run) const { return run / runs_per_epoch(); }
+  bool operator==(const RunTerms&) const = default;
+};
+
+// Who takes runs: an owner of a rank.
+struct RunTaker {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+
+  auto operator<=>(const RunTaker&) const = default;
+};
+
+class RunDealer {
+ public:
+  // A worker may have so many runs open. At least 2, so that it can ask for the next while the push of the last is
+  // under way.
+  explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
+
+  // What is dealt, from the first call on: returns whether this is it. FAILED_PRECONDITION, naming all that differs, if
+  // it was fixed otherwise; INVALID_ARGUMENT if no job can have it.
+  absl::StatusOr<bool> Agree(const RunTerms& terms);
+  const std::optional<RunTerms>& terms() const { return terms_; }
+
+  // ---- Once terms are fixed
+
+  // The first `finished` runs that it took are used. Fewer than it said before changes nothing. INVALID_ARGUMENT if it
+  // has not taken so many.
+  absl::Status Finish(const RunTaker& taker, uint64_t finished);
+  // All that it took are used.
+  void FinishAll(const RunTaker& taker);
+
+  struct Deal {
+    enum class Kind {
+      kRun,
+      kWait,  // None is free, but one that is open may come back. The same request may be made again.
+      kDone,  // All are finished.
+    };
+    Kind kind = Kind::kWait;
+    uint64_t run = 0;
+    bool is_repeat = false;  // Of a request that got this run.
+  };
+  // The run that this worker takes with its request of this number, from 1; a repeat of the last that got a run gets
+  // the same. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
+  absl::StatusOr<Deal> Take(const RunTaker& taker, uint64_t number);
+
+  // It takes, and finishes, no more: its open runs are returned, ascending, and it is forgotten.
+  std::vector<uint64_t> Return(const RunTaker& taker);
+
+  // ---- What is
+
+  bool HasOpen(const RunTaker& taker) const;
+  // Who has asked for runs and was not forgotten.
+  std::set<RunTaker> Takers() const;
+  std::set<uint32_t> RanksWithOpen() const;
+
+  // ---- For a checkpoint
+
+  nlohmann::ordered_json Save() const;
+  // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed. Who had open runs
+  // then is still to be returned, if it does not go on.
+  absl::Status Load(const nlohmann::ordered_json& state);
+
+ private:
+  struct Hand {
+    uint64_t taken = 0;         // Runs so far.
+    std::deque<uint64_t> open;  // The last that it took, in that order.
+  };
+
+  std::optional<uint64_t> NextRun() const;
+
+  const uint64_t max_open_;
+  std::optional<RunTerms> terms_;
+  uint64_t next_ = 0;            // The first run that was never dealt.
+  std::set<uint64_t> returned_;  // And not dealt again yet.
+  std::map<RunTaker, Hand> hands_;
+};
+
+}  // namespace ps

@@ -1,0 +1,126 @@
+// --budget=job: every run of samples is used once, whoever is lost.
+#include <map>
+
+#include "tests/integration/process.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kRunsPerEpoch = 20;  // Of kSmallJob: 400 samples in runs of 20.
+
+struct Division {
+  int64_t runs = 0;              // Of the whole job.
+  std::map<int64_t, int> dealt;  // Times, by run.
+  std::map<int64_t, int> returned;
+  std::map<int64_t, int> of_worker;  // Runs that it took, by rank.
+};
+
+// As the chief's metrics file tells it.
+Division ReadDivision(const std::string& file) {
+  Division division;
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const nlohmann::json event = nlohmann::json::parse(line);
+    if (event["event"] == "runs") {
+      division.runs = event["runs"];
+      CHECK(event["runs_per_epoch"] == kRunsPerEpoch);
+    }
+    if (event["event"] != "run") continue;
+    const int64_t run = event["run"];
+    CHECK(event["epoch"] == run / kRunsPerEpoch);
+    if (event["returned"] == true) {
+      ++division.returned[run];
+    } else {
+      ++division.dealt[run];
+      ++division.of_worker[event["worker"]];
+    }
+  }
+  return division;
+}
+
+// Each run was dealt, and once more for each time that it came back.
+void CheckEachRunOnce(Division division) {
+  REQUIRE(division.runs > 0);
+  CHECK(static_cast<int64_t>(division.dealt.size()) == division.runs);
+  for (const auto& [run, times] : division.dealt) CHECK(times == 1 + division.returned[run]);
+}
+
+TEST_CASE("The runs of a worker that is killed are given out again, and every run is used once") {
+  for (const int servers : {1, 2}) {
+    const TempFolder folder;
+    const std::string metrics = folder.File("chief.jsonl");
+    const std::vector<std::string> job = {"--num_workers=2", "--mode=asp", "--budget=job", "--reconnect_grace=100ms",
+                                          "--num_shards=" + std::to_string(servers)};
+    std::vector<std::string> flags = job;
+    flags.push_back("--metrics_file=" + metrics);
+    Process chief("ps_server", flags, folder.File("chief"));
+    const std::string address = chief.Address();
+    std::optional<Process> shard;
+    if (servers > 1) {
+      flags = job;
+      flags.insert(flags.end(), {"--shard=1", "--chief=" + address});
+      shard.emplace("ps_server", flags, folder.File("shard"));
+    }
+    Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=100"}), folder.File("stays"));
+    Process killed("ps_worker", Worker(address, {"--rank=1", "--epochs=100"}), folder.File("killed"));
+    REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
+    killed.Signal(SIGKILL);
+    CHECK(killed.Wait() == 128 + SIGKILL);
+    CHECK(stays.Wait() == 0);
+    CHECK(chief.Wait() == 0);
+    if (shard.has_value()) CHECK(shard->Wait() == 0);
+    const Division division = ReadDivision(metrics);
+    CHECK(division.runs == 100 * kRunsPerEpoch);
+    CHECK_FALSE(division.returned.empty());
+    CheckEachRunOnce(division);
+  }
+}
+
+TEST_CASE("A replacement goes on with the job's runs where all others are") {
+  const TempFolder folder;
+  const std::string metrics = folder.File("chief.jsonl");
+  Process chief("ps_server", {"--num_workers=2", "--mode=asp", "--budget=job", "--metrics_file=" + metrics},
+                folder.File("chief"));
+  const std::string address = chief.Address();
+  Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=200"}), folder.File("stays"));
+  Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("killed"));
+  REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
+  killed.Signal(SIGKILL);
+  Process replacement("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("replacement"));
+  CHECK(replacement.Wait() == 0);
+  CHECK(stays.Wait() == 0);
+  CHECK(chief.Wait() == 0);
+  const Division division = ReadDivision(metrics);
+  CHECK_FALSE(division.returned.empty());
+  CheckEachRunOnce(division);
+}
+
+TEST_CASE("In every mode the workers together use the job's samples once an epoch, also where the last step is short") {
+  for (const char* mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"}) {
+    for (const uint32_t servers : {1U, 2U}) {
+      INFO(mode << " on " << servers);
+      ServerOptions server;
+      server.num_workers = 3;
+      server.num_shards = servers;
+      server.mode.name = mode;
+      server.budget = "job";
+      Cluster cluster(server);
+      WorkerOptions options;
+      options.model.widths = {20, 8, 4};
+      options.data.dataset = "synthetic:samples=410,features=20,classes=4";
+      options.batch_size = 20;
+      options.epochs = 3;
+      int64_t samples = 0;
+      for (const auto& result : cluster.Train(options, 3)) {
+        CHECK(result.status() == absl::OkStatus());
+        if (result.ok()) samples += result->steps.samples;
+      }
+      CHECK(cluster.server_status == absl::OkStatus());
+      // Of a step that is STALE the samples are used, and counted as dropped.
+      CHECK(samples == 3 * 410);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ps
