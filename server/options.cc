@@ -6,6 +6,7 @@
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "server/hyperparameter_values.h"
 
 namespace ps {
 namespace {

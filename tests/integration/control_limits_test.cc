@@ -41,6 +41,13 @@ class LoneChief {
     server->Shutdown(std::chrono::system_clock::now());
   }
 
+  // Not in place: GCC 12 takes its texts for uninitialised.
+  static ChiefOptions TwoWorkers() {
+    ChiefOptions options;
+    options.num_workers = 2;
+    return options;
+  }
+
   void Tick(std::chrono::nanoseconds after) {
     router.Tick(Now() + after, [] { return CallWatch::Members(); });
   }
