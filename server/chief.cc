@@ -33,7 +33,8 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
     : on_end_(std::move(on_end)),
       metrics_(metrics),
       job_(options, MakeMode(options.mode, options.num_workers)),
-      senders_(options.num_shards) {}
+      senders_(options.num_shards),
+      cut_(options.num_shards) {}
 
 // ---- Shards
 
@@ -61,6 +62,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
     AddDecisions(outcome.decided, update);
     Broadcast(update);
   }
+  if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
   if (outcome.view_is_due) return ChangeView(now);
   AnswerJoins(now);
   AnswerTakes(now);                                                            // Runs may have come back.
@@ -77,6 +79,10 @@ void Chief::ChangeView(TimePoint now) {
   AnswerDones(now);
   AnswerTakes(now);
   streams_.Tell(job_, now, outbox_);
+  if (job_.ended() && set_callback_) {
+    cut_.Abandon();
+    AnswerSet(job_.Serving());
+  }
   if (!job_.ended() || std::exchange(told_end_, true)) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
 }
@@ -307,6 +313,7 @@ void Chief::Tick(TimePoint now) {
   const auto is_joining = [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return joins_.Has(member.rank, member.incarnation);
   };
+  MoveCut(cut_.CheckTimes(now));
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);

@@ -4,6 +4,7 @@
 // clang-format off
 //   JobState       what is, and what follows from an event: pure (Membership, ShardTable, JobTerms, StepCoordinator)
 //   WaitingCalls   joins, requests for a run and ends that are not answered yet
+//   CutCoordinator a change of hyperparameters that is under way
 //   MemberStreams  what each member was told last
 //   Chief          the lock around them, and the calls out
 // clang-format on
@@ -23,6 +24,7 @@
 #include "common/outbox.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
+#include "server/cut_coordinator.h"
 #include "server/job_state.h"
 #include "server/member_streams.h"
 #include "server/waiting_calls.h"
@@ -33,6 +35,7 @@ class Chief {
  public:
   using JoinCallback = WaitingCalls<v1::JoinReply>::Callback;
   using DoneCallback = WaitingCalls<v1::DoneReply>::Callback;
+  using SetCallback = std::function<void(absl::StatusOr<v1::SetHyperparametersReply>)>;
   using TakeRunCallback = WaitingCalls<v1::TakeRunReply>::Callback;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
   using WatchFunction = MemberStreams::SendFunction;
@@ -76,6 +79,15 @@ class Chief {
   // Of the id; or of the join_request_id, where the worker never got to know its id: then OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
+  // ---- Operators
+
+  // Changes hyperparameters on all shards, at one version (Cut, in ps.proto). Calls back with it once every shard has
+  // taken the change over, or at the deadline: DEADLINE_EXCEEDED, with the shard, and the rank and step that are waited
+  // for. INVALID_ARGUMENT, with all that is wrong, FAILED_PRECONDITION or ABORTED if the job does not run,
+  // RESOURCE_EXHAUSTED, naming it, while another change is under way; with these nothing is changed.
+  void SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
+                          SetCallback callback);
+
   v1::StatusReply Status(TimePoint now);
   // Whom the job waits for: always before it runs, then if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
@@ -95,6 +107,10 @@ class Chief {
   // After an event that calls for a new view: sends it to the shards, and answers and tells whom it concerns.
   void ChangeView(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Carries out what a cut has come to.
+  void MoveCut(const CutCoordinator::Outcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDones(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // And records what was dealt and returned.
@@ -118,6 +134,10 @@ class Chief {
   WaitingCalls<v1::DoneReply> dones_ ABSL_GUARDED_BY(mutex_);
   WaitingCalls<v1::TakeRunReply> takes_ ABSL_GUARDED_BY(mutex_);  // Their numbers are those of the requests.
   MemberStreams streams_ ABSL_GUARDED_BY(mutex_);
+  CutCoordinator cut_ ABSL_GUARDED_BY(mutex_);
+  // The change that is under way, and who asked for it; empty: none.
+  HyperparameterValues setting_ ABSL_GUARDED_BY(mutex_);
+  SetCallback set_callback_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
   bool told_end_ ABSL_GUARDED_BY(mutex_) = false;
 };

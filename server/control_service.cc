@@ -20,9 +20,10 @@ constexpr std::chrono::seconds kJoinWaitMax(300);
 // caller learns what was waited for.
 constexpr std::chrono::seconds kReplyMargin(1);
 
-constexpr std::chrono::seconds kDoneWaitDefault(10);
-constexpr std::chrono::seconds kDoneWaitMax(300);
 constexpr std::chrono::seconds kTakeRunWaitMax(300);
+// Of other calls that say how long they wait.
+constexpr std::chrono::seconds kWaitDefault(10);
+constexpr std::chrono::seconds kWaitMax(300);
 
 TimePoint JoinDeadline(const Context& context, TimePoint now) {
   const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
@@ -30,9 +31,9 @@ TimePoint JoinDeadline(const Context& context, TimePoint now) {
   return now + std::min<std::chrono::nanoseconds>(left - margin, kJoinWaitMax);
 }
 
-TimePoint DoneDeadline(uint32_t wait_ms, TimePoint now) {
-  if (wait_ms == 0) return now + kDoneWaitDefault;
-  return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kDoneWaitMax);
+TimePoint WaitDeadline(uint32_t wait_ms, TimePoint now) {
+  if (wait_ms == 0) return now + kWaitDefault;
+  return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kWaitMax);
 }
 
 // Waits for its answer at the chief, which learns if the caller goes away meanwhile.
@@ -90,7 +91,7 @@ class DoneCall final : public RequestCall<v1::DoneRequest> {
   absl::Status OnRequest(const v1::DoneRequest& request) override {
     watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
     const TimePoint now = Now();
-    chief_.Done(request, now, DoneDeadline(request.wait_ms(), now),
+    chief_.Done(request, now, WaitDeadline(request.wait_ms(), now),
                 [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
     return absl::OkStatus();
   }
@@ -114,12 +115,29 @@ class TakeRunCall final : public RequestCall<v1::TakeRunRequest> {
   Chief& chief_;
 };
 
+class SetCall final : public RequestCall<v1::SetHyperparametersRequest> {
+ public:
+  SetCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::SetHyperparametersRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.SetHyperparameters(request, now, WaitDeadline(request.wait_ms(), now),
+                              [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
 }  // namespace
 
 void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
   router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<SetCall>("/ps.v1.Chief/SetHyperparameters", chief);
   router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(

@@ -42,6 +42,8 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   earlier.mutable_complete()->MergeFrom(report.complete());
   waiting_->mutable_complete()->Swap(earlier.mutable_complete());
   if (!earlier.failure().empty()) waiting_->set_failure(earlier.failure());
+  // The last one that says anything of a cut: one phase begins when the one before is reported.
+  if (!waiting_->has_cut() && earlier.has_cut()) *waiting_->mutable_cut() = std::move(*earlier.mutable_cut());
   return absl::OkStatus();
 }
 

@@ -38,8 +38,8 @@ class UpdateQueue {
   size_t bytes_ = 0;
 };
 
-// A shard's reports, merged into one: it has the newest state, every push that is complete, in order, and the first
-// reason to fail.
+// A shard's reports, merged into one: it has the newest state, every push that is complete, in order, the first
+// reason to fail, and what was last said of a cut.
 class ReportQueue {
  public:
   // Of pushes in a report at most, so that it stays below kMaxReportBytes. No shard has nearly as many.

@@ -81,6 +81,7 @@ class DataCall : public ServerCall {
     }
     header_.clear_push();
     header_.clear_waited_us();
+    header_.clear_hyperparameters();
     Write(message);
   }
 

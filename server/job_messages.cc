@@ -137,6 +137,7 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   }
   AddShardInfo(job, reply.mutable_shards());
   reply.set_waiting_for(WaitingFor(job, now));
+  ToProto(ValuesOf(job.hyperparameters(), job.options().optimizer), reply.mutable_hyperparameters());
   if (job.plan().has_value()) reply.set_parameters(static_cast<uint64_t>(job.plan()->total_elements()));
   return reply;
 }

@@ -10,11 +10,7 @@ namespace {
 // Of a worker: the batches that go into one exchange, and while that is under way one more.
 uint64_t MaxOpen(const v1::ModePolicy& policy) {
   if (!policy.has_local_steps()) return 2;
-  const v1::LocalSteps& local = policy.local_steps();
-  if (local.steps() > 0) return uint64_t{local.steps()} + 1;
-  // Only weights are averaged: after so many batches, or after epochs, which may be as long as anything.
-  constexpr uint64_t kMost = uint64_t{1} << 20;
-  return local.average_every_steps() > 0 ? std::min(local.average_every_steps() + 1, kMost) : kMost;
+  return std::max<uint64_t>(policy.local_steps().steps(), 1) + 1;
 }
 
 }  // namespace

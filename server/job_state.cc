@@ -25,6 +25,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       shards_(options.job, options.num_shards, options.settings),
       terms_(options.job, options.num_shards, options.max_shard_elements),
       steps_(std::move(mode), options.num_shards),
+      hyperparameters_(options.hyperparameters),
       runs_(options.hands_out_runs, steps_.mode().policy()) {}
 
 absl::Status JobState::Serving() const {
@@ -275,6 +276,14 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;
   spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
+}
+
+absl::StatusOr<HyperparameterValues> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
+  absl::StatusOr<HyperparameterValues> values = CheckValues(request.values(), options_.optimizer);
+  if (!values.ok()) return values;
+  PS_RETURN_IF_ERROR(Serving());
+  if (phase_ == v1::PHASE_RUNNING) return values;
+  return absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
 }
 
 bool JobState::Fail(const std::string& reason) {

@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "ps/v1/ps.pb.h"
+#include "server/hyperparameter_values.h"
 #include "server/job_runs.h"
 #include "server/job_terms.h"
 #include "server/membership.h"
@@ -33,7 +34,8 @@ struct ChiefOptions {
   uint32_t num_workers = 1;
   uint32_t num_shards = 1;
   ModeOptions mode;
-  std::string optimizer = "sgd";  // Told to workers that take steps by themselves.
+  std::string optimizer = "sgd";    // Told to workers that take steps by themselves.
+  Hyperparameters hyperparameters;  // At first.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -52,6 +54,9 @@ class JobState {
 
   const ChiefOptions& options() const { return options_; }
   const Mode& mode() const { return steps_.mode(); }
+  bool names_sets() const { return steps_.leads(); }
+  // As last set.
+  const Hyperparameters& hyperparameters() const { return hyperparameters_; }
   v1::Phase phase() const { return phase_; }
   const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
   bool ended() const { return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED; }
@@ -126,6 +131,10 @@ class JobState {
   // This server was suspended for this long: its times end later by as much, and for the length of a lease no member is
   // lost because its connection broke.
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
+  // What a request to set hyperparameters asks for. INVALID_ARGUMENT names all that is wrong with it; an error also if
+  // the job does not run.
+  absl::StatusOr<HyperparameterValues> CheckSet(const v1::SetHyperparametersRequest& request) const;
+  void OnSet(const HyperparameterValues& values) { hyperparameters_ = Changed(hyperparameters_, values); }
   // Returns whether a view is due: not if the job has ended.
   bool Fail(const std::string& reason);
 
@@ -144,6 +153,7 @@ class JobState {
   ShardTable shards_;
   JobTerms terms_;
   StepCoordinator steps_;
+  Hyperparameters hyperparameters_;
   JobRuns runs_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;

@@ -6,6 +6,7 @@
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "server/hyperparameter_values.h"
 
 namespace ps {
 namespace {
@@ -38,6 +39,16 @@ void CheckAddresses(const ServerOptions& options, Problems& problems) {
   if (!options.chief.empty()) problems.Check(ParseEndpoint("chief", options.chief).status());
 }
 
+void CheckBudget(const ServerOptions& options, Problems& problems) {
+  problems.Check(options.budget == "share" || options.budget == "job",
+                 absl::StrCat("--budget=", options.budget, ": expected share or job"));
+  const bool averages_gradients =
+      CanonicalMode(options.mode.name) == "local_sgd" && options.mode.local_sync == "gradients";
+  problems.Check(options.budget != "job" || !averages_gradients,
+                 "--budget=job: with --local_sync=gradients the number of a worker's batch says what it exchanges, so "
+                 "workers need fixed shares");
+}
+
 }  // namespace
 
 absl::Status ValidateServerOptions(const ServerOptions& options) {
@@ -52,8 +63,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));
   ValidateModeOptions(options.mode, options.num_workers, problems);
-  problems.Check(options.budget == "share" || options.budget == "job",
-                 absl::StrCat("--budget=", options.budget, ": expected share or job"));
+  CheckBudget(options, problems);
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));

@@ -77,6 +77,7 @@ void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callba
     if (answer->weights.has_value()) {
       reply.weights = *std::move(answer->weights);
       reply.header.set_version(reply.weights->version());
+      ToProto(answer->hyperparameters, reply.header.mutable_hyperparameters());
       const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Now() - began);
       reply.header.set_waited_us(static_cast<uint64_t>(waited.count()));
     }

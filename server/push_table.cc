@@ -288,6 +288,17 @@ std::set<uint32_t> PushTable::Begun(uint64_t step) const {
   return begun;
 }
 
+std::optional<uint64_t> PushTable::NextStep(uint32_t rank, uint64_t incarnation) const {
+  std::optional<uint64_t> next;
+  if (ledger_.Incarnation(rank) == incarnation) next = ledger_.NextStep(rank);
+  const auto count = [&](const Push& push) {
+    if (push.rank == rank && push.incarnation == incarnation) next = std::max(next.value_or(0), push.step + 1);
+  };
+  for (const std::shared_ptr<Push>& push : taken_) count(*push);
+  if (const auto complete = complete_.find(rank); complete != complete_.end()) count(*complete->second);
+  return next;
+}
+
 uint64_t PushTable::HighestStep() const {
   uint64_t highest = ledger_.HighestStep();
   for (const auto& [rank, push] : complete_) highest = std::max(highest, push->step + 1);

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -107,6 +108,8 @@ class PushTable {
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
   bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
+  std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
   // The push of the rank that is assembling or complete; null if there is none.
   std::shared_ptr<Push> Find(uint32_t rank) const;
   // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.

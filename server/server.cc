@@ -84,6 +84,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
       .num_shards = options.num_shards,
       .mode = options.mode,
       .optimizer = options.optimizer,
+      .hyperparameters = options.hyperparameters,
       .lease = ToChrono(options.lease),
       .reconnect_grace = ToChrono(options.reconnect_grace),
       .progress_timeout = ToChrono(options.progress_timeout),

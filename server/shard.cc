@@ -5,6 +5,12 @@
 #include "common/status.h"
 
 namespace ps {
+namespace {
+
+// The chief ends each attempt at a cut after a second. One whose end does not come is over for this shard after this.
+constexpr std::chrono::seconds kFrozenMax(10);
+
+}  // namespace
 
 Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics)
     : options_(options),
@@ -26,6 +32,7 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}});
   }
+  if (update.has_cut()) OnCut(update.cut());
   Advance();
   AnswerWaits();
 }
@@ -40,12 +47,28 @@ void Shard::SetView(const v1::View& view) {
     if (!set.ok()) Fail(Message(set));
   }
   for (const StepSet& set : state_.SetMembers()) Decide(set);
+  state_.ForgetHeldOrphans();
+  if (!state_.job.running()) Release(state_.cut.End());
   Report({});
+}
+
+void Shard::OnCut(const v1::Cut& cut) {
+  if (!state_.job.running()) return;  // The chief has given it up.
+  const std::vector<ShardCut::Push> released = state_.OnCut(cut, options_.clock());
+  if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
+  if (cut.phase() == v1::Cut::COMMIT) {
+    const uint64_t version = state_.CommitVersion(cut);
+    state_.updater.Change({.version = version, .values = FromProto(cut.hyperparameters())});
+    Report(state_.ReportCut(cut, version));
+  }
+  Release(released);
 }
 
 void Shard::SetChiefLost(bool lost) {
   const OutboxLock lock(outbox_, mutex_);
   state_.job.SetChiefLost(lost);
+  if (lost) Release(state_.cut.End());  // Nobody else would end it.
+  Advance();
   AnswerWaits();
 }
 
@@ -95,7 +118,12 @@ void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
   if (state_.follows_decisions) return Report(CompleteReport(push));
   if (RefuseStale()) return;  // It was not when its first slice came.
-  const PushHeader header = {.rank = rank, .step = push.step, .version = push.version, .samples = push.samples};
+  if (state_.cut.Hold({.rank = rank, .incarnation = push.incarnation, .step = push.step})) return;
+  DecideComplete(push);
+}
+
+void Shard::DecideComplete(const Push& push) {
+  const PushHeader header = {.rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
   for (const StepSet& set : state_.mode->Complete(header)) Decide(set);
 }
 
@@ -103,6 +131,14 @@ bool Shard::RefuseStale() {
   if (!state_.pushes.RefuseStale(*state_.mode)) return false;
   AnswerWaits();
   return true;
+}
+
+void Shard::Release(const std::vector<ShardCut::Push>& pushes) {
+  for (const ShardCut::Push& held : pushes) {
+    // By what was decided before, it may have become stale.
+    if (!state_.pushes.IsComplete(held.rank, held.step)) continue;
+    DecideComplete(*state_.pushes.Find(held.rank));
+  }
 }
 
 void Shard::Decide(const StepSet& set) {
@@ -140,6 +176,12 @@ void Shard::Advance() {
   }
   if (const std::optional<std::string> reason = state_.NeedsDone(); reason.has_value()) Fail(*reason);
   if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+  if (state_.ReachedCut()) {
+    v1::Cut reached;
+    reached.set_number(state_.cut.number());
+    reached.set_phase(v1::Cut::ADVANCE);
+    Report(state_.ReportCut(reached, state_.parameters->version()));
+  }
 }
 
 void Shard::OnEnded(const Updater::Ended& ended) {
@@ -151,11 +193,17 @@ void Shard::OnEnded(const Updater::Ended& ended) {
   } else {
     for (const Updater::Version& version : update.versions) {
       Record(version.pushes);
+      for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
       if (metrics_->enabled()) metrics_->Write("apply", Updater::Update::Fields(version, options_.clock()));
     }
     if (state_.follows_decisions) Report({});
   }
   AnswerWaits();
+}
+
+void Shard::OnChanged(const HyperparameterTimeline::Change& change) {
+  spdlog::info("{} from version {} on", ToString(change.values), change.version);
+  metrics_->Write("set", {{"version", change.version}, {"values", ToJson(change.values)}});
 }
 
 // ---- Waits
@@ -222,6 +270,11 @@ void Shard::ReportFailure(const std::string& reason) {
 
 void Shard::Tick(TimePoint now) {
   const OutboxLock lock(outbox_, mutex_);
+  if (state_.cut.frozen() && now - *state_.cut.frozen_since() > kFrozenMax) {
+    spdlog::warn("cut {}: nothing was heard of it from the chief; going on", state_.cut.number());
+    Release(state_.cut.End());
+    Advance();
+  }
   if (state_.stall.Update(state_.Situation(now), now)) Report({});
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
   for (const Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));

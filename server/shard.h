@@ -41,7 +41,8 @@ class Shard {
 
   // ---- From the chief
 
-  // A view older than the one in force is ignored, and so is a decision that was carried out before.
+  // A view older than the one in force is ignored, and so is a decision that was carried out before. A phase of a cut
+  // is carried out and reported; no push is applied meanwhile that is not part of it.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
   // The chief was not heard from for too long: calls are answered UNAVAILABLE until it is.
   void SetChiefLost(bool lost);
@@ -72,7 +73,8 @@ class Shard {
 
   // ---- As a whole
 
-  // Ends the waits whose deadline has passed, and reports to the chief what an update has been waiting for.
+  // Ends the waits whose deadline has passed, and a cut that the chief has forgotten, and reports to the chief what an
+  // update has been waiting for.
   void Tick(TimePoint now);
   // Builds on this thread what waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
@@ -87,7 +89,11 @@ class Shard {
 
  private:
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Decides on pushes that a cut has held back.
+  void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Refuses pushes that have become stale. Returns whether there were any.
   bool RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -96,6 +102,8 @@ class Shard {
   // After every event: does what has become possible.
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The first version is published that is made with these hyperparameters.
+  void OnChanged(const HyperparameterTimeline::Change& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(size_t slices);
   void Fail(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

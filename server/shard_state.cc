@@ -224,6 +224,9 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   }
   ShardAnswer answer = wait.answer;
   answer.weights = parameters->Pin(caller.reader(), now);
+  if (caller.member() && mode->policy().has_local_steps()) {
+    answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), options.optimizer);
+  }
   if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
   if (computes && !over && mode->delay_compensation() != 0) {
     pulled[caller.id.rank()] = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
@@ -272,6 +275,7 @@ std::string ShardState::WaitingForRanks(TimePoint now) const {
 std::string ShardState::WaitingFor(TimePoint now) const {
   if (!job.running()) return job.view().waiting_for().empty() ? "waiting for the chief" : job.view().waiting_for();
   if (updater.blocked_since().has_value()) return parameters->DescribeReaders(now);
+  if (cut.frozen()) return absl::StrCat("cut ", cut.number(), ": waiting for all shards to come to the same point");
   const std::string ranks = WaitingForRanks(now);
   return !ranks.empty() || !follows_decisions ? ranks
                                               : absl::StrCat("step ", mode->step(), ": waiting for the other shards");

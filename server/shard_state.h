@@ -17,6 +17,7 @@
 #include "server/modes/mode.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
+#include "server/shard_cut.h"
 #include "server/shard_options.h"
 #include "server/stall_report.h"
 #include "server/updater.h"
@@ -35,6 +36,7 @@ struct ShardState {
   JobView job;
   PushTable pushes;
   Updater updater;
+  ShardCut cut;
   Waiters waiters;
   StallReport stall;
   // Null until the view in force has a layout.
@@ -70,6 +72,19 @@ struct ShardState {
   std::vector<StepSet> SetMembers();
   // What has arrived may be built before its step is decided on. Returns what the caller is to build.
   Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
+
+  // ---- Cuts
+
+  // Begins or ends what the chief says. Returns the pushes that are held back no more: to be decided on, in this order.
+  std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);
+  // The first version that is made with the values that a cut commits.
+  uint64_t CommitVersion(const v1::Cut& message) const;
+  // The pushes of those who were lost are not there any more.
+  void ForgetHeldOrphans();
+  // Whether this shard has come to where all are to be. True once for a cut.
+  bool ReachedCut();
+  // Tells the chief that the shard has carried out what the message says, at this version.
+  v1::ShardReport ReportCut(const v1::Cut& message, uint64_t version) const;
 
   // ---- What a request is answered
 
@@ -109,6 +124,8 @@ struct ShardState {
   Answer AnswerPush(Wait& wait, TimePoint now);
   Answer AnswerWeights(const Wait& wait, TimePoint now);
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
+  // How far the members have come: with the pushes that are complete, or only those that are answered.
+  CutSteps Progress(bool complete) const;
   // Of ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };

@@ -21,7 +21,7 @@ Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& 
     : mode_(mode),
       gradients_(gradients),
       differences_(differences),
-      hyperparameters_(hyperparameters),
+      timeline_(hyperparameters),
       max_inline_slices_(max_inline_slices),
       pool_(pool),
       on_built_(std::move(on_built)) {}
@@ -67,7 +67,7 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
 }
 
 UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
-  UpdateContext context = {.update = number, .hyperparameters = hyperparameters_};
+  UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number)};
   // Staleness is a matter of modes in which a version is made of one push.
   context.hyperparameters.learning_rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
   return context;
@@ -164,6 +164,14 @@ Updater::SpeculativeUpdate Updater::InlineOrPost(std::vector<size_t> slices) {
 
 void Updater::Abandon() {
   if (current_ != nullptr && current_->state == State::kSpeculative) current_->state = State::kAbandoned;
+}
+
+void Updater::Change(HyperparameterTimeline::Change change) {
+  if (current_ != nullptr && change.version < first_not_begun()) {
+    Check(current_->state != State::kCommitted, "no committed version changes its hyperparameters");
+    Abandon();
+  }
+  timeline_.Add(std::move(change));
 }
 
 // ---- Without the lock

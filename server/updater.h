@@ -24,6 +24,7 @@
 #include <nlohmann/json.hpp>
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
+#include "server/hyperparameter_timeline.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
 #include "server/reduce.h"
@@ -110,6 +111,8 @@ class Updater {
   SpeculativeUpdate Arrived(const std::vector<size_t>& slices);
   // A push of the speculative update, if there is one, will not come as it was.
   void Abandon();
+  // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
+  void Change(HyperparameterTimeline::Change change);
 
   // A part of that many slices has been built.
   void OnBuilt(size_t slices);
@@ -121,6 +124,16 @@ class Updater {
 
   bool idle() const { return current_ == nullptr && committed_.empty(); }
   bool in_the_making() const { return current_ != nullptr; }
+  // The first version that no update has been begun for, speculatively or not.
+  uint64_t first_not_begun() const {
+    return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
+  }
+  // The changes that took effect with this version, which was published as the next after the one asked for last.
+  std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
+    return timeline_.TakeMade(version.context.update);
+  }
+  // Those of the version that follows the current one.
+  Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
   // Since when a committed update has waited for a buffer, if one does.
   std::optional<TimePoint> blocked_since() const { return blocked_since_; }
   // An update in place failed: there is no version to read.
@@ -141,7 +154,7 @@ class Updater {
   const Mode& mode_;
   const Optimizer& gradients_;
   const Optimizer& differences_;
-  const Hyperparameters hyperparameters_;
+  HyperparameterTimeline timeline_;
   const size_t max_inline_slices_;
   ThreadPool& pool_;
   const std::function<void(size_t)> on_built_;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "ps/v1/ps.pb.h"
+#include "server/hyperparameter_values.h"
 #include "server/parameters.h"
 
 namespace ps {
@@ -42,6 +43,7 @@ struct ShardRequest {
 struct ShardAnswer {
   std::optional<v1::PushReply> push;
   std::optional<VersionPin> weights;
+  HyperparameterValues hyperparameters;  // With weights: for the steps that a member takes by itself.
 };
 
 // A request that cannot be answered yet.

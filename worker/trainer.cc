@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "worker/handed_out_runs.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
@@ -63,7 +64,25 @@ absl::Status Trainer::SetUp() {
   return MakeBatches();
 }
 
-absl::Status Trainer::MakeSource() {
+absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+
+absl::Status Trainer::MakeSourceOfRuns() {
+  absl::StatusOr<std::unique_ptr<BatchSource>> source =
+      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
+                         .batch_size = options_.batch_size,
+                         .seed = options_.seed,
+                         .shuffle = options_.shuffle,
+                         .num_workers = static_cast<int32_t>(client_->num_workers()),
+                         .epochs = options_.epochs,
+                         .steps = options_.steps,
+                         .fills_steps = client_->policy().empty_contributions,
+                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
+  if (!source.ok()) return source.status();
+  source_ = *std::move(source);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeSourceOfShare() {
   absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
                                                      .num_workers = static_cast<int32_t>(client_->num_workers()),
                                                      .rank = static_cast<int32_t>(client_->rank()),
@@ -175,7 +194,8 @@ absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& r
 }
 
 absl::Status Trainer::Finish() {
-  PS_RETURN_IF_ERROR(client_->Done());
+  // Where ranks have different numbers of batches, others may have steps to make.
+  PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
   result_.lead = client_->lead();
   if (!result_.lead) return absl::OkStatus();
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);

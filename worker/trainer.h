@@ -53,6 +53,8 @@ class Trainer {
   // Once the rank is known: the backend, the network, the batches.
   absl::Status SetUp();
   absl::Status MakeSource();
+  absl::Status MakeSourceOfRuns();
+  absl::Status MakeSourceOfShare();
   absl::Status MakeNetwork();
   absl::Status MakeBatches();
   void WriteStart(const nlohmann::ordered_json& flags);

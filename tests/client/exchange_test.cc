@@ -44,6 +44,18 @@ TEST_CASE("Of shards at different versions the result's version is the lowest") 
   CHECK((*test.result)->answers.empty());
 }
 
+TEST_CASE("The hyperparameters that come with weights are those that shard 0 tells") {
+  TestExchange test(2, /*synchronous=*/false);
+  TestRequest request(CallKind::kPull);
+  test.Begin(request.request);
+  test.call(0).reply.hyperparameters = {{"learning_rate", 0.5F}};
+  test.call(1).reply.hyperparameters = {{"learning_rate", 0.25F}};
+  test.Answer(0, 9, 1);
+  test.Answer(1, 6, 1);
+  REQUIRE(test.status().ok());
+  CHECK((*test.result)->hyperparameters == std::map<std::string, float>{{"learning_rate", 0.5F}});
+}
+
 TEST_CASE("Each shard is told the version that the gradient was computed on there") {
   TestExchange test(2, /*synchronous=*/false);
   TestRequest request(CallKind::kPush);

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -91,6 +92,8 @@ TEST_CASE("A pull over gRPC asks as it was told to, and writes what comes where 
   v1::PullReply answer;
   answer.set_version(3);
   answer.set_waited_us(17);
+  answer.add_hyperparameters()->set_name("learning_rate");
+  answer.mutable_hyperparameters(0)->set_value(0.5F);
   AddSlice(answer, 1, {5, 6});
   AddSlice(answer, 0, {1, 2, 3, 4});
   std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
@@ -98,6 +101,7 @@ TEST_CASE("A pull over gRPC asks as it was told to, and writes what comes where 
   REQUIRE(end.status.ok());
   CHECK(end.reply.version == 3);
   CHECK(end.reply.waited_us == 17);
+  CHECK(end.reply.hyperparameters == std::map<std::string, float>{{"learning_rate", 0.5F}});
   CHECK(end.reply.slices == 2);
   CHECK(end.reply.moved_at >= end.reply.first_reply_at);
   CHECK(weights[0] == std::vector<float>{1, 2, 3, 4});

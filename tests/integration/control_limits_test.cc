@@ -22,17 +22,11 @@ namespace {
 
 namespace health = grpc::health::v1;
 
-ChiefOptions OfTwo() {
-  ChiefOptions options;
-  options.num_workers = 2;
-  return options;
-}
-
 // A chief and nothing else. Nobody ticks it but the test.
 class LoneChief {
  public:
   explicit LoneChief(const CallLimits& limits = {})
-      : chief(OfTwo(), [](v1::Phase, const std::string&) {}), router(limits), service(router) {
+      : chief(TwoWorkers(), [](v1::Phase, const std::string&) {}), router(limits), service(router) {
     HandleChiefCalls(router, chief);
     grpc::ServerBuilder builder;
     SetServerArguments(builder, std::chrono::seconds(10));
@@ -47,11 +41,24 @@ class LoneChief {
     server->Shutdown(std::chrono::system_clock::now());
   }
 
+  // Not in place: GCC 12 takes its texts for uninitialised.
+  static ChiefOptions TwoWorkers() {
+    ChiefOptions options;
+    options.num_workers = 2;
+    return options;
+  }
+
   void Tick(std::chrono::nanoseconds after) {
     router.Tick(Now() + after, [] { return CallWatch::Members(); });
   }
   bool OpenCalls(size_t count) {
     return Eventually([&] { return router.open_calls() == count; });
+  }
+
+  static ChiefOptions TwoWorkers() {
+    ChiefOptions options;
+    options.num_workers = 2;
+    return options;
   }
 
   Chief chief;
@@ -116,8 +123,9 @@ class HalfRequest {
 TEST_CASE("A control call that stops in the middle of its request is counted, and cancelled when it is late") {
   LoneChief lone;
   std::vector<std::unique_ptr<HalfRequest>> stalled;
-  for (const char* path : {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/Follow",
-                           "/ps.v1.Chief/Status", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
+  for (const char* path :
+       {"/ps.v1.Chief/Join", "/ps.v1.Chief/Heartbeat", "/ps.v1.Chief/Watch", "/ps.v1.Chief/TakeRun",
+        "/ps.v1.Chief/Follow", "/ps.v1.Chief/Status", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}) {
     stalled.push_back(std::make_unique<HalfRequest>(lone.port, path, 3 << 20, 10000));
   }
   REQUIRE(lone.OpenCalls(stalled.size()));

@@ -16,6 +16,7 @@
 #include "server/grpc_data_service.h"
 #include "tests/catch.h"
 #include "tests/integration/raw_calls.h"
+#include "tests/mode_named.h"
 
 namespace ps {
 namespace {
@@ -38,7 +39,7 @@ class LoneServer {
       : metrics(*MetricsWriter::Open("", "shard")),
         shard(
             {.num_workers = 1,
-             .mode = {.name = "asp"},
+             .mode = ModeNamed("asp"),
              .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
              .max_parked = max_parked},
             [this](const v1::ShardReport& report) {

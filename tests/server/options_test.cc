@@ -143,6 +143,17 @@ TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not us
   }
 }
 
+TEST_CASE("A budget is shares or the job's, which workers that average gradients cannot have") {
+  ServerOptions options;
+  options.budget = "mine";
+  CHECK(Message(ValidateServerOptions(options)) == "--budget=mine: expected share or job");
+  options.budget = "job";
+  CHECK(ValidateServerOptions(options).ok());
+  options.mode = {.name = "local_sgd", .local_sync = "gradients", .average_every = "100"};
+  CHECK(Message(ValidateServerOptions(options)).find("--budget=job: with --local_sync=gradients") == 0);
+  CHECK(SharedSettings(options).at("budget") == "job");
+}
+
 TEST_CASE("Servers of a job must share what their mode uses, and nothing else of it") {
   ServerOptions options;
   options.mode = {.name = "async", .max_staleness = 3, .local_steps = 9};

@@ -78,6 +78,7 @@ class TestJob {
 
   void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) {
     for (const v1::StepDecision& decision : update.decisions()) decisions.push_back(decision);
+    if (update.has_cut()) cuts.push_back(update.cut());
     if (!update.has_view()) return;
     view = update.view();
     if (deaf) return;
@@ -91,7 +92,8 @@ class TestJob {
   v1::Identity first;  // Of the first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
-  int ends = 0;  // Times that the end was told.
+  std::vector<v1::Cut> cuts;  // As every shard is told of them.
+  int ends = 0;               // Times that the end was told.
   v1::Phase ended = v1::PHASE_UNSPECIFIED;
   std::string reason;
   Chief chief;

@@ -136,6 +136,33 @@ TEST_CASE("What was built of other pushes than those committed is abandoned, and
   CHECK(bench.Weight(1) == -6);
 }
 
+TEST_CASE("Hyperparameters change at their version: what was begun ahead of it with others is abandoned") {
+  Bench bench;
+  CHECK(bench.updater_.first_not_begun() == 1);
+  const auto push = Bench::MakePush(1, Bench::kMissing);
+  bench.Build(bench.updater_.Speculate({push}));
+  CHECK(bench.updater_.first_not_begun() == 2);
+  bench.updater_.Change({.version = 2, .values = {{"learning_rate", 0.5F}}});  // Later than what was begun.
+  CHECK_FALSE(bench.Ended().has_value());
+  Bench::Place(*push, 1, 1);
+  bench.Build(bench.updater_.Arrived({1}));
+  bench.updater_.Commit({push}, bench.now_);
+  CHECK(bench.Ended() == Outcome::kPublished);
+  CHECK(bench.Weight(0) == -1);
+  CHECK(bench.updater_.next_hyperparameters().learning_rate == 0.5F);
+
+  const auto next = Bench::MakePush(1, 1);
+  bench.Build(bench.updater_.Speculate({next}));
+  bench.updater_.Change({.version = 2, .values = {{"learning_rate", 0.25F}}});
+  CHECK(bench.pool_.RunPosted());
+  CHECK(bench.Ended() == Outcome::kAbandoned);
+  bench.updater_.Commit({next}, bench.now_);
+  bench.updater_.StartNext(bench.now_);
+  CHECK(bench.pool_.RunPosted());
+  CHECK(bench.Ended() == Outcome::kPublished);
+  CHECK(bench.Weight(0) == -1.25F);
+}
+
 TEST_CASE("An abandoned update ends only when nobody is building it any more") {
   Bench bench;
   const auto ready = bench.updater_.Speculate({Bench::MakePush(1, Bench::kMissing)});

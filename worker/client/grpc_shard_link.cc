@@ -235,6 +235,7 @@ absl::Status GrpcShardCall::OnMessage() {
     reply_.version = pull.version();
     PS_RETURN_IF_ERROR(TakeSlices(*slices));
     reply_.waited_us += pull.waited_us();
+    for (const v1::Hyperparameter& each : pull.hyperparameters()) reply_.hyperparameters[each.name()] = each.value();
   }
   if (!pull.has_push()) return absl::OkStatus();
   reply_.answer = static_cast<PushAnswer>(pull.push().answer());

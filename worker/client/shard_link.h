@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -60,6 +61,7 @@ struct ShardReply {
   uint64_t next_step = 0;  // Of a push: that the rank is to continue at; 0: the shard does not say.
   uint64_t waited_us = 0;  // Parked at the server.
   size_t slices = 0;       // Received, wanted or not.
+  std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
   TimePoint first_reply_at;
   TimePoint moved_at;  // When a message last went out or came in; not set: none did.
 };

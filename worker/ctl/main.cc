@@ -1,4 +1,4 @@
-// ps_ctl: inspects a running job, and the metrics of finished ones.
+// ps_ctl: inspects a running job, changes its hyperparameters, and compares the metrics of finished ones.
 #include <algorithm>
 #include <iostream>
 #include <vector>
@@ -20,6 +20,7 @@
 #include "worker/client/pause.h"
 #include "worker/client/weights_hash.h"
 #include "worker/ctl/report.h"
+#include "worker/ctl/set.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
           "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");
@@ -32,11 +33,13 @@ constexpr char kUsage[] =
     "ps_ctl [flags] COMMAND\n"
     "  health          asks gRPC's health service whether this server is serving; exit status 0 if it is\n"
     "  status          the job, its shards and workers, and what the job is waiting for\n"
+    "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version\n"
     "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
     "  report DIR…     a table that compares runs, from the metrics files in each folder";
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
 constexpr absl::Duration kNoticeEvery = absl::Seconds(3);
+constexpr absl::Duration kReplyMargin = absl::Seconds(1);
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
 
 // A failed call in a line: whom it was for, and what is wrong.
@@ -48,18 +51,38 @@ class JobView {
  public:
   JobView(std::string server, absl::Duration timeout) : server_(std::move(server)), timeout_(timeout) {}
 
-  // Retries until the timeout; reports the problem at once and every few seconds.
   absl::StatusOr<v1::StatusReply> Status() {
+    return AskChief<v1::StatusReply>(/*waits_for_room=*/false,
+                                     [](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
+                                       return stub.Status(context, v1::StatusRequest(), reply);
+                                     });
+  }
+
+  // Waits at the chief for a change that is under way, and is answered a little before the timeout.
+  absl::StatusOr<v1::SetHyperparametersReply> Set(v1::SetHyperparametersRequest request) {
+    return AskChief<v1::SetHyperparametersReply>(
+        /*waits_for_room=*/true, [&request](auto& stub, auto* context, absl::Duration left, auto* reply) {
+          const absl::Duration wait = left - std::min(kReplyMargin, left / 3);
+          request.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(1, absl::ToInt64Milliseconds(wait))));
+          return stub.SetHyperparameters(context, request, reply);
+        });
+  }
+
+  // Retries until the timeout while the chief cannot be reached, or is to be waited for because it has no room; reports
+  // the problem at once and every few seconds. `call` is told the time that is left.
+  template <typename Reply, typename Call>
+  absl::StatusOr<Reply> AskChief(bool waits_for_room, Call call) {
     const auto stub = v1::Chief::NewStub(Channel(server_));
     const absl::Time deadline = absl::Now() + timeout_;
     for (absl::Time noticed = absl::InfinitePast();;) {
-      v1::StatusReply reply;
+      Reply reply;
       grpc::ClientContext context;
       context.set_deadline(absl::ToChronoTime(deadline));
-      const absl::Status status = FromGrpc(stub->Status(&context, v1::StatusRequest(), &reply));
+      const absl::Status status = FromGrpc(call(*stub, &context, deadline - absl::Now(), &reply));
       if (status.ok()) return reply;
       const absl::Status problem = Problem("--server=" + server_, status);
-      if (!absl::IsUnavailable(status) || absl::Now() + kRetry >= deadline) return problem;
+      const bool transient = absl::IsUnavailable(status) || (waits_for_room && absl::IsResourceExhausted(status));
+      if (!transient || absl::Now() + kRetry >= deadline) return problem;
       if (absl::Now() - noticed >= kNoticeEvery) {
         std::cerr << "ps_ctl: " << Message(problem) << "; retrying\n";
         noticed = absl::Now();
@@ -121,6 +144,7 @@ void PrintJob(const v1::StatusReply& job) {
   std::cout << "settings:";
   for (const std::string& setting : settings) std::cout << " " << setting;
   std::cout << "\n";
+  if (job.hyperparameters_size() > 0) std::cout << "now: " << DescribeValues(job.hyperparameters()) << "\n";
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 
@@ -159,6 +183,13 @@ absl::Status PrintStatus(JobView& view) {
                                  worker.suspect() ? "  connection lost" : "");
   }
   return result;
+}
+
+absl::Status PrintSet(JobView& view, const v1::SetHyperparametersRequest& request) {
+  const absl::StatusOr<v1::SetHyperparametersReply> reply = view.Set(request);
+  if (!reply.ok()) return reply.status();
+  std::cout << DescribeChange(request, *reply) << "\n";
+  return absl::OkStatus();
 }
 
 absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
@@ -219,7 +250,7 @@ int main(int argc, char** argv) {
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
   const bool known = ((command == "health" || command == "status" || command == "weights_hash") && rest.empty()) ||
-                     (command == "report" && !rest.empty());
+                     ((command == "report" || command == "set") && !rest.empty());
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
@@ -228,11 +259,14 @@ int main(int argc, char** argv) {
   Problems problems;
   problems.Check(ParseEndpoint("server", server).status());
   problems.CheckPositive("timeout", timeout, kMaxTimeout);
+  v1::SetHyperparametersRequest request;
+  if (command == "set") problems.Read(ParseAssignments(rest), request);
   if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
   JobView view(server, timeout);
   absl::Status status = command == "report"   ? PrintReport(rest)
                         : command == "health" ? PrintHealth(server, timeout)
                         : command == "status" ? PrintStatus(view)
+                        : command == "set"    ? PrintSet(view, request)
                                               : PrintWeightsHash(view, Now() + ToChrono(timeout));
   status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);

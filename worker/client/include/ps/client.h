@@ -73,6 +73,9 @@ struct ExchangeResult {
   // Of a push: the step that this rank is to continue at, the highest that a shard names. It is the one after the push,
   // unless the job has gone on without this worker.
   uint64_t next_step = 0;
+  // Of a pull in a mode in which the worker takes steps by itself: the optimizer's hyperparameters for the step that
+  // follows `version`, by the name of their flag, as they are on shard 0. Else empty.
+  std::map<std::string, float> hyperparameters;
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;

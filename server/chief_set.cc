@@ -1,0 +1,56 @@
+// The chief's part in changing hyperparameters.
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "server/chief.h"
+
+namespace ps {
+
+void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
+                               SetCallback callback) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  absl::StatusOr<HyperparameterValues> values = job_.CheckSet(request);
+  if (values.ok() && set_callback_) {
+    values = absl::ResourceExhaustedError(absl::StrCat("another change is under way: ", ToString(setting_)));
+  }
+  if (!values.ok()) return outbox_.Add([callback, status = values.status()] { callback(status); });
+  spdlog::info("asked to set {}", ToString(*values));
+  setting_ = *std::move(values);
+  set_callback_ = std::move(callback);
+  v1::Cut commit;
+  ToProto(setting_, commit.mutable_hyperparameters());
+  // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
+  if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
+  const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
+  TellCut(cut_.Begin(std::move(commit), freeze, now, deadline));
+}
+
+void Chief::TellCut(const v1::Cut& cut) {
+  if (cut.phase() == v1::Cut::COMMIT) job_.OnSet(setting_);
+  v1::ChiefUpdate update;
+  *update.mutable_cut() = cut;
+  Broadcast(update);
+}
+
+void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
+  if (outcome.tell.has_value()) TellCut(*outcome.tell);
+  if (!outcome.ended.has_value()) return;
+  if (!outcome.ended->ok()) return AnswerSet(outcome.ended->status());
+  v1::SetHyperparametersReply reply;
+  for (const uint64_t version : **outcome.ended) {
+    v1::ShardVersion* const shard = reply.add_shards();
+    shard->set_shard(static_cast<uint32_t>(reply.shards_size() - 1));
+    shard->set_version(version);
+  }
+  AnswerSet(reply);
+}
+
+void Chief::AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) {
+  if (!reply.ok()) spdlog::warn("setting {}: {}", ToString(setting_), Message(reply.status()));
+  outbox_.Add([callback = std::exchange(set_callback_, nullptr), reply] { callback(reply); });
+}
+
+}  // namespace ps

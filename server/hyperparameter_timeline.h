@@ -1,0 +1,39 @@
+// Which hyperparameters a version is made with. A change holds from one version on, which is never one that has been
+// begun with other values; until that version is made, the change is pending. Pure; its owner locks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "server/hyperparameter_values.h"
+
+namespace ps {
+
+class HyperparameterTimeline {
+ public:
+  struct Change {
+    uint64_t version = 0;  // The first that is made with the values.
+    HyperparameterValues values;
+
+    bool operator==(const Change&) const = default;
+  };
+
+  explicit HyperparameterTimeline(const Hyperparameters& initial) : made_with_(initial) {}
+
+  // `version` is later than every one that is made, and no earlier than that of any pending change. Of two changes at
+  // one version the later one counts.
+  void Add(Change change);
+
+  // Those that the update uses that makes this version, which is not made yet.
+  Hyperparameters At(uint64_t version) const;
+
+  // This version is made. Returns the changes that took effect with it, in their order.
+  std::vector<Change> TakeMade(uint64_t version);
+
+ private:
+  Hyperparameters made_with_;  // The newest version.
+  std::deque<Change> pending_;
+};
+
+}  // namespace ps

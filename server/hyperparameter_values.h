@@ -1,0 +1,38 @@
+// Hyperparameters by name, as they are set, told and shown while a job runs.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <google/protobuf/repeated_ptr_field.h>
+#include <nlohmann/json.hpp>
+#include "absl/status/statusor.h"
+#include "common/optimizers/hyperparameters.h"
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+// Some or all hyperparameters, by the name of the flag.
+using HyperparameterValues = std::map<std::string, float>;
+using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
+
+// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that there is not, that the optimizer
+// does not use or that comes twice, a value out of its range, and that there is nothing at all.
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
+
+// What a message holds that the chief has checked.
+HyperparameterValues FromProto(const HyperparameterMessages& messages);
+void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);
+
+// These, but for the values that are given.
+Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);
+
+// Those that the optimizer uses.
+HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
+
+// "learning_rate=0.01 momentum=0.5"
+std::string ToString(const HyperparameterValues& values);
+// {"learning_rate":0.01,"momentum":0.5}, with the same digits.
+nlohmann::ordered_json ToJson(const HyperparameterValues& values);
+
+}  // namespace ps

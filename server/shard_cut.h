@@ -1,0 +1,68 @@
+// A shard's part in a cut: which complete pushes it holds back, so that all shards come to a point at which they have
+// applied the same pushes.
+//
+//   open ── Freeze ──▶ frozen: holds all ── Advance ──▶ holds what is beyond the cut ──▶ Reached?
+//     ▲                   └──────────────────────────────────┴── End ──────────────────────┘
+//     └──────────────────────────────────────────────────────────────┘
+//
+// Nothing that is needed to reach the cut is held: a step that one shard has answered is one that its worker sends to
+// all of them, unless it is lost. Pure: no locks, no I/O, and time is passed in.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "common/clock.h"
+#include "server/cut_steps.h"
+
+namespace ps {
+
+class ShardCut {
+ public:
+  struct Push {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+
+    bool operator==(const Push&) const = default;
+  };
+  // Whether this incarnation owns the rank.
+  using OwnsFunction = std::function<bool(uint32_t rank, uint64_t incarnation)>;
+
+  // ---- From the chief. What returns pushes lets go of them: they are to be decided on, in this order.
+
+  // The cut of this number begins, instead of any other.
+  void Freeze(uint64_t number, TimePoint now);
+  // Of the cut of this number, if it is the one under way: pushes before these steps are part of it.
+  std::vector<Push> Advance(uint64_t number, CutSteps up_to);
+  // The cut is over, whatever came of it.
+  std::vector<Push> End();
+
+  // ---- From the shard
+
+  // A push is complete. Returns whether it is held back: then it comes from Advance or End.
+  bool Hold(const Push& push);
+  // Forgets the pushes of those who own their rank no more, and returns them: they are not to be decided on.
+  std::vector<Push> DropOrphans(const OwnsFunction& owns);
+  // Whether `applied` has everything that is part of the cut, of ranks that still have their owner. True once for a
+  // cut.
+  bool Reached(const CutSteps& applied, const OwnsFunction& owns);
+
+  bool frozen() const { return frozen_since_.has_value(); }
+  std::optional<TimePoint> frozen_since() const { return frozen_since_; }
+  uint64_t number() const { return number_; }  // Of the last cut.
+
+ private:
+  bool Beyond(const Push& push) const;
+
+  uint64_t number_ = 0;
+  std::optional<TimePoint> frozen_since_;
+  std::optional<CutSteps> up_to_;  // Once they are known.
+  bool reached_ = false;
+  std::deque<Push> held_;  // In their order. One a rank at most.
+};
+
+}  // namespace ps

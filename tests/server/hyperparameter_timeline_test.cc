@@ -1,0 +1,83 @@
+#include "server/hyperparameter_timeline.h"
+
+#include <limits>
+
+#include "common/status.h"
+#include "tests/catch.h"
+
+namespace ps {
+namespace {
+
+using Change = HyperparameterTimeline::Change;
+
+HyperparameterMessages Messages(const std::vector<std::pair<std::string, float>>& values) {
+  HyperparameterMessages messages;
+  for (const auto& [name, value] : values) {
+    messages.Add()->set_name(name);
+    messages[messages.size() - 1].set_value(value);
+  }
+  return messages;
+}
+
+TEST_CASE("A change holds from its version on, and what it does not name stays") {
+  HyperparameterTimeline timeline({.learning_rate = 1, .momentum = 0.5F, .weight_decay = 0});
+  timeline.Add({.version = 5, .values = {{"learning_rate", 0.1F}}});
+  timeline.Add({.version = 7, .values = {{"momentum", 0.25F}}});
+  CHECK(timeline.At(4).learning_rate == 1);
+  CHECK(timeline.At(5).learning_rate == 0.1F);
+  CHECK(timeline.At(6).momentum == 0.5F);
+  CHECK(timeline.At(7).momentum == 0.25F);
+  CHECK(timeline.At(100).learning_rate == 0.1F);
+}
+
+TEST_CASE("A change is told once, when the first version that is made with it is there") {
+  HyperparameterTimeline timeline({});
+  const Change change = {.version = 5, .values = {{"learning_rate", 0.25F}}};
+  timeline.Add(change);
+  CHECK(timeline.TakeMade(4).empty());
+  CHECK(timeline.TakeMade(5) == std::vector<Change>{change});
+  CHECK(timeline.TakeMade(6).empty());
+  CHECK(timeline.At(7).learning_rate == 0.25F);
+}
+
+TEST_CASE("Of two changes at one version the later one counts") {
+  HyperparameterTimeline timeline({});
+  timeline.Add({.version = 5, .values = {{"learning_rate", 0.25F}, {"momentum", 0.5F}}});
+  timeline.Add({.version = 5, .values = {{"learning_rate", 0.125F}}});
+  CHECK(timeline.TakeMade(9) ==
+        std::vector<Change>{{.version = 5, .values = {{"learning_rate", 0.125F}, {"momentum", 0.5F}}}});
+}
+
+TEST_CASE("Every value that cannot be is named, with what can") {
+  const auto problems = [](const std::vector<std::pair<std::string, float>>& values, const std::string& optimizer) {
+    const auto checked = CheckValues(Messages(values), optimizer);
+    CHECK(checked.status().code() == absl::StatusCode::kInvalidArgument);
+    return Message(checked.status());
+  };
+  CHECK(problems({}, "sgd") == "expected NAME=VALUE");
+  CHECK(problems({{"learning_rate", -1}, {"nesterov", 1}, {"momentum", 0.5F}}, "sgd") ==
+        "learning_rate=-1: expected a number above 0\n"
+        "nesterov=1: there is no such hyperparameter; expected one of learning_rate, weight_decay\n"
+        "momentum=0.5: not used by --optimizer=sgd; expected one of learning_rate, weight_decay");
+  CHECK(problems({{"momentum", 0.5F}, {"momentum", 0.25F}}, "momentum") == "momentum=0.25: momentum is given twice");
+  CHECK(problems({{"learning_rate", std::numeric_limits<float>::quiet_NaN()}}, "sgd") ==
+        "learning_rate=nan: expected a number above 0");
+  CHECK(problems({{"weight_decay", std::numeric_limits<float>::infinity()}}, "sgd") ==
+        "weight_decay=inf: expected 0 or more");
+  CHECK(problems({{"a\nb", 1}}, "sgd").find("a\\nb=1: there is no such hyperparameter") == 0);
+}
+
+TEST_CASE("Values are shown with the digits that they were given with") {
+  const HyperparameterValues values =
+      *CheckValues(Messages({{"momentum", 0.9F}, {"learning_rate", 1e-5F}}), "momentum");
+  CHECK(ToString(values) == "learning_rate=1e-05 momentum=0.9");
+  CHECK(ToJson(values).dump() == R"({"learning_rate":1e-05,"momentum":0.9})");
+  HyperparameterMessages messages;
+  ToProto(values, &messages);
+  CHECK(FromProto(messages) == values);
+  CHECK(ValuesOf(Changed({}, values), "momentum") ==
+        HyperparameterValues{{"learning_rate", 1e-5F}, {"momentum", 0.9F}, {"weight_decay", 0}});
+}
+
+}  // namespace
+}  // namespace ps

@@ -1,0 +1,211 @@
+// A shard's part in a cut, and how it takes over hyperparameters that change.
+#include "server/shard_cut.h"
+
+#include <fstream>
+
+#include "tests/server/test_shard.h"
+#include "tests/temp_folder.h"
+
+namespace ps {
+namespace {
+
+using Push = ShardCut::Push;
+using Pushes = std::vector<ShardCut::Push>;
+
+const ShardCut::OwnsFunction kAllOwn = [](uint32_t, uint64_t) { return true; };
+
+TEST_CASE("While a cut is open nothing is held, and no push is part of one") {
+  ShardCut cut;
+  CHECK_FALSE(cut.Hold({0, 1, 5}));
+  CHECK_FALSE(cut.Reached({}, kAllOwn));
+  CHECK(cut.Advance(1, {{0, {1, 5}}}).empty());
+  CHECK(cut.End().empty());
+}
+
+TEST_CASE("A frozen shard holds every push, and lets go of those before the cut's steps, in their order") {
+  ShardCut cut;
+  cut.Freeze(1, {});
+  CHECK(cut.Hold({1, 1, 8}));
+  CHECK(cut.Hold({0, 1, 5}));
+  CHECK(cut.Hold({2, 3, 4}));
+  CHECK(cut.Advance(2, {{0, {1, 6}}}).empty());  // Of another cut.
+  CHECK(cut.Advance(1, {{0, {1, 6}}, {1, {1, 9}}, {2, {2, 9}}}) == Pushes{{1, 1, 8}, {0, 1, 5}});
+  CHECK_FALSE(cut.Hold({1, 1, 7}));
+  CHECK(cut.Hold({0, 1, 6}));
+  CHECK(cut.End() == Pushes{{2, 3, 4}, {0, 1, 6}});
+  CHECK_FALSE(cut.frozen());
+}
+
+TEST_CASE("A shard is there when it has applied the steps of all ranks that still have their owner, and says so once") {
+  ShardCut cut;
+  cut.Freeze(1, {});
+  CHECK_FALSE(cut.Reached({{0, {1, 9}}}, kAllOwn));
+  (void)cut.Advance(1, {{0, {1, 6}}, {1, {1, 3}}});
+  CHECK_FALSE(cut.Reached({{0, {1, 6}}}, kAllOwn));
+  CHECK_FALSE(cut.Reached({{0, {1, 6}}, {1, {1, 2}}}, kAllOwn));
+  CHECK(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
+  CHECK_FALSE(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
+  cut.Freeze(2, {});
+  (void)cut.Advance(2, {});
+  CHECK(cut.Reached({}, kAllOwn));
+}
+
+TEST_CASE("The push of an owner who is gone is let go of by nobody") {
+  ShardCut cut;
+  cut.Freeze(1, {});
+  CHECK(cut.Hold({0, 1, 5}));
+  CHECK(cut.Hold({1, 1, 5}));
+  CHECK(cut.DropOrphans([](uint32_t rank, uint64_t) { return rank == 1; }) == Pushes{{0, 1, 5}});
+  CHECK(cut.End() == Pushes{{1, 1, 5}});
+}
+
+// ---- With a shard
+
+v1::Cut Phase(uint64_t number, v1::Cut::Phase phase) {
+  v1::Cut cut;
+  cut.set_number(number);
+  cut.set_phase(phase);
+  return cut;
+}
+
+void Tell(TestShard& test, const v1::Cut& cut) {
+  v1::ChiefUpdate update;
+  *update.mutable_cut() = cut;
+  test.shard.OnChiefUpdate(update);
+}
+
+v1::Cut Commit(uint64_t number, float learning_rate) {
+  v1::Cut cut = Phase(number, v1::Cut::COMMIT);
+  cut.add_hyperparameters()->set_name("learning_rate");
+  cut.mutable_hyperparameters(0)->set_value(learning_rate);
+  return cut;
+}
+
+// The shard's report of this phase, once there is one.
+v1::CutReport Reported(TestShard& test, uint64_t number, v1::Cut::Phase phase) {
+  MutexLock lock(test.reports_mutex);
+  const TimePoint deadline = Now() + std::chrono::minutes(2);
+  do {
+    for (const v1::ShardReport& report : test.reports) {
+      if (report.cut().number() == number && report.cut().phase() == phase) return report.cut();
+    }
+  } while (test.reported.WaitUntil(test.reports_mutex, deadline));
+  FAIL("the shard did not report " << v1::Cut::Phase_Name(phase));
+  return {};
+}
+
+float Weight(TestShard& test) { return test.Pull(std::nullopt)->weights()[0]; }
+
+TEST_CASE("A frozen shard answers no new push, goes up to the cut's steps, and on when it is committed") {
+  TestShard test("asp");
+  REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
+  REQUIRE(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  Tell(test, Phase(1, v1::Cut::FREEZE));
+  const v1::CutReport frozen = Reported(test, 1, v1::Cut::FREEZE);
+  CHECK(FromProto(frozen.steps()) == CutSteps{{0, {1, 1}}});
+  Reply<v1::PushReply> zero;
+  Reply<v1::PushReply> one;
+  REQUIRE(test.Add(0, 1, {1, 1, 1, 1}).ok());
+  test.AwaitPush(TestShard::Header(0, 1), TestShard::kLong, zero.Callback());
+  REQUIRE(test.Add(1, 0, {1, 1, 1, 1}).ok());
+  test.AwaitPush(TestShard::Header(1, 0), TestShard::kLong, one.Callback());
+  CHECK(Weight(test) == 0);
+  v1::Cut advance = Phase(1, v1::Cut::ADVANCE);
+  ToProto(CutSteps{{0, {1, 1}}, {1, {1, 1}}}, advance.mutable_up_to());  // Another shard has answered rank 1.
+  Tell(test, advance);
+  CHECK(one.Wait()->version() == 2);
+  CHECK(Reported(test, 1, v1::Cut::ADVANCE).version() == 2);
+  Tell(test, Commit(1, 0.5F));
+  CHECK(Reported(test, 1, v1::Cut::COMMIT).version() == 3);
+  CHECK(zero.Wait()->version() == 3);
+  CHECK(Weight(test) == -1.5F);
+}
+
+TEST_CASE("A cut that is cancelled, forgotten, or left without a chief holds nothing for good") {
+  for (const std::string end : {"cancelled", "forgotten", "left"}) {
+    CAPTURE(end);
+    TestShard test("asp");
+    Tell(test, Phase(1, v1::Cut::FREEZE));
+    REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
+    Reply<v1::PushReply> reply;
+    test.AwaitPush(TestShard::Header(0, 0), TestShard::kLong, reply.Callback());
+    CHECK(Weight(test) == 1);
+    if (end == "cancelled") Tell(test, Phase(1, v1::Cut::CANCEL));
+    if (end == "left") {
+      test.shard.SetChiefLost(true);
+      test.shard.SetChiefLost(false);
+    }
+    if (end == "forgotten") {
+      test.now += std::chrono::seconds(9);
+      test.shard.Tick(test.now);
+      CHECK(Weight(test) == 1);
+      test.now += std::chrono::seconds(2);
+      test.shard.Tick(test.now);
+    }
+    const absl::StatusOr<v1::PushReply> answer = reply.Wait();
+    if (end != "left") CHECK(answer->answer() == v1::ANSWER_APPLIED);
+    CHECK(test.Answer(0, 0).ok());
+    CHECK(Weight(test) == 0);
+  }
+}
+
+TEST_CASE("The push of a worker that is lost while it is held is not applied, and its rank's next owner may push") {
+  TestShard test("asp");
+  Tell(test, Phase(1, v1::Cut::FREEZE));
+  REQUIRE(test.Add(1, 0, {1, 1, 1, 1}).ok());
+  test.NextView(v1::PHASE_RUNNING, [](v1::View* view) { view->mutable_members(1)->set_incarnation(2); });
+  v1::PushRequest header = TestShard::Header(1, 0);
+  *header.mutable_id() = TestShard::Id(1, 2);
+  REQUIRE(test.Add(header, {TestShard::Slice(0, {0.5F, 0.5F, 0.5F, 0.5F})}).ok());
+  Tell(test, Phase(1, v1::Cut::CANCEL));
+  Reply<v1::PushReply> reply;
+  test.AwaitPush(header, TestShard::kLong, reply.Callback());
+  CHECK(reply.Wait()->answer() == v1::ANSWER_APPLIED);
+  CHECK(Weight(test) == 0.5F);
+}
+
+TEST_CASE("A shard alone in asp changes with its next version, in bsp two steps ahead") {
+  TestShard asp("asp");
+  REQUIRE(asp.Add(0, 0, {1, 1, 1, 1}).ok());
+  REQUIRE(asp.Answer(0, 0).ok());
+  Tell(asp, Commit(1, 0.25F));
+  CHECK(Reported(asp, 1, v1::Cut::COMMIT).version() == 2);
+  REQUIRE(asp.Add(0, 1, {1, 1, 1, 1}).ok());
+  REQUIRE(asp.Answer(0, 1).ok());
+  CHECK(Weight(asp) == -0.25F);
+
+  TestShard bsp("bsp");
+  Tell(bsp, Commit(1, 0.25F));
+  CHECK(Reported(bsp, 1, v1::Cut::COMMIT).version() == 2);
+  for (const uint64_t step : {0U, 1U}) {
+    REQUIRE(bsp.Add(0, step, {1, 1, 1, 1}).ok());
+    REQUIRE(bsp.Add(1, step, {1, 1, 1, 1}).ok());
+    REQUIRE(bsp.Answer(0, step).ok());
+    CHECK(bsp.Pull(step + 1)->weights()[0] == (step == 0 ? 0 : -0.25F));
+  }
+}
+
+TEST_CASE("A member that takes steps by itself is told the hyperparameters of the version that follows what it reads") {
+  TestShard test("local_sgd");
+  const auto told = [&](const v1::Identity& id) {
+    Reply<ShardAnswer> reply;
+    test.shard.Await(nullptr, {.caller = {.id = id, .peer = ""}, .push = {}, .weights = true, .wait = TestShard::kLong},
+                     /*push_ended=*/false, reply.Callback());
+    return reply.Wait()->hyperparameters;
+  };
+  Tell(test, Commit(1, 0.25F));
+  CHECK(Reported(test, 1, v1::Cut::COMMIT).version() == 2);  // Others may have read the version before with the rest.
+  CHECK(told(TestShard::Id(0)) == HyperparameterValues{{"learning_rate", 1}, {"weight_decay", 0}});
+  CHECK(told({}).empty());
+  for (const uint32_t rank : {0U, 1U}) {
+    v1::PushRequest header = TestShard::Header(rank, 0);
+    header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+    REQUIRE(test.Add(header, {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
+  }
+  REQUIRE(test.Answer(0, 0).ok());
+  CHECK(told(TestShard::Id(0))["learning_rate"] == 0.25F);
+  CHECK(TestShard("bsp").Pull(std::nullopt).ok());
+}
+
+}  // namespace
+}  // namespace ps

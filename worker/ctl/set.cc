@@ -1,0 +1,57 @@
+#include "worker/ctl/set.h"
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/problems.h"
+#include "common/text.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxShownBytes = 256;  // Of an argument.
+
+}  // namespace
+
+absl::StatusOr<v1::SetHyperparametersRequest> ParseAssignments(const std::vector<std::string>& arguments) {
+  Problems problems;
+  v1::SetHyperparametersRequest request;
+  for (const std::string& argument : arguments) {
+    const size_t sign = argument.find('=');
+    const std::string name = argument.substr(0, std::min(sign, argument.size()));
+    const bool is_assignment = sign != std::string::npos && !name.empty();
+    float value = 0;
+    const std::string text = is_assignment ? argument.substr(sign + 1) : "";
+    const bool good = is_assignment && CheckText("", name, kMaxShownBytes).ok() && absl::SimpleAtof(text, &value);
+    problems.Check(good, absl::StrCat(Printable(argument, kMaxShownBytes), ": expected NAME=VALUE, VALUE a number"));
+    if (!good) continue;
+    v1::Hyperparameter* const message = request.add_values();
+    message->set_name(name);
+    message->set_value(value);
+  }
+  if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
+  return request;
+}
+
+std::string DescribeValues(const google::protobuf::RepeatedPtrField<v1::Hyperparameter>& values) {
+  return absl::StrJoin(values, " ", [](std::string* out, const v1::Hyperparameter& each) {
+    absl::StrAppend(out, each.name(), "=", ExactText(each.value()));
+  });
+}
+
+std::string DescribeChange(const v1::SetHyperparametersRequest& request, const v1::SetHyperparametersReply& reply) {
+  const auto& shards = reply.shards();
+  const bool one = std::all_of(shards.begin(), shards.end(), [&](const v1::ShardVersion& each) {
+    return each.version() == shards.begin()->version();
+  });
+  const std::string what = DescribeValues(request.values());
+  if (one && !shards.empty()) return absl::StrCat(what, " from version ", shards.begin()->version(), " on");
+  return absl::StrCat(what, " from version ",
+                      absl::StrJoin(shards, ", ", [](std::string* out, const v1::ShardVersion& each) {
+                        absl::StrAppend(out, each.version(), " on shard ", each.shard());
+                      }));
+}
+
+}  // namespace ps
