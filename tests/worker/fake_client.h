@@ -40,6 +40,8 @@ class FakeClient final : public Client {
 
   TensorValues weights;  // The servers'.
   uint64_t version = 0;
+  // Told with the weights.
+  std::map<std::string, float> hyperparameters = {{"learning_rate", 0.1F}};
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
   std::deque<ExchangeResult> scripted;
@@ -62,7 +64,7 @@ class FakeClient final : public Client {
   absl::Status Initialise(const ConstTensors& /*values*/) override { return absl::OkStatus(); }
   absl::StatusOr<ExchangeResult> Start(const ConstTensors& /*values*/, const MutableTensors& in) override {
     Bring(in);
-    return ExchangeResult{.version = version, .versions = {version}};
+    return ExchangeResult{.version = version, .versions = {version}, .hyperparameters = hyperparameters};
   }
   absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& out) override {
     return StartPushPull(push, out, {}, false, nullptr)->Wait();
@@ -71,7 +73,7 @@ class FakeClient final : public Client {
                                       std::optional<uint64_t> step) override {
     asked.push_back({.push = {}, .out = {}, .pulls = true, .version = wanted, .step = step});
     Bring(in);
-    return Answer({.version = version, .versions = {version}});
+    return Answer({.version = version, .versions = {version}, .hyperparameters = hyperparameters});
   }
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& out,
                                           const MutableTensors& in) override {
@@ -129,7 +131,8 @@ class FakeClient::PushExchange final : public Exchange {
     result_ = client_.Answer({.version = client_.version,
                               .versions = {client_.version},
                               .answers = {PushAnswer::kApplied},
-                              .next_step = push_.step + 1});
+                              .next_step = push_.step + 1,
+                              .hyperparameters = client_.hyperparameters});
     return *result_;
   }
 

@@ -428,5 +428,16 @@ TEST_CASE("an optimizer that the worker does not know is refused by its name") {
   CHECK(made.status().ToString().find("unheard_of") != std::string::npos);
 }
 
+TEST_CASE("A worker steps by itself with the hyperparameters that came with the weights") {
+  TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 1), true, TestSource({4, 4}));
+  worker.client->hyperparameters["learning_rate"] = 0.3F;  // After the first round.
+  for (const float rate : {kRate, 0.3F}) {
+    const TensorValues before = worker.weights();
+    const TensorValues gradient = worker.Gradient(before);
+    worker.Train(1);
+    CHECK(worker.last().out[0][0] == Approx(-rate * gradient[0][0]));
+  }
+}
+
 }  // namespace
 }  // namespace ps

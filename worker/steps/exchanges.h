@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,6 +32,8 @@ class Exchanges {
   // Of the servers' weights as they came last: of all shards the lowest, and by shard.
   uint64_t version() const { return latest_.version; }
   const std::vector<uint64_t>& versions() const { return latest_.versions; }
+  // That came with them: of the next step that the worker takes by itself.
+  const std::map<std::string, float>& hyperparameters() const { return latest_.hyperparameters; }
 
   // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
   // exchange is under way at a time.

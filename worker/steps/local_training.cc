@@ -41,14 +41,26 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
   }
 }
 
+Hyperparameters LocalTraining::CurrentHyperparameters() const {
+  Hyperparameters hyperparameters;
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    const auto told = context_.exchanges.hyperparameters().find(each.flag);
+    if (told != context_.exchanges.hyperparameters().end()) hyperparameters.*each.field = told->second;
+  }
+  return hyperparameters;
+}
+
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
+  if (context.exchanges.hyperparameters().empty()) {
+    return absl::InternalError("the servers told no hyperparameters for the steps of this worker's own");
+  }
   absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
   if (!optimizer.ok()) return optimizer.status();
   LocalTraining training(context, *std::move(optimizer));
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
-    const float initial = training.optimizer_->InitialState(k, training.hyperparameters_);
+    const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
     training.state_.push_back(*std::move(state));
   }
@@ -71,7 +83,7 @@ absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
-  const UpdateContext update = {.update = ++updates_, .hyperparameters = hyperparameters_};
+  const UpdateContext update = {.update = ++updates_, .hyperparameters = CurrentHyperparameters()};
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),

@@ -36,7 +36,7 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer: x from x and gradients(). The time is added to the backward pass.
+  // One step of the optimizer, with the hyperparameters that came last: x from x and gradients(). The time is added to the backward pass.
   void Apply(StepResult& result);
 
   const MutableTensors& weights() const { return weights_; }      // x
@@ -46,7 +46,7 @@ class LocalTraining {
   absl::StatusOr<TensorMemory> AllocateCopy() const;
   // What the metrics say of a batch that no exchange has followed yet.
   StepRecord Record(const TrainingBatch& batch, const StepResult& computed) const;
-  // Ends the exchange under way, and adds it to the record. The hyperparameters that came with it hold from now on.
+  // Ends the exchange under way, and adds it to the record.
   absl::Status EndExchange(StepRecord& record);
   // Sets x aside in `spare`, lets `bring` put the servers' weights in its place, evaluates them, and puts x back.
   absl::Status EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
@@ -54,10 +54,11 @@ class LocalTraining {
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
+  // Those that came with the weights that came last.
+  Hyperparameters CurrentHyperparameters() const;
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
-  Hyperparameters hyperparameters_;
   MutableTensors weights_;
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
