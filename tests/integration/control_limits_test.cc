@@ -55,12 +55,6 @@ class LoneChief {
     return Eventually([&] { return router.open_calls() == count; });
   }
 
-  static ChiefOptions TwoWorkers() {
-    ChiefOptions options;
-    options.num_workers = 2;
-    return options;
-  }
-
   Chief chief;
   CallRouter router;
   HealthService service;
