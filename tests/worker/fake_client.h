@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,7 +41,6 @@ class FakeClient final : public Client {
 
   TensorValues weights;  // The servers'.
   uint64_t version = 0;
-  // Told with the weights.
   std::map<std::string, float> hyperparameters = {{"learning_rate", 0.1F}};
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
@@ -64,7 +64,7 @@ class FakeClient final : public Client {
   absl::Status Initialise(const ConstTensors& /*values*/) override { return absl::OkStatus(); }
   absl::StatusOr<ExchangeResult> Start(const ConstTensors& /*values*/, const MutableTensors& in) override {
     Bring(in);
-    return ExchangeResult{.version = version, .versions = {version}, .hyperparameters = hyperparameters};
+    return Usual();
   }
   absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& out) override {
     return StartPushPull(push, out, {}, false, nullptr)->Wait();
@@ -73,7 +73,7 @@ class FakeClient final : public Client {
                                       std::optional<uint64_t> step) override {
     asked.push_back({.push = {}, .out = {}, .pulls = true, .version = wanted, .step = step});
     Bring(in);
-    return Answer({.version = version, .versions = {version}, .hyperparameters = hyperparameters});
+    return Answer(Usual());
   }
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& out,
                                           const MutableTensors& in) override {
@@ -93,6 +93,9 @@ class FakeClient final : public Client {
     for (size_t tensor = 0; tensor < in.size(); ++tensor) {
       std::copy(weights[tensor].begin(), weights[tensor].end(), in[tensor].begin());
     }
+  }
+  ExchangeResult Usual() const {
+    return {.version = version, .versions = {version}, .hyperparameters = hyperparameters};
   }
   ExchangeResult Answer(ExchangeResult usual) {
     if (scripted.empty()) return usual;
@@ -128,11 +131,10 @@ class FakeClient::PushExchange final : public Exchange {
     }
     ++client_.version;
     client_.Bring(in_);
-    result_ = client_.Answer({.version = client_.version,
-                              .versions = {client_.version},
-                              .answers = {PushAnswer::kApplied},
-                              .next_step = push_.step + 1,
-                              .hyperparameters = client_.hyperparameters});
+    ExchangeResult usual = client_.Usual();
+    usual.answers = {PushAnswer::kApplied};
+    usual.next_step = push_.step + 1;
+    result_ = client_.Answer(std::move(usual));
     return *result_;
   }
 

@@ -268,6 +268,16 @@ TEST_CASE("a round's difference of weights is pushed with its samples, and the l
   CHECK(lines[2]["step"] == 1);
 }
 
+TEST_CASE("the hyperparameters that come with the weights hold for the steps on them") {
+  TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 1), true, TestSource({4, 4}));
+  worker.client->hyperparameters = {{"learning_rate", 4 * kRate}};
+  worker.Train(1);
+  CheckNear(worker.last().out, Plus(Stepped(worker, kInitial, 1), -1, kInitial));
+  const TensorValues gradient = worker.Gradient(worker.weights());
+  worker.Train(1);
+  CheckNear(worker.last().out, Plus({{0, 0, 0, 0}, {0, 0}}, -4 * kRate, gradient));
+}
+
 TEST_CASE("a round without samples is an empty contribution, and takes what the others have made") {
   TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 2), true, TestSource({0, 0, 4}));
   worker.client->weights = {{9, 9, 9, 9}, {9, 9}};
@@ -426,17 +436,6 @@ TEST_CASE("an optimizer that the worker does not know is refused by its name") {
                                .feed = worker.feed,
                                .stats = worker.stats});
   CHECK(made.status().ToString().find("unheard_of") != std::string::npos);
-}
-
-TEST_CASE("A worker steps by itself with the hyperparameters that came with the weights") {
-  TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 1), true, TestSource({4, 4}));
-  worker.client->hyperparameters["learning_rate"] = 0.3F;  // After the first round.
-  for (const float rate : {kRate, 0.3F}) {
-    const TensorValues before = worker.weights();
-    const TensorValues gradient = worker.Gradient(before);
-    worker.Train(1);
-    CHECK(worker.last().out[0][0] == Approx(-rate * gradient[0][0]));
-  }
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ class Exchanges {
   // Of the servers' weights as they came last: of all shards the lowest, and by shard.
   uint64_t version() const { return latest_.version; }
   const std::vector<uint64_t>& versions() const { return latest_.versions; }
-  // That came with them: of the next step that the worker takes by itself.
+
+  // That came with them: by the name of the flag, where the worker takes steps by itself; else empty.
   const std::map<std::string, float>& hyperparameters() const { return latest_.hyperparameters; }
 
   // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One

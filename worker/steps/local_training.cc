@@ -1,8 +1,11 @@
 #include "worker/steps/local_training.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status.h"
 #include "worker/client/tensor_memory.h"
@@ -33,6 +36,19 @@ void Subtract(const ConstTensors& a, const MutableTensors& x) {
   }
 }
 
+namespace {
+
+// Those that are not named are not used by the optimizer.
+Hyperparameters FromNames(const std::map<std::string, float>& values) {
+  Hyperparameters hyperparameters;
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (const auto found = values.find(each.flag); found != values.end()) hyperparameters.*each.field = found->second;
+  }
+  return hyperparameters;
+}
+
+}  // namespace
+
 LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
     : context_(context), optimizer_(std::move(optimizer)) {
   for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
@@ -41,26 +57,19 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
   }
 }
 
-Hyperparameters LocalTraining::CurrentHyperparameters() const {
-  Hyperparameters hyperparameters;
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    const auto told = context_.exchanges.hyperparameters().find(each.flag);
-    if (told != context_.exchanges.hyperparameters().end()) hyperparameters.*each.field = told->second;
-  }
-  return hyperparameters;
-}
-
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
-  if (context.exchanges.hyperparameters().empty()) {
-    return absl::InternalError("the servers told no hyperparameters for the steps of this worker's own");
-  }
   absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
   if (!optimizer.ok()) return optimizer.status();
+  const std::map<std::string, float>& values = context.exchanges.hyperparameters();
+  if (values.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
+  }
   LocalTraining training(context, *std::move(optimizer));
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
-    const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
+    const float initial = training.optimizer_->InitialState(k, FromNames(values));
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
     training.state_.push_back(*std::move(state));
   }
@@ -83,7 +92,8 @@ absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
-  const UpdateContext update = {.update = ++updates_, .hyperparameters = CurrentHyperparameters()};
+  const UpdateContext update = {.update = ++updates_,
+                                .hyperparameters = FromNames(context_.exchanges.hyperparameters())};
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),

@@ -28,7 +28,8 @@ inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(
 // A worker's own weights x, and what trains them. Used by the backend's thread.
 class LocalTraining {
  public:
-  // The optimizer is the one that the client's policy names. Errors as of MakeSteps.
+  // The optimizer is the one that the client's policy names. Its hyperparameters are those that came with the servers'
+  // weights last. Errors as of MakeSteps.
   static absl::StatusOr<LocalTraining> Create(const StepsContext& context);
 
   // The gradient of the batch's loss at x, to gradients(). `before_backward`, if there is one, is called before the
@@ -36,8 +37,7 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer, with the hyperparameters that came last: x from x and gradients(). The time is added to
-  // the backward pass.
+  // One step of the optimizer: x from x and gradients(). The time is added to the backward pass.
   void Apply(StepResult& result);
 
   const MutableTensors& weights() const { return weights_; }      // x
@@ -55,8 +55,6 @@ class LocalTraining {
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
-  // Those that came with the weights that came last.
-  Hyperparameters CurrentHyperparameters() const;
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
