@@ -29,7 +29,9 @@ class Ledger {
     return std::exchange(entry.told, true) ? v1::ANSWER_DUPLICATE : v1::ANSWER_APPLIED;
   }
 
+  // A step below the rank's last one changes nothing: its new owner has gone on.
   void Record(uint32_t rank, uint64_t incarnation, uint64_t step, v1::Answer answer) {
+    if (step + 1 < NextStep(rank)) return;
     entries_[rank] = {.incarnation = incarnation, .step = step, .answer = answer};
   }
 

@@ -174,7 +174,8 @@ void PushTable::DropOrphans(const JobView& job, Mode& mode) {
     if (!is_orphan(entry)) return false;
     GiveBack(*entry.second);
     mode.Dropped(entry.first, entry.second->step);
-    return dropped_ = true;
+    dropped_.push_back(entry.second);
+    return true;
   });
 }
 
@@ -188,16 +189,17 @@ bool PushTable::RefuseStale(const Mode& mode) {
       if (mode.Admit(header, push.step).kind != Admission::Kind::kStale) return false;
       GiveBack(push);
       Refuse(push.rank, push.incarnation, push.step, push.samples);
-      return refused = dropped_ = true;
+      dropped_.push_back(entry.second);
+      return refused = true;
     });
   }
   return refused;
 }
 
 void PushTable::Drop(uint32_t rank) {
-  GiveBack(*assembling_.at(rank));
-  assembling_.erase(rank);
-  dropped_ = true;
+  auto push = assembling_.extract(rank);
+  GiveBack(*push.mapped());
+  dropped_.push_back(std::move(push.mapped()));
 }
 
 // ---- From complete to answered

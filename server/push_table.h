@@ -77,8 +77,9 @@ class PushTable {
   void DropOrphans(const JobView& job, Mode& mode);
   // Refuses what is assembling or complete and is stale by now: it is recorded as such. Returns whether anything was.
   bool RefuseStale(const Mode& mode);
-  // Whether a push was dropped since this was last asked: what was built of it is then to be abandoned.
-  bool TakeDropped() { return std::exchange(dropped_, false); }
+  // The pushes that were dropped since this was last asked: what was built of them is to be abandoned. They are to be
+  // let go of without the owner's lock: that frees their gradients, and what they keep.
+  Pushes TakeDropped() { return std::exchange(dropped_, {}); }
 
   // ---- From complete to answered
 
@@ -137,7 +138,7 @@ class PushTable {
   std::map<uint32_t, std::shared_ptr<Push>> assembling_;  // By rank, as is the next.
   std::map<uint32_t, std::shared_ptr<Push>> complete_;
   std::set<std::shared_ptr<Push>> taken_;
-  bool dropped_ = false;
+  Pushes dropped_;
   Ledger ledger_;
   std::map<uint32_t, Refused> refused_;
   std::array<uint64_t, v1::Answer_ARRAYSIZE> told_ = {};

@@ -67,9 +67,10 @@ int64_t MemoryBytes() {
 // to fit into memory; with delay compensation also what each worker pulled last.
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
-  const auto optimizer = MakeOptimizer(options.optimizer);
+  const bool gradients = MakeMode(options.mode, options.num_workers)->Takes(v1::CONTRIBUTION_GRADIENT);
+  const auto optimizer = gradients ? *MakeOptimizer(options.optimizer) : MakeOuterNesterov(options.mode.outer_momentum);
   const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
-  const int64_t floats = 2 + 2 * (optimizer.ok() ? (*optimizer)->state_tensors() : 0) + options.num_workers + kept;
+  const int64_t floats = 2 + 2 * optimizer->state_tensors() + options.num_workers + kept;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 

@@ -117,7 +117,6 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
 void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
   if (state_.follows_decisions) return Report(CompleteReport(push));
-  if (RefuseStale()) return;  // It was not when its first slice came.
   if (state_.cut.Hold({.rank = rank, .incarnation = push.incarnation, .step = push.step})) return;
   DecideComplete(push);
 }
@@ -127,10 +126,8 @@ void Shard::DecideComplete(const Push& push) {
   for (const StepSet& set : state_.mode->Complete(header)) Decide(set);
 }
 
-bool Shard::RefuseStale() {
-  if (!state_.pushes.RefuseStale(*state_.mode)) return false;
-  AnswerWaits();
-  return true;
+void Shard::RefuseStale() {
+  if (state_.pushes.RefuseStale(*state_.mode)) AnswerWaits();
 }
 
 void Shard::Release(const std::vector<ShardCut::Push>& pushes) {
@@ -169,7 +166,7 @@ void Shard::OnBuilt(size_t slices) {
 }
 
 void Shard::Advance() {
-  if (state_.pushes.TakeDropped()) state_.updater.Abandon();
+  state_.AbandonDropped();
   while (std::optional<Updater::Ended> ended = state_.updater.TakeEnded()) {
     OnEnded(*ended);
     outbox_.Add([update = std::move(ended->update)] {});  // Its gradients are freed last, and without the lock.
@@ -182,6 +179,11 @@ void Shard::Advance() {
     reached.set_phase(v1::Cut::ADVANCE);
     Report(state_.ReportCut(reached, state_.parameters->version()));
   }
+  Discard();
+}
+
+void Shard::Discard() {
+  if (!state_.discarded.empty()) outbox_.Add([discarded = std::exchange(state_.discarded, {})] {});
 }
 
 void Shard::OnEnded(const Updater::Ended& ended) {
@@ -222,7 +224,9 @@ void Shard::Await(const void* session, const ShardRequest& request, bool push_en
   if (refused) return;
   if (request.caller.member()) state_.stall.Heard(request.caller.id.rank(), now);
   if (!request.push.has_value()) state_.OnRead(request);
-  if (Deliver(wait, state_.AnswerNow(wait, now))) return;
+  const bool answered = Deliver(wait, state_.AnswerNow(wait, now));
+  Discard();
+  if (answered) return;
   const absl::Status room = state_.waiters.CheckRoom(wait);
   if (room.ok()) return state_.waiters.Park(std::move(wait));
   Deliver(wait, Annotate(room, absl::StrCat("shard ", options_.shard)));
@@ -240,6 +244,7 @@ void Shard::AnswerWaits() {
     mutex_.AssertHeld();
     return Deliver(wait, state_.AnswerNow(wait, now));
   });
+  Discard();
 }
 
 bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {

@@ -95,8 +95,10 @@ class Shard {
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Refuses pushes that have become stale. Returns whether there were any.
-  bool RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Refuses pushes that have become stale.
+  void RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the state has discarded is let go of without the lock.
+  void Discard() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // These pushes count from now on.
   void Record(const Pushes& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After every event: does what has become possible.

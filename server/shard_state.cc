@@ -102,7 +102,7 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
       arrival->push->pulled = pulled.at(header.id().rank()).weights;
     }
     // Before what has arrived is counted for an update that was made of the push as it was.
-    if (pushes.TakeDropped()) updater.Abandon();
+    AbandonDropped();
     return arrival;
   }
   return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
@@ -126,7 +126,11 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
 
 std::vector<StepSet> ShardState::SetMembers() {
   pushes.DropOrphans(job, *mode);
-  std::erase_if(pulled, [&](const auto& entry) { return !job.Owns(entry.first, entry.second.incarnation); });
+  std::erase_if(pulled, [&](const auto& entry) {
+    if (job.Owns(entry.first, entry.second.incarnation)) return false;
+    discarded.push_back(entry.second.weights);
+    return true;
+  });
   std::vector<StepSet> fixed = mode->SetMembers(job.mode_members());
   return follows_decisions ? std::vector<StepSet>() : fixed;
 }
@@ -186,7 +190,11 @@ ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now
   if (mode->synchronous()) reply.set_next_step(mode->step());
   if (answer == v1::ANSWER_FENCED || !wait.request.weights) return wait.answer;
   const std::optional<uint64_t> after = mode->VersionAfter(*wait.request.push);
-  (mode->policy().exact_versions() ? wait.request.version : wait.request.at_least) = after;
+  if (mode->policy().exact_versions()) {
+    wait.request.version = after;
+  } else if (after.has_value()) {
+    wait.request.at_least = std::max(*after, mode->step());  // The job's current step, not one that is decided on.
+  }
   wait.request.step = reply.next_step();
   wait.request.push.reset();
   wait.deadline = now + wait.request.wait;
@@ -229,7 +237,9 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   }
   if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
   if (computes && !over && mode->delay_compensation() != 0) {
-    pulled[caller.id.rank()] = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
+    Pulled& kept = pulled[caller.id.rank()];
+    discarded.push_back(std::move(kept.weights));
+    kept = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
   }
   return answer;
 }
@@ -240,6 +250,12 @@ uint64_t ShardState::NextStep(const ShardRequest& request) const {
   const uint64_t next = pushes.ledger().NextStep(id.rank());
   const bool has_pushed = pushes.ledger().Incarnation(id.rank()) == id.incarnation();
   return has_pushed ? next : std::max(next, request.step.value_or(0));
+}
+
+void ShardState::AbandonDropped() {
+  Pushes dropped = pushes.TakeDropped();
+  if (!dropped.empty()) updater.Abandon();
+  discarded.insert(discarded.end(), dropped.begin(), dropped.end());
 }
 
 void ShardState::OnRead(const ShardRequest& request) {

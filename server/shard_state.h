@@ -48,6 +48,8 @@ struct ShardState {
     KeptVersion weights;
   };
   std::map<uint32_t, Pulled> pulled;
+  // To be let go of without the lock: what is kept calls the parameters' release hook, which wants it.
+  std::vector<std::shared_ptr<const void>> discarded;
 
   // The pool outlives it; on_built as Updater's.
   ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(size_t)> on_built);
@@ -96,6 +98,8 @@ struct ShardState {
   // The answer that it gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the weights that
   // come after it are waited for.
   Answer AnswerNow(Wait& wait, TimePoint now);
+  // Pushes may have been dropped: what was built of them is abandoned.
+  void AbandonDropped();
   // Somebody asks for weights.
   void OnRead(const ShardRequest& request);
   // Its error, when its time is over.

@@ -64,6 +64,7 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
     Abandon();
   }
   committed_.push_back(MakeVersion(std::move(pushes)));
+  committed_.back().committed_at = now;
 }
 
 UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
@@ -108,7 +109,6 @@ std::vector<Updater::Version> Updater::TakeNext() {
 void Updater::StartNext(TimePoint now) {
   if (current_ != nullptr || committed_.empty()) return;
   std::vector<Version> versions = TakeNext();
-  for (Version& version : versions) version.committed_at = now;
   if (!Begin(versions, /*speculative=*/false)) {
     committed_.insert(committed_.begin(), versions.begin(), versions.end());
     if (!blocked_since_.has_value()) blocked_since_ = now;
@@ -221,7 +221,10 @@ bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
 
 std::string Updater::Update::NotFinite() const {
   const UpdateContext& context = versions.front().context;
-  return absl::StrCat("version ", context.update, ": the weights of tensor ", layout->tensor(not_finite),
+  const std::string which =
+      versions.size() == 1 ? absl::StrCat("version ", context.update)
+                           : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
+  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite),
                       " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
 }
 

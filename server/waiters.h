@@ -30,13 +30,13 @@ struct Caller {
 // What a caller asks a shard for: the answer to a push, weights, or first the one and then the other.
 struct ShardRequest {
   Caller caller;
-  std::optional<uint64_t> push;     // The answer to its push of this step.
-  bool weights = false;             // With a push: those on which the next one is to be computed.
-  bool computes = false;            // A member computes its next push on the weights.
-  std::optional<uint64_t> version;  // Of a pull alone: exactly this one; else the newest.
-  std::optional<uint64_t> at_least; // The newest, but not before this version.
-  std::optional<uint64_t> step;     // Of the push that a member computes on the weights; unset: its next one.
-  std::chrono::nanoseconds wait;    // At most, for each of the two.
+  std::optional<uint64_t> push;      // The answer to its push of this step.
+  bool weights = false;              // With a push: those on which the next one is to be computed.
+  bool computes = false;             // A member computes its next push on the weights.
+  std::optional<uint64_t> version;   // Of a pull alone: exactly this one; else the newest.
+  std::optional<uint64_t> at_least;  // The newest, but not before this version.
+  std::optional<uint64_t> step;      // Of the push that a member computes on the weights; unset: its next one.
+  std::chrono::nanoseconds wait;     // At most, for each of the two.
 };
 
 // What it gets. A push that is FENCED gets no weights.

@@ -152,6 +152,7 @@ absl::Status Trainer::Start() {
   if (!started.ok()) return started.status();
   initial = {};
   exchanges_.emplace(*client_, *std::move(started));
+  if (exchanges_->step() > client_->start_step()) feed_->SkipTo(static_cast<int64_t>(exchanges_->step()));
   return absl::OkStatus();
 }
 

@@ -74,5 +74,13 @@ TEST_CASE("The ledger tells APPLIED once, then DUPLICATE, and leaves lower steps
   CHECK(ledger.Incarnation(1) == 7);
 }
 
+TEST_CASE("The ledger keeps a rank's last step, whatever is recorded of an earlier one later") {
+  Ledger ledger;
+  ledger.Record(0, 2, 8, v1::ANSWER_STALE);
+  ledger.Record(0, 1, 7, v1::ANSWER_APPLIED);
+  CHECK(ledger.NextStep(0) == 9);
+  CHECK(ledger.Tell(0, 8) == v1::ANSWER_STALE);
+}
+
 }  // namespace
 }  // namespace ps

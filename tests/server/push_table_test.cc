@@ -35,7 +35,7 @@ class Scenario {
                        : first == "release" ? Release()
                        : first == "owner"   ? NewOwner(words)
                                             : Push(first, words);
-    if (table_.TakeDropped()) said += ", dropped";
+    if (!table_.TakeDropped().empty()) said += ", dropped";
     return absl::StrCat(said, ", ", table_.inflight_bytes(), " B");
   }
 

@@ -97,6 +97,39 @@ TEST_CASE("Delay compensation corrects by what the worker pulled, and needs it")
   CHECK(Push(test, Computed(1, 1, 2), 0).ok());
 }
 
+TEST_CASE(
+    "What delay compensation keeps is let go of without the shard's lock, and goes on with an update that waited") {
+  T test("asp", Options({.delay_compensation = 1}), {{"a", {4}}, {"b", {4}}});
+  const auto push = [&](uint64_t step, uint64_t version) {
+    const std::vector<float> zeros(4, 0.0F);
+    REQUIRE(test.Add(Computed(0, step, version), {T::Slice(0, zeros), T::Slice(1, zeros)}).ok());
+  };
+  std::vector<absl::StatusOr<VersionPin>> unnamed;
+  std::vector<absl::StatusOr<ShardAnswer>> pulled;
+  unnamed.push_back(test.PullUnnamed(std::nullopt));
+  REQUIRE(PullToCompute(test, 0).ok());
+  push(0, 0);
+  REQUIRE(test.Answer(0, 0).ok());
+  REQUIRE(PullToCompute(test, 1).ok());
+  REQUIRE(test.Add(Computed(1, 0, 1), {T::Slice(0, {0, 0, 0, 0})}).ok());  // Half a push, which keeps version 1.
+  for (uint64_t step = 1; step < 5; ++step) {
+    if (step == 2) unnamed.push_back(test.PullUnnamed(std::nullopt));
+    auto answer = PullToCompute(test, 0);
+    REQUIRE(answer.ok());
+    if (step > 2) pulled.push_back(std::move(answer));
+    push(step, step);
+    REQUIRE(test.Answer(0, step).ok());
+  }
+  pulled.push_back(PullToCompute(test, 1));
+  push(5, 4);  // All six buffers are held.
+  CHECK(test.shard.Status(test.now).version() == 5);
+  // The half push ends, and with it what it keeps.
+  Reply<v1::PushReply> half;
+  test.AwaitPush(Computed(1, 0, 1), T::kLong, half.Callback());
+  CHECK(absl::IsInvalidArgument(half.Wait().status()));
+  CHECK(test.Answer(0, 5)->answer() == v1::ANSWER_APPLIED);
+}
+
 TEST_CASE("ssp parks a pull while its worker is too far ahead, and refuses a push without such a pull") {
   ModeOptions mode;
   mode.staleness = 1;

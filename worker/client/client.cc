@@ -271,6 +271,11 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       version = newest;
       continue;
     }
+    // The others need not wait for this worker where versions are not exact: the one asked for may be gone already.
+    if (absl::IsFailedPrecondition(pulled.status()) && !policy().exact_versions &&
+        std::exchange(version, std::nullopt).has_value() && now < deadline) {
+      continue;
+    }
     const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
     if (!passing || now >= deadline || now - heard > ToChrono(options_.connect_timeout)) return pulled;
     Notice(Message(pulled.status()));

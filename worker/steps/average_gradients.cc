@@ -42,7 +42,7 @@ class AverageGradients final : public Steps {
   LocalTraining training_;
   TensorMemory pulled_;   // The servers' weights w as they came last.
   TensorMemory spare_;    // For those that come next.
-  uint32_t samples_ = 0;  // Since the last averaging of weights.
+  uint64_t samples_ = 0;  // Since the last averaging of weights.
   bool exchanged_ = false;
 };
 
@@ -76,7 +76,7 @@ absl::Status AverageGradients::ExchangeGradients(const TrainingBatch& batch, Ste
 
 absl::Status AverageGradients::ExchangeWeights(StepRecord& record) {
   Difference(1, Read(training_.weights()), pulled_.Read(), training_.gradients());
-  context_.exchanges.Start(std::exchange(samples_, 0), PushContribution::kWeightDifference, Read(training_.gradients()),
+  context_.exchanges.Start(TakeSamples(samples_), PushContribution::kWeightDifference, Read(training_.gradients()),
                            training_.weights(), /*deferred=*/false);
   PS_RETURN_IF_ERROR(context_.feed.Prefetch());
   PS_RETURN_IF_ERROR(training_.EndExchange(record));

@@ -34,7 +34,7 @@ class AverageWeights final : public Steps {
   LocalTraining training_;
   const TensorMemory pulled_;  // The servers' weights as the round began.
   uint32_t batches_ = 0;       // Of the round so far.
-  uint32_t samples_ = 0;       // Likewise.
+  uint64_t samples_ = 0;       // Likewise.
 };
 
 absl::Status AverageWeights::Train(const TrainingBatch& batch) {
@@ -52,7 +52,7 @@ absl::Status AverageWeights::Train(const TrainingBatch& batch) {
 }
 
 absl::Status AverageWeights::EndRound(const TrainingBatch& batch, StepRecord record) {
-  const uint32_t samples = std::exchange(samples_, 0);
+  const uint32_t samples = TakeSamples(samples_);
   Difference(1, Read(training_.weights()), pulled_.Read(), training_.gradients());
   context_.exchanges.Start(samples, PushContribution::kWeightDifference, Read(training_.gradients()),
                            training_.weights(), /*deferred=*/false);

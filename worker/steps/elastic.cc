@@ -36,7 +36,7 @@ class Elastic final : public Steps {
   LocalTraining training_;
   const TensorMemory centre_;  // As it came last.
   uint32_t batches_ = 0;       // Of the round so far.
-  uint32_t samples_ = 0;       // Likewise.
+  uint64_t samples_ = 0;       // Likewise.
   TrainingBatch pushed_;       // The last batch of the round whose push is under way.
   StepRecord record_;          // Of it.
 };
@@ -61,7 +61,7 @@ absl::Status Elastic::Train(const TrainingBatch& batch) {
 
 absl::Status Elastic::EndRound(const TrainingBatch& batch, StepRecord record) {
   batches_ = 0;
-  const uint32_t samples = std::exchange(samples_, 0);
+  const uint32_t samples = TakeSamples(samples_);
   // A push without samples is an empty contribution, which this mode has no use for: x has not moved.
   if (samples == 0) {
     context_.stats.Add(record, Now());

@@ -11,12 +11,16 @@
 namespace ps {
 namespace {
 
-constexpr int kMostPulls = 100;  // Of one that catches up: the others are fast, but not by that many steps a pull.
+// Of a worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
+constexpr int kMostPulls = 100;
 
 }  // namespace
 
 Exchanges::Exchanges(Client& client, ExchangeResult started)
-    : client_(client), step_(client.start_step()), latest_(std::move(started)) {}
+    : client_(client),
+      // Others may have gone on between this worker's join and its start.
+      step_(client.synchronous() ? std::max(client.start_step(), started.version) : client.start_step()),
+      latest_(std::move(started)) {}
 
 void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
                       const MutableTensors& in, bool deferred) {

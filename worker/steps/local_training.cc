@@ -49,6 +49,10 @@ Hyperparameters FromNames(const std::map<std::string, float>& values) {
 
 }  // namespace
 
+uint32_t TakeSamples(uint64_t& samples) {
+  return static_cast<uint32_t>(std::min<uint64_t>(std::exchange(samples, 0), UINT32_MAX));
+}
+
 LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
     : context_(context), optimizer_(std::move(optimizer)) {
   for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {

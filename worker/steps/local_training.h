@@ -23,6 +23,9 @@ void AddDifference(const ConstTensors& a, const ConstTensors& b, const MutableTe
 // x ← x − a
 void Subtract(const ConstTensors& a, const MutableTensors& x);
 
+// What a push says of so many samples, which are then 0: at most what its field holds.
+uint32_t TakeSamples(uint64_t& samples);
+
 inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(), tensors.end()}; }
 
 // A worker's own weights x, and what trains them. Used by the backend's thread.
