@@ -152,9 +152,9 @@ absl::Status PrintStatus(JobView& view) {
   const absl::StatusOr<v1::StatusReply> job = view.Status();
   if (!job.ok()) return job.status();
   PrintJob(*job);
-  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %7s %7s %7s %14s\n", job->num_shards(),
-                               "shard", "address", "version", "slices", "weight bytes", "in flight", "parked", "others",
-                               "calls", "max unread");
+  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %13s %7s %7s %7s %14s\n", job->num_shards(),
+                               "shard", "address", "version", "slices", "weight bytes", "buffers", "in flight",
+                               "parked", "others", "calls", "max unread");
   absl::Status result = absl::OkStatus();
   for (const v1::ShardInfo& info : job->shards()) {
     if (info.address().empty()) {
@@ -169,10 +169,14 @@ absl::Status PrintStatus(JobView& view) {
       result = shard.status();
       continue;
     }
-    std::cout << absl::StrFormat("%5d  %-24s %10d %7d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(),
-                                 shard->version(), shard->slices(), shard->bytes(), shard->inflight_bytes(),
-                                 shard->parked(), shard->parked_others(), shard->open_calls(),
-                                 shard->receive_buffer_bytes_max(), shard->waiting_for());
+    std::cout << absl::StrFormat(
+        "%5d  %-24s %10d %7d %13d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(), shard->version(),
+        shard->slices(), shard->bytes(), shard->weight_buffer_bytes(), shard->inflight_bytes(), shard->parked(),
+        shard->parked_others(), shard->open_calls(), shard->receive_buffer_bytes_max(), shard->waiting_for());
+    for (const v1::DroppedPushes& dropped : shard->dropped()) {
+      std::cout << absl::StrFormat("       stale, of rank %d: %d pushes with %d samples\n", dropped.rank(),
+                                   dropped.pushes(), dropped.samples());
+    }
   }
   std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job->workers_size(),
                                job->num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
