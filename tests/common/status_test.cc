@@ -1,5 +1,6 @@
 #include "common/status.h"
 
+#include "common/connection_problem.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -11,6 +12,12 @@ TEST_CASE("An error without a text is told by its code, also with a context") {
   CHECK(Message(Annotate(silent, "joining")) == "joining: UNAVAILABLE");
   CHECK(Message(absl::UnavailableError("nobody there")) == "nobody there");
   CHECK(Message(absl::OkStatus()).empty());
+}
+
+TEST_CASE("A connection's problem is told in a few words, and a server's own words are kept") {
+  CHECK(ConnectionProblem(absl::DeadlineExceededError("Deadline Exceeded")) == "no answer (timed out)");
+  CHECK(ConnectionProblem(absl::DeadlineExceededError("waiting for rank 3")) == "waiting for rank 3");
+  CHECK(ConnectionProblem(absl::UnavailableError("last error: Connection refused")) == "connection refused");
 }
 
 }  // namespace
