@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <tuple>
 
 #include <google/protobuf/repeated_ptr_field.h>
 #include "ps/v1/ps.pb.h"
@@ -14,7 +15,10 @@ struct CutStep {
   uint64_t incarnation = 0;
   uint64_t next_step = 0;
 
-  auto operator<=>(const CutStep&) const = default;
+  bool operator==(const CutStep&) const = default;
+  bool operator<(const CutStep& other) const {
+    return std::tie(incarnation, next_step) < std::tie(other.incarnation, other.next_step);
+  }
 };
 
 // By rank. A rank that has pushed nothing yet is not among them.

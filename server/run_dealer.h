@@ -10,12 +10,12 @@
 // the number of runs.
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -40,7 +40,10 @@ struct RunTaker {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
 
-  auto operator<=>(const RunTaker&) const = default;
+  bool operator==(const RunTaker&) const = default;
+  bool operator<(const RunTaker& other) const {
+    return std::tie(rank, incarnation) < std::tie(other.rank, other.incarnation);
+  }
 };
 
 class RunDealer {

@@ -55,7 +55,7 @@ bool ShardCut::Reached(const CutSteps& applied, const OwnsFunction& owns) {
   if (!frozen() || !up_to_.has_value() || reached_) return false;
   for (const auto& [rank, step] : *up_to_) {
     const auto found = applied.find(rank);
-    const bool there = found != applied.end() && found->second >= step;
+    const bool there = found != applied.end() && !(found->second < step);
     if (!there && owns(rank, step.incarnation)) return false;
   }
   reached_ = true;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_split.h"
 #include "common/endpoint.h"
 #include "common/metrics.h"
+#include "common/problems.h"
 #include "common/program.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/gemm_bench.h"
@@ -46,49 +47,38 @@ constexpr char kUsage[] =
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
-class Problems {
- public:
-  void Expect(bool holds, const std::string& problem) {
-    if (!holds) absl::StrAppend(&text_, text_.empty() ? "" : "\n", problem);
-  }
-  absl::Status status() const { return text_.empty() ? absl::OkStatus() : absl::InvalidArgumentError(text_); }
-
- private:
-  std::string text_;
-};
-
 absl::Status CheckFlags(const std::string& command) {
   Problems problems;
   const auto one_of = [](const std::string& value, std::initializer_list<const char*> known) {
     return std::find(known.begin(), known.end(), value) != known.end();
   };
   const int64_t bytes = absl::GetFlag(FLAGS_bytes);
-  problems.Expect(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix"}), "--transport: expected tcp or unix");
-  problems.Expect(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
-                  "--op: expected push, pull or push_pull");
-  problems.Expect(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp"}), "--mode: expected bsp or asp");
-  problems.Expect(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
-                  "--bytes: expected a multiple of 4, at most 2^34");
-  problems.Expect(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= 256,
-                  "--workers: expected 1 to 256");
-  problems.Expect(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
-                  "--servers: expected 1 to 64");
-  problems.Expect(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
-                  "--repeats: expected 1 to 100000");
-  problems.Expect(absl::GetFlag(FLAGS_batch_size) >= 1 && absl::GetFlag(FLAGS_batch_size) <= 65536,
-                  "--batch_size: expected 1 to 65536");
-  problems.Expect(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
+  problems.Check(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix"}), "--transport: expected tcp or unix");
+  problems.Check(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
+                 "--op: expected push, pull or push_pull");
+  problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp"}), "--mode: expected bsp or asp");
+  problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
+                 "--bytes: expected a multiple of 4, at most 2^34");
+  problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= 256,
+                 "--workers: expected 1 to 256");
+  problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
+                 "--servers: expected 1 to 64");
+  problems.Check(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
+                 "--repeats: expected 1 to 100000");
+  problems.Check(absl::GetFlag(FLAGS_batch_size) >= 1 && absl::GetFlag(FLAGS_batch_size) <= 65536,
+                 "--batch_size: expected 1 to 65536");
+  problems.Check(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
   const auto widths = ParseModel(absl::GetFlag(FLAGS_model));
-  problems.Expect(widths.ok(), std::string(widths.status().message()));
+  problems.Check(widths.ok(), std::string(widths.status().message()));
   const auto math = ParseMath(absl::GetFlag(FLAGS_math));
-  problems.Expect(math.ok(), std::string(math.status().message()));
-  problems.Expect(absl::GetFlag(FLAGS_threads) >= 1 && absl::GetFlag(FLAGS_threads) <= 1024,
-                  "--threads: expected 1 to 1024");
+  problems.Check(math.ok(), std::string(math.status().message()));
+  problems.Check(absl::GetFlag(FLAGS_threads) >= 1 && absl::GetFlag(FLAGS_threads) <= 1024,
+                 "--threads: expected 1 to 1024");
   if (command == "network") {
     const auto endpoint = ParseEndpoint("server", absl::GetFlag(FLAGS_server));
-    problems.Expect(endpoint.ok(), std::string(endpoint.status().message()));
+    problems.Check(endpoint.ok(), std::string(endpoint.status().message()));
   }
-  return problems.status();
+  return problems.ToStatus();
 }
 
 void PrintMeasurements(const std::vector<Measurement>& rows) {

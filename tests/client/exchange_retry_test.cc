@@ -98,7 +98,7 @@ TEST_CASE("In a synchronous mode slices that have come are not written again by 
 }
 
 TEST_CASE("In an asynchronous mode another attempt brings all slices anew, and its version counts") {
-  TestExchange test(1, /*synchronous=*/false);
+  TestExchange test(1, /*exact_versions=*/false);
   TestRequest request(CallKind::kPushPull);
   test.Begin(request.request);
   test.call().reply.version = 8;

@@ -33,7 +33,7 @@ TEST_CASE("A push_pull asks every shard at once, and its result has every shard'
 }
 
 TEST_CASE("Of shards at different versions the result's version is the lowest") {
-  TestExchange test(2, /*synchronous=*/false);
+  TestExchange test(2, /*exact_versions=*/false);
   TestRequest request(CallKind::kPull);
   test.Begin(request.request);
   test.Answer(0, 9, 1);
@@ -45,7 +45,7 @@ TEST_CASE("Of shards at different versions the result's version is the lowest") 
 }
 
 TEST_CASE("The hyperparameters that come with weights are those that shard 0 tells") {
-  TestExchange test(2, /*synchronous=*/false);
+  TestExchange test(2, /*exact_versions=*/false);
   TestRequest request(CallKind::kPull);
   test.Begin(request.request);
   test.call(0).reply.hyperparameters = {{"learning_rate", 0.5F}};
@@ -57,7 +57,7 @@ TEST_CASE("The hyperparameters that come with weights are those that shard 0 tel
 }
 
 TEST_CASE("Each shard is told the version that the gradient was computed on there") {
-  TestExchange test(2, /*synchronous=*/false);
+  TestExchange test(2, /*exact_versions=*/false);
   TestRequest request(CallKind::kPush);
   request.request.push.versions = {21, 17};
   test.Begin(request.request);

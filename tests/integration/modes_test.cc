@@ -8,17 +8,17 @@
 namespace ps {
 namespace {
 
-const Layout kLayout = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
+const Layout kThreeTensors = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
 
-std::vector<std::vector<float>> Filled(float value) {
+std::vector<std::vector<float>> AllOf(float value) {
   std::vector<std::vector<float>> tensors;
-  for (const TensorSpec& spec : kLayout) tensors.emplace_back(spec.elements(), value);
+  for (const TensorSpec& spec : kThreeTensors) tensors.emplace_back(spec.elements(), value);
   return tensors;
 }
-ConstTensors Const(const std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
-MutableTensors Mutable(std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
+ConstTensors ReadOnly(const std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
+MutableTensors Writable(std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
 
-ServerOptions Options(const ModeOptions& mode, uint32_t shards, uint32_t workers) {
+ServerOptions InMode(const ModeOptions& mode, uint32_t shards, uint32_t workers) {
   ServerOptions options;
   options.mode = mode;
   options.num_shards = shards;
@@ -28,7 +28,7 @@ ServerOptions Options(const ModeOptions& mode, uint32_t shards, uint32_t workers
   return options;
 }
 
-WorkerOptions Training() {
+WorkerOptions SmallTraining() {
   WorkerOptions options;
   options.model.widths = {20, 32, 4};
   options.data.dataset = "synthetic:samples=400,features=20,classes=4,test=200,noise=0.1";
@@ -38,11 +38,11 @@ WorkerOptions Training() {
 }
 
 // A job of two workers (three in backup), as its lead ended it.
-TrainingResult Train(const ModeOptions& mode, uint32_t shards) {
+TrainingResult TrainIn(const ModeOptions& mode, uint32_t shards) {
   const uint32_t workers = mode.name == "backup" ? 3 : 2;
-  Cluster cluster(Options(mode, shards, workers));
+  Cluster cluster(InMode(mode, shards, workers));
   TrainingResult lead;
-  for (const absl::StatusOr<TrainingResult>& result : cluster.Train(Training(), workers)) {
+  for (const absl::StatusOr<TrainingResult>& result : cluster.Train(SmallTraining(), workers)) {
     REQUIRE(result.status() == absl::OkStatus());
     if (result->lead) lead = *result;
   }
@@ -62,7 +62,7 @@ TEST_CASE("Every mode trains on 1 and on 3 servers") {
         ModeOptions{.name = "easgd", .local_steps = 3}}) {
     for (const uint32_t shards : {1U, 3U}) {
       INFO(mode.name << " " << mode.local_sync << " on " << shards);
-      const double accuracy = Train(mode, shards).test.accuracy.value_or(0);
+      const double accuracy = TrainIn(mode, shards).test.accuracy.value_or(0);
       INFO(accuracy);
       CHECK(accuracy > 0.7);
     }
@@ -73,39 +73,39 @@ TEST_CASE("local_sgd gives the same weights each time, on 1 and on 3 servers") {
   for (const ModeOptions& mode :
        {ModeOptions{.name = "local_sgd", .local_steps = 3, .outer_momentum = 0.5F},
         ModeOptions{.name = "local_sgd", .local_steps = 2, .local_sync = "gradients", .average_every = "5"}}) {
-    const std::string hash = Train(mode, 1).weights_hash.hash;
-    CHECK(Train(mode, 1).weights_hash.hash == hash);
-    CHECK(Train(mode, 3).weights_hash.hash == hash);
+    const std::string hash = TrainIn(mode, 1).weights_hash.hash;
+    CHECK(TrainIn(mode, 1).weights_hash.hash == hash);
+    CHECK(TrainIn(mode, 3).weights_hash.hash == hash);
   }
 }
 
 // Plays a job of three workers in backup, whose pushes come in this order: a rank pushes its next step, and its answer
 // is waited for where the version is made by it. Returns the hash.
 std::string PlayBackup(uint32_t shards) {
-  Cluster cluster(Options({.name = "backup"}, shards, 3));
+  Cluster cluster(InMode({.name = "backup"}, shards, 3));
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kLayout);
+    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kThreeTensors);
     REQUIRE(client.ok());
     clients.push_back(*std::move(client));
   }
-  const auto zeros = Filled(0);
+  const auto zeros = AllOf(0);
   std::vector<std::vector<std::vector<float>>> weights(3, zeros);
-  REQUIRE(clients[0]->Start(Const(zeros), Mutable(weights[0])).ok());
-  REQUIRE(clients[1]->Start(Const(zeros), Mutable(weights[1])).ok());
-  REQUIRE(clients[2]->Start(Const(zeros), Mutable(weights[2])).ok());
+  REQUIRE(clients[0]->Start(ReadOnly(zeros), Writable(weights[0])).ok());
+  REQUIRE(clients[1]->Start(ReadOnly(zeros), Writable(weights[1])).ok());
+  REQUIRE(clients[2]->Start(ReadOnly(zeros), Writable(weights[2])).ok());
   // Of each step two ranks, in this order; the third comes too late.
   const std::vector<std::vector<uint32_t>> orders = {{2, 0, 1}, {0, 1, 2}, {1, 2, 0}, {2, 1, 0}};
   for (uint64_t step = 0; step < orders.size(); ++step) {
     std::vector<std::shared_ptr<Exchange>> exchanges;
     std::vector<std::vector<std::vector<float>>> gradients;
     for (const uint32_t rank : orders[step]) {
-      gradients.push_back(Filled(0.1F * static_cast<float>(rank + 1) + 0.01F * static_cast<float>(step)));
+      gradients.push_back(AllOf(0.1F * static_cast<float>(rank + 1) + 0.01F * static_cast<float>(step)));
     }
     const auto push = [&](size_t i) {
       const uint32_t rank = orders[step][i];
       const PushInfo info = {.step = step, .version = step, .samples = rank + 1};
-      return clients[rank]->StartPushPull(info, Const(gradients[i]), Mutable(weights[rank]), false);
+      return clients[rank]->StartPushPull(info, ReadOnly(gradients[i]), Writable(weights[rank]), false);
     };
     const auto first = push(0);
     const auto second = push(1);

@@ -14,7 +14,8 @@
 #include "server/shard_cut.h"
 #include "tests/catch.h"
 
-namespace ps {
+// Of its own: the other interleavings use the same words.
+namespace ps::cut_interleavings {
 namespace {
 
 constexpr uint32_t kShards = 2;
@@ -417,4 +418,4 @@ TEST_CASE("In random orders with losses, rejoins and retries a cut is at the sam
 }
 
 }  // namespace
-}  // namespace ps
+}  // namespace ps::cut_interleavings
