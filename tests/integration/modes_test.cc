@@ -8,11 +8,11 @@
 namespace ps {
 namespace {
 
-const Layout kThreeTensors = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
+const Layout kTensors = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
 
 std::vector<std::vector<float>> AllOf(float value) {
   std::vector<std::vector<float>> tensors;
-  for (const TensorSpec& spec : kThreeTensors) tensors.emplace_back(spec.elements(), value);
+  for (const TensorSpec& spec : kTensors) tensors.emplace_back(spec.elements(), value);
   return tensors;
 }
 ConstTensors ReadOnly(const std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
@@ -85,7 +85,7 @@ std::string PlayBackup(uint32_t shards) {
   Cluster cluster(InMode({.name = "backup"}, shards, 3));
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kThreeTensors);
+    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kTensors);
     REQUIRE(client.ok());
     clients.push_back(*std::move(client));
   }

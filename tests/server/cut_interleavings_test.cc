@@ -234,7 +234,7 @@ class World {
   bool Has(const Shard& shard, uint32_t w) const {
     const auto applied = shard.applied.find(w);
     return applied != shard.applied.end() &&
-           applied->second >= CutStep{.incarnation = workers_[w].incarnation, .next_step = workers_[w].step + 1};
+           !(applied->second < CutStep{.incarnation = workers_[w].incarnation, .next_step = workers_[w].step + 1});
   }
 
   void Tell(const v1::Cut& cut) {
@@ -261,7 +261,7 @@ class World {
     const ShardCut::Push push = shard.decided.front();
     shard.decided.pop_front();
     const CutStep step = {.incarnation = push.incarnation, .next_step = push.step + 1};
-    shard.twice = shard.twice || shard.applied[push.rank] >= step;
+    shard.twice = shard.twice || !(shard.applied[push.rank] < step);
     shard.applied[push.rank] = step;
   }
   void Decide(Shard& shard, const std::vector<ShardCut::Push>& pushes) {
