@@ -126,6 +126,7 @@ std::string PlayBackup(uint32_t shards) {
   const absl::StatusOr<HashedWeights> hashed = clients[0]->WeightsHash();
   REQUIRE(hashed.ok());
   std::vector<std::thread> ends;
+  ends.reserve(clients.size());
   for (auto& client : clients) {
     ends.emplace_back([&client] {
       (void)client->Done();
