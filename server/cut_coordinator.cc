@@ -81,7 +81,7 @@ CutCoordinator::Outcome CutCoordinator::CheckTimes(TimePoint now) {
     outcome.ended = absl::DeadlineExceededError(
         phase_ == v1::Cut::COMMIT
             ? absl::StrCat("the change is made, but ", WaitingFor())
-            : absl::StrCat("nothing is changed: the shards did not come to the same point, ", "since ", waited_for_));
+            : absl::StrCat("nothing is changed: the shards did not come to the same point, since ", waited_for_));
     phase_ = v1::Cut::UNSPECIFIED;
   } else if (!attempting && phase_ == v1::Cut::CANCEL && now >= attempt_ends_) {
     ++number_;

@@ -66,14 +66,6 @@ void ToProto(const HyperparameterValues& values, HyperparameterMessages* message
   }
 }
 
-Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values) {
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    const auto value = values.find(each.flag);
-    if (value != values.end()) hyperparameters.*each.field = value->second;
-  }
-  return hyperparameters;
-}
-
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer) {
   HyperparameterValues values;
   for (const HyperparameterInfo& each : HyperparameterTable()) {

@@ -1,7 +1,6 @@
 // Hyperparameters by name, as they are set, told and shown while a job runs.
 #pragma once
 
-#include <map>
 #include <string>
 
 #include <google/protobuf/repeated_ptr_field.h>
@@ -12,8 +11,6 @@
 
 namespace ps {
 
-// Some or all hyperparameters, by the name of the flag.
-using HyperparameterValues = std::map<std::string, float>;
 using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
 
 // What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that there is not, that the optimizer
@@ -23,9 +20,6 @@ absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& m
 // What a message holds that the chief has checked.
 HyperparameterValues FromProto(const HyperparameterMessages& messages);
 void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);
-
-// These, but for the values that are given.
-Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);
 
 // Those that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);

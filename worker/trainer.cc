@@ -152,7 +152,10 @@ absl::Status Trainer::Start() {
   if (!started.ok()) return started.status();
   initial = {};
   exchanges_.emplace(*client_, *std::move(started));
-  if (exchanges_->step() > client_->start_step()) feed_->SkipTo(static_cast<int64_t>(exchanges_->step()));
+  if (exchanges_->step() > client_->start_step()) {
+    feed_->SkipTo(static_cast<uint64_t>(
+        FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(), source_->total_batches())));
+  }
   return absl::OkStatus();
 }
 

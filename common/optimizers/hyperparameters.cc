@@ -54,4 +54,12 @@ const HyperparameterInfo& InfoOf(float Hyperparameters::*field) {
   return *std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.field == field; });
 }
 
+Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values) {
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    const auto value = values.find(each.flag);
+    if (value != values.end()) hyperparameters.*each.field = value->second;
+  }
+  return hyperparameters;
+}
+
 }  // namespace ps

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -49,5 +50,11 @@ const std::vector<HyperparameterInfo>& HyperparameterTable();
 
 // The row of one field.
 const HyperparameterInfo& InfoOf(float Hyperparameters::*field);
+
+// Some or all hyperparameters, by the name of the flag.
+using HyperparameterValues = std::map<std::string, float>;
+
+// These, but for the values that are given; a name that there is not changes nothing.
+Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);
 
 }  // namespace ps

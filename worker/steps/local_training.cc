@@ -36,19 +36,6 @@ void Subtract(const ConstTensors& a, const MutableTensors& x) {
   }
 }
 
-namespace {
-
-// Those that are not named are not used by the optimizer.
-Hyperparameters FromNames(const std::map<std::string, float>& values) {
-  Hyperparameters hyperparameters;
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (const auto found = values.find(each.flag); found != values.end()) hyperparameters.*each.field = found->second;
-  }
-  return hyperparameters;
-}
-
-}  // namespace
-
 uint32_t TakeSamples(uint64_t& samples) {
   return static_cast<uint32_t>(std::min<uint64_t>(std::exchange(samples, 0), UINT32_MAX));
 }
@@ -73,7 +60,7 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
-    const float initial = training.optimizer_->InitialState(k, FromNames(values));
+    const float initial = training.optimizer_->InitialState(k, Changed({}, values));
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
     training.state_.push_back(*std::move(state));
   }
@@ -97,7 +84,7 @@ void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
   const UpdateContext update = {.update = ++updates_,
-                                .hyperparameters = FromNames(context_.exchanges.hyperparameters())};
+                                .hyperparameters = Changed({}, context_.exchanges.hyperparameters())};
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),
