@@ -238,6 +238,7 @@ TEST_CASE("A shard that is stopped ends the job with that reason, on all sides")
   REQUIRE(chief.WaitFor(".err", "the job is running"));
   shard.Signal(SIGTERM);
   for (Process* process : {&chief, &shard, &worker}) {
+    INFO(process->Errors());
     CHECK(process->Wait() == 1);
     CHECK(process->Errors().find("server 1 was stopped (SIGTERM)") != std::string::npos);
   }

@@ -249,8 +249,8 @@ TEST_CASE("asp applies pushes that wait in one pass, to the bits of one after th
     ShardOptions options = Options({}, "momentum");
     options.apply_threads = 0;
     T test("asp", options);
-    const auto push = [&](uint32_t rank, std::vector<float> values) {
-      REQUIRE(test.Add(rank, 0, std::move(values)).ok());
+    const auto push = [&](uint32_t rank, const std::vector<float>& values) {
+      REQUIRE(test.Add(rank, 0, values).ok());
       if (!at_once) CHECK(test.shard.ApplyPosted());
     };
     push(0, {0.1F, 0.2F, 0.3F, 1e-8F});
