@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/finite.h"
+#include "common/subnormals.h"
 
 namespace ps {
 namespace {
@@ -63,6 +64,7 @@ void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, 
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
                     Isa isa) {
+  const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   bool finite = true;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {

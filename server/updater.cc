@@ -207,6 +207,7 @@ bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
   for (const Version& version : versions) {
     VersionInput& input = inputs.emplace_back();
     input.context = version.context;
+    input.context.hyperparameters = ForTensor(version.context.hyperparameters, layout->tensor(local));
     for (size_t i = 0; i < version.pushes.size(); ++i) {
       const Push& push = *version.pushes[i];
       if (push.samples == 0) continue;
@@ -224,7 +225,7 @@ std::string Updater::Update::NotFinite() const {
   const std::string which =
       versions.size() == 1 ? absl::StrCat("version ", context.update)
                            : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
-  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite),
+  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite).name,
                       " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
 }
 

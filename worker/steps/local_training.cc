@@ -1,13 +1,13 @@
 #include "worker/steps/local_training.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status.h"
+#include "common/subnormals.h"
 #include "worker/client/tensor_memory.h"
 
 namespace ps {
@@ -51,8 +51,7 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
   absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
   if (!optimizer.ok()) return optimizer.status();
-  const std::map<std::string, float>& values = context.exchanges.hyperparameters();
-  if (values.empty()) {
+  if (context.exchanges.hyperparameters().empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
   }
@@ -60,11 +59,17 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
-    const float initial = training.optimizer_->InitialState(k, Changed({}, values));
+    const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
     training.state_.push_back(*std::move(state));
   }
   return training;
+}
+
+// The servers tell all that the optimizer uses.
+Hyperparameters LocalTraining::CurrentHyperparameters() const {
+  return Changed(DefaultHyperparameters(context_.client.policy().local_steps->optimizer),
+                 context_.exchanges.hyperparameters());
 }
 
 absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return AllocateTensors(context_.network.layout()); }
@@ -83,8 +88,9 @@ absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
-  const UpdateContext update = {.update = ++updates_,
-                                .hyperparameters = Changed({}, context_.exchanges.hyperparameters())};
+  const FlushSubnormals flush;
+  ++updates_;
+  const Hyperparameters current = CurrentHyperparameters();
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),
@@ -93,7 +99,7 @@ void LocalTraining::Apply(StepResult& result) {
     for (size_t k = 0; k < state_.size(); ++k) {
       block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
     }
-    optimizer_->Apply(block, update, isa);
+    optimizer_->Apply(block, {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])}, isa);
   }
   result.backward_s += Seconds(Now() - began);
 }

@@ -58,6 +58,8 @@ class LocalTraining {
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
+  // Those that came with the servers' weights last.
+  Hyperparameters CurrentHyperparameters() const;
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
