@@ -57,6 +57,7 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
   }
   LocalTraining training(context, *std::move(optimizer));
+  training.SetPosition();
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
@@ -83,8 +84,9 @@ absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
-  const UpdateContext update = {.update = ++updates_,
-                                .hyperparameters = Changed({}, context_.exchanges.hyperparameters())};
+  UpdateContext update = {.update = ++updates_, .hyperparameters = Changed({}, context_.exchanges.hyperparameters())};
+  float& rate = update.hyperparameters.learning_rate;
+  rate = context_.exchanges.schedule().Scaled(rate, position_ + passed_ * context_.client.num_workers());
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),
@@ -96,6 +98,11 @@ void LocalTraining::Apply(StepResult& result) {
     optimizer_->Apply(block, update, isa);
   }
   result.backward_s += Seconds(Now() - began);
+}
+
+void LocalTraining::SetPosition(uint64_t more) {
+  position_ = context_.exchanges.position() + more;
+  passed_ = 0;
 }
 
 StepRecord LocalTraining::Record(const TrainingBatch& batch, const StepResult& computed) const {
