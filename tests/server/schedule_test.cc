@@ -219,7 +219,7 @@ TEST_CASE("A step is named with the samples that shard 0 had refused before it, 
   CHECK(job.decisions[3].dropped_samples() == 5);
 }
 
-TEST_CASE("A schedule is set in samples on all shards, and shown; what is wrong with it changes nothing") {
+TEST_CASE("A schedule is set in samples on all shards, and shown, and a wrong one changes nothing") {
   TestJob job("bsp", 1, 2);
   REQUIRE(job.Join(OfEpoch(job, "a", 100)).ok());
   for (const uint32_t shard : {0U, 1U}) job.Initialised(shard);
