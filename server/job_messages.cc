@@ -49,7 +49,10 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   const bool some_ahead = ranks.size() < members.members().size();
   if (!some_ahead) return "";
   const uint64_t step = members.members().at(ranks.front()).step;
-  return absl::StrCat("step ", step, ": waiting for ", members.Describe(ranks, now));
+  const std::string who = members.Describe(ranks, now);
+  // Elsewhere only who is ahead by more than the mode's bound waits, if there is one.
+  return job.mode().synchronous() ? absl::StrCat("step ", step, ": waiting for ", who)
+                                  : absl::StrCat("the slowest, at step ", step, ": ", who);
 }
 
 std::string WaitingForRuns(const JobState& job, TimePoint now) {

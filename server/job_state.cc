@@ -234,7 +234,7 @@ void JobState::LoseMember(const Member& member, const std::string& why) {
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
   if (action == LossAction::kFail) {
-    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", at step ", member.step));
+    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", last known at step ", member.step));
   } else if (action == LossAction::kContinue && members_.members().empty()) {
     if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));

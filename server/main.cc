@@ -31,12 +31,14 @@ int main(int argc, char** argv) {
   RouteGrpcLog();
   Mutex mutex;
   Server* running = nullptr;
+  std::string stopped;  // Why, if it was.
   std::stop_source stop;
   const StopSignal stop_signal([&](const std::string& signal) {
     spdlog::info("{}: stopping", signal);
-    stop.request_stop();
     MutexLock lock(mutex);
-    if (running != nullptr) running->Stop(absl::StrCat("server ", options.shard, " was stopped (", signal, ")"));
+    stopped = absl::StrCat("server ", options.shard, " was stopped (", signal, ")");
+    stop.request_stop();
+    if (running != nullptr) running->Stop(stopped);
   });
   absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, ServerFlagValues(), stop.get_token());
   if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
@@ -44,7 +46,7 @@ int main(int argc, char** argv) {
   {
     MutexLock lock(mutex);
     running = server->get();
-    if (stop.stop_requested()) running->Stop(absl::StrCat("server ", options.shard, " was stopped"));
+    if (!stopped.empty()) running->Stop(stopped);
   }
   const absl::Status ended = (*server)->Wait();
   {

@@ -1,6 +1,7 @@
 // A rank that changes hands in a running job.
 #include "common/clock.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/process.h"
 
 namespace ps {
 namespace {
@@ -73,6 +74,47 @@ TEST_CASE(
   const auto evaluations = cluster.Events("worker.jsonl", "eval");
   for (const auto& evaluation : evaluations) CHECK(evaluation["step"].get<int>() % kStepsPerEpoch == 0);
   CHECK(evaluations[before]["step"] > evaluations[before - 1]["step"]);
+}
+
+TEST_CASE(
+    "Where a mode goes on without a killed worker, a new one takes its rank on 3 servers, and all of them finish") {
+  for (const std::vector<std::string>& mode :
+       std::vector<std::vector<std::string>>{{"--mode=asp", "--delay_compensation=0.04"},
+                                             {"--mode=ssp", "--staleness=2"},
+                                             {"--mode=backup"},
+                                             {"--mode=easgd"},
+                                             {"--mode=asp", "--budget=job"}}) {
+    CAPTURE(mode);
+    const TempFolder folder;
+    std::vector<std::unique_ptr<Process>> job;
+    std::string chief;
+    for (const std::string shard : {"0", "1", "2"}) {
+      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--optimizer=momentum",
+                                            "--shard=" + shard};
+      arguments.insert(arguments.end(), mode.begin(), mode.end());
+      if (!chief.empty()) arguments.push_back("--chief=" + chief);
+      job.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + shard)));
+      if (chief.empty()) chief = job.back()->Address();
+    }
+    const auto start = [&](const std::string& rank, const std::string& log) {
+      return std::make_unique<Process>("ps_worker", Worker(chief, {"--rank=" + rank, "--epochs=100"}),
+                                       folder.File(log));
+    };
+    job.push_back(start("0", "worker-0"));
+    job.push_back(start("2", "worker-2"));
+    {
+      const auto killed = start("1", "killed");
+      REQUIRE(job[0]->WaitFor(".err", "the job is running"));
+      killed->Signal(SIGKILL);
+      CHECK(killed->Wait() == 128 + SIGKILL);
+    }
+    job.push_back(start("1", "replacement"));
+    for (const auto& process : job) {
+      const int status = process->Wait();
+      INFO(process->Errors());
+      CHECK(status == 0);
+    }
+  }
 }
 
 }  // namespace
