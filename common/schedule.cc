@@ -226,6 +226,7 @@ std::map<std::string, std::string> ScheduleSettings(const ScheduleOptions& optio
 
 std::vector<IdleFlag> IdleScheduleFlags(const ScheduleOptions& options) {
   std::vector<IdleFlag> flags;
+  flags.reserve(ScheduleRows().size());
   const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(options.schedule);
   for (const ScheduleRow& row : ScheduleRows()) {
     flags.push_back({.flag = row.flag,

@@ -316,6 +316,7 @@ TEST_CASE("with averaged gradients each push says what has passed since the one 
   worker.Train(5);
   CHECK(PushedSamples(*worker.client) == std::vector<uint32_t>{3, 13, 1});
   std::vector<uint64_t> passed;
+  passed.reserve(3);
   for (const Asked& each : worker.client->asked) passed.push_back(each.push->passed.value_or(0));
   CHECK(passed == std::vector<uint64_t>{7, 6, 1});
 }
