@@ -26,7 +26,7 @@ ABSL_FLAG(int, repeats, 30, "exchange, network: number of measured repeats");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
-ABSL_FLAG(std::string, mode, "bsp", "train: bsp or asp");
+ABSL_FLAG(std::string, mode, "bsp", "train: bsp, asp, ssp, local_sgd or easgd, with the defaults of their flags");
 ABSL_FLAG(int64_t, steps, 300, "train: steps per worker");
 ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a comma-separated list of them");
 ABSL_FLAG(std::string, math, "float32",
@@ -56,7 +56,8 @@ absl::Status CheckFlags(const std::string& command) {
   problems.Check(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix"}), "--transport: expected tcp or unix");
   problems.Check(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
                  "--op: expected push, pull or push_pull");
-  problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp"}), "--mode: expected bsp or asp");
+  problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp", "ssp", "local_sgd", "easgd"}),
+                 "--mode: expected bsp, asp, ssp, local_sgd or easgd");
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
   problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= 256,
