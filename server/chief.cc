@@ -18,10 +18,11 @@ absl::Status FencedError(uint32_t rank) {
   return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", rank, " belongs to another worker, or was lost"));
 }
 
-void AddDecisions(const std::vector<StepSet>& sets, v1::ChiefUpdate& update) {
+void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1::ChiefUpdate& update) {
   for (const StepSet& set : sets) {
     v1::StepDecision* decision = update.add_decisions();
     decision->set_step(set.step);
+    decision->set_dropped_samples(dropped_samples);
     for (const uint32_t rank : set.ranks) decision->add_ranks(rank);
   }
 }
@@ -59,7 +60,7 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
   if (!outcome.decided.empty()) {
     v1::ChiefUpdate update;
-    AddDecisions(outcome.decided, update);
+    AddDecisions(outcome.decided, job_.dropped_samples(), update);
     Broadcast(update);
   }
   if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
@@ -73,7 +74,7 @@ void Chief::ChangeView(TimePoint now) {
   const std::vector<StepSet> decided = job_.NextView(now);
   v1::ChiefUpdate update;
   *update.mutable_view() = MakeView(job_, now);
-  AddDecisions(decided, update);
+  AddDecisions(decided, job_.dropped_samples(), update);
   Broadcast(update);
   AnswerJoins(now);
   AnswerDones(now);

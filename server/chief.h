@@ -136,7 +136,7 @@ class Chief {
   MemberStreams streams_ ABSL_GUARDED_BY(mutex_);
   CutCoordinator cut_ ABSL_GUARDED_BY(mutex_);
   // The change that is under way, and who asked for it; empty: none.
-  HyperparameterValues setting_ ABSL_GUARDED_BY(mutex_);
+  JobState::Setting setting_ ABSL_GUARDED_BY(mutex_);
   SetCallback set_callback_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
   bool told_end_ ABSL_GUARDED_BY(mutex_) = false;

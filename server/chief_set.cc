@@ -3,6 +3,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/schedule_proto.h"
 #include "common/status.h"
 #include "server/chief.h"
 
@@ -12,16 +13,18 @@ void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, Tim
                                SetCallback callback) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  absl::StatusOr<HyperparameterValues> values = job_.CheckSet(request);
-  if (values.ok() && set_callback_) {
-    values = absl::ResourceExhaustedError(absl::StrCat("another change is under way: ", ToString(setting_)));
+  absl::StatusOr<JobState::Setting> setting = job_.CheckSet(request);
+  if (setting.ok() && set_callback_) {
+    setting = absl::ResourceExhaustedError(
+        absl::StrCat("another change is under way: ", ToString(setting_.values, setting_.schedule)));
   }
-  if (!values.ok()) return outbox_.Add([callback, status = values.status()] { callback(status); });
-  spdlog::info("asked to set {}", ToString(*values));
-  setting_ = *std::move(values);
+  if (!setting.ok()) return outbox_.Add([callback, status = setting.status()] { callback(status); });
+  spdlog::info("asked to set {}", ToString(setting->values, setting->schedule));
+  setting_ = *std::move(setting);
   set_callback_ = std::move(callback);
   v1::Cut commit;
-  ToProto(setting_, commit.mutable_hyperparameters());
+  ToProto(setting_.values, commit.mutable_hyperparameters());
+  if (setting_.schedule.has_value()) *commit.mutable_schedule() = ToProto(*setting_.schedule);
   // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
   if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
   const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
@@ -49,7 +52,8 @@ void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
 }
 
 void Chief::AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) {
-  if (!reply.ok()) spdlog::warn("setting {}: {}", ToString(setting_), Message(reply.status()));
+  if (!reply.ok())
+    spdlog::warn("setting {}: {}", ToString(setting_.values, setting_.schedule), Message(reply.status()));
   outbox_.Add([callback = std::exchange(set_callback_, nullptr), reply] { callback(reply); });
 }
 

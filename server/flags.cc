@@ -63,6 +63,14 @@ ABSL_FLAG(std::optional<float>, eps, std::nullopt, ps::InfoOf(&ps::Hyperparamete
 ABSL_FLAG(std::optional<float>, initial_accumulator_value, std::nullopt,
           ps::InfoOf(&ps::Hyperparameters::initial_accumulator_value).Help());
 ABSL_FLAG(std::optional<float>, lr_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::lr_decay).Help());
+// Every row of schedule.cc.
+ABSL_FLAG(std::string, schedule, ps::ScheduleOptions().schedule, ps::ScheduleFlagHelp("schedule"));
+ABSL_FLAG(std::string, warmup, ps::ScheduleOptions().warmup, ps::ScheduleFlagHelp("warmup"));
+ABSL_FLAG(std::string, schedule_length, ps::ScheduleOptions().schedule_length, ps::ScheduleFlagHelp("schedule_length"));
+ABSL_FLAG(std::string, schedule_step, ps::ScheduleOptions().schedule_step, ps::ScheduleFlagHelp("schedule_step"));
+ABSL_FLAG(double, schedule_gamma, ps::ScheduleOptions().schedule_gamma, ps::ScheduleFlagHelp("schedule_gamma"));
+ABSL_FLAG(double, schedule_power, ps::ScheduleOptions().schedule_power, ps::ScheduleFlagHelp("schedule_power"));
+ABSL_FLAG(double, schedule_end, ps::ScheduleOptions().schedule_end, ps::ScheduleFlagHelp("schedule_end"));
 ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
 ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
@@ -113,6 +121,16 @@ Hyperparameters HyperparametersFromFlags(const std::string& optimizer) {
   return values;
 }
 
+ScheduleOptions ScheduleOptionsFromFlags() {
+  return {.schedule = absl::GetFlag(FLAGS_schedule),
+          .warmup = absl::GetFlag(FLAGS_warmup),
+          .schedule_length = absl::GetFlag(FLAGS_schedule_length),
+          .schedule_step = absl::GetFlag(FLAGS_schedule_step),
+          .schedule_gamma = absl::GetFlag(FLAGS_schedule_gamma),
+          .schedule_power = absl::GetFlag(FLAGS_schedule_power),
+          .schedule_end = absl::GetFlag(FLAGS_schedule_end)};
+}
+
 }  // namespace
 
 ServerOptions ServerOptionsFromFlags() {
@@ -126,6 +144,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.budget = absl::GetFlag(FLAGS_budget);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   options.hyperparameters = HyperparametersFromFlags(options.optimizer);
+  options.schedule = ScheduleOptionsFromFlags();
   options.shard = absl::GetFlag(FLAGS_shard);
   options.num_shards = absl::GetFlag(FLAGS_num_shards);
   options.chief = absl::GetFlag(FLAGS_chief);
@@ -153,6 +172,7 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   for (const ModeFlag& each : ModeFlags(ModeOptionsFromFlags())) {
     flags.push_back({.flag = each.flag, .idle = !each.used, .why = each.why_not});
   }
+  for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) flags.push_back(std::move(each));
   return CheckIdleFlags(line, flags);
 }
 

@@ -13,6 +13,7 @@ void HyperparameterTimeline::Add(Change change) {
     return;
   }
   for (const auto& [name, value] : change.values) pending_.back().values[name] = value;
+  if (change.schedule.has_value()) pending_.back().schedule = change.schedule;
 }
 
 Hyperparameters HyperparameterTimeline::At(uint64_t version) const {
@@ -23,10 +24,19 @@ Hyperparameters HyperparameterTimeline::At(uint64_t version) const {
   return values;
 }
 
+Schedule HyperparameterTimeline::ScheduleAt(uint64_t version) const {
+  Schedule schedule = schedule_;
+  for (const Change& change : pending_) {
+    if (change.version <= version) schedule = change.schedule.value_or(schedule);
+  }
+  return schedule;
+}
+
 std::vector<HyperparameterTimeline::Change> HyperparameterTimeline::TakeMade(uint64_t version) {
   std::vector<Change> made;
   while (!pending_.empty() && pending_.front().version <= version) {
     made_with_ = Changed(made_with_, pending_.front().values);
+    schedule_ = pending_.front().schedule.value_or(schedule_);
     made.push_back(std::move(pending_.front()));
     pending_.pop_front();
   }

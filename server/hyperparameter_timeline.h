@@ -1,11 +1,14 @@
-// Which hyperparameters a version is made with. A change holds from one version on, which is never one that has been
-// begun with other values; until that version is made, the change is pending. Pure; its owner locks.
+// Which hyperparameters a version is made with, and by which schedule of the learning rate. A change holds from one
+// version on, which is never one that has been begun with other values; until that version is made, the change is
+// pending. Pure; its owner locks.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
+#include "ps/schedule.h"
 #include "server/hyperparameter_values.h"
 
 namespace ps {
@@ -15,11 +18,15 @@ class HyperparameterTimeline {
   struct Change {
     uint64_t version = 0;  // The first that is made with the values.
     HyperparameterValues values;
+    std::optional<Schedule> schedule = {};  // Unset: it stays as it is.
 
     bool operator==(const Change&) const = default;
   };
 
   explicit HyperparameterTimeline(const Hyperparameters& initial) : made_with_(initial) {}
+
+  // The schedule at first, once it is known how long an epoch is.
+  void SetSchedule(const Schedule& schedule) { schedule_ = schedule; }
 
   // `version` is later than every one that is made, and no earlier than that of any pending change. Of two changes at
   // one version the later one counts.
@@ -27,12 +34,15 @@ class HyperparameterTimeline {
 
   // Those that the update uses that makes this version, which is not made yet.
   Hyperparameters At(uint64_t version) const;
+  // The schedule of that update.
+  Schedule ScheduleAt(uint64_t version) const;
 
   // This version is made. Returns the changes that took effect with it, in their order.
   std::vector<Change> TakeMade(uint64_t version);
 
  private:
   Hyperparameters made_with_;  // The newest version.
+  Schedule schedule_;          // Likewise.
   std::deque<Change> pending_;
 };
 

@@ -81,6 +81,11 @@ std::string ToString(const HyperparameterValues& values) {
   });
 }
 
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule) {
+  if (!schedule.has_value()) return ToString(values);
+  return absl::StrCat(ToString(values), values.empty() ? "" : " ", ToString(*schedule));
+}
+
 nlohmann::ordered_json ToJson(const HyperparameterValues& values) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (const auto& [name, value] : values) json[name] = nlohmann::ordered_json::parse(ExactText(value));

@@ -1,12 +1,14 @@
 // Hyperparameters by name, as they are set, told and shown while a job runs.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <google/protobuf/repeated_ptr_field.h>
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "common/optimizers/hyperparameters.h"
+#include "common/schedule.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {
@@ -26,6 +28,8 @@ HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std:
 
 // "learning_rate=0.01 momentum=0.5"
 std::string ToString(const HyperparameterValues& values);
+// And of a change that replaces the schedule, what that is: "learning_rate=0.01 schedule=constant".
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule);
 // {"learning_rate":0.01,"momentum":0.5}, with the same digits.
 nlohmann::ordered_json ToJson(const HyperparameterValues& values);
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
+#include "common/schedule_proto.h"
 
 namespace ps {
 namespace {
@@ -77,6 +78,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
     out->set_counts_as_empty(member.counts_as_empty);
   }
   view.set_waiting_for(WaitingFor(job, now));
+  view.set_samples_per_epoch(job.samples_per_epoch());
   return view;
 }
 
@@ -141,6 +143,10 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   AddShardInfo(job, reply.mutable_shards());
   reply.set_waiting_for(WaitingFor(job, now));
   ToProto(ValuesOf(job.hyperparameters(), job.options().optimizer), reply.mutable_hyperparameters());
+  if (const std::optional<Schedule> schedule = job.schedule(); schedule.has_value()) {
+    *reply.mutable_schedule() = ToProto(*schedule);
+  }
+  reply.set_samples_per_epoch(job.samples_per_epoch());
   if (job.plan().has_value()) reply.set_parameters(static_cast<uint64_t>(job.plan()->total_elements()));
   return reply;
 }

@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/job_messages.h"
@@ -23,7 +24,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
     : options_(options),
       members_(options.num_workers, options.lease),
       shards_(options.job, options.num_shards, options.settings),
-      terms_(options.job, options.num_shards, options.max_shard_elements),
+      terms_(options.job, options.num_shards, options.max_shard_elements, options.schedule),
       steps_(std::move(mode), options.num_shards),
       hyperparameters_(options.hyperparameters),
       runs_(options.hands_out_runs, steps_.mode().policy()) {}
@@ -62,6 +63,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
   const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
   if (news.applied) last_progress_ = now;
+  if (shard == 0) dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
   runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
   if (!report.failure().empty() && !ended()) {
     SetPhase(v1::PHASE_FAILED, report.failure());
@@ -103,10 +105,8 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (!joined.ok()) return joined.status();
   (*joined)->join_request_id = request.join_request_id();
   (*joined)->watches = request.watches();
-  if (!plan().has_value()) {
-    terms_.Fix(request);
-    layout_view_ = view_ + 1;
-  }
+  if (!plan().has_value()) layout_view_ = view_ + 1;
+  terms_.Fix(request);
   const Member& member = **joined;
   spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
                options_.num_workers, member.incarnation,
@@ -278,12 +278,37 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
 }
 
-absl::StatusOr<HyperparameterValues> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
-  absl::StatusOr<HyperparameterValues> values = CheckValues(request.values(), options_.optimizer);
-  if (!values.ok()) return values;
+absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
+  Setting setting;
+  Problems problems;
+  ScheduleOptions schedule;
+  if (!request.schedule().empty()) {
+    problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
+  }
+  if (request.values_size() > 0 || request.schedule().empty()) {
+    problems.Read(CheckValues(request.values(), options_.optimizer), setting.values);
+  }
+  PS_RETURN_IF_ERROR(problems.ToStatus());
   PS_RETURN_IF_ERROR(Serving());
-  if (phase_ == v1::PHASE_RUNNING) return values;
-  return absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
+  if (phase_ != v1::PHASE_RUNNING) {
+    return absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
+  }
+  if (request.schedule().empty()) return setting;
+  const absl::StatusOr<Schedule> resolved = ResolveSchedule(schedule, terms_.samples_per_epoch());
+  if (!resolved.ok()) return resolved.status();
+  setting.schedule = *resolved;
+  return setting;
+}
+
+void JobState::OnSet(const Setting& setting) {
+  hyperparameters_ = Changed(hyperparameters_, setting.values);
+  if (setting.schedule.has_value()) set_schedule_ = setting.schedule;
+}
+
+std::optional<Schedule> JobState::schedule() const {
+  if (set_schedule_.has_value()) return set_schedule_;
+  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options_.schedule, terms_.samples_per_epoch());
+  return schedule.ok() ? std::optional<Schedule>(*schedule) : std::nullopt;
 }
 
 bool JobState::Fail(const std::string& reason) {

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/schedule.h"
 #include "ps/v1/ps.pb.h"
 #include "server/hyperparameter_values.h"
 #include "server/job_runs.h"
@@ -36,6 +37,7 @@ struct ChiefOptions {
   ModeOptions mode;
   std::string optimizer = "sgd";    // Told to workers that take steps by themselves.
   Hyperparameters hyperparameters;  // At first.
+  ScheduleOptions schedule;         // At first.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -57,6 +59,12 @@ class JobState {
   bool names_sets() const { return steps_.leads(); }
   // As last set.
   const Hyperparameters& hyperparameters() const { return hyperparameters_; }
+  // Likewise; nothing as long as it is not known how long an epoch is.
+  std::optional<Schedule> schedule() const;
+  // 0: no worker has told it.
+  uint64_t samples_per_epoch() const { return terms_.samples_per_epoch(); }
+  // Of pushes that the mode has refused, as shard 0 counts them.
+  uint64_t dropped_samples() const { return dropped_samples_; }
   v1::Phase phase() const { return phase_; }
   const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
   bool ended() const { return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED; }
@@ -132,9 +140,13 @@ class JobState {
   // lost because its connection broke.
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
   // What a request to set hyperparameters asks for. INVALID_ARGUMENT names all that is wrong with it; an error also if
-  // the job does not run.
-  absl::StatusOr<HyperparameterValues> CheckSet(const v1::SetHyperparametersRequest& request) const;
-  void OnSet(const HyperparameterValues& values) { hyperparameters_ = Changed(hyperparameters_, values); }
+  // the job does not run, or nobody has told it how long the epochs of the schedule are.
+  struct Setting {
+    HyperparameterValues values;
+    std::optional<Schedule> schedule;  // Unset: it stays as it is.
+  };
+  absl::StatusOr<Setting> CheckSet(const v1::SetHyperparametersRequest& request) const;
+  void OnSet(const Setting& setting);
   // Returns whether a view is due: not if the job has ended.
   bool Fail(const std::string& reason);
 
@@ -154,6 +166,8 @@ class JobState {
   JobTerms terms_;
   StepCoordinator steps_;
   Hyperparameters hyperparameters_;
+  std::optional<Schedule> set_schedule_;
+  uint64_t dropped_samples_ = 0;
   JobRuns runs_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;

@@ -15,6 +15,7 @@ namespace {
 constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr int kMaxDimensions = 16;             // Of a tensor.
+constexpr uint64_t kMaxEpochSamples = uint64_t{1} << 40;
 
 absl::Status CheckFactor(const TensorSpec& theirs, const TensorSpec& ours, const std::string& of,
                          float TensorSpec::*factor) {
@@ -68,11 +69,28 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   }
   const Layout layout = FromProto(request.layout());
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
-  if (!plan_.has_value()) return CheckMemory(layout);
+  if (!plan_.has_value()) PS_RETURN_IF_ERROR(CheckMemory(layout));
+  if (!plan_.has_value()) return CheckEpoch(request);
   PS_RETURN_IF_ERROR(CheckLayout(layout));
+  PS_RETURN_IF_ERROR(CheckEpoch(request));
   const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job");
   if (differences.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
+}
+
+absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
+  const uint64_t theirs = request.samples_per_epoch();
+  if (theirs > kMaxEpochSamples) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("samples_per_epoch: ", theirs, " samples; at most ", kMaxEpochSamples, " are supported"));
+  }
+  if (theirs != 0 && samples_per_epoch_ != 0 && theirs != samples_per_epoch_) {
+    return absl::FailedPreconditionError(absl::StrCat("samples_per_epoch: an epoch of the worker has ", theirs,
+                                                      " samples, but the job's has ", samples_per_epoch_));
+  }
+  const absl::Status resolved =
+      ResolveSchedule(schedule_, samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs).status();
+  return resolved.ok() ? resolved : absl::FailedPreconditionError(Message(resolved));
 }
 
 absl::Status JobTerms::CheckLayout(const Layout& layout) const {
@@ -101,6 +119,8 @@ absl::Status JobTerms::CheckMemory(const Layout& layout) const {
 }
 
 void JobTerms::Fix(const v1::JoinRequest& request) {
+  if (samples_per_epoch_ == 0) samples_per_epoch_ = request.samples_per_epoch();
+  if (plan_.has_value()) return;
   plan_.emplace(FromProto(request.layout()), num_shards_);
   experiment_ = {request.experiment().begin(), request.experiment().end()};
 }
@@ -108,6 +128,7 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
 void JobTerms::Reset() {
   plan_.reset();
   experiment_.clear();
+  samples_per_epoch_ = 0;
 }
 
 }  // namespace ps

@@ -1,5 +1,6 @@
-// What all workers of a job must share: the protocol, the job's name, the model and the experiment. The first join
-// fixes model and experiment; later ones must agree. Pure.
+// What all workers of a job must share: the protocol, the job's name, the model, the experiment and the samples of an
+// epoch. The first join fixes model and experiment, and the first that tells them the samples; later ones must agree.
+// Pure.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/schedule.h"
 #include "common/slices.h"
 #include "ps/v1/ps.pb.h"
 
@@ -19,31 +21,41 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request);
 
 class JobTerms {
  public:
-  // `max_shard_elements`: of a model that a server's memory holds.
-  JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements)
-      : job_(std::move(job)), num_shards_(num_shards), max_shard_elements_(max_shard_elements) {}
+  // `max_shard_elements`: of a model that a server's memory holds. `schedule`: at first; a join must tell what it
+  // needs.
+  JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements, ScheduleOptions schedule = {})
+      : job_(std::move(job)),
+        num_shards_(num_shards),
+        max_shard_elements_(max_shard_elements),
+        schedule_(std::move(schedule)) {}
 
   // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
-  // the job, the tensor, or all settings of the experiment; or that the model does not fit into the servers' memory.
+  // the job, the tensor, the samples of an epoch, or all settings of the experiment; or that the model does not fit
+  // into the servers' memory, or that the schedule cannot be with these samples of an epoch.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
 
-  // Takes model and experiment from a join that was checked.
+  // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
   // The next join sets them anew.
   void Reset();
 
   // The model; nothing before the first join.
   const std::optional<SlicePlan>& plan() const { return plan_; }
+  // 0: no join has told them.
+  uint64_t samples_per_epoch() const { return samples_per_epoch_; }
 
  private:
+  absl::Status CheckEpoch(const v1::JoinRequest& request) const;
   absl::Status CheckLayout(const Layout& layout) const;
   absl::Status CheckMemory(const Layout& layout) const;
 
   const std::string job_;
   const uint32_t num_shards_;
   const int64_t max_shard_elements_;
+  const ScheduleOptions schedule_;
   std::optional<SlicePlan> plan_;
   std::map<std::string, std::string> experiment_;
+  uint64_t samples_per_epoch_ = 0;
 };
 
 // Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `whose` is "the job".

@@ -66,6 +66,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   CheckBudget(options, problems);
   problems.Check(MakeOptimizer(options.optimizer).status());
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
+  ValidateSchedule(options.schedule, problems);
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
@@ -78,6 +79,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
   std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
+  settings.merge(ScheduleSettings(options.schedule));
   settings["mode"] = CanonicalMode(options.mode.name);
   settings["budget"] = options.budget;
   settings["optimizer"] = options.optimizer;

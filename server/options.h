@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/optimizers/hyperparameters.h"
+#include "common/schedule.h"
 #include "server/modes/mode_options.h"
 
 namespace ps {
@@ -25,6 +26,7 @@ struct ServerOptions {
   std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
+  ScheduleOptions schedule;
 
   uint32_t shard = 0;
   uint32_t num_shards = 1;

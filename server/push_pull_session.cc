@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/schedule_proto.h"
 
 namespace ps {
 namespace {
@@ -16,7 +17,7 @@ std::optional<uint64_t> VersionOf(const Request& request) {
 std::string Describe(const v1::PushRequest& push) {
   return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
-                      int{push.contribution()});
+                      int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "");
 }
 
 }  // namespace
@@ -78,6 +79,8 @@ void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callba
       reply.weights = *std::move(answer->weights);
       reply.header.set_version(reply.weights->version());
       ToProto(answer->hyperparameters, reply.header.mutable_hyperparameters());
+      if (answer->schedule.has_value()) *reply.header.mutable_schedule() = ToProto(*answer->schedule);
+      reply.header.set_position(answer->position);
       const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Now() - began);
       reply.header.set_waited_us(static_cast<uint64_t>(waited.count()));
     }

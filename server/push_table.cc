@@ -9,6 +9,8 @@
 namespace ps {
 namespace {
 
+constexpr uint64_t kMaxPassed = uint64_t{1} << 40;  // Samples, of a push.
+
 std::string ContributionName(v1::Contribution contribution) {
   switch (contribution) {
     case v1::CONTRIBUTION_GRADIENT:
@@ -18,6 +20,21 @@ std::string ContributionName(v1::Contribution contribution) {
     default:
       return absl::StrCat("contribution ", int{contribution});
   }
+}
+
+uint64_t PassedOf(const v1::PushRequest& header) { return header.has_passed() ? header.passed() : header.samples(); }
+
+// Nothing of it is here yet.
+Push PushOf(const v1::PushRequest& header) {
+  Push push;
+  push.rank = header.id().rank();
+  push.incarnation = header.id().incarnation();
+  push.step = header.step();
+  push.version = header.version();
+  push.samples = header.samples();
+  push.passed = PassedOf(header);
+  push.contribution = header.contribution();
+  return push;
 }
 
 }  // namespace
@@ -40,7 +57,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   if (admission.kind == Admission::Kind::kReject) return admission.why;
   if (admission.kind == Admission::Kind::kStale) {
     if (assembling_.contains(rank)) Drop(rank);
-    Refuse(rank, header.id().incarnation(), header.step(), header.samples());
+    Refuse(PushOf(header));
     return Arrival();
   }
   const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, newest);
@@ -62,11 +79,12 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   return arrival;
 }
 
-void PushTable::Refuse(uint32_t rank, uint64_t incarnation, uint64_t step, uint32_t samples) {
-  ledger_.Record(rank, incarnation, step, v1::ANSWER_STALE);
-  Refused& refused = refused_[rank];
+void PushTable::Refuse(const Push& push) {
+  ledger_.Record(push.rank, push.incarnation, push.step, v1::ANSWER_STALE);
+  Refused& refused = refused_[push.rank];
   ++refused.pushes;
-  refused.samples += samples;
+  refused.samples += push.samples;
+  dropped_samples_ += push.passed;
 }
 
 // All pushes of a step carry the same, where they are added up.
@@ -75,6 +93,10 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
   if (!v1::Contribution_IsValid(header.contribution()) || !mode.Takes(header.contribution())) {
     return absl::InvalidArgumentError(
         absl::StrCat(who, ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
+  }
+  if (PassedOf(header) > kMaxPassed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
   }
   if (!mode.synchronous()) return absl::OkStatus();
   for (const auto* pushes : {&complete_, &assembling_}) {
@@ -121,7 +143,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   if (const auto found = assembling_.find(rank); found != assembling_.end()) {
     const Push& push = *found->second;
     if (push.step == header.step() && push.samples == header.samples() && push.version == header.version() &&
-        push.contribution == header.contribution()) {
+        push.contribution == header.contribution() && push.passed == PassedOf(header)) {
       return found->second;
     }
     Drop(rank);  // The rank restarts this push, or begins another.
@@ -133,13 +155,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
                                                      "--max_inflight_bytes=", max_inflight_bytes_));
   }
   inflight_bytes_ += bytes;
-  auto push = std::make_shared<Push>();
-  push->rank = rank;
-  push->incarnation = header.id().incarnation();
-  push->step = header.step();
-  push->version = header.version();
-  push->samples = header.samples();
-  push->contribution = header.contribution();
+  auto push = std::make_shared<Push>(PushOf(header));
   push->slices.resize(layout_->slices());
   push->reserved_bytes = bytes;
   return assembling_[rank] = std::move(push);
@@ -189,7 +205,7 @@ bool PushTable::RefuseStale(const Mode& mode) {
           .rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
       if (mode.Admit(header, push.step).kind != Admission::Kind::kStale) return false;
       GiveBack(push);
-      Refuse(push.rank, push.incarnation, push.step, push.samples);
+      Refuse(push);
       dropped_.push_back(entry.second);
       return refused = true;
     });

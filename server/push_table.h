@@ -37,6 +37,7 @@ struct Push {
   uint64_t step = 0;
   uint64_t version = 0;  // That the gradient was computed on.
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
+  uint64_t passed = 0;   // Samples that the worker has used since its last push.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
   KeptVersion pulled;             // The weights that it was computed on, where delay compensation needs them.
   const void* session = nullptr;  // That brought the newest of its slices; never dereferenced.
@@ -105,6 +106,8 @@ class PushTable {
     uint64_t samples = 0;
   };
   const std::map<uint32_t, Refused>& refused() const { return refused_; }
+  // Samples that had passed with them.
+  uint64_t dropped_samples() const { return dropped_samples_; }
 
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
@@ -125,7 +128,8 @@ class PushTable {
  private:
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
-  void Refuse(uint32_t rank, uint64_t incarnation, uint64_t step, uint32_t samples);
+  // Of a push, or of what begins one: its rank, incarnation and the like.
+  void Refuse(const Push& push);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
   void Drop(uint32_t rank);
@@ -141,6 +145,7 @@ class PushTable {
   Pushes dropped_;
   Ledger ledger_;
   std::map<uint32_t, Refused> refused_;
+  uint64_t dropped_samples_ = 0;
   std::array<uint64_t, v1::Answer_ARRAYSIZE> told_ = {};
 };
 

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/schedule_proto.h"
 #include "common/status.h"
 
 namespace ps {
@@ -30,7 +31,8 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   const OutboxLock lock(outbox_, mutex_);
   if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view());
   for (const v1::StepDecision& decision : update.decisions()) {
-    Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}});
+    Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},
+           decision.dropped_samples());
   }
   if (update.has_cut()) OnCut(update.cut());
   Advance();
@@ -46,7 +48,7 @@ void Shard::SetView(const v1::View& view) {
     });
     if (!set.ok()) Fail(Message(set));
   }
-  for (const StepSet& set : state_.SetMembers()) Decide(set);
+  for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.ForgetHeldOrphans();
   if (!state_.job.running()) Release(state_.cut.End());
   Report({});
@@ -58,7 +60,13 @@ void Shard::OnCut(const v1::Cut& cut) {
   if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
   if (cut.phase() == v1::Cut::COMMIT) {
     const uint64_t version = state_.CommitVersion(cut);
-    state_.updater.Change({.version = version, .values = FromProto(cut.hyperparameters())});
+    std::optional<Schedule> schedule;
+    if (cut.has_schedule()) {
+      const absl::StatusOr<Schedule> given = FromProto(cut.schedule());
+      if (!given.ok()) return Fail(Message(given.status()));
+      schedule = *given;
+    }
+    state_.updater.Change({.version = version, .values = FromProto(cut.hyperparameters()), .schedule = schedule});
     Report(state_.ReportCut(cut, version));
   }
   Release(released);
@@ -123,7 +131,7 @@ void Shard::CompletePush(uint32_t rank) {
 
 void Shard::DecideComplete(const Push& push) {
   const PushHeader header = {.rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
-  for (const StepSet& set : state_.mode->Complete(header)) Decide(set);
+  for (const StepSet& set : state_.mode->Complete(header)) Decide(set, state_.pushes.dropped_samples());
 }
 
 void Shard::RefuseStale() {
@@ -138,12 +146,13 @@ void Shard::Release(const std::vector<ShardCut::Push>& pushes) {
   }
 }
 
-void Shard::Decide(const StepSet& set) {
+void Shard::Decide(const StepSet& set, uint64_t dropped_samples) {
   if (state_.mode->WasDecided(set)) return;
   absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
   if (!pushes.ok()) return Fail(Message(pushes.status()));
   state_.mode->Decided(set);
   if (set.makes_version) {
+    state_.updater.SetDropped(dropped_samples);
     state_.updater.Commit(*std::move(pushes), options_.clock());
   } else {
     Record(*pushes);
@@ -204,8 +213,10 @@ void Shard::OnEnded(const Updater::Ended& ended) {
 }
 
 void Shard::OnChanged(const HyperparameterTimeline::Change& change) {
-  spdlog::info("{} from version {} on", ToString(change.values), change.version);
-  metrics_->Write("set", {{"version", change.version}, {"values", ToJson(change.values)}});
+  spdlog::info("{} from version {} on", ToString(change.values, change.schedule), change.version);
+  nlohmann::ordered_json fields = {{"version", change.version}, {"values", ToJson(change.values)}};
+  if (change.schedule.has_value()) fields["schedule"] = ToString(*change.schedule);
+  metrics_->Write("set", fields);
 }
 
 // ---- Waits

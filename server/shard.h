@@ -94,7 +94,8 @@ class Shard {
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Decide(const StepSet& set) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `dropped_samples`: of pushes that were refused before it, which count for its position of the schedule.
+  void Decide(const StepSet& set, uint64_t dropped_samples) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Refuses pushes that have become stale.
   void RefuseStale() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What the state has discarded is let go of without the lock.

@@ -37,6 +37,9 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
       std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
                                    mode->delay_compensation() != 0 ? options.num_workers : 0, std::move(on_release));
   updater.SetParameters(parameters.get(), layout);
+  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
+  if (!schedule.ok()) return schedule.status();
+  updater.SetSchedule(*schedule);
   const uint64_t limit =
       options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();
   pushes.SetLayout(layout, limit);
@@ -234,6 +237,8 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   answer.weights = parameters->Pin(caller.reader(), now);
   if (caller.member() && mode->policy().has_local_steps()) {
     answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), options.optimizer);
+    answer.schedule = updater.next_schedule();
+    answer.position = updater.published_position();
   }
   if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
   if (computes && !over && mode->delay_compensation() != 0) {
@@ -321,6 +326,7 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
   report->set_highest_step(pushes.HighestStep());
   report->set_waiting_for(stall.text());
+  report->set_dropped_samples(pushes.dropped_samples());
 }
 
 v1::ShardStatusReply ShardState::Status(TimePoint now) const {
@@ -331,6 +337,8 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
     status.set_slices(static_cast<uint32_t>(layout->slices()));
     status.set_bytes(layout->bytes());
     status.set_weight_buffer_bytes(parameters->bytes());
+    status.set_position(updater.position());
+    status.set_learning_rate(updater.learning_rate());
   }
   status.set_inflight_bytes(pushes.inflight_bytes());
   status.set_inflight_bytes_max(pushes.max_inflight_bytes());

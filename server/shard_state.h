@@ -56,8 +56,8 @@ struct ShardState {
 
   // ---- Events
 
-  // The model is known. on_release as Parameters'. FAILED_PRECONDITION, naming the flag, if the limit of gradients does
-  // not hold what a version needs.
+  // The model is known, and how long an epoch is. on_release as Parameters'. FAILED_PRECONDITION, naming the flag, if
+  // the limit of gradients does not hold what a version needs, or if the schedule needs to know more.
   absl::Status SetLayout(const v1::ModelLayout& model, std::function<void()> on_release);
   // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
   // that has failed here has no use for them, and may still be read.

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -32,13 +33,21 @@ void Updater::SetParameters(Parameters* parameters, std::shared_ptr<const ShardL
   layout_ = std::move(layout);
 }
 
-Updater::Version Updater::MakeVersion(Pushes pushes) {
+// Of a gradient whose worker took steps of its own before its batch, it is the batch that counts.
+Updater::Version Updater::MakeVersion(Pushes pushes) const {
   Version version;
   version.pushes = std::move(pushes);
   uint64_t total = 0;
   for (const auto& push : version.pushes) total += push->samples;
   for (const auto& push : version.pushes) {
     version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
+  }
+  version.position = version.next_position = position();
+  for (const auto& push : version.pushes) {
+    version.next_position += push->passed;
+    if (push->contribution == v1::CONTRIBUTION_GRADIENT && push->passed > push->samples) {
+      version.position += push->passed - push->samples;
+    }
   }
   return version;
 }
@@ -55,22 +64,27 @@ bool Updater::Version::empty() const {
 }
 
 void Updater::Commit(Pushes pushes, TimePoint now) {
+  Version version = MakeVersion(std::move(pushes));
+  version.committed_at = now;
+  committed_samples_ = version.next_position - dropped_samples_;
   if (current_ != nullptr && current_->state == State::kSpeculative) {
-    if (current_->versions.front().pushes == pushes) {
+    Version& speculative = current_->versions.front();
+    if (speculative.pushes == version.pushes && speculative.position == version.position) {
       current_->state = State::kCommitted;
-      current_->versions.front().committed_at = now;
+      speculative.committed_at = now;
       return;
     }
     Abandon();
   }
-  committed_.push_back(MakeVersion(std::move(pushes)));
-  committed_.back().committed_at = now;
+  committed_.push_back(std::move(version));
 }
 
 UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
   UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number)};
+  float& rate = context.hyperparameters.learning_rate;
+  rate = timeline_.ScheduleAt(number).Scaled(rate, version.position);
   // Staleness is a matter of modes in which a version is made of one push.
-  context.hyperparameters.learning_rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
+  rate /= mode_.LearningRateDivisor(number - 1 - version.pushes.front()->version);
   return context;
 }
 
@@ -236,11 +250,15 @@ nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint
     ranks.push_back(push->rank);
     staleness.push_back(version.context.update - 1 - push->version);
   }
-  return {{"version", version.context.update},
-          {"contributions", version.pushes.size()},
-          {"ranks", std::move(ranks)},
-          {"staleness", std::move(staleness)},
-          {"apply_s", Seconds(now - version.committed_at)}};
+  nlohmann::ordered_json fields = {
+      {"version", version.context.update}, {"contributions", version.pushes.size()},
+      {"ranks", std::move(ranks)},         {"staleness", std::move(staleness)},
+      {"position", version.position},      {"apply_s", Seconds(now - version.committed_at)}};
+  // A difference of weights is added whatever it is.
+  if (version.contribution() == v1::CONTRIBUTION_GRADIENT) {
+    fields["learning_rate"] = nlohmann::ordered_json::parse(ExactText(version.context.hyperparameters.learning_rate));
+  }
+  return fields;
 }
 
 // ---- The end of an update
@@ -267,6 +285,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
     ended.outcome = Ended::Outcome::kNotFinite;
   } else {
     parameters_->Publish(current_->versions.size());
+    published_position_ = current_->versions.back().next_position;
   }
   ended.update = std::move(current_);
   return ended;

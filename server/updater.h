@@ -39,6 +39,8 @@ class Updater {
     Pushes pushes;                    // Ascending by rank.
     std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
     UpdateContext context;            // Set when it is begun.
+    uint64_t position = 0;            // Of the schedule: samples that have passed before what it is made of.
+    uint64_t next_position = 0;       // And with it, what the pushes have passed.
     TimePoint committed_at;
 
     v1::Contribution contribution() const;
@@ -101,8 +103,13 @@ class Updater {
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
 
+  // Of the schedule, once it is known how long an epoch is; nothing has been made yet.
+  void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
+  // So many samples of refused pushes have passed, for the versions that are begun or committed from now on.
+  void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
+
   // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
-  // exactly these, it is committed, else that is abandoned.
+  // exactly these, at this position of the schedule, it is committed, else that is abandoned.
   void Commit(Pushes pushes, TimePoint now);
   // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
   // part in the step. Returns what the caller is to build.
@@ -134,13 +141,21 @@ class Updater {
   }
   // Those of the version that follows the current one.
   Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
+  // The schedule of that version, and its position: the samples that have passed up to the current version.
+  Schedule next_schedule() const { return timeline_.ScheduleAt(parameters_->version() + 1); }
+  uint64_t published_position() const { return published_position_; }
+  // The position of a set that is decided on next, and the learning rate of the version that follows the current one,
+  // if it is made there.
+  uint64_t position() const { return committed_samples_ + dropped_samples_; }
+  float learning_rate() const { return next_schedule().Scaled(next_hyperparameters().learning_rate, position()); }
   // Since when a committed update has waited for a buffer, if one does.
   std::optional<TimePoint> blocked_since() const { return blocked_since_; }
   // An update in place failed: there is no version to read.
   bool ruined() const { return ruined_; }
 
  private:
-  static Version MakeVersion(Pushes pushes);
+  // Of the pushes that follow those that are committed.
+  Version MakeVersion(Pushes pushes) const;
   // Begins what is in the making with this version, unless there is no memory for it.
   bool Begin(std::vector<Version> versions, bool speculative);
   // Those of the committed ones that are made at once.
@@ -161,7 +176,10 @@ class Updater {
   Parameters* parameters_ = nullptr;
   std::shared_ptr<const ShardLayout> layout_;
   std::shared_ptr<Update> current_;
-  std::deque<Version> committed_;  // And not begun. Bounded by the push table's limit.
+  std::deque<Version> committed_;   // And not begun. Bounded by the push table's limit.
+  uint64_t committed_samples_ = 0;  // Passed by pushes of all versions that are committed or made.
+  uint64_t dropped_samples_ = 0;
+  uint64_t published_position_ = 0;
   std::optional<TimePoint> blocked_since_;
   bool ruined_ = false;
 };

@@ -43,7 +43,10 @@ struct ShardRequest {
 struct ShardAnswer {
   std::optional<v1::PushReply> push;
   std::optional<VersionPin> weights;
-  HyperparameterValues hyperparameters;  // With weights: for the steps that a member takes by itself.
+  // With weights: for the steps that a member takes by itself.
+  HyperparameterValues hyperparameters;
+  std::optional<Schedule> schedule;
+  uint64_t position = 0;
 };
 
 // A request that cannot be answered yet.

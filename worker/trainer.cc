@@ -43,6 +43,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
 absl::Status Trainer::JoinJob() {
   ClientOptions client_options = options_.client;
   client_options.experiment = Experiment(options_, prepared_.data, prepared_.initial);
+  client_options.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
   client_options.stop = stop_.get_token();
   client_options.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, prepared_.layout);

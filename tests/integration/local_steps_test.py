@@ -7,7 +7,8 @@ Skipped (a line that begins with SKIPPED:) where NumPy is not there.
 """
 import itertools
 
-from simulation import Problem, apart, check_same, make_weights, mean, minus, plus, run_cases, train, zeros
+from simulation import (SAMPLES, Problem, apart, check_same, make_weights, mean, minus, np, plus, run_cases, train,
+                        zeros)
 
 RATE, MOMENTUM, DECAY = 0.05, 0.8, 0.01
 
@@ -20,9 +21,22 @@ class Optimizer:
     def __init__(self, momentum):
         self.momentum, self.velocity = momentum, zeros()
 
-    def step(self, weights, gradient):
+    def step(self, weights, gradient, factor=1.0):
         self.velocity = [self.momentum * v + g + DECAY * w for v, g, w in zip(self.velocity, gradient, weights)]
-        return [w - RATE * v for w, v in zip(weights, self.velocity)]
+        return [w - factor * RATE * v for w, v in zip(weights, self.velocity)]
+
+
+def constant(_position):
+    return 1.0
+
+
+def cosine(warmup, length):
+    """The factor of the learning rate by position, in samples: a warm-up, then PyTorch's CosineAnnealingLR."""
+    def factor(position):
+        if position < warmup:
+            return position / warmup
+        return (1 + np.cos(np.pi * min(1, (position - warmup) / (length - warmup)))) / 2
+    return factor
 
 
 class Worker:
@@ -30,26 +44,40 @@ class Worker:
         self.problem, self.rank = problem, rank
         self.x, self.optimizer = [weight.astype(float) for weight in weights], Optimizer(momentum)
         self.samples = 0  # Since weights were exchanged.
+        self.schedule, self.position = constant, 0  # The position when weights came last,
+        self.passed = 0  # and the samples of this worker since, which it pushes with the next exchange.
 
     def gradient(self, number):
         """The gradient and the samples of a batch; no gradient without samples."""
         indices = self.problem.indices(self.rank, number)
         self.samples += len(indices)
+        self.passed += len(indices)
         return (self.problem.gradient(self.x, indices) if indices else None), len(indices)
 
     def step(self, number):
+        # The others are taken to be as fast.
+        factor = self.schedule(self.position + self.problem.workers * self.passed)
         gradient, _ = self.gradient(number)
         if gradient is not None:
-            self.x = self.optimizer.step(self.x, gradient)
+            self.x = self.optimizer.step(self.x, gradient, factor)
 
 
 class Averages:
     """The servers' weights w, to which mean differences are added with Nesterov momentum, and the workers."""
 
-    def __init__(self, problem, momentum, outer):
+    def __init__(self, problem, momentum, outer, schedule):
         self.w = [weight.astype(float) for weight in make_weights()]
         self.workers = [Worker(problem, rank, self.w, momentum) for rank in range(problem.workers)]
         self.outer, self.velocity = outer, zeros()
+        self.schedule, self.position = schedule, 0
+        self.exchanged()
+
+    def exchanged(self):
+        """All workers have pushed what they have passed, and go on from the servers' position."""
+        for worker in self.workers:
+            self.position += worker.passed
+        for worker in self.workers:
+            worker.schedule, worker.position, worker.passed = self.schedule, self.position, 0
 
     def average(self):
         d = mean([(minus(worker.x, self.w), worker.samples) for worker in self.workers])
@@ -57,10 +85,11 @@ class Averages:
         self.w = [w + each + self.outer * v for w, each, v in zip(self.w, d, self.velocity)]
         for worker in self.workers:
             worker.x, worker.samples = list(self.w), 0
+        self.exchanged()
 
 
-def average_weights(problem, steps, k, momentum, outer=0.0):
-    job = Averages(problem, momentum, outer)
+def average_weights(problem, steps, k, momentum, outer=0.0, schedule=constant):
+    job = Averages(problem, momentum, outer, schedule)
     for number in range(steps):
         for worker in job.workers:
             worker.step(number)
@@ -69,19 +98,22 @@ def average_weights(problem, steps, k, momentum, outer=0.0):
     return job.w
 
 
-def average_gradients(problem, steps, k, every, momentum):
-    job = Averages(problem, momentum, outer=0.0)
+def average_gradients(problem, steps, k, every, momentum, schedule=constant, averages_at_end=True):
+    job = Averages(problem, momentum, 0.0, schedule)
     server = Optimizer(momentum)
     for number in range(steps):
-        if (number + 1) % every == 0 or number + 1 == steps:
+        if (number + 1) % every == 0 or (averages_at_end and number + 1 == steps):
             for worker in job.workers:
                 worker.step(number)
             job.average()
         elif k and (number + 1) % k == 0:
             before = job.w
-            job.w = server.step(before, mean([worker.gradient(number) for worker in job.workers]))
+            position = job.position + sum(worker.passed for worker in job.workers)
+            gradient = mean([worker.gradient(number) for worker in job.workers])
+            job.w = server.step(before, gradient, schedule(position))
             for worker in job.workers:
                 worker.x = plus(worker.x, minus(job.w, before))
+            job.exchanged()
         else:
             for worker in job.workers:
                 worker.step(number)
@@ -151,6 +183,34 @@ def easgd(build, folder):
         check_same(f"easgd, {workers} workers", weights, min(ends, key=lambda end: apart(weights, end)))
 
 
+def schedules(build, folder):
+    """bsp, local_sgd and local_sgd of gradients with a schedule that ends before the job does."""
+    flags = ["--schedule=cosine", "--warmup=0.5epochs", f"--schedule_length={4 * SAMPLES}samples"]
+    schedule = cosine(SAMPLES / 2, 4 * SAMPLES)
+    problem = Problem(2, 16)
+    for shards in (1, 3):
+        weights, lines = train(build, folder, problem, 11, shards,
+                               ["--mode=bsp", *flags, *optimizer_flags(MOMENTUM)])
+        check_same(f"bsp with a schedule, {shards} servers", weights,
+                   average_gradients(problem, 11, 1, 1000, MOMENTUM, schedule, averages_at_end=False))
+        rates = [line["learning_rate"] for line in lines if line["event"] == "apply"]
+        positions = [number // 2 * SAMPLES + number % 2 * 32 for number in range(11)]
+        assert np.allclose(rates, [RATE * schedule(position) for position in positions], rtol=1e-6, atol=0), rates
+    for (workers, batch), shards, outer in (((2, 16), 1, 0.0), ((3, 7), 3, 0.5)):
+        problem = Problem(workers, batch)
+        outer_flags = [f"--outer_momentum={outer}"] if outer else []
+        weights, _ = train(build, folder, problem, 11, shards,
+                           ["--mode=local_sgd", "--local_steps=3", *outer_flags, *flags, *optimizer_flags(MOMENTUM)])
+        check_same(f"local_sgd with a schedule, {workers} workers, {shards} servers", weights,
+                   average_weights(problem, 11, 3, MOMENTUM, outer, schedule))
+    problem = Problem(2, 16)
+    weights, _ = train(build, folder, problem, 13, 3,
+                       ["--mode=local_sgd", "--local_sync=gradients", "--local_steps=2", "--average_every=5", *flags,
+                        *optimizer_flags(MOMENTUM)])
+    check_same("local_sgd of gradients with a schedule", weights,
+               average_gradients(problem, 13, 2, 5, MOMENTUM, schedule))
+
+
 def one_local_step_is_bsp(build, folder):
     problem = Problem(2, 16)
     for shards in (1, 3):
@@ -160,4 +220,4 @@ def one_local_step_is_bsp(build, folder):
         check_same(f"local_sgd with one step, and bsp, {shards} servers", weights, bsp)
 
 
-run_cases((local_sgd, local_sgd_gradients, easgd, one_local_step_is_bsp))
+run_cases((local_sgd, local_sgd_gradients, easgd, schedules, one_local_step_is_bsp))

@@ -1,8 +1,10 @@
 // Every mode with real servers and workers, on one server and on three.
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "tests/integration/cluster.h"
 
 namespace ps {
@@ -38,9 +40,11 @@ WorkerOptions SmallTraining() {
 }
 
 // A job of two workers (three in backup), as its lead ended it.
-TrainingResult TrainIn(const ModeOptions& mode, uint32_t shards) {
+TrainingResult TrainIn(const ModeOptions& mode, uint32_t shards, const ScheduleOptions& schedule = {}) {
   const uint32_t workers = mode.name == "backup" ? 3 : 2;
-  Cluster cluster(InMode(mode, shards, workers));
+  ServerOptions options = InMode(mode, shards, workers);
+  options.schedule = schedule;
+  Cluster cluster(options);
   TrainingResult lead;
   for (const absl::StatusOr<TrainingResult>& result : cluster.Train(SmallTraining(), workers)) {
     REQUIRE(result.status() == absl::OkStatus());
@@ -79,10 +83,26 @@ TEST_CASE("local_sgd gives the same weights each time, on 1 and on 3 servers") {
   }
 }
 
+// Steps of backup below were made after all samples of those before, of late pushes too: 6 a step.
+void CheckPositions(const Cluster& cluster, uint32_t shards) {
+  for (uint32_t shard = 0; shard < shards; ++shard) {
+    const std::string file = shard == 0 ? "server.jsonl" : "server-" + std::to_string(shard) + ".jsonl";
+    const std::vector<nlohmann::json> applied = cluster.WaitForEvents(file, "apply", 4);
+    REQUIRE(applied.size() == 4);
+    for (size_t step = 0; step < 4; ++step) {
+      CHECK(applied[step]["position"] == 6 * step);
+      const float rate = 0.02F * (1 - 0.25F * static_cast<float>(step));
+      CHECK(std::abs(applied[step]["learning_rate"].get<float>() - rate) < 1e-8F);
+    }
+  }
+}
+
 // Plays a job of three workers in backup, whose pushes come in this order: a rank pushes its next step, and its answer
 // is waited for where the version is made by it. Returns the hash.
-std::string PlayBackup(uint32_t shards) {
-  Cluster cluster(InMode({.name = "backup"}, shards, 3));
+std::string PlayBackup(uint32_t shards, const ScheduleOptions& schedule = {}) {
+  ServerOptions options = InMode({.name = "backup"}, shards, 3);
+  options.schedule = schedule;
+  Cluster cluster(options);
   std::vector<std::unique_ptr<Client>> clients;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     auto client = Client::Join({.server = cluster.address(), .rank = rank}, kTensors);
@@ -123,6 +143,7 @@ std::string PlayBackup(uint32_t shards) {
     CHECK(weights[0] == weights[1]);
     CHECK(weights[0] == weights[2]);
   }
+  if (schedule.schedule != "constant") CheckPositions(cluster, shards);
   const absl::StatusOr<HashedWeights> hashed = clients[0]->WeightsHash();
   REQUIRE(hashed.ok());
   std::vector<std::thread> ends;
@@ -141,6 +162,80 @@ TEST_CASE("backup in a scripted order gives the same weights on 1 and on 3 serve
   const std::string hash = PlayBackup(1);
   CHECK(PlayBackup(1) == hash);
   CHECK(PlayBackup(3) == hash);
+}
+
+TEST_CASE("With a schedule bsp and local_sgd give the same weights on 1 and on 3 servers, and others than without") {
+  const ScheduleOptions schedule = {.schedule = "cosine", .warmup = "30samples", .schedule_length = "5epochs"};
+  for (const ModeOptions& mode :
+       {ModeOptions{.name = "bsp"}, ModeOptions{.name = "local_sgd", .local_steps = 3},
+        ModeOptions{.name = "local_sgd", .local_steps = 2, .local_sync = "gradients", .average_every = "5"}}) {
+    INFO(mode.name << " " << mode.local_sync);
+    const TrainingResult one = TrainIn(mode, 1, schedule);
+    CHECK(one.test.accuracy.value_or(0) > 0.7);
+    CHECK(TrainIn(mode, 3, schedule).weights_hash.hash == one.weights_hash.hash);
+    CHECK(TrainIn(mode, 1).weights_hash.hash != one.weights_hash.hash);
+  }
+}
+
+TEST_CASE(
+    "With a schedule backup in a scripted order gives the same weights on 1 and on 3 servers, late pushes counted") {
+  const ScheduleOptions schedule = {.schedule = "linear", .schedule_length = "24samples"};
+  const std::string hash = PlayBackup(1, schedule);
+  CHECK(PlayBackup(3, schedule) == hash);
+  CHECK(PlayBackup(1) != hash);
+}
+
+TEST_CASE("Modes in which shards differ or workers step by themselves train with a schedule too") {
+  for (const ModeOptions& mode :
+       {ModeOptions{.name = "asp", .max_staleness = 1}, ModeOptions{.name = "ssp", .staleness = 1},
+        ModeOptions{.name = "backup"}, ModeOptions{.name = "easgd", .local_steps = 3}}) {
+    INFO(mode.name);
+    const ScheduleOptions schedule = {.schedule = "step", .schedule_step = "2epochs", .schedule_gamma = 0.5};
+    CHECK(TrainIn(mode, 3, schedule).test.accuracy.value_or(0) > 0.7);
+  }
+}
+
+TEST_CASE("A worker that joins late goes on at the position of the job, which counts on") {
+  ServerOptions options = InMode({.name = "asp"}, 1, 2);
+  options.schedule = {.schedule = "linear", .schedule_length = "100samples"};
+  Cluster cluster(options);
+  const auto zeros = AllOf(0);
+  auto weights = zeros;
+  const auto join = [&](const std::string& name) {
+    auto client = Client::Join({.server = cluster.address(), .name = name, .samples_per_epoch = 50}, kTensors);
+    REQUIRE(client.ok());
+    return *std::move(client);
+  };
+  auto first = join("first");
+  auto second = join("second");
+  REQUIRE(first->Start(ReadOnly(zeros), Writable(weights)).ok());
+  REQUIRE(first->Push({.step = 0, .version = 0, .samples = 20}, ReadOnly(zeros)).ok());
+  REQUIRE(second->Leave("it has other things to do").ok());
+  auto late = join("late");
+  const absl::StatusOr<ExchangeResult> started = late->Start(ReadOnly(zeros), Writable(weights));
+  REQUIRE(started.ok());
+  for (uint64_t step = 0; step < 2; ++step) {
+    const PushInfo push = {.step = late->start_step() + step, .version = started->version, .samples = 30};
+    REQUIRE(late->Push(push, ReadOnly(zeros)).ok());
+  }
+  const std::vector<nlohmann::json> applied = cluster.WaitForEvents("server.jsonl", "apply", 3);
+  REQUIRE(applied.size() == 3);
+  CHECK(applied[1]["position"] == 20);
+  CHECK(applied[2]["position"] == 50);
+  CHECK(std::abs(applied[2]["learning_rate"].get<float>() - 0.01F) < 1e-8F);
+  const auto other = Client::Join({.server = cluster.address(), .samples_per_epoch = 51}, kTensors);
+  CHECK(Message(other.status()).find("an epoch of the worker has 51 samples, but the job's has 50") !=
+        std::string::npos);
+}
+
+TEST_CASE("A schedule in epochs refuses a worker that does not tell how long one is") {
+  ServerOptions options = InMode({.name = "asp"}, 1, 1);
+  options.schedule = {.schedule = "cosine", .schedule_length = "10epochs"};
+  const Cluster cluster(options);
+  const auto untold = Client::Join({.server = cluster.address()}, kTensors);
+  CHECK(absl::IsFailedPrecondition(untold.status()));
+  CHECK(Message(untold.status()).find("--schedule_length=10epochs: ") != std::string::npos);
+  CHECK(Client::Join({.server = cluster.address(), .samples_per_epoch = 50}, kTensors).ok());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // ps_ctl set on a running job: real programs.
-#include <nlohmann/json.hpp>
+#include <functional>
 
+#include <nlohmann/json.hpp>
 #include "tests/catch.h"
 #include "tests/integration/process.h"
 
@@ -43,22 +44,31 @@ class Job {
     return status;
   }
 
-  // The `set` events of a shard, once there are so many. All that it writes is looked at while it writes.
-  std::vector<json> Sets(uint32_t shard, size_t count) const {
+  // The events of a shard that `wanted` picks, once there are so many. All that it writes is looked at while it writes.
+  std::vector<json> Events(uint32_t shard, size_t count, const std::function<bool(const json&)>& wanted) const {
     Mutex mutex;
     CondVar never;
     MutexLock lock(mutex);
-    std::vector<json> sets;
-    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline && sets.size() < count;) {
-      sets.clear();
+    std::vector<json> events;
+    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline && events.size() < count;) {
+      events.clear();
       std::ifstream in(Metrics(shard));
       for (std::string line; std::getline(in, line);) {
         json parsed = json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
-        if (parsed.is_object() && parsed["event"] == "set") sets.push_back(std::move(parsed));
+        if (parsed.is_object() && wanted(parsed)) events.push_back(std::move(parsed));
       }
       never.WaitUntil(mutex, Now() + std::chrono::milliseconds(20));
     }
-    return sets;
+    return events;
+  }
+  std::vector<json> Sets(uint32_t shard, size_t count) const {
+    return Events(shard, count, [](const json& event) { return event["event"] == "set"; });
+  }
+  // The event of this version.
+  json Applied(uint32_t shard, uint64_t version) const {
+    const std::vector<json> events = Events(
+        shard, 1, [version](const json& event) { return event["event"] == "apply" && event["version"] == version; });
+    return events.empty() ? json::object() : events.front();
   }
 
   TempFolder folder;
@@ -87,6 +97,41 @@ TEST_CASE("ps_ctl set changes a running job on three servers at one version, whi
     }
     CHECK(job.Ctl({"status"}, &output) == 0);
     CHECK(output.find("now: learning_rate=0.01 momentum=0.5 weight_decay=0") != std::string::npos);
+  }
+}
+
+TEST_CASE("ps_ctl set replaces the schedule on three servers at one version, and status shows it with its position") {
+  for (const std::string mode : {"bsp", "asp"}) {
+    CAPTURE(mode);
+    const Job job(mode);
+    std::string output;
+    CHECK(job.Ctl({"set", "schedule=cosine"}, &output) == 1);
+    CHECK(output.find("--schedule_length: --schedule=cosine needs it") != std::string::npos);
+    CHECK(job.Ctl({"status"}, &output) == 0);
+    CHECK(output.find("\nschedule=constant; an epoch has 400 samples\n") != std::string::npos);
+    // The job passed so much long ago.
+    REQUIRE(job.Ctl({"set", "learning_rate=0.5", "schedule=linear", "schedule_length=1sample", "schedule_end=0.125"},
+                    &output) == 0);
+    INFO(output);
+    const std::string begin =
+        "learning_rate=0.5 schedule=linear schedule_end=0.125 schedule_length=1sample from version ";
+    REQUIRE(output.find(begin) == 0);
+    const uint64_t version = std::stoull(output.substr(begin.size()));
+    CHECK(output == begin + std::to_string(version) + " on\n");
+    for (uint32_t shard = 0; shard < 3; ++shard) {
+      const std::vector<json> sets = job.Sets(shard, 1);
+      REQUIRE(sets.size() == 1);
+      CHECK(sets[0]["version"] == version);
+      CHECK(sets[0]["schedule"] == "schedule=linear schedule_length=1samples schedule_end=0.125");
+      const json made = job.Applied(shard, version);
+      CHECK(made["learning_rate"] == 0.0625);
+      CHECK(made["position"] > 1);
+      CHECK(job.Applied(shard, version - 1)["learning_rate"] == 0.1);
+    }
+    CHECK(job.Ctl({"status"}, &output) == 0);
+    CHECK(output.find("\nschedule=linear schedule_length=1samples schedule_end=0.125; an epoch has 400 samples\n") !=
+          std::string::npos);
+    CHECK(output.find("epochs); learning rate 0.0625\n") != std::string::npos);
   }
 }
 

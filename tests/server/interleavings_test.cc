@@ -39,7 +39,7 @@ class Job {
  public:
   explicit Job(const Size& size)
       : size_(size),
-        chief_({.num_workers = kWorkers, .num_shards = kShards, .mode = {.name = size.mode}},
+        chief_({.num_workers = kWorkers, .num_shards = kShards, .mode = {.name = size.mode}, .schedule = Falling()},
                [](v1::Phase, const std::string&) {}),
         metrics_(*MetricsWriter::Open("", "shard")) {
     for (uint32_t shard = 0; shard < kShards; ++shard) {
@@ -48,6 +48,7 @@ class Job {
       options.num_shards = kShards;
       options.mode.name = size_.mode;
       options.num_workers = kWorkers;
+      options.schedule = Falling();
       options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
       options.apply_threads = 0;
       options.clock = [this] { return now_; };
@@ -212,6 +213,12 @@ class Job {
       answers = {};
     }
   };
+
+  // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
+  ScheduleOptions Falling() const {
+    if (size_.mode != "backup") return {};
+    return {.schedule = "linear", .schedule_length = "64samples"};
+  }
 
   Layout Model() const {
     Layout layout;

@@ -42,6 +42,9 @@ class FakeClient final : public Client {
   TensorValues weights;  // The servers'.
   uint64_t version = 0;
   std::map<std::string, float> hyperparameters = {{"learning_rate", 0.1F}};
+  Schedule schedule;
+  uint64_t position = 0;
+  uint32_t workers = 1;
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
   std::deque<ExchangeResult> scripted;
@@ -49,7 +52,7 @@ class FakeClient final : public Client {
   uint32_t rank() const override { return 0; }
   uint64_t incarnation() const override { return 1; }
   uint64_t generation() const override { return 1; }
-  uint32_t num_workers() const override { return 1; }
+  uint32_t num_workers() const override { return workers; }
   uint32_t num_shards() const override { return 1; }
   const std::string& name() const override { return text_; }
   const std::string& mode() const override { return text_; }
@@ -95,7 +98,11 @@ class FakeClient final : public Client {
     }
   }
   ExchangeResult Usual() const {
-    return {.version = version, .versions = {version}, .hyperparameters = hyperparameters};
+    return {.version = version,
+            .versions = {version},
+            .hyperparameters = hyperparameters,
+            .schedule = schedule,
+            .position = position};
   }
   ExchangeResult Answer(ExchangeResult usual) {
     if (scripted.empty()) return usual;

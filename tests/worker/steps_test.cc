@@ -301,6 +301,49 @@ TEST_CASE("each tensor steps with its own factors of the learning rate and the w
   CheckNear(worker.last().out, expected);
 }
 
+// From 1 to 0 in 64 samples.
+constexpr Schedule kFallingRate = {.kind = Schedule::Kind::kLinear, .length = 64};
+
+// One step of SGD with this part of the learning rate.
+TensorValues SteppedWith(TestWorker& worker, const TensorValues& weights, float factor) {
+  return Plus(weights, -kRate * factor, worker.Gradient(weights));
+}
+
+TEST_CASE("in a round the schedule goes on from the position that came with the weights, as if all were as fast") {
+  TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 2), true, TestSource({4, 4, 4, 4}));
+  worker.client->schedule = kFallingRate;
+  worker.client->position = 16;  // After the first round.
+  worker.client->workers = 2;
+  worker.Train(2);  // What came at the start had no schedule.
+  CheckNear(worker.last().out, Plus(Stepped(worker, kInitial, 2), -1, kInitial));
+  const TensorValues began = worker.weights();
+  worker.Train(2);
+  const TensorValues ended = SteppedWith(worker, SteppedWith(worker, began, 0.75F), 0.625F);
+  CheckNear(worker.last().out, Plus(ended, -1, began));
+  CHECK_FALSE(worker.last().push->passed.has_value());  // All samples of the round.
+}
+
+TEST_CASE("in easgd the worker's own round, which the servers do not know of at its pull, has passed as well") {
+  TestWorker worker(Local(LocalSteps::Exchange::kElastic, 2, 0, 0.25F), false, TestSource({4, 4, 4, 4}));
+  worker.client->schedule = kFallingRate;
+  worker.client->position = 24;
+  worker.client->workers = 2;
+  worker.Train(2);
+  const TensorValues began = worker.weights();
+  worker.Train(1);  // At 24 + 8.
+  CheckNear(worker.weights(), SteppedWith(worker, began, 0.5F));
+}
+
+TEST_CASE("with averaged gradients each push says what has passed since the one before") {
+  TestWorker worker(Local(LocalSteps::Exchange::kAverageGradients, 2, 4), true, TestSource({4, 3, 2, 4, 1}));
+  worker.Train(5);
+  CHECK(PushedSamples(*worker.client) == std::vector<uint32_t>{3, 13, 1});
+  std::vector<uint64_t> passed;
+  passed.reserve(3);
+  for (const Asked& each : worker.client->asked) passed.push_back(each.push->passed.value_or(0));
+  CHECK(passed == std::vector<uint64_t>{7, 6, 1});
+}
+
 TEST_CASE("a round without samples is an empty contribution, and takes what the others have made") {
   TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 2), true, TestSource({0, 0, 4}));
   worker.client->weights = {{9, 9, 9, 9}, {9, 9}};

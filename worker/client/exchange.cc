@@ -80,6 +80,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.version = shard < versions.size() ? versions[shard] : request_.push.version;
   call.samples = request_.push.samples;
   call.contribution = request_.push.contribution;
+  call.passed = request_.push.passed;
   call.exact_version = request_.version;
   call.pull_step = request_.step;
   const auto wait = std::min<std::chrono::nanoseconds>(

@@ -50,6 +50,8 @@ ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<
     if (reply.first_reply_at != TimePoint()) first_reply = std::min(first_reply, reply.first_reply_at);
   }
   result.hyperparameters = replies.front().hyperparameters;
+  result.schedule = replies.front().schedule;
+  result.position = replies.front().position;
   result.version = *std::min_element(result.versions.begin(), result.versions.end());
   const double total = Seconds(now - all_ready_at.value_or(now));
   result.pull_s = std::clamp(Seconds(now - first_reply), 0.0, total);

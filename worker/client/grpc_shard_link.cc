@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/grpc_status.h"
+#include "common/schedule_proto.h"
 #include "common/sync.h"
 #include "worker/client/deadline.h"
 
@@ -68,6 +69,7 @@ class GrpcShardCall final : public ShardCall,
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
+  absl::Status TakeSchedule(const v1::PullReply& pull);
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
   TimePoint Moved();
   void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,6 +161,7 @@ v1::PushRequest GrpcShardCall::PushHeader() const {
   header.set_samples(request_.samples);
   header.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
   header.set_contribution(static_cast<v1::Contribution>(request_.contribution));
+  if (request_.passed.has_value()) header.set_passed(*request_.passed);
   return header;
 }
 
@@ -224,6 +227,14 @@ void GrpcShardCall::OnReadDone(bool ok) {
   StartRead(&received_);
 }
 
+absl::Status GrpcShardCall::TakeSchedule(const v1::PullReply& pull) {
+  const absl::StatusOr<Schedule> schedule = FromProto(pull.schedule());
+  if (!schedule.ok()) return schedule.status();
+  reply_.schedule = *schedule;
+  reply_.position = pull.position();
+  return absl::OkStatus();
+}
+
 absl::Status GrpcShardCall::OnMessage() {
   if (request_.kind == CallKind::kInit) return absl::OkStatus();
   v1::PullReply pull;
@@ -236,6 +247,7 @@ absl::Status GrpcShardCall::OnMessage() {
     PS_RETURN_IF_ERROR(TakeSlices(*slices));
     reply_.waited_us += pull.waited_us();
     for (const v1::Hyperparameter& each : pull.hyperparameters()) reply_.hyperparameters[each.name()] = each.value();
+    if (pull.has_schedule()) PS_RETURN_IF_ERROR(TakeSchedule(pull));
   }
   if (!pull.has_push()) return absl::OkStatus();
   reply_.answer = static_cast<PushAnswer>(pull.push().answer());

@@ -31,6 +31,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   if (options.rank.has_value()) request.set_rank(*options.rank);
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
+  request.set_samples_per_epoch(options.samples_per_epoch);
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());
   request.set_watches(true);

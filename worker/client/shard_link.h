@@ -34,6 +34,7 @@ struct CallRequest {
   uint64_t version = 0;
   uint32_t samples = 0;
   PushContribution contribution = PushContribution::kGradient;
+  std::optional<uint64_t> passed;
   std::optional<uint64_t> exact_version;  // Of a pull: this one; unset: the newest.
   std::optional<uint64_t> pull_step;      // Of a pull: as in Client::Pull.
 
@@ -62,6 +63,8 @@ struct ShardReply {
   uint64_t waited_us = 0;  // Parked at the server.
   size_t slices = 0;       // Received, wanted or not.
   std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
+  Schedule schedule;                             // Likewise.
+  uint64_t position = 0;
   TimePoint first_reply_at;
   TimePoint moved_at;  // When a message last went out or came in; not set: none did.
 };

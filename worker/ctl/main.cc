@@ -15,6 +15,8 @@
 #include "common/grpc_status.h"
 #include "common/problems.h"
 #include "common/program.h"
+#include "common/schedule_proto.h"
+#include "common/text.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/client/pause.h"
@@ -33,7 +35,8 @@ constexpr char kUsage[] =
     "ps_ctl [flags] COMMAND\n"
     "  health          asks gRPC's health service whether this server is serving; exit status 0 if it is\n"
     "  status          the job, its shards and workers, and what the job is waiting for\n"
-    "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version\n"
+    "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version;\n"
+    "                  schedule=NAME, with its lengths and the like, takes the place of the present schedule\n"
     "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
     "  report DIR…     a table that compares runs, from the metrics files in each folder";
 
@@ -134,6 +137,15 @@ std::string PhaseName(v1::Phase phase) {
   }
 }
 
+std::string DescribePosition(const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
+  const std::string epochs = samples_per_epoch == 0
+                                 ? ""
+                                 : absl::StrFormat(" (%.2f epochs)", static_cast<double>(shard.position()) /
+                                                                         static_cast<double>(samples_per_epoch));
+  return absl::StrCat(shard.position(), " samples have passed", epochs, "; learning rate ",
+                      ExactText(shard.learning_rate()));
+}
+
 void PrintJob(const v1::StatusReply& job) {
   std::cout << absl::StrFormat("job %s: %s, generation %d, view %d, %d parameters\n", job.job(), PhaseName(job.phase()),
                                job.generation(), job.view(), job.parameters());
@@ -145,6 +157,13 @@ void PrintJob(const v1::StatusReply& job) {
   for (const std::string& setting : settings) std::cout << " " << setting;
   std::cout << "\n";
   if (job.hyperparameters_size() > 0) std::cout << "now: " << DescribeValues(job.hyperparameters()) << "\n";
+  if (job.has_schedule()) {
+    const absl::StatusOr<Schedule> schedule = FromProto(job.schedule());
+    std::cout << (schedule.ok() ? ToString(*schedule) : Message(schedule.status()))
+              << (job.samples_per_epoch() == 0 ? ""
+                                               : absl::StrCat("; an epoch has ", job.samples_per_epoch(), " samples"))
+              << "\n";
+  }
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 
@@ -173,6 +192,9 @@ absl::Status PrintStatus(JobView& view) {
         "%5d  %-24s %10d %7d %13d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(), shard->version(),
         shard->slices(), shard->bytes(), shard->weight_buffer_bytes(), shard->inflight_bytes(), shard->parked(),
         shard->parked_others(), shard->open_calls(), shard->receive_buffer_bytes_max(), shard->waiting_for());
+    if (shard->slices() > 0) {
+      std::cout << "       " << DescribePosition(*shard, job->samples_per_epoch()) << "\n";
+    }
     for (const v1::DroppedPushes& dropped : shard->dropped()) {
       std::cout << absl::StrFormat("       stale, of rank %d: %d pushes with %d samples\n", dropped.rank(),
                                    dropped.pushes(), dropped.samples());

@@ -43,6 +43,7 @@ class AverageGradients final : public Steps {
   TensorMemory pulled_;   // The servers' weights w as they came last.
   TensorMemory spare_;    // For those that come next.
   uint64_t samples_ = 0;  // Since the last averaging of weights.
+  uint64_t passed_ = 0;   // Since the last push.
   bool exchanged_ = false;
 };
 
@@ -50,12 +51,14 @@ absl::Status AverageGradients::Train(const TrainingBatch& batch) {
   absl::StatusOr<StepResult> computed = training_.Compute(batch);
   if (!computed.ok()) return computed.status();
   samples_ += batch.samples;
+  passed_ += batch.samples;
   const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
   if (!next.ok()) return next.status();
   const Averaging::What what =
       *next == NextBatch::Kind::kBatch ? averaging_.After(batch.place + 1) : Averaging::What::kWeights;
   exchanged_ = what != Averaging::What::kNothing;
   if (what != Averaging::What::kGradients && batch.samples > 0) training_.Apply(*computed);
+  training_.Passed(batch.samples);
   StepRecord record = training_.Record(batch, *computed);
   if (what == Averaging::What::kGradients) PS_RETURN_IF_ERROR(ExchangeGradients(batch, record));
   if (what == Averaging::What::kWeights) PS_RETURN_IF_ERROR(ExchangeWeights(record));
@@ -66,9 +69,10 @@ absl::Status AverageGradients::Train(const TrainingBatch& batch) {
 
 absl::Status AverageGradients::ExchangeGradients(const TrainingBatch& batch, StepRecord& record) {
   context_.exchanges.Start(batch.samples, PushContribution::kGradient, Read(training_.gradients()), spare_.tensors,
-                           /*deferred=*/false);
+                           /*deferred=*/false, std::exchange(passed_, 0));
   PS_RETURN_IF_ERROR(context_.feed.Prefetch());
   PS_RETURN_IF_ERROR(training_.EndExchange(record));
+  training_.SetPosition();
   AddDifference(spare_.Read(), pulled_.Read(), training_.weights());
   std::swap(pulled_, spare_);
   return absl::OkStatus();
@@ -77,9 +81,10 @@ absl::Status AverageGradients::ExchangeGradients(const TrainingBatch& batch, Ste
 absl::Status AverageGradients::ExchangeWeights(StepRecord& record) {
   Difference(1, Read(training_.weights()), pulled_.Read(), training_.gradients());
   context_.exchanges.Start(TakeSamples(samples_), PushContribution::kWeightDifference, Read(training_.gradients()),
-                           training_.weights(), /*deferred=*/false);
+                           training_.weights(), /*deferred=*/false, std::exchange(passed_, 0));
   PS_RETURN_IF_ERROR(context_.feed.Prefetch());
   PS_RETURN_IF_ERROR(training_.EndExchange(record));
+  training_.SetPosition();
   CopyTensors(Read(training_.weights()), pulled_.tensors);
   return absl::OkStatus();
 }

@@ -43,6 +43,7 @@ absl::Status AverageWeights::Train(const TrainingBatch& batch) {
   if (batch.samples > 0) training_.Apply(*computed);
   ++batches_;
   samples_ += batch.samples;
+  training_.Passed(batch.samples);
   const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
   if (!next.ok()) return next.status();
   StepRecord record = training_.Record(batch, *computed);
@@ -58,6 +59,7 @@ absl::Status AverageWeights::EndRound(const TrainingBatch& batch, StepRecord rec
                            training_.weights(), /*deferred=*/false);
   PS_RETURN_IF_ERROR(context_.feed.Prefetch());
   PS_RETURN_IF_ERROR(training_.EndExchange(record));
+  training_.SetPosition();
   context_.stats.Add(record, Now());
   CopyTensors(Read(training_.weights()), pulled_.tensors);
   batches_ = 0;

@@ -48,6 +48,7 @@ absl::Status Elastic::Train(const TrainingBatch& batch) {
   if (batch.samples > 0) training_.Apply(*computed);
   ++batches_;
   samples_ += batch.samples;
+  training_.Passed(batch.samples);
   const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
   if (!next.ok()) return next.status();
   StepRecord record = training_.Record(batch, *computed);
@@ -71,6 +72,7 @@ absl::Status Elastic::EndRound(const TrainingBatch& batch, StepRecord record) {
   const TimePoint began = Now();
   const absl::StatusOr<ExchangeResult> pulled = context_.exchanges.Pull(centre_.tensors);
   if (!pulled.ok()) return pulled.status();
+  training_.SetPosition(samples);  // Those of the round, which the servers do not know of yet.
   record.exchanged = *pulled;
   record.exposed_s = Seconds(Now() - began);
   Difference(local_.alpha, Read(training_.weights()), centre_.Read(), training_.gradients());

@@ -23,13 +23,14 @@ Exchanges::Exchanges(Client& client, ExchangeResult started)
       latest_(std::move(started)) {}
 
 void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
-                      const MutableTensors& in, bool deferred) {
+                      const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
   Check(exchange_ == nullptr, "a worker has one exchange under way");
   push_ = {.step = step_,
            .version = latest_.version,
            .versions = latest_.versions,
            .samples = samples,
-           .contribution = contribution};
+           .contribution = contribution,
+           .passed = passed};
   in_ = in;
   exposed_s_ = 0;
   exchange_ = client_.StartPushPull(push_, out, in, deferred);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,10 +37,14 @@ class Exchanges {
   // That came with them: by the name of the flag, where the worker takes steps by itself; else empty.
   const std::map<std::string, float>& hyperparameters() const { return latest_.hyperparameters; }
 
+  // Likewise: the schedule of the learning rate, and its position.
+  const Schedule& schedule() const { return latest_.schedule; }
+  uint64_t position() const { return latest_.position; }
+
   // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
-  // exchange is under way at a time.
+  // exchange is under way at a time. `passed` as in PushInfo.
   void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
-             bool deferred);
+             bool deferred, std::optional<uint64_t> passed = std::nullopt);
   bool under_way() const { return exchange_ != nullptr; }
   // As in Exchange, of the one under way.
   void TensorReady(size_t tensor) { exchange_->TensorReady(tensor); }

@@ -56,6 +56,7 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
   }
   LocalTraining training(context, *std::move(optimizer));
+  training.SetPosition();
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
@@ -90,7 +91,9 @@ void LocalTraining::Apply(StepResult& result) {
   const TimePoint began = Now();
   const FlushSubnormals flush;
   ++updates_;
-  const Hyperparameters current = CurrentHyperparameters();
+  Hyperparameters current = CurrentHyperparameters();
+  current.learning_rate = context_.exchanges.schedule().Scaled(
+      current.learning_rate, position_ + passed_ * context_.client.num_workers());
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),
@@ -102,6 +105,11 @@ void LocalTraining::Apply(StepResult& result) {
     optimizer_->Apply(block, {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])}, isa);
   }
   result.backward_s += Seconds(Now() - began);
+}
+
+void LocalTraining::SetPosition(uint64_t more) {
+  position_ = context_.exchanges.position() + more;
+  passed_ = 0;
 }
 
 StepRecord LocalTraining::Record(const TrainingBatch& batch, const StepResult& computed) const {

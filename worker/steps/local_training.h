@@ -40,8 +40,14 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer: x from x and gradients(). The time is added to the backward pass.
+  // One step of the optimizer: x from x and gradients(), at the schedule's position after the batches before. The time
+  // is added to the backward pass.
   void Apply(StepResult& result);
+  // A batch has been used, whether it had samples or not, and whatever was made of its gradient. Nobody tells how far
+  // the others have come meanwhile; they are taken to be as fast.
+  void Passed(uint32_t samples) { passed_ += samples; }
+  // Weights have come from the servers: from their position, and `more`, it is counted on.
+  void SetPosition(uint64_t more = 0);
 
   const MutableTensors& weights() const { return weights_; }      // x
   const MutableTensors& gradients() const { return gradients_; }  // Also the memory for other things to push.
@@ -67,6 +73,8 @@ class LocalTraining {
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
   uint64_t updates_ = 0;
+  uint64_t position_ = 0;  // Of the schedule when weights came last,
+  uint64_t passed_ = 0;    // and the samples that this worker has used since.
 };
 
 }  // namespace ps

@@ -19,6 +19,20 @@ TEST_CASE("NAME=VALUE arguments become values, and every one that is not of this
         "weight_decay=: expected NAME=VALUE, VALUE a number");
 }
 
+TEST_CASE("What is said of a schedule is text, and told after the values") {
+  const auto request =
+      ParseAssignments({"schedule=step", "learning_rate=0.5", "schedule_step=30epochs", "warmup=1epoch"});
+  REQUIRE(request.ok());
+  CHECK(request->values_size() == 1);
+  CHECK(request->schedule().at("schedule_step") == "30epochs");
+  v1::SetHyperparametersReply reply;
+  reply.add_shards()->set_version(7);
+  CHECK(DescribeChange(*request, reply) ==
+        "learning_rate=0.5 schedule=step schedule_step=30epochs warmup=1epoch from version 7 on");
+  CHECK(Message(ParseAssignments({"warmup=1epoch", "warmup=2epochs"}).status()) ==
+        "warmup=2epochs: warmup is given twice");
+}
+
 TEST_CASE("A change is told with its version, by shard where they differ") {
   const v1::SetHyperparametersRequest request = *ParseAssignments({"learning_rate=0.01"});
   v1::SetHyperparametersReply reply;

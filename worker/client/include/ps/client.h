@@ -27,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "ps/schedule.h"
 #include "ps/tensor.h"
 
 namespace ps {
@@ -38,6 +39,9 @@ struct ClientOptions {
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
   std::map<std::string, std::string> experiment;  // Settings that must be the same on all workers, by flag.
+  // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
+  // the job's schedule has lengths in epochs and no other worker has told it.
+  uint64_t samples_per_epoch = 0;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
@@ -64,6 +68,8 @@ struct PushInfo {
   std::vector<uint64_t> versions = {};
   uint32_t samples = 0;  // Samples that the mean gradient was computed on; 0: an empty contribution, nothing is sent.
   PushContribution contribution = PushContribution::kGradient;
+  // Samples that this worker has used since its last push, which schedules count; unset: `samples`.
+  std::optional<uint64_t> passed = {};
 };
 
 struct ExchangeResult {
@@ -76,6 +82,9 @@ struct ExchangeResult {
   // Of a pull in a mode in which the worker takes steps by itself: the optimizer's hyperparameters for the step that
   // follows `version`, by the name of their flag, as they are on shard 0. Else empty.
   std::map<std::string, float> hyperparameters;
+  // Likewise: the schedule of the learning rate, and its position at `version`.
+  Schedule schedule = {};
+  uint64_t position = 0;
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
