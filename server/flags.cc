@@ -7,6 +7,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
 #include "common/optimizers/optimizer.h"
+#include "server/clip_flags.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(
@@ -57,6 +58,10 @@ ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
 ABSL_FLAG(float, momentum, ps::Hyperparameters().momentum, ps::InfoOf(&ps::Hyperparameters::momentum).Help());
 ABSL_FLAG(float, weight_decay, ps::Hyperparameters().weight_decay,
           ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
+// Every row of ClipFlags().
+ABSL_FLAG(std::optional<float>, clip_value, std::nullopt, ps::ClipHelp(&ps::ClipOptions::value));
+ABSL_FLAG(std::optional<float>, clip_tensor_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::tensor_norm));
+ABSL_FLAG(std::optional<float>, clip_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::norm));
 ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
 ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
@@ -112,6 +117,9 @@ ServerOptions ServerOptionsFromFlags() {
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();
+  }
+  for (const ClipFlag& each : ClipFlags()) {
+    options.clip.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
   }
   options.shard = absl::GetFlag(FLAGS_shard);
   options.num_shards = absl::GetFlag(FLAGS_num_shards);

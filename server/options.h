@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/clipping.h"
 #include "common/optimizers/hyperparameters.h"
 #include "server/modes/mode_options.h"
 
@@ -25,6 +26,7 @@ struct ServerOptions {
   std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
+  ClipOptions clip;  // Its fields are the flags --clip_value and so on.
 
   uint32_t shard = 0;
   uint32_t num_shards = 1;

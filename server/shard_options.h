@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "common/clipping.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
 #include "server/modes/mode_options.h"
@@ -19,6 +20,7 @@ struct ShardOptions {
   ModeOptions mode;
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
+  ClipOptions clip;
   int apply_threads = 1;            // 0: updates wait for ApplyPosted.
   size_t max_inline_slices = 4;     // Slices at most that whoever brings their last contribution builds; a message's.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.

@@ -72,7 +72,7 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK((SharedSettings(other) != settings) == each.UsedBy(optimizer));
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
-    CHECK(settings.size() == used + 5);  // And mode, budget, optimizer, num_workers, num_shards.
+    CHECK(settings.size() == used + 8);  // And clipping (3), mode, budget, optimizer, num_workers, num_shards.
   }
   ServerOptions momentum;
   momentum.optimizer = "momentum";

@@ -13,11 +13,11 @@ using Outcome = Updater::Ended::Outcome;
 // but by hand.
 class Bench {
  public:
-  explicit Bench(size_t max_versions = 3, const ModeOptions& mode = {})
+  explicit Bench(size_t max_versions = 3, const ModeOptions& mode = {}, const ClipOptions& clip = {})
       : mode_(MakeMode(mode, 2)),
         layout_(std::make_shared<ShardLayout>(Layout{{"a", {1}}, {"b", {1}}}, 0, 1)),
         parameters_(layout_, {}, max_versions, 0, [] {}),
-        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
+        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, clip,
                  /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clipping.h"
 #include "common/optimizers/optimizer.h"
 #include "ps/client.h"
 #include "worker/steps/steps.h"
@@ -40,7 +41,8 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer: x from x and gradients(). The time is added to the backward pass.
+  // One step of the optimizer: x from x and gradients(), which are clipped as the policy says. The time is added to the
+  // backward pass.
   void Apply(StepResult& result);
 
   const MutableTensors& weights() const { return weights_; }      // x
@@ -58,9 +60,11 @@ class LocalTraining {
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
+  void ClipGradients(Isa isa);
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
+  ClipOptions clip_;
   MutableTensors weights_;
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
