@@ -112,7 +112,7 @@ std::vector<Updater::Version> Updater::TakeNext() {
 
 void Updater::StartNext(TimePoint now) {
   if (current_ == nullptr) {
-    if (committed_.empty()) return;
+    if (committed_.empty() || given_up_) return;
     current_ = MakeUpdate(TakeNext());
     NextStage();
   }

@@ -155,7 +155,7 @@ class Updater {
   void OnTotals(const v1::NormTotals& totals);
   // The version whose totals are waited for, if one's are.
   std::optional<uint64_t> awaits_totals() const;
-  // The chief tells no more totals: a version that has not got its own will not be made.
+  // The chief tells no more totals: a version that has not got its own will not be made, nor any after it.
   void GiveUpRound();
 
   // A part of that many slices has been built; 0: it was measured.
@@ -223,6 +223,7 @@ class Updater {
   std::deque<Version> committed_;  // And not begun. Bounded by the push table's limit.
   std::optional<TimePoint> blocked_since_;
   std::vector<v1::NormSums> sums_;
+  bool given_up_ = false;
   bool ruined_ = false;
 };
 

@@ -121,6 +121,7 @@ std::optional<uint64_t> Updater::awaits_totals() const {
 
 void Updater::GiveUpRound() {
   if (current_ == nullptr || alone() || current_->state != State::kCommitted || !current_->measuring()) return;
+  given_up_ = true;
   current_->state = State::kAbandoned;
   current_->awaits_totals = false;
 }
