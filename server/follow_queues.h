@@ -8,12 +8,15 @@
 
 #include <grpcpp/support/byte_buffer.h>
 #include "absl/status/status.h"
+#include "common/endpoint.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {
 
-// Bytes of a shard's report at most: the sums of all slices that a shard of the largest model can hold, and more.
-inline constexpr size_t kMaxReportBytes = 16 << 20;
+// Bytes of a shard's first report at most, and of its others: these have the sums of all slices that a shard of the
+// largest model can hold (ValidateLayout), 16 bytes each.
+inline constexpr size_t kMaxRegistrationBytes = 1 << 20;
+inline constexpr size_t kMaxReportBytes = kMaxMessageBytes;
 
 // The chief's updates for one shard, in order. None is left out: a shard has to see each layout come and go, and each
 // decision.
@@ -47,7 +50,7 @@ class ReportQueue {
   // nearly as many.
   static constexpr int kMaxPushes = 16384;
   // Of sums in a report, unless it has those of one round only.
-  static constexpr size_t kMaxNormBytes = 4 << 20;
+  static constexpr size_t kMaxNormBytes = 3 << 20;
 
   // RESOURCE_EXHAUSTED if more than kMaxPushes would wait: none of them may be lost. Then it is not added.
   absl::Status Add(const v1::ShardReport& report);
