@@ -133,11 +133,11 @@ void Updater::MeasurePush(const std::shared_ptr<Push>& push, std::function<void(
   pool_.Post(
       layout_->slices(), [update](size_t i) { update->MeasureItem(i); },
       [update, measured = std::move(measured)] {
-        const Push& push = *update->versions.front().pushes.front();
+        const Push& of = *update->versions.front().pushes.front();
         v1::NormSums sums;
-        sums.mutable_round()->set_rank(push.rank);
-        sums.mutable_round()->set_incarnation(push.incarnation);
-        sums.mutable_round()->set_step(push.step);
+        sums.mutable_round()->set_rank(of.rank);
+        sums.mutable_round()->set_incarnation(of.incarnation);
+        sums.mutable_round()->set_step(of.step);
         sums.mutable_squares()->Add(update->squares.begin(), update->squares.end());
         measured(std::move(sums));
       });
