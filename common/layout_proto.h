@@ -12,14 +12,21 @@ inline v1::ModelLayout ToProto(const Layout& layout) {
     v1::Tensor* out = message.add_tensors();
     out->set_name(tensor.name);
     for (int64_t dimension : tensor.shape) out->add_shape(dimension);
+    if (tensor.learning_rate_factor != 1) out->set_learning_rate_factor(tensor.learning_rate_factor);
+    if (tensor.weight_decay_factor != 1) out->set_weight_decay_factor(tensor.weight_decay_factor);
   }
   return message;
 }
 
 inline Layout FromProto(const v1::ModelLayout& message) {
   Layout layout;
+  layout.reserve(static_cast<size_t>(message.tensors_size()));
   for (const v1::Tensor& tensor : message.tensors()) {
-    layout.push_back({tensor.name(), {tensor.shape().begin(), tensor.shape().end()}});
+    TensorSpec& out = layout.emplace_back();
+    out.name = tensor.name();
+    out.shape.assign(tensor.shape().begin(), tensor.shape().end());
+    if (tensor.has_learning_rate_factor()) out.learning_rate_factor = tensor.learning_rate_factor();
+    if (tensor.has_weight_decay_factor()) out.weight_decay_factor = tensor.weight_decay_factor();
   }
   return layout;
 }

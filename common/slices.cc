@@ -1,10 +1,13 @@
 #include "common/slices.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -40,6 +43,20 @@ int64_t SlicePlan::total_elements() const {
   return std::accumulate(shard_elements_.begin(), shard_elements_.end(), int64_t{0});
 }
 
+namespace {
+
+absl::Status CheckFactors(const TensorSpec& tensor) {
+  for (const auto& [what, factor] : {std::pair("learning rate", tensor.learning_rate_factor),
+                                     std::pair("weight decay", tensor.weight_decay_factor)}) {
+    if (std::isfinite(factor) && factor >= 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, ": the factor ", factor, " of the ", what,
+                                                   " is not a finite number of 0 or more"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status ValidateLayout(const Layout& layout) {
   if (layout.empty()) return absl::InvalidArgumentError("the model has no tensors");
   if (layout.size() > kMaxTensors) {
@@ -53,6 +70,7 @@ absl::Status ValidateLayout(const Layout& layout) {
     if (!names.insert(tensor.name).second) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " appears twice in the model"));
     }
+    PS_RETURN_IF_ERROR(CheckFactors(tensor));
     int64_t elements = 1;
     for (int64_t dimension : tensor.shape) {
       if (dimension < 1 || dimension > kMaxModelElements / elements) {

@@ -58,7 +58,8 @@ class SlicePlan {
 // Slices start on 64-byte boundaries (a cache line, an AVX-512 vector) within a shard's buffer.
 inline constexpr int64_t kSliceAlignment = 16;
 
-// INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, or has bad or repeated names or dimensions.
+// INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, or has bad or repeated names, bad dimensions
+// or bad factors.
 absl::Status ValidateLayout(const Layout& layout);
 
 }  // namespace ps

@@ -7,6 +7,7 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
 #include "common/optimizers/optimizer.h"
+#include "common/text.h"
 #include "server/clip_flags.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
@@ -52,12 +53,17 @@ ABSL_FLAG(std::string, budget, "share",
           "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
           "workers ask for them, and those of a lost worker again");
 ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
-// Every row of HyperparameterTable().
-ABSL_FLAG(float, learning_rate, ps::Hyperparameters().learning_rate,
-          ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
-ABSL_FLAG(float, momentum, ps::Hyperparameters().momentum, ps::InfoOf(&ps::Hyperparameters::momentum).Help());
-ABSL_FLAG(float, weight_decay, ps::Hyperparameters().weight_decay,
-          ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
+// Every row of HyperparameterTable(). Not given: the default, which is the optimizer's.
+ABSL_FLAG(std::optional<float>, learning_rate, std::nullopt, ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
+ABSL_FLAG(std::optional<float>, weight_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
+ABSL_FLAG(std::optional<float>, momentum, std::nullopt, ps::InfoOf(&ps::Hyperparameters::momentum).Help());
+ABSL_FLAG(std::optional<float>, beta1, std::nullopt, ps::InfoOf(&ps::Hyperparameters::beta1).Help());
+ABSL_FLAG(std::optional<float>, beta2, std::nullopt, ps::InfoOf(&ps::Hyperparameters::beta2).Help());
+ABSL_FLAG(std::optional<float>, alpha, std::nullopt, ps::InfoOf(&ps::Hyperparameters::alpha).Help());
+ABSL_FLAG(std::optional<float>, eps, std::nullopt, ps::InfoOf(&ps::Hyperparameters::eps).Help());
+ABSL_FLAG(std::optional<float>, initial_accumulator_value, std::nullopt,
+          ps::InfoOf(&ps::Hyperparameters::initial_accumulator_value).Help());
+ABSL_FLAG(std::optional<float>, lr_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::lr_decay).Help());
 // Every row of ClipFlags().
 ABSL_FLAG(std::optional<float>, clip_value, std::nullopt, ps::ClipHelp(&ps::ClipOptions::value));
 ABSL_FLAG(std::optional<float>, clip_tensor_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::tensor_norm));
@@ -103,6 +109,15 @@ ModeOptions ModeOptionsFromFlags() {
   return options;
 }
 
+Hyperparameters HyperparametersFromFlags(const std::string& optimizer) {
+  Hyperparameters values = DefaultHyperparameters(optimizer);
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    const std::optional<float> given = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
+    if (given.has_value()) values.*each.field = *given;
+  }
+  return values;
+}
+
 }  // namespace
 
 ServerOptions ServerOptionsFromFlags() {
@@ -115,9 +130,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.mode = ModeOptionsFromFlags();
   options.budget = absl::GetFlag(FLAGS_budget);
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    options.hyperparameters.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<float>();
-  }
+  options.hyperparameters = HyperparametersFromFlags(options.optimizer);
   for (const ClipFlag& each : ClipFlags()) {
     options.clip.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
   }
@@ -151,6 +164,14 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   return CheckIdleFlags(line, flags);
 }
 
-nlohmann::ordered_json ServerFlagValues() { return FlagValues("server/flags.cc"); }
+nlohmann::ordered_json ServerFlagValues() {
+  nlohmann::ordered_json values = FlagValues("server/flags.cc");
+  const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
+  const Hyperparameters hyperparameters = HyperparametersFromFlags(optimizer);
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(optimizer)) values[each.flag] = ExactText(hyperparameters.*each.field);
+  }
+  return values;
+}
 
 }  // namespace ps

@@ -22,7 +22,7 @@ const HyperparameterInfo* FindInfo(const std::string& name) {
 std::string Choices(const std::string& optimizer) {
   std::vector<std::string> names;
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(optimizer)) names.push_back(each.flag);
+    if (each.UsedBy(optimizer) && each.may_change) names.push_back(each.flag);
   }
   return absl::StrJoin(names, ", ");
 }
@@ -44,6 +44,7 @@ absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& m
                                          Choices(optimizer)));
       continue;
     }
+    problems.Check(info->may_change, absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
     problems.Check(info->range.Contains(message.value()), absl::StrCat(shown, ": expected ", info->range.ToString()));
     problems.Check(values.emplace(message.name(), message.value()).second,
                    absl::StrCat(shown, ": ", message.name(), " is given twice"));

@@ -14,7 +14,7 @@ namespace ps {
 using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
 
 // What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that there is not, that the optimizer
-// does not use or that comes twice, a value out of its range, and that there is nothing at all.
+// does not use, that cannot change or that comes twice, a value out of its range, and that there is nothing at all.
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
 
 // What a message holds that the chief has checked.

@@ -16,6 +16,14 @@ constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting fro
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr int kMaxDimensions = 16;             // Of a tensor.
 
+absl::Status CheckFactor(const TensorSpec& theirs, const TensorSpec& ours, const std::string& of,
+                         float TensorSpec::*factor) {
+  if (theirs.*factor == ours.*factor) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--param_groups or --decay_biases: the worker has tensor ",
+                                                    theirs.name, " with ", of, "=", ExactText(theirs.*factor),
+                                                    ", but the job's is ", ExactText(ours.*factor)));
+}
+
 }  // namespace
 
 absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
@@ -75,6 +83,10 @@ absl::Status JobTerms::CheckLayout(const Layout& layout) const {
     if (theirs == expected) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ", expected));
+  }
+  for (size_t i = 0; i < layout.size(); ++i) {
+    PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "learning_rate", &TensorSpec::learning_rate_factor));
+    PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "weight_decay", &TensorSpec::weight_decay_factor));
   }
   return absl::OkStatus();
 }

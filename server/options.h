@@ -25,7 +25,7 @@ struct ServerOptions {
   ModeOptions mode;              // Its name is the flag --mode.
   std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
   std::string optimizer = "sgd";
-  Hyperparameters hyperparameters;
+  Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
   ClipOptions clip;  // Its fields are the flags --clip_value and so on.
 
   uint32_t shard = 0;

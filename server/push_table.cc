@@ -95,7 +95,8 @@ absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, cons
   if (!local.ok()) return local.status();
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
   if (finite) return local;
-  return absl::InvalidArgumentError(absl::StrCat("the gradient of tensor ", layout_->tensor(*local), " is not finite"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("the gradient of tensor ", layout_->tensor(*local).name, " is not finite"));
 }
 
 Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) const {

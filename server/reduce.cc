@@ -5,6 +5,7 @@
 
 #include "common/clipping.h"
 #include "common/finite.h"
+#include "common/subnormals.h"
 
 namespace ps {
 namespace {
@@ -91,6 +92,7 @@ void ClippedGradient(const VersionInput& version, size_t begin, const OptimizerB
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
                     Isa isa) {
+  const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   bool finite = true;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {

@@ -23,7 +23,7 @@ class ShardLayout {
   // Slices of this shard. They go by their local index, 0 to slices() - 1, in the order of the model.
   size_t slices() const { return plan_.shard_slices(shard_).size(); }
   const SliceInfo& slice(size_t local) const { return plan_.slices()[plan_.shard_slices(shard_)[local]]; }
-  const std::string& tensor(size_t local) const { return plan_.layout()[slice(local).tensor].name; }
+  const TensorSpec& tensor(size_t local) const { return plan_.layout()[slice(local).tensor]; }
 
   // Floats of all slices, and of a buffer that holds them (each slice is padded).
   size_t elements() const { return static_cast<size_t>(plan_.shard_elements(shard_)); }

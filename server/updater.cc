@@ -230,6 +230,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   const uint32_t tensor = layout->slice(local).tensor;
   VersionInput input;
   input.context = version.context;
+  input.context.hyperparameters = ForTensor(version.context.hyperparameters, layout->tensor(local));
   if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[tensor];
   input.clip_value = clip.value;
   if (version.clip_factors != nullptr) input.clip_factor = (*version.clip_factors)[tensor];
@@ -256,7 +257,7 @@ std::string Updater::Update::NotFinite() const {
   const std::string which =
       versions.size() == 1 ? absl::StrCat("version ", context.update)
                            : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
-  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite),
+  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite).name,
                       " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
 }
 

@@ -19,6 +19,12 @@ ABSL_FLAG(std::string, model, "mlp:784,128,10", "the network: mlp:IN,WIDTH,…,O
 ABSL_FLAG(std::string, activation, "relu", "activation of the hidden layers: relu, sigmoid or tanh");
 ABSL_FLAG(std::string, loss, "softmax_cross_entropy",
           "softmax_cross_entropy, sigmoid_cross_entropy or mse (also for regression, with one output)");
+ABSL_FLAG(
+    std::string, param_groups, "",
+    "factors of the optimizer's learning rate and weight decay for tensors by name, in which * stands for any text "
+    "and ? for one character: PATTERN:learning_rate=0.1,weight_decay=0;PATTERN:…; the last that matches counts");
+ABSL_FLAG(bool, decay_biases, true,
+          "false: no weight decay for tensors of fewer than two dimensions, but for what --param_groups says of them");
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
 ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
 ABSL_FLAG(std::string, save_weights, "",
@@ -78,6 +84,7 @@ WorkerOptions ReadPlainFlags() {
   options.client.name = absl::GetFlag(FLAGS_name);
   options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
+  options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
   options.init_weights = absl::GetFlag(FLAGS_init_weights);
   options.save_weights = absl::GetFlag(FLAGS_save_weights);
   options.data.dataset = absl::GetFlag(FLAGS_dataset);
@@ -123,6 +130,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseModel(absl::GetFlag(FLAGS_model)), options.model.widths);
   problems.Read(ParseActivation(absl::GetFlag(FLAGS_activation)), options.model.activation);
   problems.Read(ParseLoss(absl::GetFlag(FLAGS_loss)), options.model.loss);
+  problems.Read(ParseParamGroups(absl::GetFlag(FLAGS_param_groups)), options.param_groups);
   problems.Read(ParseInit(absl::GetFlag(FLAGS_init)), options.init);
   problems.Read(ParseNormalize(absl::GetFlag(FLAGS_normalize)), options.data.normalize);
   problems.Read(ParseBatchSize(absl::GetFlag(FLAGS_batch_size)), options.batch_size);

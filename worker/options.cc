@@ -45,7 +45,12 @@ void CheckFiles(const WorkerOptions& options, Problems& problems) {
 absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   Problems problems;
   problems.Check(ValidateClientOptions(options.client));
-  problems.Check(ValidateModelOptions(options.model));
+  const absl::Status model = ValidateModelOptions(options.model);
+  problems.Check(model);
+  // Of no model there are no tensors that a group could have.
+  if (model.ok()) {
+    problems.Check(WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases).status());
+  }
   problems.Check(ValidateDatasetOptions(options.data));
   problems.Check(CheckDeviceOptions(options.device));
   problems.CheckRange("threads", options.device.threads, 1, kMaxThreads);

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "ps/client.h"
 #include "worker/data/load.h"
 #include "worker/model/device.h"
 #include "worker/model/options.h"
+#include "worker/param_groups.h"
 
 namespace ps {
 
@@ -20,6 +22,8 @@ struct WorkerOptions {
   DatasetOptions data = {.dataset = "fashion-mnist"};
   ModelOptions model = {.widths = {784, 128, 10}};
   Init init = Init::kHe;
+  std::vector<ParamGroup> param_groups;
+  bool decay_biases = true;
   std::string init_weights;  // Safetensors; instead of init.
   std::string save_weights;  // Safetensors; by the lead.
   int64_t batch_size = 64;   // 0: full.

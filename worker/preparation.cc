@@ -17,6 +17,9 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   if (!metrics.ok()) return metrics.status();
   made.metrics = *std::move(metrics);
   if (!options.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options.save_weights));
+  absl::StatusOr<Layout> layout = WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases);
+  if (!layout.ok()) return layout.status();
+  made.layout = *std::move(layout);
   absl::StatusOr<Values> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);

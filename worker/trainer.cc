@@ -45,7 +45,7 @@ absl::Status Trainer::JoinJob() {
   client_options.experiment = Experiment(options_, prepared_.data, prepared_.initial);
   client_options.stop = stop_.get_token();
   client_options.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, ModelLayout(options_.model));
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, prepared_.layout);
   if (!client.ok()) return client.status();
   client_ = *std::move(client);
   result_.rank = client_->rank();
@@ -169,6 +169,7 @@ absl::Status Trainer::Train() {
                                                             .network = *network_,
                                                             .feed = *feed_,
                                                             .stats = *stats_,
+                                                            .layout = prepared_.layout,
                                                             .loss_unit = prepared_.data.scaling.squared_error_unit(),
                                                             .overlap = options_.overlap});
   if (!steps.ok()) return steps.status();

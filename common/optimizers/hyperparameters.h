@@ -1,6 +1,6 @@
-// The numbers that an optimizer is set with, and the one table of them that the flags, their help, the checks and the
-// fingerprint of a job's settings are made from. A new hyperparameter is a field, a row of the table and a flag
-// (server/flags.cc) that takes its default and help from there.
+// The numbers that an optimizer is set with, and the one table of them that the flags, their help and defaults, the
+// checks, the fingerprint of a job's settings and docs/optimizers.md are made from. A new hyperparameter is a field, a
+// row of the table and a flag (server/flags.cc) that takes its help from there.
 #pragma once
 
 #include <limits>
@@ -9,14 +9,22 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ps/tensor.h"
 
 namespace ps {
 
-// Names and meanings are PyTorch's (torch.optim).
+// Names and meanings are PyTorch's (torch.optim). The values are sgd's defaults, and those of every optimizer for which
+// the table has no other (DefaultHyperparameters).
 struct Hyperparameters {
   float learning_rate = 0.1F;
   float momentum = 0.9F;
   float weight_decay = 0.0F;
+  float beta1 = 0.9F;
+  float beta2 = 0.999F;
+  float alpha = 0.99F;
+  float eps = 1e-8F;
+  float initial_accumulator_value = 0.0F;
+  float lr_decay = 0.0F;
 };
 
 // Finite numbers from `low`, or only above it, to below `high`.
@@ -30,16 +38,21 @@ struct HyperparameterRange {
   std::string ToString() const;
 };
 
-// A row of the table. The default is the value that the field has in Hyperparameters{}.
+// A row of the table.
 struct HyperparameterInfo {
   std::string flag;  // Its name, without dashes.
   float Hyperparameters::*field = nullptr;
   HyperparameterRange range;
-  std::vector<std::string> optimizers;  // That use it; empty: all do.
-  std::string meaning;                  // For the help.
+  std::vector<std::string> optimizers;    // That use it; empty: all do.
+  std::map<std::string, float> defaults;  // By optimizer, where it is not the value in Hyperparameters{}.
+  std::string meaning;                    // For the help.
+  bool may_change = true;                 // While a job runs.
 
   bool UsedBy(const std::string& optimizer) const;
-  // The flag's help: the meaning, and which optimizers it is for if it is not for all.
+  float DefaultOf(const std::string& optimizer) const;
+  // "0.1; 0.01 of adagrad, rmsprop"
+  std::string Defaults() const;
+  // The flag's help: the meaning, which optimizers it is for if it is not for all, and the defaults.
   std::string Help() const;
   // INVALID_ARGUMENT, naming the flag and the range, if the value is out of range.
   absl::Status Check(const Hyperparameters& values) const;
@@ -51,10 +64,16 @@ const std::vector<HyperparameterInfo>& HyperparameterTable();
 // The row of one field.
 const HyperparameterInfo& InfoOf(float Hyperparameters::*field);
 
+// What an optimizer is set with where nothing else is said.
+Hyperparameters DefaultHyperparameters(const std::string& optimizer);
+
 // Some or all hyperparameters, by the name of the flag.
 using HyperparameterValues = std::map<std::string, float>;
 
 // These, but for the values that are given; a name that there is not changes nothing.
 Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);
+
+// These, with the tensor's own learning rate and weight decay.
+Hyperparameters ForTensor(Hyperparameters hyperparameters, const TensorSpec& tensor);
 
 }  // namespace ps

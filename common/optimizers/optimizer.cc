@@ -14,7 +14,10 @@ struct OptimizerEntry {
   std::unique_ptr<Optimizer> (*make)();
 };
 
-constexpr OptimizerEntry kOptimizers[] = {{"sgd", MakeSgd}, {"momentum", MakeMomentum}};
+constexpr OptimizerEntry kOptimizers[] = {
+    {"sgd", MakeSgd},         {"momentum", MakeMomentum}, {"nesterov", MakeNesterov}, {"adagrad", MakeAdagrad},
+    {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},
+};
 
 }  // namespace
 

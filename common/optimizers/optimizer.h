@@ -71,6 +71,25 @@ std::unique_ptr<Optimizer> MakeSgd();
 // v ← µ·v + g + wd·w;  w ← w − lr·v  (torch.optim.SGD with momentum, no dampening). v is 0 at first.
 std::unique_ptr<Optimizer> MakeMomentum();
 
+// v ← µ·v + g + wd·w;  w ← w − lr·(g + wd·w + µ·v)  (torch.optim.SGD with nesterov=True). v is 0 at first.
+std::unique_ptr<Optimizer> MakeNesterov();
+
+// s ← s + g²;  w ← w − lr / (1 + (t − 1)·lr_decay) · g / (√s + eps), where g has wd·w added and t is the update. s is
+// initial_accumulator_value at first. Source: Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011.
+std::unique_ptr<Optimizer> MakeAdagrad();
+
+// s ← α·s + (1 − α)·g²;  w ← w − lr·g / (√s + eps), where g has wd·w added. s is 0 at first. Source: Tieleman and
+// Hinton, Lecture 6.5, 2012; eps is outside the root, as torch.optim has it.
+std::unique_ptr<Optimizer> MakeRmsprop();
+
+// m ← β₁·m + (1 − β₁)·g;  v ← β₂·v + (1 − β₂)·g²;  w ← w − lr·m̂ / (√v̂ + eps), where g has wd·w added, and m̂ = m / (1 −
+// β₁ᵗ) and v̂ = v / (1 − β₂ᵗ) in update t. m and v are 0 at first. Source: Kingma and Ba, Adam, 2015 (arXiv:1412.6980).
+std::unique_ptr<Optimizer> MakeAdam();
+
+// As Adam, but g has nothing added: w ← w − lr·wd·w − lr·m̂ / (√v̂ + eps). Source: Loshchilov and Hutter, Decoupled
+// Weight Decay Regularization, 2019 (arXiv:1711.05101).
+std::unique_ptr<Optimizer> MakeAdamW();
+
 // Of a difference of weights d in place of a gradient: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's momentum with
 // a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source: Douillard et al.,
 // DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
@@ -79,7 +98,7 @@ std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
 // The names that MakeOptimizer knows.
 std::vector<std::string> OptimizerNames();
 
-// "sgd or momentum": the names, for help and messages.
+// "sgd, momentum, … or adamw": the names, for help and messages.
 std::string OptimizerChoices();
 
 // The optimizer of this name. INVALID_ARGUMENT, naming the flag and the choices, for any other.

@@ -14,6 +14,7 @@
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/gemm_bench.h"
 #include "tests/bench/network_bench.h"
+#include "tests/bench/optimizers_bench.h"
 #include "tests/bench/train_bench.h"
 #include "worker/model/options.h"
 
@@ -22,7 +23,7 @@ ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange, network: bytes of the model, a mu
 ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
-ABSL_FLAG(int, repeats, 30, "exchange, network: number of measured repeats");
+ABSL_FLAG(int, repeats, 30, "exchange, network, optimizers: number of measured repeats");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
@@ -45,6 +46,8 @@ constexpr char kUsage[] =
     "  train      samples/s through servers with 1 up to --workers workers, next to the same computation without\n"
     "             exchange and, if MPI is installed, with MPI ranks that sum the gradients\n"
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
+    "  optimizers a server's update with each optimizer, next to a copy that moves as many bytes, and of many small\n"
+    "             tensors next to one; with 1 and 2 threads\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
 absl::Status CheckFlags(const std::string& command) {
@@ -186,12 +189,13 @@ absl::Status Run(const std::string& command) {
   const absl::StatusOr<std::vector<Measurement>> rows =
       command == "network"
           ? RunNetworkBench(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
-          : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
-                              .bytes = absl::GetFlag(FLAGS_bytes),
-                              .workers = absl::GetFlag(FLAGS_workers),
-                              .servers = absl::GetFlag(FLAGS_servers),
-                              .op = absl::GetFlag(FLAGS_op),
-                              .repeats = absl::GetFlag(FLAGS_repeats)});
+      : command == "optimizers" ? RunOptimizersBench(absl::GetFlag(FLAGS_repeats))
+                                : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
+                                                    .bytes = absl::GetFlag(FLAGS_bytes),
+                                                    .workers = absl::GetFlag(FLAGS_workers),
+                                                    .servers = absl::GetFlag(FLAGS_servers),
+                                                    .op = absl::GetFlag(FLAGS_op),
+                                                    .repeats = absl::GetFlag(FLAGS_repeats)});
   if (rows.ok()) PrintMeasurements(*rows);
   return rows.status();
 }
@@ -205,7 +209,8 @@ int main(int argc, char** argv) {
   int exit_status = kExitDone;
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
-  if (command != "exchange" && command != "train" && command != "network" && command != "gemm") {
+  if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
+      command != "optimizers") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

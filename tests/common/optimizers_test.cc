@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <map>
 #include <random>
 
 #include "common/optimizers/optimizer.h"
@@ -8,24 +12,27 @@ namespace ps {
 namespace {
 
 TEST_CASE("Every optimizer is made by its name, and another name is refused with the choices") {
-  CHECK(OptimizerNames() == std::vector<std::string>{"sgd", "momentum"});
+  CHECK(OptimizerNames() ==
+        std::vector<std::string>{"sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"});
   for (const std::string& name : OptimizerNames()) CHECK(MakeOptimizer(name).ok());
-  CHECK(Message(MakeOptimizer("magic").status()) == "--optimizer=magic: expected sgd or momentum");
+  CHECK(Message(MakeOptimizer("magic").status()) ==
+        "--optimizer=magic: expected sgd, momentum, nesterov, adagrad, rmsprop, adam or adamw");
 }
 
-TEST_CASE("State has an initial value for each of its tensors, and momentum's is zero") {
+TEST_CASE("State has an initial value for each of its tensors, which is zero but for adagrad's") {
+  const std::map<std::string, int> tensors = {{"sgd", 0},     {"momentum", 1}, {"nesterov", 1}, {"adagrad", 1},
+                                              {"rmsprop", 1}, {"adam", 2},     {"adamw", 2}};
   for (const std::string& name : OptimizerNames()) {
     INFO(name);
     const auto optimizer = *MakeOptimizer(name);
-    CHECK(optimizer->state_tensors() <= kMaxStateTensors);
+    CHECK(optimizer->state_tensors() == tensors.at(name));
     for (int k = 0; k < optimizer->state_tensors(); ++k) CHECK(optimizer->InitialState(k, {}) == 0);
   }
-  CHECK(MakeSgd()->state_tensors() == 0);
-  CHECK(MakeMomentum()->state_tensors() == 1);
+  CHECK(MakeAdagrad()->InitialState(0, {.initial_accumulator_value = 0.25F}) == 0.25F);
 }
 
-// Stands for the optimizers that are to come: its state does not begin at zero, and its step depends on the number of
-// the update and on what the hyperparameters are then.
+// Its state does not begin at zero, and its step depends on the number of the update and on what the hyperparameters
+// are then.
 class Counting final : public Optimizer {
  public:
   int state_tensors() const override { return 1; }
@@ -55,36 +62,236 @@ TEST_CASE("An optimizer sees the update's number in 64 bits and the hyperparamet
   CHECK(weight == -0.5F);
 }
 
-TEST_CASE("An update gives the same bits however it is cut into blocks") {
-  std::mt19937 random(7);
-  const size_t count = 1000;
-  std::vector<float> gradient(count);
-  std::vector<float> weights(count);
-  std::vector<float> state(count);
-  for (std::vector<float>* values : {&gradient, &weights, &state}) {
-    for (float& value : *values) value = static_cast<float>(static_cast<double>(random()) / 1e9 - 2.0);
+// One weight and its state.
+struct OneWeight {
+  explicit OneWeight(const Optimizer& with, const Hyperparameters& hyper) : optimizer(with) {
+    for (int k = 0; k < optimizer.state_tensors(); ++k) state[k] = optimizer.InitialState(k, hyper);
   }
-  const UpdateContext context = {.hyperparameters = {.learning_rate = 0.3F, .momentum = 0.7F, .weight_decay = 0.01F}};
+  void Step(float gradient, const UpdateContext& context) {
+    OptimizerBlock block = {.elements = 1, .gradient = &gradient, .weights = &weight, .new_weights = &weight};
+    for (size_t k = 0; k < kMaxStateTensors; ++k) block.state[k] = block.new_state[k] = &state[k];
+    optimizer.Apply(block, context, BestIsa());
+  }
+
+  const Optimizer& optimizer;
+  float weight = 1;
+  float state[kMaxStateTensors] = {};
+};
+
+// The same in double, straight from the definitions.
+class Definition {
+ public:
+  Definition(std::string name, const Hyperparameters& hyper) : name_(std::move(name)), h_(hyper) {
+    if (name_ == "adagrad") s_ = h_.initial_accumulator_value;
+  }
+
+  double Step(double gradient) {
+    ++t_;
+    const double g = name_ == "adamw" ? gradient : gradient + h_.weight_decay * w_;
+    if (name_ == "adamw") w_ *= 1 - static_cast<double>(h_.learning_rate) * h_.weight_decay;
+    return w_ -= h_.learning_rate * Direction(g);
+  }
+
+ private:
+  double Direction(double g) {
+    if (name_ == "sgd") return g;
+    if (name_ == "momentum") return m_ = h_.momentum * m_ + g;
+    if (name_ == "nesterov") {
+      m_ = h_.momentum * m_ + g;
+      return g + h_.momentum * m_;
+    }
+    if (name_ == "adagrad") {
+      s_ += g * g;
+      return g / (std::sqrt(s_) + h_.eps) / (1 + (t_ - 1) * h_.lr_decay);
+    }
+    if (name_ == "rmsprop") {
+      s_ = h_.alpha * s_ + (1 - h_.alpha) * g * g;
+      return g / (std::sqrt(s_) + h_.eps);
+    }
+    m_ = h_.beta1 * m_ + (1 - h_.beta1) * g;
+    s_ = h_.beta2 * s_ + (1 - h_.beta2) * g * g;
+    return m_ / (1 - std::pow(h_.beta1, t_)) / (std::sqrt(s_ / (1 - std::pow(h_.beta2, t_))) + h_.eps);
+  }
+
+  // In double.
+  struct Values {
+    explicit Values(const Hyperparameters& from)
+        : learning_rate(from.learning_rate),
+          momentum(from.momentum),
+          weight_decay(from.weight_decay),
+          beta1(from.beta1),
+          beta2(from.beta2),
+          alpha(from.alpha),
+          eps(from.eps),
+          initial_accumulator_value(from.initial_accumulator_value),
+          lr_decay(from.lr_decay) {}
+    double learning_rate, momentum, weight_decay, beta1, beta2, alpha, eps, initial_accumulator_value, lr_decay;
+  };
+  const std::string name_;
+  const Values h_;
+  double w_ = 1;
+  double m_ = 0;
+  double s_ = 0;
+  double t_ = 0;
+};
+
+TEST_CASE("Two hundred updates of every optimizer end where its definition in double precision does") {
+  for (const std::string& name : OptimizerNames()) {
+    INFO(name);
+    Hyperparameters hyper = DefaultHyperparameters(name);
+    hyper.weight_decay = 0.03F;
+    hyper.initial_accumulator_value = 0.5F;
+    hyper.lr_decay = 0.01F;
+    const auto optimizer = *MakeOptimizer(name);
+    OneWeight weight(*optimizer, hyper);
+    Definition definition(name, hyper);
+    std::mt19937 random(11);
+    double moved = 0;
+    double expected = 1;
+    for (uint64_t update = 1; update <= 200; ++update) {
+      const auto gradient = static_cast<float>(static_cast<double>(random()) / 4e9 - 0.3);
+      weight.Step(gradient, {.update = update, .hyperparameters = hyper});
+      const double before = expected;
+      expected = definition.Step(static_cast<double>(gradient));
+      moved += std::abs(expected - before);
+      REQUIRE(std::abs(static_cast<double>(weight.weight) - expected) < 1e-6 + 2e-5 * moved);
+    }
+    CHECK(moved > 0.05);
+  }
+}
+
+TEST_CASE("The first update of adam and adamw moves a weight by the learning rate, however small its gradient is") {
+  for (const std::string name : {"adam", "adamw"}) {
+    for (const float gradient : {1e-3F, 1.0F, -300.0F}) {
+      Hyperparameters hyper = DefaultHyperparameters(name);
+      hyper.weight_decay = 0;
+      const auto optimizer = *MakeOptimizer(name);
+      OneWeight weight(*optimizer, hyper);
+      weight.Step(gradient, {.update = 1, .hyperparameters = hyper});
+      CHECK(std::abs(std::abs(weight.weight - 1) - hyper.learning_rate) < 2e-5F * hyper.learning_rate + 1e-7F);
+      CHECK((weight.weight < 1) == (gradient > 0));
+    }
+  }
+}
+
+TEST_CASE("Updates past 2^32 are counted: nothing is left to correct, and adagrad's rate has decayed") {
+  constexpr uint64_t kLate = (uint64_t{1} << 32U) + 1;  // Of which 32 bits say that it is the first.
+  for (const std::string name : {"adam", "adamw"}) {
+    const Hyperparameters hyper = {.learning_rate = 0.5F, .beta1 = 0.5F, .beta2 = 0.75F};
+    const auto optimizer = *MakeOptimizer(name);
+    OneWeight weight(*optimizer, hyper);
+    weight.Step(2, {.update = kLate, .hyperparameters = hyper});
+    CHECK(weight.state[0] == 1);
+    CHECK(weight.state[1] == 1);
+    CHECK(weight.weight == 0.5F);  // m / √v = 1; the first update's would be m̂ / √v̂ with m̂ = 2 and v̂ = 4.
+    OneWeight first(*optimizer, hyper);
+    first.Step(4, {.update = kLate, .hyperparameters = {.learning_rate = 0.5F, .beta1 = 0.5F, .beta2 = 0}});
+    CHECK(first.weight == 0.75F);  // 2 / √16, not 4 / √16.
+  }
+  const Hyperparameters hyper = {.learning_rate = 1, .eps = 1e-10F, .lr_decay = std::ldexp(1.0F, -32)};
+  const auto adagrad = MakeAdagrad();
+  OneWeight weight(*adagrad, hyper);
+  weight.Step(3, {.update = kLate, .hyperparameters = hyper});
+  CHECK(weight.weight == 0.5F);
+}
+
+TEST_CASE("Weights that have never had a gradient stay where they are") {
+  for (const std::string& name : OptimizerNames()) {
+    INFO(name);
+    Hyperparameters hyper = DefaultHyperparameters(name);
+    hyper.weight_decay = 0;
+    const auto optimizer = *MakeOptimizer(name);
+    OneWeight weight(*optimizer, hyper);
+    for (uint64_t update = 1; update <= 3; ++update) weight.Step(0, {.update = update, .hyperparameters = hyper});
+    CHECK(weight.weight == 1);
+  }
+}
+
+TEST_CASE("A tensor's factors multiply the learning rate and the weight decay, and nothing else") {
+  const Hyperparameters hyper = {.learning_rate = 0.5F, .weight_decay = 0.25F, .eps = 1e-4F};
+  const Hyperparameters own =
+      ForTensor(hyper, {.name = "b", .shape = {3}, .learning_rate_factor = 2, .weight_decay_factor = 0});
+  CHECK(own.learning_rate == 1);
+  CHECK(own.weight_decay == 0);
+  CHECK(own.momentum == hyper.momentum);
+  CHECK(own.eps == hyper.eps);
+  const Hyperparameters same = ForTensor(hyper, {.name = "w", .shape = {3}});
+  CHECK(same.learning_rate == hyper.learning_rate);
+  CHECK(same.weight_decay == hyper.weight_decay);
+}
+
+// Gradients, weights and state, among them zeros, and values that are tiny or huge.
+struct Numbers {
+  explicit Numbers(size_t count) {
+    std::mt19937 random(7);
+    for (std::vector<float>* values : {&gradient, &weights, &state[0], &state[1]}) {
+      values->resize(count);
+      for (float& value : *values) {
+        value = static_cast<float>(static_cast<double>(random()) / 1e9 - 2.0);
+        if (random() % 8 == 0) value *= std::ldexp(1.0F, static_cast<int>(random() % 120) - 80);
+        if (random() % 16 == 0) value = 0;
+      }
+    }
+    for (std::vector<float>* values : {&state[0], &state[1]}) {  // Sums of squares are not negative.
+      for (float& value : *values) value = std::abs(value);
+    }
+  }
+
+  // Applies the optimizer in blocks of this size; returns weights and state one after the other.
+  std::vector<float> Applied(const Optimizer& optimizer, const UpdateContext& context, size_t block_elements,
+                             Isa isa) const {
+    std::vector<float> new_weights = weights;
+    std::vector<float> new_state[kMaxStateTensors] = {state[0], state[1]};
+    for (size_t begin = 0; begin < weights.size(); begin += block_elements) {
+      OptimizerBlock block = {.elements = std::min(block_elements, weights.size() - begin),
+                              .gradient = &gradient[begin],
+                              .weights = &new_weights[begin],
+                              .new_weights = &new_weights[begin]};
+      for (size_t k = 0; k < kMaxStateTensors; ++k) block.state[k] = block.new_state[k] = &new_state[k][begin];
+      optimizer.Apply(block, context, isa);
+    }
+    for (const std::vector<float>& each : new_state) new_weights.insert(new_weights.end(), each.begin(), each.end());
+    return new_weights;
+  }
+
+  std::vector<float> gradient;
+  std::vector<float> weights;
+  std::vector<float> state[kMaxStateTensors];
+};
+
+// Of every optimizer: all of its terms have an effect.
+UpdateContext EverythingSet(const std::string& optimizer) {
+  UpdateContext context = {.update = 3, .hyperparameters = DefaultHyperparameters(optimizer)};
+  context.hyperparameters.weight_decay = 0.01F;
+  context.hyperparameters.lr_decay = 0.1F;
+  return context;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](float x, float y) { return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y); });
+}
+
+TEST_CASE("An update gives the same bits however it is cut into blocks") {
+  const Numbers numbers(1000);
   for (const std::string& name : OptimizerNames()) {
     INFO(name);
     const auto optimizer = *MakeOptimizer(name);
-    std::vector<std::vector<float>> results;
-    for (const size_t step : {count, size_t{1}, size_t{37}}) {
-      std::vector<float> new_weights = weights;
-      std::vector<float> new_state = state;
-      for (size_t begin = 0; begin < count; begin += step) {
-        OptimizerBlock block = {.elements = std::min(step, count - begin),
-                                .gradient = &gradient[begin],
-                                .weights = &new_weights[begin],
-                                .new_weights = &new_weights[begin]};
-        block.state[0] = block.new_state[0] = &new_state[begin];
-        optimizer->Apply(block, context, BestIsa());
-      }
-      new_weights.insert(new_weights.end(), new_state.begin(), new_state.end());
-      results.push_back(std::move(new_weights));
+    const std::vector<float> whole = numbers.Applied(*optimizer, EverythingSet(name), 1000, BestIsa());
+    CHECK(SameBits(numbers.Applied(*optimizer, EverythingSet(name), 1, BestIsa()), whole));
+    CHECK(SameBits(numbers.Applied(*optimizer, EverythingSet(name), 37, BestIsa()), whole));
+  }
+}
+
+TEST_CASE("An update gives the same bits on every instruction set") {
+  const Numbers numbers(10007);
+  for (const std::string& name : OptimizerNames()) {
+    INFO(name);
+    const auto optimizer = *MakeOptimizer(name);
+    const std::vector<float> portable = numbers.Applied(*optimizer, EverythingSet(name), 4096, Isa::kPortable);
+    for (const Isa isa : {Isa::kAvx2, Isa::kAvx512}) {
+      if (isa <= BestIsa()) CHECK(SameBits(numbers.Applied(*optimizer, EverythingSet(name), 4096, isa), portable));
     }
-    CHECK(results[1] == results[0]);
-    CHECK(results[2] == results[0]);
   }
 }
 

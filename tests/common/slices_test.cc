@@ -1,8 +1,10 @@
 #include "common/slices.h"
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
+#include "common/status.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -60,6 +62,15 @@ TEST_CASE("A layout that cannot be right is refused by the tensor's name") {
   CHECK_FALSE(ValidateLayout({{"a", {0}}}).ok());
   CHECK_FALSE(ValidateLayout({{"a", {-3}}}).ok());
   CHECK(ValidateLayout({{"a", {3, 4}}, {"scalar", {}}}).ok());
+}
+
+TEST_CASE("A tensor's factors are finite numbers of 0 or more") {
+  CHECK(ValidateLayout({{"a", {1}, 0, 0}, {"b", {1}, 1e30F, 0.5F}}).ok());
+  CHECK(Message(ValidateLayout({{"a", {1}}, {"b", {1}, 1, -0.5F}})) ==
+        "tensor b: the factor -0.5 of the weight decay is not a finite number of 0 or more");
+  constexpr float kInfinite = std::numeric_limits<float>::infinity();
+  CHECK_FALSE(ValidateLayout({{"a", {1}, kInfinite}}).ok());
+  CHECK_FALSE(ValidateLayout({{"a", {1}, std::numeric_limits<float>::quiet_NaN()}}).ok());
 }
 
 }  // namespace

@@ -187,6 +187,15 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
     CHECK(errors.find('\n') == errors.size() - 1);
   };
   refused("ps_server", {"--momentum=0.5"}, "--momentum=0.5: has no effect: --optimizer=sgd has no momentum");
+  refused("ps_server", {"--optimizer=adam", "--alpha=0.9"},
+          "--alpha=0.9: has no effect: --optimizer=adam has no alpha");
+  refused("ps_server", {"--optimizer=adamw", "--beta2=1"}, "--beta2=1: expected 0 or more, below 1");
+  refused("ps_server", {"--optimizer=adagrad", "--eps=0"}, "--eps=0: expected a number above 0");
+  refused("ps_server", {"--optimizer=adams"},
+          "--optimizer=adams: expected sgd, momentum, nesterov, adagrad, rmsprop, adam or adamw");
+  refused("ps_worker", {"--param_groups=*.scale:weight_decay=0"},
+          "--param_groups: *.scale: no tensor of the model has such a name; it has layer0.weight, layer0.bias,");
+  refused("ps_worker", {"--param_groups=*:weight_decay=-1"}, "--param_groups: *:weight_decay=-1: expected a factor");
   refused("ps_server", {"--num_shards=0"}, "--num_shards=0: expected 1 to 1024");
   refused("ps_worker", {"--epochs=1e300"}, "--epochs=1e+300: expected more than 0, at most 1e+09");
   refused("ps_server", {"--lease=5"}, "--lease=5: a unit is missing, for example 5s");

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
+#include <set>
 
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
@@ -108,20 +110,37 @@ void CheckMlp(const std::string& name, const ServerOptions& server, uint32_t wor
   CHECK(Distance(cluster.folder.File("final.safetensors"), trace["final"], "mlp_init.safetensors") <= 1e-4);
 }
 
+// The optimizer with the hyperparameters that the trace names; it names all that are not defaults.
+ServerOptions TracedOptimizer(const std::string& name, const nlohmann::json& trace) {
+  static const std::map<std::string, std::string> kTheirs = {{"lr", "learning_rate"}};
+  ServerOptions options;
+  options.optimizer = name == "sgd_weight_decay" ? "sgd" : name;
+  HyperparameterValues values;
+  for (const auto& [their_name, value] : trace["hyperparameters"].items()) {
+    const auto ours = kTheirs.find(their_name);
+    values[ours == kTheirs.end() ? their_name : ours->second] = value.get<float>();
+  }
+  options.hyperparameters = Changed(DefaultHyperparameters(options.optimizer), values);
+  return options;
+}
+
 void CheckPyTorch(const std::string& device) {
   if (FashionMnistDir().empty()) PS_SKIP("Debian's package dataset-fashion-mnist is not installed");
-  ServerOptions sgd;
-  sgd.hyperparameters.learning_rate = 0.1F;
-  ServerOptions decay = sgd;
-  decay.hyperparameters.weight_decay = 0.01F;
-  ServerOptions momentum;
-  momentum.optimizer = "momentum";
-  momentum.hyperparameters = {.learning_rate = 0.05F, .momentum = 0.9F, .weight_decay = 0};
-  for (const uint32_t workers : {1U, 2U}) {
-    CheckMlp("sgd", sgd, workers, device);
-    CheckMlp("sgd_weight_decay", decay, workers, device);
-    CheckMlp("momentum", momentum, workers, device);
+  const nlohmann::json trace = ReadJson("mlp_trace.json");
+  std::set<std::string> optimizers;
+  for (const auto& [name, traced] : trace["optimizers"].items()) {
+    ServerOptions options = TracedOptimizer(name, traced);
+    optimizers.insert(options.optimizer);
+    for (const uint32_t workers : {1U, 2U}) {
+      for (const uint32_t servers : {1U, 3U}) {
+        INFO(name << ", " << workers << " workers, " << servers << " servers");
+        options.num_shards = servers;
+        CheckMlp(name, options, workers, device);
+      }
+    }
   }
+  // PyTorch 1.13 has no lamb.
+  for (const std::string& name : OptimizerNames()) CHECK((name == "lamb" || optimizers.count(name) == 1));
 }
 
 // All of NumPy's steps; the sanitizers, which make a step many times slower, see the same code in fewer.
@@ -175,7 +194,9 @@ void CheckDt42(const std::string& device) {
   }
 }
 
-TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch") { CheckPyTorch("cpu"); }
+TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch, with 1 and 3 servers") {
+  CheckPyTorch("cpu");
+}
 
 TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
   CheckDt42("cpu");

@@ -31,6 +31,10 @@ TEST_CASE("Joins that do not match the job are refused by what differs") {
   request = job.Request("b");
   *request.mutable_layout() = ToProto({{"w", {5}}});
   CHECK(refused(request, "w [5]"));
+  *request.mutable_layout() = ToProto({{"w", {4}, 1, 0}});
+  CHECK(refused(request, "tensor w with weight_decay=0, but the job's is 1"));
+  *request.mutable_layout() = ToProto({{"w", {4}, 0.1F}});
+  CHECK(refused(request, "--param_groups or --decay_biases: the worker has tensor w with learning_rate=0.1"));
   request = job.Request("b");
   (*request.mutable_experiment())["seed"] = "2";
   CHECK(refused(request, "--seed=2"));

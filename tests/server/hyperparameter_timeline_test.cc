@@ -64,6 +64,11 @@ TEST_CASE("Every value that cannot be is named, with what can") {
         "learning_rate=nan: expected a number above 0");
   CHECK(problems({{"weight_decay", std::numeric_limits<float>::infinity()}}, "sgd") ==
         "weight_decay=inf: expected 0 or more");
+  CHECK(problems({{"initial_accumulator_value", 1}, {"beta1", 0.5F}}, "adagrad") ==
+        "initial_accumulator_value=1: cannot change while the job runs: it is what the sum of squared gradients begins "
+        "with\n"
+        "beta1=0.5: not used by --optimizer=adagrad; expected one of learning_rate, weight_decay, eps, lr_decay");
+  CHECK(problems({{"beta2", 1}}, "adam") == "beta2=1: expected 0 or more, below 1");
   CHECK(problems({{"a\nb", 1}}, "sgd").find("a\\nb=1: there is no such hyperparameter") == 0);
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "server/flags.h"
 #include "tests/catch.h"
 
@@ -68,7 +69,8 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       INFO(optimizer << " " << each.flag);
       used += each.UsedBy(optimizer) ? 1 : 0;
       ServerOptions other = options;
-      other.hyperparameters.*each.field += 1e-7F;  // A change that six digits do not show.
+      float& value = other.hyperparameters.*each.field;
+      value += 1e-7F;  // A change that six digits do not show.
       CHECK((SharedSettings(other) != settings) == each.UsedBy(optimizer));
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
@@ -80,17 +82,27 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
   CHECK(SharedSettings({}).count("momentum") == 0);
 }
 
-TEST_CASE("Each hyperparameter has a flag with the table's default and help, which sets it") {
+TEST_CASE("Each hyperparameter has a flag with the table's help, which takes the optimizer's default or sets it") {
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    INFO(each.flag);
     const absl::FlagSaver kept;
     absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(each.flag);
     REQUIRE(flag != nullptr);
-    CHECK(ServerOptionsFromFlags().hyperparameters.*each.field == Hyperparameters{}.*each.field);
     CHECK(flag->Help() == each.Help());
     std::string error;
-    REQUIRE(flag->ParseFrom("0.625", &error));
-    CHECK(ServerOptionsFromFlags().hyperparameters.*each.field == 0.625F);
+    for (const std::string& optimizer : OptimizerNames()) {
+      INFO(optimizer << " " << each.flag);
+      REQUIRE(absl::FindCommandLineFlag("optimizer")->ParseFrom(optimizer, &error));
+      const auto takes = [&](float value) {
+        return ServerOptionsFromFlags().hyperparameters.*each.field == value &&
+               ServerFlagValues()[each.flag] == (each.UsedBy(optimizer) ? ExactText(value) : flag->CurrentValue());
+      };
+      REQUIRE(flag->ParseFrom("", &error));
+      CHECK(takes(each.DefaultOf(optimizer)));
+      for (const float value : {0.625F, Hyperparameters{}.*each.field, 0.0F}) {  // Also the default of others.
+        REQUIRE(flag->ParseFrom(ExactText(value), &error));
+        CHECK(takes(value));
+      }
+    }
   }
   CHECK(absl::FindCommandLineFlag("optimizer")->Help() == OptimizerChoices());
 }
@@ -103,12 +115,15 @@ TEST_CASE("A hyperparameter's flag is refused where the optimizer does not use i
     CommandLine all;
     std::vector<std::string> refused;
     for (const HyperparameterInfo& each : HyperparameterTable()) {
+      REQUIRE(absl::FindCommandLineFlag(each.flag)->ParseFrom("0.5", &error));
+    }
+    for (const HyperparameterInfo& each : HyperparameterTable()) {
       INFO(optimizer << " " << each.flag);
       CHECK(CheckServerFlags({.given = {each.flag}}).ok() == each.UsedBy(optimizer));
       all.given.insert(each.flag);
       if (each.UsedBy(optimizer)) continue;
-      refused.push_back(absl::StrCat("--", each.flag, "=", Hyperparameters{}.*each.field,
-                                     ": has no effect: --optimizer=", optimizer, " has no ", each.flag));
+      refused.push_back(
+          absl::StrCat("--", each.flag, "=0.5: has no effect: --optimizer=", optimizer, " has no ", each.flag));
     }
     std::vector<std::string> lines = absl::StrSplit(Message(CheckServerFlags(all)), '\n', absl::SkipEmpty());
     CHECK(lines == refused);  // All at once, one a line.

@@ -128,6 +128,30 @@ TEST_CASE("Versions applied in one pass have the bits of as many passes, also wi
   CHECK(v_at_once == v);
 }
 
+#if defined(__x86_64__)
+TEST_CASE(
+    "State that decays towards zero gets there, on every instruction set, and arithmetic is as before afterwards") {
+  const size_t count = 100;
+  const std::vector<float> gradient(count);
+  const Payload payload({Piece(reinterpret_cast<const uint8_t*>(gradient.data()), 4 * count)}, nullptr);
+  VersionInput version;
+  version.terms.push_back({.gradient = &payload});
+  const auto momentum = MakeMomentum();
+  for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+    if (isa > BestIsa()) continue;
+    std::vector<float> w(count, 1);
+    std::vector<float> v(count, 1e-38F);  // 0.9 times that is subnormal.
+    OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = w.data()};
+    block.state[0] = block.new_state[0] = v.data();
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
+    CHECK(v == std::vector<float>(count, 0));
+    CHECK(w == std::vector<float>(count, 1));
+  }
+  volatile float least = std::numeric_limits<float>::min();
+  CHECK(least / 2 > 0);
+}
+#endif
+
 TEST_CASE("A NaN is found in any piece, also where its float straddles two") {
   std::mt19937 random(6);
   std::vector<float> values = RandomFloats(5000, random);

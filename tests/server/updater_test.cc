@@ -13,11 +13,11 @@ using Outcome = Updater::Ended::Outcome;
 // but by hand.
 class Bench {
  public:
-  explicit Bench(size_t max_versions = 3, const ModeOptions& mode = {}, const ClipOptions& clip = {})
+  explicit Bench(size_t max_versions = 3, const ModeOptions& mode = {}, const Layout& layout = {{"a", {1}}, {"b", {1}}})
       : mode_(MakeMode(mode, 2)),
-        layout_(std::make_shared<ShardLayout>(Layout{{"a", {1}}, {"b", {1}}}, 0, 1)),
+        layout_(std::make_shared<ShardLayout>(layout, 0, 1)),
         parameters_(layout_, {}, max_versions, 0, [] {}),
-        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, clip,
+        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, {},
                  /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
@@ -75,6 +75,16 @@ TEST_CASE("Committed pushes are built one after the other, in their order, each 
   CHECK(bench.parameters_.version() == 2);
   CHECK(bench.Weight(0) == -11);
   CHECK(bench.updater_.idle());
+}
+
+TEST_CASE("Each tensor steps with its own factor of the learning rate") {
+  Bench bench(3, {}, {{"a", {1}, 0}, {"b", {1}, 0.25F}});
+  bench.updater_.Commit({Bench::MakePush(8, 8)}, bench.now_);
+  bench.updater_.StartNext(bench.now_);
+  CHECK(bench.pool_.RunPosted());
+  CHECK(bench.Ended() == Outcome::kPublished);
+  CHECK(bench.Weight(0) == 0);
+  CHECK(bench.Weight(1) == -2);
 }
 
 TEST_CASE("Where every push is a version, those that wait are built in one pass and published as the last of them") {

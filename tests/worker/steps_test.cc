@@ -71,14 +71,19 @@ const TensorValues kInitial = {{0.1F, -0.2F, 0.3F, 0.4F}, {0.0F, 0.5F}};
 
 // A worker without a trainer.
 struct TestWorker {
-  TestWorker(const ModePolicy& policy, bool synchronous, TestSource with) : source(std::move(with)) {
+  TestWorker(const ModePolicy& policy, bool synchronous, TestSource with, const Layout& with_factors = {})
+      : source(std::move(with)), layout(with_factors.empty() ? network->layout() : with_factors) {
     REQUIRE(batches->KeepSamples().ok());
     client = std::make_unique<FakeClient>(policy, synchronous, kInitial);
     for (size_t tensor = 0; tensor < 2; ++tensor) x.push_back(network->parameters(tensor));
     absl::StatusOr<ExchangeResult> started = client->Start({}, x);
     exchanges = std::make_unique<Exchanges>(*client, *std::move(started));
-    absl::StatusOr<std::unique_ptr<Steps>> made =
-        MakeSteps({.client = *client, .exchanges = *exchanges, .network = *network, .feed = feed, .stats = stats});
+    absl::StatusOr<std::unique_ptr<Steps>> made = MakeSteps({.client = *client,
+                                                             .exchanges = *exchanges,
+                                                             .network = *network,
+                                                             .feed = feed,
+                                                             .stats = stats,
+                                                             .layout = layout});
     REQUIRE(made.ok());
     steps = *std::move(made);
   }
@@ -115,6 +120,7 @@ struct TestWorker {
   const Dataset dataset = OneSample();
   const std::unique_ptr<Batches> batches = *Batches::Create(dataset, *backend, 4);
   TestSource source;
+  const Layout layout;
   BatchFeed feed = BatchFeed(source, *batches);
   MetricsLines metrics;
   StepStats stats = StepStats(metrics.writer(), 0, 100, 0, TimePoint());
@@ -293,6 +299,23 @@ TEST_CASE("steps of one's own clip their gradient to the norms that the policy s
   CheckNear(worker.last().out, Plus({{0, 0, 0, 0}, {0, 0}}, -kRate * factor, gradient));
 }
 
+TEST_CASE("each tensor steps with its own factors of the learning rate and the weight decay") {
+  Layout layout = ModelLayout({.widths = {2, 2}});
+  layout[0].weight_decay_factor = 0.5F;
+  layout[1].learning_rate_factor = 3;
+  layout[1].weight_decay_factor = 0;
+  TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 1), true, TestSource({4, 4}), layout);
+  worker.client->hyperparameters = {{"learning_rate", kRate}, {"weight_decay", 0.2F}};
+  worker.Train(1);  // With those that came first, which had no decay.
+  const TensorValues weights = worker.weights();
+  const TensorValues gradient = worker.Gradient(weights);
+  worker.Train(1);
+  const TensorValues zero = {{0, 0, 0, 0}, {0, 0}};
+  TensorValues expected = Plus(Plus(zero, -kRate, gradient), -kRate * 0.1F, weights);
+  expected[1] = Plus(zero, -3 * kRate, gradient)[1];
+  CheckNear(worker.last().out, expected);
+}
+
 TEST_CASE("a round without samples is an empty contribution, and takes what the others have made") {
   TestWorker worker(Local(LocalSteps::Exchange::kAverageWeights, 2), true, TestSource({0, 0, 4}));
   worker.client->weights = {{9, 9, 9, 9}, {9, 9}};
@@ -449,7 +472,8 @@ TEST_CASE("an optimizer that the worker does not know is refused by its name") {
                                .exchanges = *worker.exchanges,
                                .network = *worker.network,
                                .feed = worker.feed,
-                               .stats = worker.stats});
+                               .stats = worker.stats,
+                               .layout = worker.layout});
   CHECK(made.status().ToString().find("unheard_of") != std::string::npos);
 }
 

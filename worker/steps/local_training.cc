@@ -1,13 +1,13 @@
 #include "worker/steps/local_training.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/status.h"
+#include "common/subnormals.h"
 #include "worker/client/tensor_memory.h"
 
 namespace ps {
@@ -55,8 +55,7 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
   absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
   if (!optimizer.ok()) return optimizer.status();
-  const std::map<std::string, float>& values = context.exchanges.hyperparameters();
-  if (values.empty()) {
+  if (context.exchanges.hyperparameters().empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
   }
@@ -64,11 +63,17 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
     absl::StatusOr<TensorMemory> state = training.AllocateCopy();
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
-    const float initial = training.optimizer_->InitialState(k, Changed({}, values));
+    const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
     training.state_.push_back(*std::move(state));
   }
   return training;
+}
+
+// The servers tell all that the optimizer uses.
+Hyperparameters LocalTraining::CurrentHyperparameters() const {
+  return Changed(DefaultHyperparameters(context_.client.policy().local_steps->optimizer),
+                 context_.exchanges.hyperparameters());
 }
 
 absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return AllocateTensors(context_.network.layout()); }
@@ -104,8 +109,9 @@ void LocalTraining::ClipGradients(Isa isa) {
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
-  const UpdateContext update = {.update = ++updates_,
-                                .hyperparameters = Changed({}, context_.exchanges.hyperparameters())};
+  const FlushSubnormals flush;
+  ++updates_;
+  const Hyperparameters current = CurrentHyperparameters();
   ClipGradients(isa);
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
@@ -115,11 +121,11 @@ void LocalTraining::Apply(StepResult& result) {
     for (size_t k = 0; k < state_.size(); ++k) {
       block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
     }
-    UpdateContext of_tensor = update;
+    UpdateContext update = {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])};
     if (optimizer_->uses_trust_ratio()) {
-      of_tensor.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
+      update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
     }
-    optimizer_->Apply(block, of_tensor, isa);
+    optimizer_->Apply(block, update, isa);
   }
   result.backward_s += Seconds(Now() - began);
 }

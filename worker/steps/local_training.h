@@ -61,6 +61,8 @@ class LocalTraining {
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
   void ClipGradients(Isa isa);
+  // Those that came with the servers' weights last.
+  Hyperparameters CurrentHyperparameters() const;
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;

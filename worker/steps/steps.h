@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ps/client.h"
+#include "ps/tensor.h"
 #include "worker/batch_feed.h"
 #include "worker/evaluator.h"
 #include "worker/model/network.h"
@@ -26,6 +27,7 @@ struct StepsContext {
   Network& network;
   BatchFeed& feed;
   StepStats& stats;
+  const Layout& layout;  // The network's, with the tensors' factors.
   double loss_unit = 1;  // Of the targets as read.
   bool overlap = true;   // Gradients are sent, and weights come, while others are being computed.
 };

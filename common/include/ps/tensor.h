@@ -11,6 +11,9 @@ namespace ps {
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;  // Each dimension is at least 1; an empty shape is a scalar.
+  // The optimizer's learning rate and weight decay, times these, are this tensor's. Finite, at least 0.
+  float learning_rate_factor = 1;
+  float weight_decay_factor = 1;
 
   int64_t elements() const {
     int64_t count = 1;

@@ -1,0 +1,261 @@
+#include "tests/bench/optimizers_bench.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/optimizers/optimizer.h"
+#include "common/status.h"
+#include "common/sync.h"
+#include "server/updater.h"
+
+namespace ps {
+namespace {
+
+constexpr int64_t kLargeElements = int64_t{16} << 20;
+constexpr int kSmallTensors = 160;
+constexpr float kGradient = 0.001F;
+constexpr std::chrono::minutes kUpdateLimit(5);
+
+// As a network has them: most are biases and scales of 64 to 2,048 elements, and one in eight is a matrix.
+Layout SmallTensors() {
+  Layout layout;
+  layout.reserve(kSmallTensors);
+  for (int i = 0; i < kSmallTensors; ++i) {
+    const int64_t elements = i % 8 < 6 ? int64_t{64} << (i % 6) : i % 8 == 6 ? 9216 : 65536;
+    layout.push_back({absl::StrCat("tensor", i), {elements}});
+  }
+  return layout;
+}
+
+int64_t Elements(const Layout& layout) {
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : layout) elements += tensor.elements();
+  return elements;
+}
+
+// What work on the pool's threads reports its end to.
+class Ending {
+ public:
+  void Set(bool good) {
+    MutexLock lock(mutex_);
+    ended_ = true;
+    good_ = good_ && good;
+    changed_.NotifyAll();
+  }
+  // Waits for it, and makes ready for the next. False if it failed, or took too long.
+  bool Await() {
+    MutexLock lock(mutex_);
+    const TimePoint deadline = Now() + kUpdateLimit;
+    while (!ended_) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return false;
+    }
+    ended_ = false;
+    return good_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool good_ ABSL_GUARDED_BY(mutex_) = true;
+};
+
+// A shard's updates of one model, each of one push.
+class ShardUpdates {
+ public:
+  ShardUpdates(const std::string& optimizer, const Layout& layout, int threads)
+      : optimizer_(*MakeOptimizer(optimizer)),
+        hyperparameters_(DefaultHyperparameters(optimizer)),
+        layout_(std::make_shared<const ShardLayout>(layout, 0, 1)),
+        gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kGradient)),
+        pool_(threads),
+        parameters_(layout_, InitialState(), /*max_versions=*/2, /*max_kept=*/0, [] {}),
+        updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*max_inline_slices=*/0, pool_,
+                 [this](size_t slices) { OnBuilt(slices); }) {
+    updater_.SetParameters(&parameters_, layout_);
+    push_->samples = 1;
+    const auto* bytes = reinterpret_cast<const uint8_t*>(gradient_->data());
+    for (size_t local = 0; local < layout_->slices(); ++local) {
+      const auto size = static_cast<size_t>(layout_->slice(local).bytes());
+      push_->slices.push_back(Payload({Piece(bytes, size)}, gradient_));
+      bytes += size;
+    }
+    push_->received = push_->slices.size();
+  }
+  ~ShardUpdates() { pool_.Stop(); }
+  ShardUpdates(const ShardUpdates&) = delete;
+  ShardUpdates& operator=(const ShardUpdates&) = delete;
+
+  void Update() {
+    {
+      MutexLock lock(mutex_);
+      updater_.Commit({push_}, Now());
+      updater_.StartNext(Now());
+    }
+    good_ = ending_.Await() && good_;
+    ++push_->version;
+  }
+
+  // That an update must move.
+  double bytes() const {
+    const int floats = 3 + 2 * optimizer_->state_tensors();
+    return static_cast<double>(layout_->bytes()) * floats;
+  }
+
+  // Every weight is what the optimizer makes of it alone.
+  absl::Status Check() {
+    float weight = 0;
+    std::vector<float> state = InitialState();
+    state.resize(kMaxStateTensors);
+    OptimizerBlock block = {.elements = 1, .gradient = &kGradient, .weights = &weight, .new_weights = &weight};
+    for (size_t k = 0; k < state.size(); ++k) block.state[k] = block.new_state[k] = &state[k];
+    for (uint64_t update = 1; update <= push_->version; ++update) {
+      optimizer_->Apply(block, {.update = update, .hyperparameters = hyperparameters_}, BestIsa());
+    }
+    MutexLock lock(mutex_);
+    if (!good_) return absl::InternalError("an update failed");
+    const VersionPin pin = parameters_.Pin({.rank = 0, .peer = "ps_bench"}, Now());
+    for (size_t local = 0; local < layout_->slices(); ++local) {
+      for (const float each : pin.slice(local)) {
+        if (each == weight) continue;
+        return absl::InternalError(
+            absl::StrCat(layout_->tensor(local).name, ": a weight is ", each, ", expected ", weight));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<float> InitialState() const {
+    std::vector<float> state;
+    for (int k = 0; k < optimizer_->state_tensors(); ++k) {
+      state.push_back(optimizer_->InitialState(k, hyperparameters_));
+    }
+    return state;
+  }
+
+  void OnBuilt(size_t slices) {
+    MutexLock lock(mutex_);
+    updater_.OnBuilt(slices);
+    const std::optional<Updater::Ended> ended = updater_.TakeEnded();
+    ending_.Set(ended.has_value() && ended->outcome == Updater::Ended::Outcome::kPublished);
+  }
+
+  const std::unique_ptr<Optimizer> optimizer_;
+  const std::unique_ptr<Optimizer> differences_ = MakeOuterNesterov(0);
+  const Hyperparameters hyperparameters_;
+  const std::unique_ptr<Mode> mode_ = MakeMode({}, 1);
+  const std::shared_ptr<const ShardLayout> layout_;
+  const std::shared_ptr<std::vector<float>> gradient_;
+  const std::shared_ptr<Push> push_ = std::make_shared<Push>();
+  Ending ending_;
+  bool good_ = true;
+  ThreadPool pool_;
+  Mutex mutex_;
+  Parameters parameters_;  // Under the mutex, as the next.
+  Updater updater_;
+};
+
+// Copies that read and write so many bytes together, each thread its part.
+class Copies {
+ public:
+  Copies(double bytes, int threads)
+      : threads_(static_cast<size_t>(threads)),
+        from_(static_cast<size_t>(bytes) / 2 / threads_ * threads_, 1),
+        to_(from_.size()),
+        pool_(threads) {}
+  ~Copies() { pool_.Stop(); }
+  Copies(const Copies&) = delete;
+  Copies& operator=(const Copies&) = delete;
+
+  void Copy() {
+    const size_t part = from_.size() / threads_;
+    pool_.Post(
+        threads_, [this, part](size_t i) { std::memcpy(&to_[i * part], &from_[i * part], part); },
+        [this] { ending_.Set(true); });
+    good_ = ending_.Await() && good_;
+  }
+  bool good() const { return good_ && to_ == from_; }
+
+ private:
+  const size_t threads_;
+  const std::vector<uint8_t> from_;
+  std::vector<uint8_t> to_;
+  Ending ending_;
+  bool good_ = true;
+  ThreadPool pool_;
+};
+
+// In turn, so that what else the machine does meets both alike. The second's ratio is to the first.
+template <typename First, typename Second>
+std::pair<Measurement, Measurement> MeasureBoth(int repeats, double bytes, First first, Second second) {
+  std::vector<double> first_s;
+  std::vector<double> second_s;
+  for (int i = 0; i < repeats + kWarmUp; ++i) {
+    const TimePoint began = Now();
+    first();
+    const TimePoint between = Now();
+    second();
+    if (i < kWarmUp) continue;
+    first_s.push_back(Seconds(between - began));
+    second_s.push_back(Seconds(Now() - between));
+  }
+  std::pair<Measurement, Measurement> both = {Summarize("", first_s, bytes), Summarize("", second_s, bytes)};
+  both.second.ratio = both.first.p50_s / both.second.p50_s;
+  return both;
+}
+
+std::string Megabytes(int64_t elements) { return absl::StrFormat("%.1f MB", static_cast<double>(elements) * 4 / 1e6); }
+
+std::string Threads(int threads) { return absl::StrCat(threads, threads == 1 ? " thread" : " threads"); }
+
+// Adds a copy and an update of one tensor.
+absl::Status MeasureOne(const std::string& optimizer, int64_t elements, int threads, int repeats,
+                        std::vector<Measurement>& rows) {
+  ShardUpdates updates(optimizer, {{"w", {elements}}}, threads);
+  Copies copies(updates.bytes(), threads);
+  auto [copy, update] = MeasureBoth(
+      repeats, updates.bytes(), [&] { copies.Copy(); }, [&] { updates.Update(); });
+  PS_RETURN_IF_ERROR(Annotate(updates.Check(), optimizer));
+  if (!copies.good()) return absl::InternalError("a copy is wrong");
+  copy.name = absl::StrCat("a copy, ", Threads(threads));
+  update.name = absl::StrCat(optimizer, ", one tensor of ", Megabytes(elements), ", ", Threads(threads));
+  rows.push_back(std::move(copy));
+  rows.push_back(std::move(update));
+  return absl::OkStatus();
+}
+
+// Adds an update of small tensors.
+absl::Status MeasureSmall(const std::string& optimizer, int threads, int repeats, std::vector<Measurement>& rows) {
+  const Layout small = SmallTensors();
+  ShardUpdates one(optimizer, {{"w", {Elements(small)}}}, threads);
+  ShardUpdates many(optimizer, small, threads);
+  Measurement update = MeasureBoth(
+                           repeats, many.bytes(), [&] { one.Update(); }, [&] { many.Update(); })
+                           .second;
+  PS_RETURN_IF_ERROR(Annotate(many.Check(), optimizer));
+  update.name =
+      absl::StrCat(optimizer, ", ", small.size(), " tensors of ", Megabytes(Elements(small)), ", ", Threads(threads));
+  rows.push_back(std::move(update));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Measurement>> RunOptimizersBench(int repeats) {
+  std::vector<Measurement> rows;
+  for (const int threads : {1, 2}) {
+    for (const std::string& optimizer : OptimizerNames()) {
+      PS_RETURN_IF_ERROR(MeasureOne(optimizer, kLargeElements, threads, repeats, rows));
+      PS_RETURN_IF_ERROR(MeasureOne(optimizer, Elements(SmallTensors()), threads, repeats, rows));
+      PS_RETURN_IF_ERROR(MeasureSmall(optimizer, threads, repeats, rows));
+    }
+  }
+  return rows;
+}
+
+}  // namespace ps

@@ -1,0 +1,122 @@
+"""The servers' optimizers, against a program in NumPy that computes in double precision and straight from the definitions:
+after 200 steps with groups of parameters, the weights that the real programs save are those that it ends with, up to what
+float32 rounds off.
+
+    optimizers_test.py BUILD_FOLDER [CASE...]
+
+Skipped (a line that begins with SKIPPED:) where NumPy is not there.
+"""
+import fnmatch
+
+from simulation import NAMES, Problem, check_same, make_weights, mean, run_cases, train, zeros
+
+import numpy as np
+
+STEPS = 200
+TOLERANCE = 1e-4  # Of the distance that the weights have moved.
+
+
+# ---- The definitions. An optimizer keeps the state of one tensor; a step returns the tensor's next weights.
+
+class Nesterov:
+    def __init__(self, shape, momentum):
+        self.momentum, self.velocity = momentum, np.zeros(shape)
+
+    def step(self, w, g, rate, decay):
+        g = g + decay * w
+        self.velocity = self.momentum * self.velocity + g
+        return w - rate * (g + self.momentum * self.velocity)
+
+
+class Adam:
+    def __init__(self, shape, beta1, beta2, eps):
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.m, self.v, self.steps = np.zeros(shape), np.zeros(shape), 0
+
+    def direction(self, g):
+        self.steps += 1
+        self.m = self.beta1 * self.m + (1 - self.beta1) * g
+        self.v = self.beta2 * self.v + (1 - self.beta2) * g**2
+        m_hat = self.m / (1 - self.beta1**self.steps)
+        v_hat = self.v / (1 - self.beta2**self.steps)
+        return m_hat / (np.sqrt(v_hat) + self.eps)
+
+    def step(self, w, g, rate, decay):
+        return w - rate * self.direction(g + decay * w)
+
+
+class AdamW(Adam):
+    def step(self, w, g, rate, decay):
+        return w - rate * decay * w - rate * self.direction(g)
+
+
+# ---- The simulation
+
+class Groups:
+    """What --decay_biases=false and --param_groups make of each tensor: (factor of the rate, factor of the decay)."""
+
+    def __init__(self, groups, decay_biases):
+        self.factors = []
+        for name, weight in zip(NAMES, make_weights(), strict=True):
+            rate, decay = 1.0, 1.0 if decay_biases or weight.ndim > 1 else 0.0
+            named = [factors for pattern, factors in groups if fnmatch.fnmatchcase(name, pattern)]
+            if named:
+                rate, decay = named[-1].get("learning_rate", rate), named[-1].get("weight_decay", decay)
+            self.factors.append((rate, decay))
+        text = ";".join(pattern + ":" + ",".join(f"{name}={value}" for name, value in factors.items())
+                        for pattern, factors in groups)
+        self.flags = [f"--param_groups={text}", f"--decay_biases={str(decay_biases).lower()}"]
+
+
+def simulate(problem, make_optimizer, rate_of, decay, groups, clip=lambda gradients: gradients):
+    """The weights after STEPS steps on the mean gradients of all ranks. `rate_of(samples)` is the learning rate after so
+    many samples; `clip` is what becomes of the gradients of all tensors before the optimizer sees them."""
+    weights = [weight.astype(float) for weight in make_weights()]
+    optimizers = [make_optimizer(weight.shape) for weight in weights]
+    passed = 0
+    for step in range(STEPS):
+        terms = []
+        for rank in range(problem.workers):
+            indices = problem.indices(rank, step)
+            terms.append((problem.gradient(weights, indices) if indices else zeros(), len(indices)))
+        gradients, rate = clip(mean(terms)), rate_of(passed)
+        passed += sum(samples for _, samples in terms)
+        weights = [optimizer.step(w, g, rate * rate_factor, decay * decay_factor) for optimizer, w, g,
+                   (rate_factor, decay_factor) in zip(optimizers, weights, gradients, groups.factors, strict=True)]
+    return weights
+
+
+# ---- Cases
+
+BIASES_ALONE = Groups([("layer?.bias", {"learning_rate": 0.25}), ("layer1.*", {"learning_rate": 2, "weight_decay": 0.5})],
+                      decay_biases=False)
+LAST_COUNTS = Groups([("*", {"learning_rate": 0.5, "weight_decay": 3}), ("*0.weight", {"learning_rate": 1.5})],
+                     decay_biases=True)
+
+
+def check(build, folder, name, make_optimizer, rate, decay, groups, flags):
+    """With 1 and 3 servers, in bsp; and with one worker that takes the steps itself, which local_sgd then averages."""
+    for workers, batch, shards, mode in ((2, 16, 1, "bsp"), (3, 7, 3, "bsp"), (1, 16, 1, "local_sgd")):
+        problem = Problem(workers, batch)
+        mode_flags = ["--mode=local_sgd", "--local_steps=7"] if mode == "local_sgd" else ["--mode=bsp"]
+        weights, _ = train(build, folder, problem, STEPS, shards,
+                           [f"--optimizer={name}", f"--learning_rate={rate}", f"--weight_decay={decay}", *mode_flags,
+                            *flags], groups.flags)
+        expected = simulate(problem, make_optimizer, lambda samples: rate, decay, groups)
+        check_same(f"{name}, {mode}, {workers} workers, {shards} servers", weights, expected, TOLERANCE)
+
+
+def nesterov(build, folder):
+    check(build, folder, "nesterov", lambda shape: Nesterov(shape, 0.8), 0.02, 0.03, BIASES_ALONE, ["--momentum=0.8"])
+
+
+def adam(build, folder):
+    check(build, folder, "adam", lambda shape: Adam(shape, 0.85, 0.98, 1e-6), 0.01, 0.02, BIASES_ALONE,
+          ["--beta1=0.85", "--beta2=0.98", "--eps=1e-6"])
+
+
+def adamw(build, folder):
+    check(build, folder, "adamw", lambda shape: AdamW(shape, 0.9, 0.999, 1e-8), 0.01, 0.3, LAST_COUNTS, [])
+
+
+run_cases((nesterov, adam, adamw))
