@@ -50,12 +50,17 @@ void CheckBudget(const ServerOptions& options, Problems& problems) {
                  "workers need fixed shares");
 }
 
-// Where each shard orders pushes for itself, their weights are of different pushes: there is no one model that a norm
-// over all of them would be of.
+// Where each push is a version, no shard's weights are those that the others have at the same time: there is no one
+// model that a norm over all of them would be of.
 void CheckNormsOverShards(const ServerOptions& options, Problems& problems) {
   const std::string mode = CanonicalMode(options.mode.name);
-  if (options.num_shards < 2 || mode != "asp" || !options.clip.needs_norms()) return;
-  problems.Check(options.mode.delay_compensation == 0,
+  if (options.num_shards < 2 || (mode != "asp" && mode != "ssp")) return;
+  const auto optimizer = MakeOptimizer(options.optimizer);
+  problems.Check(!optimizer.ok() || !(*optimizer)->uses_trust_ratio(),
+                 absl::StrCat("--optimizer=", options.optimizer, ": in --mode=", options.mode.name,
+                              " it needs --num_shards=1: its step depends on the norms of whole tensors, and the "
+                              "servers' weights are never of the same pushes"));
+  problems.Check(!options.clip.needs_norms() || mode != "asp" || options.mode.delay_compensation == 0,
                  absl::StrCat("--delay_compensation=", options.mode.delay_compensation,
                               ": with --clip_norm or --clip_tensor_norm it needs --num_shards=1: a compensated "
                               "gradient depends on the weights, which differ between the shards in --mode=asp"));

@@ -111,6 +111,7 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
 
 TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& slice, const Optimizer& optimizer,
                            Isa isa) {
+  const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   TrustSquares total;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
@@ -126,6 +127,7 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
 
 double GradientSquares(const VersionInput& version, const OptimizerBlock& slice, Isa isa) {
   static_assert(kBlockElements % SquareSum::kLanes == 0);
+  const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   SquareSum squares;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {

@@ -16,7 +16,7 @@ struct OptimizerEntry {
 
 constexpr OptimizerEntry kOptimizers[] = {
     {"sgd", MakeSgd},         {"momentum", MakeMomentum}, {"nesterov", MakeNesterov}, {"adagrad", MakeAdagrad},
-    {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},
+    {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},       {"lamb", MakeLamb},
 };
 
 }  // namespace

@@ -90,6 +90,11 @@ std::unique_ptr<Optimizer> MakeAdam();
 // Weight Decay Regularization, 2019 (arXiv:1711.05101).
 std::unique_ptr<Optimizer> MakeAdamW();
 
+// m and v as Adam's, of g alone;  u = m̂ / (√v̂ + eps) + wd·w;  w ← w − lr·‖w‖/‖u‖·u, where the norms are those of the
+// whole tensor (the trust ratio), and the ratio is 1 if one of them is 0. Source: You et al., Large Batch Optimization
+// for Deep Learning, 2020 (arXiv:1904.00962), algorithm 2.
+std::unique_ptr<Optimizer> MakeLamb();
+
 // Of a difference of weights d in place of a gradient: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's momentum with
 // a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source: Douillard et al.,
 // DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
@@ -98,7 +103,7 @@ std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
 // The names that MakeOptimizer knows.
 std::vector<std::string> OptimizerNames();
 
-// "sgd, momentum, … or adamw": the names, for help and messages.
+// "sgd, momentum, … or lamb": the names, for help and messages.
 std::string OptimizerChoices();
 
 // The optimizer of this name. INVALID_ARGUMENT, naming the flag and the choices, for any other.

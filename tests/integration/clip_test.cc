@@ -52,6 +52,17 @@ TEST_CASE("bsp and backup that clip end with the same weights on one server and 
   }
 }
 
+TEST_CASE("lamb ends with the same weights on one server and on three, with clipping and without") {
+  const std::vector<std::string> plain = {"--optimizer=lamb", "--learning_rate=0.01", "--weight_decay=0.01"};
+  std::vector<std::string> clipped = plain;
+  clipped.push_back("--clip_norm=0.5");
+  const std::string one = HashOf(plain, 1);
+  CHECK(HashOf(plain, 3) == one);
+  const std::string clipped_one = HashOf(clipped, 1);
+  CHECK(HashOf(clipped, 3) == clipped_one);
+  CHECK(clipped_one != one);
+}
+
 // Three servers and workers that train until they are stopped; then one is killed in the midst of it, and another takes
 // its rank.
 TEST_CASE("asp and ssp that clip over three servers go on when a worker is killed, and when it is replaced") {
@@ -119,6 +130,10 @@ TEST_CASE("Limits of clipping that cannot be, or that servers do not share, are 
         2);
   CHECK(errors.find("--delay_compensation=0.1: with --clip_norm or --clip_tensor_norm it needs --num_shards=1") !=
         std::string::npos);
+  for (const std::string mode : {"asp", "ssp"}) {
+    CHECK(RunOnce("ps_server", {"--mode=" + mode, "--optimizer=lamb", "--num_shards=2"}, &errors) == 2);
+    CHECK(errors.find("--optimizer=lamb: in --mode=" + mode + " it needs --num_shards=1") != std::string::npos);
+  }
   const TempFolder folder;
   Process chief("ps_server", {"--clip_norm=1", "--num_shards=2"}, folder.File("chief"));
   CheckRefused("ps_server", {"--num_shards=2", "--shard=1", "--chief=" + chief.Address()},
