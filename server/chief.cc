@@ -63,6 +63,11 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
     AddDecisions(outcome.decided, job_.dropped_samples(), update);
     Broadcast(update);
   }
+  for (const v1::NormTotals& totals : outcome.norms) {
+    v1::ChiefUpdate update;
+    *update.add_norms() = totals;
+    Broadcast(update);
+  }
   if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
   if (outcome.view_is_due) return ChangeView(now);
   AnswerJoins(now);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/optimizers/optimizer.h"
 #include "common/text.h"
+#include "server/clip_flags.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(
@@ -71,6 +72,10 @@ ABSL_FLAG(std::string, schedule_step, ps::ScheduleOptions().schedule_step, ps::S
 ABSL_FLAG(double, schedule_gamma, ps::ScheduleOptions().schedule_gamma, ps::ScheduleFlagHelp("schedule_gamma"));
 ABSL_FLAG(double, schedule_power, ps::ScheduleOptions().schedule_power, ps::ScheduleFlagHelp("schedule_power"));
 ABSL_FLAG(double, schedule_end, ps::ScheduleOptions().schedule_end, ps::ScheduleFlagHelp("schedule_end"));
+// Every row of ClipFlags().
+ABSL_FLAG(std::optional<float>, clip_value, std::nullopt, ps::ClipHelp(&ps::ClipOptions::value));
+ABSL_FLAG(std::optional<float>, clip_tensor_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::tensor_norm));
+ABSL_FLAG(std::optional<float>, clip_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::norm));
 ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
 ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
 ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
@@ -145,6 +150,9 @@ ServerOptions ServerOptionsFromFlags() {
   options.optimizer = absl::GetFlag(FLAGS_optimizer);
   options.hyperparameters = HyperparametersFromFlags(options.optimizer);
   options.schedule = ScheduleOptionsFromFlags();
+  for (const ClipFlag& each : ClipFlags()) {
+    options.clip.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
+  }
   options.shard = absl::GetFlag(FLAGS_shard);
   options.num_shards = absl::GetFlag(FLAGS_num_shards);
   options.chief = absl::GetFlag(FLAGS_chief);

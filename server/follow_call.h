@@ -18,7 +18,7 @@ class FollowCall final : public ServerCall {
       : ServerCall(watch, context), chief_(chief) {}
 
  private:
-  void OnBegin() override { Read(kMaxReportBytes); }
+  void OnBegin() override { Read(kMaxRegistrationBytes); }
   absl::Status OnMessage(const grpc::ByteBuffer& message) override;
   void OnMessagesEnd() override { End(absl::OkStatus()); }
   void OnWritten() override;

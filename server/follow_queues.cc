@@ -31,22 +31,42 @@ std::optional<grpc::ByteBuffer> UpdateQueue::Take() {
 
 absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   Check(!report.has_registration(), "a registration is the first report of its stream, and nothing is merged into it");
-  if (!waiting_.has_value()) {
-    waiting_ = v1::ShardReport();
-  } else if (waiting_->complete_size() + report.complete_size() > kMaxPushes) {
+  if (!waiting_.has_value()) waiting_ = v1::ShardReport();
+  const size_t pushes = static_cast<size_t>(waiting_->complete_size() + report.complete_size());
+  if (pushes > kMaxPushes || norms_.size() + static_cast<size_t>(report.norms_size()) > kMaxPushes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the chief does not read this shard's reports: ", waiting_->complete_size(),
-                     " complete pushes wait for it, the limit"));
+                     " complete pushes and the norms of ", norms_.size(), " wait for it, the limit"));
   }
+  norms_.insert(norms_.end(), report.norms().begin(), report.norms().end());
   v1::ShardReport earlier = std::exchange(*waiting_, report);
   earlier.mutable_complete()->MergeFrom(report.complete());
   waiting_->mutable_complete()->Swap(earlier.mutable_complete());
+  waiting_->clear_norms();
   if (!earlier.failure().empty()) waiting_->set_failure(earlier.failure());
   // The last one that says anything of a cut: one phase begins when the one before is reported.
   if (!waiting_->has_cut() && earlier.has_cut()) *waiting_->mutable_cut() = std::move(*earlier.mutable_cut());
   return absl::OkStatus();
 }
 
-std::optional<v1::ShardReport> ReportQueue::Take() { return std::exchange(waiting_, std::nullopt); }
+std::optional<v1::ShardReport> ReportQueue::Take() {
+  if (!waiting_.has_value()) return std::nullopt;
+  v1::ShardReport report = *waiting_;
+  size_t bytes = 0;
+  while (!norms_.empty()) {
+    bytes += norms_.front().ByteSizeLong();
+    if (report.norms_size() > 0 && bytes > kMaxNormBytes) break;
+    *report.add_norms() = std::move(norms_.front());
+    norms_.pop_front();
+  }
+  if (norms_.empty()) {
+    waiting_.reset();
+  } else {
+    waiting_->clear_complete();
+    waiting_->clear_failure();
+    waiting_->clear_cut();
+  }
+  return report;
+}
 
 }  // namespace ps

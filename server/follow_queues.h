@@ -8,12 +8,15 @@
 
 #include <grpcpp/support/byte_buffer.h>
 #include "absl/status/status.h"
+#include "common/endpoint.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {
 
-// Bytes of a shard's report at most.
-inline constexpr size_t kMaxReportBytes = 1 << 20;
+// Bytes of a shard's first report at most, and of its others: these have the sums of all slices that a shard of the
+// largest model can hold (ValidateLayout), 16 bytes each.
+inline constexpr size_t kMaxRegistrationBytes = 1 << 20;
+inline constexpr size_t kMaxReportBytes = kMaxMessageBytes;
 
 // The chief's updates for one shard, in order. None is left out: a shard has to see each layout come and go, and each
 // decision.
@@ -38,12 +41,16 @@ class UpdateQueue {
   size_t bytes_ = 0;
 };
 
-// A shard's reports, merged into one: it has the newest state, every push that is complete, in order, the first
-// reason to fail, and what was last said of a cut.
+// A shard's reports, merged into one: it has the newest state, every push that is complete and every sum of squares, in
+// order, the first reason to fail, and what was last said of a cut. Sums that are too many for one report follow in
+// more.
 class ReportQueue {
  public:
-  // Of pushes in a report at most, so that it stays below kMaxReportBytes. No shard has nearly as many.
+  // Of pushes, and of rounds of norms, that wait at most, so that a report stays below kMaxReportBytes. No shard has
+  // nearly as many.
   static constexpr int kMaxPushes = 16384;
+  // Of sums in a report, unless it has those of one round only.
+  static constexpr size_t kMaxNormBytes = 3 << 20;
 
   // RESOURCE_EXHAUSTED if more than kMaxPushes would wait: none of them may be lost. Then it is not added.
   absl::Status Add(const v1::ShardReport& report);
@@ -51,7 +58,8 @@ class ReportQueue {
   std::optional<v1::ShardReport> Take();
 
  private:
-  std::optional<v1::ShardReport> waiting_;
+  std::optional<v1::ShardReport> waiting_;  // But for sums.
+  std::deque<v1::NormSums> norms_;          // Only with waiting_.
 };
 
 }  // namespace ps

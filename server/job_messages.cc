@@ -95,7 +95,11 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_synchronous(job.mode().synchronous());
   *reply.mutable_policy() = job.mode().policy();
   if (reply.policy().has_local_steps()) {
-    reply.mutable_policy()->mutable_local_steps()->set_optimizer(job.options().optimizer);
+    v1::LocalSteps* const steps = reply.mutable_policy()->mutable_local_steps();
+    steps->set_optimizer(job.options().optimizer);
+    steps->set_clip_value(job.options().clip.value.value_or(0));
+    steps->set_clip_tensor_norm(job.options().clip.tensor_norm.value_or(0));
+    steps->set_clip_norm(job.options().clip.norm.value_or(0));
   }
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(ToMs(job.options().lease));

@@ -26,6 +26,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       shards_(options.job, options.num_shards, options.settings),
       terms_(options.job, options.num_shards, options.max_shard_elements, options.schedule),
       steps_(std::move(mode), options.num_shards),
+      norms_(options.num_shards),
       hyperparameters_(options.hyperparameters),
       runs_(options.hands_out_runs, steps_.mode().policy()) {}
 
@@ -67,7 +68,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
   if (!report.failure().empty() && !ended()) {
     SetPhase(v1::PHASE_FAILED, report.failure());
-    return {.view_is_due = true, .decided = {}};
+    return {.view_is_due = true, .decided = {}, .norms = {}};
   }
   ReportOutcome outcome;
   outcome.view_is_due = news.initialised && shards_.AllInitialised();
@@ -78,7 +79,20 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
+  OnNorms(shard, report, &outcome);
   return outcome;
+}
+
+void JobState::OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome) {
+  norms_.OnApplied(shards_.lowest_applied_version());
+  for (const v1::NormSums& sums : report.norms()) {
+    absl::StatusOr<std::optional<v1::NormTotals>> totals = norms_.OnSums(shard, sums, *plan());
+    if (!totals.ok()) {
+      outcome->view_is_due = Fail(Message(totals.status()));
+      return;
+    }
+    if (totals->has_value()) outcome->norms.push_back(*std::move(*totals));
+  }
 }
 
 // ---- Members
@@ -347,6 +361,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     takers.insert({.rank = rank, .incarnation = member.incarnation});
   }
   runs_.OnView(view_, takers);
+  norms_.SetMembers(members);
   return steps_.SetMembers(members);
 }
 

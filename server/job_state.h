@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clipping.h"
 #include "common/clock.h"
 #include "common/schedule.h"
 #include "ps/v1/ps.pb.h"
@@ -24,6 +25,7 @@
 #include "server/job_runs.h"
 #include "server/job_terms.h"
 #include "server/membership.h"
+#include "server/norm_totals.h"
 #include "server/shard_table.h"
 #include "server/step_coordinator.h"
 
@@ -38,6 +40,7 @@ struct ChiefOptions {
   std::string optimizer = "sgd";    // Told to workers that take steps by themselves.
   Hyperparameters hyperparameters;  // At first.
   ScheduleOptions schedule;         // At first.
+  ClipOptions clip;                 // Told to workers that take steps by themselves.
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -93,7 +96,8 @@ class JobState {
   void OnShardGone(uint32_t shard, TimePoint now);
   struct ReportOutcome {
     bool view_is_due = false;
-    std::vector<StepSet> decided;  // To be told to every shard.
+    std::vector<StepSet> decided;  // To be told to every shard, as is the next.
+    std::vector<v1::NormTotals> norms;
   };
   ReportOutcome OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
 
@@ -157,6 +161,8 @@ class JobState {
  private:
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
+  // What a report says of norms, of a job that runs.
+  void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why);
   void SetPhase(v1::Phase phase, const std::string& failure);
 
@@ -165,6 +171,7 @@ class JobState {
   ShardTable shards_;
   JobTerms terms_;
   StepCoordinator steps_;
+  NormTotals norms_;
   Hyperparameters hyperparameters_;
   std::optional<Schedule> set_schedule_;
   uint64_t dropped_samples_ = 0;

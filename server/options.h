@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/clipping.h"
 #include "common/optimizers/hyperparameters.h"
 #include "common/schedule.h"
 #include "server/modes/mode_options.h"
@@ -27,6 +28,7 @@ struct ServerOptions {
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
   ScheduleOptions schedule;
+  ClipOptions clip;  // Its fields are the flags --clip_value and so on.
 
   uint32_t shard = 0;
   uint32_t num_shards = 1;

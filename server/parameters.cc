@@ -99,6 +99,16 @@ std::string Parameters::DescribeReaders(TimePoint now) const {
   return ps::DescribeReaders(version() + 1, max_versions_, readers_->All(), now);
 }
 
+Parameters::Update Parameters::Current() const {
+  Check(weights_.next() == nullptr, "no update has begun");
+  Update update;
+  update.weights = weights_.current()->tensors[0].data();
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update.state[k] = state_.current()->tensors[k].data();
+  }
+  return update;
+}
+
 bool Parameters::Begin(bool in_place, Update* update) {
   if (!weights_.Pick(in_place)) return false;
   if (!state_.Pick(in_place)) {

@@ -66,7 +66,8 @@ using KeptVersion = std::shared_ptr<const HeldBuffers>;
 
 class Parameters {
  public:
-  // Memory of an update, for whoever writes it. Valid until it is published or abandoned.
+  // Memory of an update, for whoever writes it. Valid until it is published or abandoned. Of one that has not begun
+  // only what is read is there.
   struct Update {
     const float* weights = nullptr;
     float* new_weights = nullptr;
@@ -118,6 +119,8 @@ class Parameters {
 
   // ---- Updating
 
+  // What the next update reads, before it has begun: the current version, which nobody writes until then.
+  Update Current() const;
   // Begins the update that makes the next version. In place where nobody holds the current one. False if all buffers
   // are held; on_release follows when one is free.
   bool BeginUpdate(Update* update);

@@ -85,6 +85,7 @@ void PushTable::Refuse(const Push& push) {
   ++refused.pushes;
   refused.samples += push.samples;
   dropped_samples_ += push.passed;
+  refusals_.push_back({.rank = push.rank, .incarnation = push.incarnation, .step = push.step});
 }
 
 // All pushes of a step carry the same, where they are added up.
@@ -213,6 +214,16 @@ bool PushTable::RefuseStale(const Mode& mode) {
   return refused;
 }
 
+bool PushTable::RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t step) {
+  const std::shared_ptr<Push> push = FindComplete(rank, incarnation, step);
+  if (push == nullptr) return false;
+  complete_.erase(rank);
+  GiveBack(*push);
+  Refuse(rank, incarnation, step, push->samples);
+  dropped_.push_back(push);
+  return true;
+}
+
 void PushTable::Drop(uint32_t rank) {
   auto push = assembling_.extract(rank);
   GiveBack(*push.mapped());
@@ -286,6 +297,13 @@ std::shared_ptr<Push> PushTable::FindPush(uint32_t rank, uint64_t step) const {
     if (found != pushes->end() && found->second->step == step) return found->second;
   }
   return nullptr;
+}
+
+std::shared_ptr<Push> PushTable::FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const {
+  const auto found = complete_.find(rank);
+  const bool is_it =
+      found != complete_.end() && found->second->incarnation == incarnation && found->second->step == step;
+  return is_it ? found->second : nullptr;
 }
 
 Pushes PushTable::FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const {

@@ -31,6 +31,9 @@
 
 namespace ps {
 
+// A factor of each tensor of the model.
+using TensorFactors = std::shared_ptr<const std::vector<float>>;
+
 struct Push {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
@@ -39,6 +42,7 @@ struct Push {
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
+  TensorFactors clip_factors;     // Where a push is measured for itself, once its totals are known; else null.
   KeptVersion pulled;             // The weights that it was computed on, where delay compensation needs them.
   const void* session = nullptr;  // That brought the newest of its slices; never dereferenced.
   std::vector<Payload> slices;    // By local index; empty payloads are not here yet.
@@ -78,6 +82,15 @@ class PushTable {
   void DropOrphans(const JobView& job, Mode& mode);
   // Refuses what is assembling or complete and is stale by now: it is recorded as such. Returns whether anything was.
   bool RefuseStale(const Mode& mode);
+  // Refuses the rank's push of this step as stale, if it is complete and its owner is this one. Returns whether it was.
+  bool RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t step);
+  // The pushes that were refused since this was last asked.
+  struct Refusal {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+  };
+  std::vector<Refusal> TakeRefusals() { return std::exchange(refusals_, {}); }
   // The pushes that were dropped since this was last asked: what was built of them is to be abandoned. They are to be
   // let go of without the owner's lock: that frees their gradients, and what they keep.
   Pushes TakeDropped() { return std::exchange(dropped_, {}); }
@@ -112,6 +125,8 @@ class PushTable {
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
   bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  // The push of the rank that is complete and not taken, if it is this one; else null.
+  std::shared_ptr<Push> FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const;
   // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
   std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
   // The push of the rank that is assembling or complete; null if there is none.
@@ -143,6 +158,7 @@ class PushTable {
   std::map<uint32_t, std::shared_ptr<Push>> complete_;
   std::set<std::shared_ptr<Push>> taken_;
   Pushes dropped_;
+  std::vector<Refusal> refusals_;
   Ledger ledger_;
   std::map<uint32_t, Refused> refused_;
   uint64_t dropped_samples_ = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/clipping.h"
 #include "common/finite.h"
 #include "common/subnormals.h"
 
@@ -60,6 +61,33 @@ void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, 
   }
 }
 
+// The block that begins here, but for its gradient. What is not there stays null.
+OptimizerBlock BlockOf(const OptimizerBlock& slice, size_t begin, const Optimizer& optimizer) {
+  const auto at = [begin](auto* floats) { return floats == nullptr ? nullptr : floats + begin; };
+  OptimizerBlock block = {.elements = std::min(kBlockElements, slice.elements - begin),
+                          .weights = at(slice.weights),
+                          .new_weights = at(slice.new_weights)};
+  for (int k = 0; k < optimizer.state_tensors(); ++k) {
+    block.state[k] = at(slice.state[k]);
+    block.new_state[k] = at(slice.new_state[k]);
+  }
+  return block;
+}
+
+// What this block of the version is made with, but for clip_factor.
+void Gradient(const VersionInput& version, size_t begin, size_t elements, const float* weights, Isa isa, float* sum) {
+  Reduce(version.terms, begin, elements, isa, sum);
+  if (version.delay_compensation != 0) {
+    RunKernel<CompensateKernel>(isa, elements, weights, version.pulled + begin, version.delay_compensation, sum);
+  }
+  if (version.clip_value.has_value()) ClipValues(sum, elements, *version.clip_value, isa);
+}
+
+void ClippedGradient(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum) {
+  Gradient(version, begin, block.elements, block.weights, isa, sum);
+  if (version.clip_factor != 1) Scale(sum, block.elements, version.clip_factor, isa);
+}
+
 }  // namespace
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
@@ -68,20 +96,10 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
   alignas(64) float sum[kBlockElements];
   bool finite = true;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
-    OptimizerBlock block = {.elements = std::min(kBlockElements, slice.elements - begin),
-                            .gradient = sum,
-                            .weights = slice.weights + begin,
-                            .new_weights = slice.new_weights + begin};
-    for (int k = 0; k < optimizer.state_tensors(); ++k) {
-      block.state[k] = slice.state[k] + begin;
-      block.new_state[k] = slice.new_state[k] + begin;
-    }
+    OptimizerBlock block = BlockOf(slice, begin, optimizer);
+    block.gradient = &sum[0];
     for (const VersionInput& version : versions) {
-      Reduce(version.terms, begin, block.elements, isa, &sum[0]);
-      if (version.delay_compensation != 0) {
-        RunKernel<CompensateKernel>(isa, block.elements, block.weights, version.pulled + begin,
-                                    version.delay_compensation, &sum[0]);
-      }
+      ClippedGradient(version, begin, block, isa, &sum[0]);
       optimizer.Apply(block, version.context, isa);
       block.weights = block.new_weights;  // The next version is made of this one.
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
@@ -89,6 +107,36 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
     finite = AllFinite(block.new_weights, block.elements, isa) && finite;  // While they are in the cache.
   }
   return finite;
+}
+
+TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& slice, const Optimizer& optimizer,
+                           Isa isa) {
+  const FlushSubnormals flush;
+  alignas(64) float sum[kBlockElements];
+  TrustSquares total;
+  for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
+    OptimizerBlock block = BlockOf(slice, begin, optimizer);
+    block.gradient = &sum[0];
+    ClippedGradient(version, begin, block, isa, &sum[0]);
+    const TrustSquares squares = optimizer.Measure(block, version.context, isa);
+    total.weights += squares.weights;
+    total.update += squares.update;
+  }
+  return total;
+}
+
+double GradientSquares(const VersionInput& version, const OptimizerBlock& slice, Isa isa) {
+  static_assert(kBlockElements % SquareSum::kLanes == 0);
+  const FlushSubnormals flush;
+  alignas(64) float sum[kBlockElements];
+  SquareSum squares;
+  for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
+    const size_t elements = std::min(kBlockElements, slice.elements - begin);
+    const float* const weights = slice.weights == nullptr ? nullptr : slice.weights + begin;
+    Gradient(version, begin, elements, weights, isa, &sum[0]);
+    squares.Add(&sum[0], elements, isa);
+  }
+  return squares.total();
 }
 
 float Coefficient(uint64_t samples, uint64_t total) {

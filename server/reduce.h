@@ -2,6 +2,7 @@
 // rank order, then apply the optimizer.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -23,12 +24,24 @@ struct VersionInput {
   // With delay compensation, g + λ·g⊙g⊙(w − w_pulled) takes g's place; w_pulled has as many elements as the slice.
   float delay_compensation = 0;
   const float* pulled = nullptr;
+  // Then g's elements are clipped to within ±clip_value, if it is set, and multiplied by the factor that clips its
+  // norm.
+  std::optional<float> clip_value;
+  float clip_factor = 1;
 };
 
 // Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
 // passes. slice.gradient is not read. Returns whether all new weights are finite.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
                     Isa isa);
+
+// The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Of the slice only what is there
+// before the update is read: its elements and, with delay compensation, its weights.
+double GradientSquares(const VersionInput& version, const OptimizerBlock& slice, Isa isa);
+
+// Of what the optimizer would do to the slice with this version, as Optimizer::Measure; g as it is applied.
+TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& slice, const Optimizer& optimizer,
+                           Isa isa);
 
 // The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
 float Coefficient(uint64_t samples, uint64_t total);

@@ -34,6 +34,7 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},
            decision.dropped_samples());
   }
+  for (const v1::NormTotals& totals : update.norms()) OnNorms(totals);
   if (update.has_cut()) OnCut(update.cut());
   Advance();
   AnswerWaits();
@@ -125,7 +126,12 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
 void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
   if (state_.follows_decisions) return Report(CompleteReport(push));
-  if (state_.cut.Hold({.rank = rank, .incarnation = push.incarnation, .step = push.step})) return;
+  if (!state_.MeasuresFirst(push)) return Admit(push);
+  state_.updater.MeasurePush(state_.pushes.Find(rank), [this](v1::NormSums sums) { OnPushMeasured(std::move(sums)); });
+}
+
+void Shard::Admit(const Push& push) {
+  if (state_.cut.Hold({.rank = push.rank, .incarnation = push.incarnation, .step = push.step})) return;
   DecideComplete(push);
 }
 
@@ -176,12 +182,14 @@ void Shard::OnBuilt(size_t slices) {
 
 void Shard::Advance() {
   state_.AbandonDropped();
+  if (!state_.job.running()) state_.updater.GiveUpRound();
   while (std::optional<Updater::Ended> ended = state_.updater.TakeEnded()) {
     OnEnded(*ended);
     outbox_.Add([update = std::move(ended->update)] {});  // Its gradients are freed last, and without the lock.
   }
   if (const std::optional<std::string> reason = state_.NeedsDone(); reason.has_value()) Fail(*reason);
   if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+  ReportNorms();
   if (state_.ReachedCut()) {
     v1::Cut reached;
     reached.set_number(state_.cut.number());
@@ -198,8 +206,9 @@ void Shard::Discard() {
 void Shard::OnEnded(const Updater::Ended& ended) {
   const Updater::Update& update = *ended.update;
   if (ended.outcome == Updater::Ended::Outcome::kAbandoned) return;
-  if (ended.outcome == Updater::Ended::Outcome::kNotFinite) {
-    Fail(update.NotFinite());
+  const bool given_up = ended.outcome == Updater::Ended::Outcome::kGivenUp;
+  if (given_up || ended.outcome == Updater::Ended::Outcome::kNotFinite) {
+    if (!given_up) Fail(update.NotFinite());
     for (const Updater::Version& version : update.versions) state_.pushes.Release(version.pushes);
   } else {
     for (const Updater::Version& version : update.versions) {

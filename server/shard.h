@@ -93,6 +93,8 @@ class Shard {
   // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing of it is to be measured, or its totals are known: it is decided on, unless a cut holds it back.
+  void Admit(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `dropped_samples`: of pushes that were refused before it, which count for its position of the schedule.
   void Decide(const StepSet& set, uint64_t dropped_samples) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -108,6 +110,11 @@ class Shard {
   // The first version is published that is made with these hyperparameters.
   void OnChanged(const HyperparameterTimeline::Change& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(size_t slices);
+  // What all shards have found: of a version, or of a push.
+  void OnNorms(const v1::NormTotals& totals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnPushMeasured(v1::NormSums sums);
+  // Tells the chief what was measured, and which pushes others need not wait for.
+  void ReportNorms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

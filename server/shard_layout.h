@@ -18,6 +18,7 @@ class ShardLayout {
   ShardLayout(Layout model, uint32_t shard, uint32_t num_shards);
 
   uint32_t shard() const { return shard_; }
+  const SlicePlan& plan() const { return plan_; }  // Of the whole model.
 
   // Slices of this shard. They go by their local index, 0 to slices() - 1, in the order of the model.
   size_t slices() const { return plan_.shard_slices(shard_).size(); }

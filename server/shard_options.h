@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "common/clipping.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
 #include "common/schedule.h"
@@ -21,6 +22,7 @@ struct ShardOptions {
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters;
   ScheduleOptions schedule;
+  ClipOptions clip;
   int apply_threads = 1;            // 0: updates wait for ApplyPosted.
   size_t max_inline_slices = 4;     // Slices at most that whoever brings their last contribution builds; a message's.
   size_t max_versions = 4;          // Buffers of weights that may exist at once.

@@ -25,8 +25,8 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
       mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),
       job(options.job, options.shard),
-      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.max_inline_slices, pool,
-              std::move(on_built)),
+      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.clip, options.max_inline_slices,
+              pool, std::move(on_built)),
       waiters(options.max_parked) {}
 
 // ---- Events
@@ -136,6 +136,11 @@ std::vector<StepSet> ShardState::SetMembers() {
   });
   std::vector<StepSet> fixed = mode->SetMembers(job.mode_members());
   return follows_decisions ? std::vector<StepSet>() : fixed;
+}
+
+bool ShardState::MeasuresFirst(const Push& push) const {
+  return updater.measures_pushes() && push.samples > 0 && push.contribution == v1::CONTRIBUTION_GRADIENT &&
+         push.clip_factors == nullptr;
 }
 
 Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
@@ -273,6 +278,11 @@ absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
                            : request.version.has_value() ? absl::StrCat("version ", *request.version)
                                                          : std::string("the newest version");
   std::string why = WaitingFor(now);
+  const std::shared_ptr<Push> push =
+      request.push.has_value()
+          ? pushes.FindComplete(request.caller.id.rank(), request.caller.id.incarnation(), *request.push)
+          : nullptr;
+  if (why.empty() && push != nullptr && MeasuresFirst(*push)) why = "waiting for its norms on the other shards";
   if (!request.push.has_value() && job.running() && request.version.value_or(0) <= parameters->version()) {
     const absl::Status may = parameters->readers().May(request.caller.reader(), parameters->version());
     if (!may.ok()) why = Message(may);
@@ -297,6 +307,9 @@ std::string ShardState::WaitingFor(TimePoint now) const {
   if (!job.running()) return job.view().waiting_for().empty() ? "waiting for the chief" : job.view().waiting_for();
   if (updater.blocked_since().has_value()) return parameters->DescribeReaders(now);
   if (cut.frozen()) return absl::StrCat("cut ", cut.number(), ": waiting for all shards to come to the same point");
+  if (updater.awaits_totals().has_value()) {
+    return absl::StrCat("version ", *updater.awaits_totals(), ": waiting for the other shards' norms");
+  }
   const std::string ranks = WaitingForRanks(now);
   return !ranks.empty() || !follows_decisions ? ranks
                                               : absl::StrCat("step ", mode->step(), ": waiting for the other shards");

@@ -72,6 +72,8 @@ struct ShardState {
                                             std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
   // The view in force names the members. Returns the sets that are to be decided now.
   std::vector<StepSet> SetMembers();
+  // Whether this push, which is complete here, is measured over all shards before it is decided on.
+  bool MeasuresFirst(const Push& push) const;
   // What has arrived may be built before its step is decided on. Returns what the caller is to build.
   Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
 

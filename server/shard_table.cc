@@ -111,6 +111,12 @@ uint64_t ShardTable::highest_step() const {
   return highest;
 }
 
+uint64_t ShardTable::lowest_applied_version() const {
+  uint64_t lowest = UINT64_MAX;
+  for (const Shard& shard : shards_) lowest = std::min(lowest, shard.applied_version);
+  return lowest;
+}
+
 std::string ShardTable::waiting_for() const {
   for (const Shard& shard : shards_) {
     if (!shard.waiting_for.empty()) return shard.waiting_for;

@@ -45,6 +45,7 @@ class ShardTable {
   bool AllAcknowledge(uint64_t view) const;
   uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
+  uint64_t lowest_applied_version() const;
   // What an update on the first such shard has been waiting for, if for long; else empty.
   std::string waiting_for() const;
 

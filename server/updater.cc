@@ -12,17 +12,24 @@ namespace {
 
 constexpr size_t kMaxVersionsAtOnce = 16;
 
+Isa UpdaterIsa() {
+  static const Isa isa = BestIsa();
+  return isa;
+}
+
 }  // namespace
 
 using State = Updater::Update::State;
+using Stage = Updater::Update::Stage;
 
 Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
-                 const Hyperparameters& hyperparameters, size_t max_inline_slices, ThreadPool& pool,
-                 std::function<void(size_t)> on_built)
+                 const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_slices,
+                 ThreadPool& pool, std::function<void(size_t)> on_built)
     : mode_(mode),
       gradients_(gradients),
       differences_(differences),
       timeline_(hyperparameters),
+      clip_(clip),
       max_inline_slices_(max_inline_slices),
       pool_(pool),
       on_built_(std::move(on_built)) {}
@@ -41,6 +48,7 @@ Updater::Version Updater::MakeVersion(Pushes pushes) const {
   for (const auto& push : version.pushes) total += push->samples;
   for (const auto& push : version.pushes) {
     version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
+    if (push->clip_factors != nullptr) version.clip_factors = push->clip_factors;  // It is the only one.
   }
   version.position = version.next_position = position();
   for (const auto& push : version.pushes) {
@@ -88,31 +96,27 @@ UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const 
   return context;
 }
 
-bool Updater::Begin(std::vector<Version> versions, bool speculative) {
+std::shared_ptr<Updater::Update> Updater::MakeUpdate(std::vector<Version> versions) const {
   auto update = std::make_shared<Update>();
-  if (!(speculative ? parameters_->BeginSpeculativeUpdate(&update->memory)
-                    : parameters_->BeginUpdate(&update->memory))) {
-    return false;
-  }
   const bool difference = versions.front().contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
   update->layout = layout_;
   update->optimizer = difference ? &differences_ : &gradients_;
   update->state_tensors = parameters_->state_tensors();
   update->delay_compensation = mode_.delay_compensation();
-  update->state = speculative ? State::kSpeculative : State::kCommitted;
+  if (!difference) update->clip = clip_;
   update->versions = std::move(versions);
   uint64_t number = parameters_->version();
   for (Version& version : update->versions) version.context = ContextOf(version, ++number);
-  current_ = std::move(update);
-  return true;
+  return update;
 }
 
 std::vector<Updater::Version> Updater::TakeNext() {
   std::vector<Version> versions;
   while (!committed_.empty() && versions.size() < kMaxVersionsAtOnce) {
     const bool together =
-        versions.empty() || (!mode_.synchronous() && !versions.back().empty() && !committed_.front().empty() &&
-                             versions.back().contribution() == committed_.front().contribution());
+        versions.empty() ||
+        (!mode_.synchronous() && !versions.back().empty() && !committed_.front().empty() &&
+         versions.back().contribution() == committed_.front().contribution() && !OneAtATime(committed_.front()));
     if (!together) break;
     versions.push_back(std::move(committed_.front()));
     committed_.pop_front();
@@ -121,14 +125,25 @@ std::vector<Updater::Version> Updater::TakeNext() {
 }
 
 void Updater::StartNext(TimePoint now) {
-  if (current_ != nullptr || committed_.empty()) return;
-  std::vector<Version> versions = TakeNext();
-  if (!Begin(versions, /*speculative=*/false)) {
-    committed_.insert(committed_.begin(), versions.begin(), versions.end());
+  if (current_ == nullptr) {
+    if (committed_.empty() || given_up_) return;
+    current_ = MakeUpdate(TakeNext());
+    NextStage();
+  }
+  if (current_->state == State::kCommitted && current_->stage == Stage::kReady) BeginCommitted(now);
+}
+
+void Updater::BeginCommitted(TimePoint now) {
+  if (!parameters_->BeginUpdate(&current_->memory)) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
+    if (!current_->squares.empty()) return;  // It was measured with what it is made with.
+    auto& versions = current_->versions;
+    committed_.insert(committed_.begin(), versions.begin(), versions.end());
+    current_.reset();
     return;
   }
   blocked_since_.reset();
+  current_->stage = Stage::kBuilding;
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
@@ -146,7 +161,12 @@ void Updater::Post(std::vector<size_t> slices) {
 
 Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
-  if (!Begin({MakeVersion(std::move(pushes))}, /*speculative=*/true)) return {};
+  std::shared_ptr<Update> update = MakeUpdate({MakeVersion(std::move(pushes))});
+  if (NeedsGradientNorms(*update) || NeedsTrustRatios(*update)) return {};
+  if (!parameters_->BeginSpeculativeUpdate(&update->memory)) return {};
+  update->state = State::kSpeculative;
+  update->stage = Stage::kBuilding;
+  current_ = std::move(update);
   current_->missing.resize(layout_->slices());
   std::vector<size_t> ready;
   for (size_t local = 0; local < current_->missing.size(); ++local) {
@@ -194,20 +214,25 @@ void Updater::Update::Build(const std::vector<size_t>& slices) const {
   for (const size_t local : slices) BuildSlice(local);
 }
 
-void Updater::Update::BuildSlice(size_t local) const {
+OptimizerBlock Updater::Update::Block(size_t local) const {
   const SliceInfo& info = layout->slice(local);
-  OptimizerBlock slice = {.elements = static_cast<size_t>(info.elements),
-                          .weights = memory.weights + info.shard_offset,
-                          .new_weights = memory.new_weights + info.shard_offset};
+  OptimizerBlock slice = {.elements = static_cast<size_t>(info.elements), .weights = memory.weights};
+  if (slice.weights != nullptr) slice.weights += info.shard_offset;
+  if (begun()) slice.new_weights = memory.new_weights + info.shard_offset;
+  for (size_t k = 0; k < state_tensors; ++k) {
+    if (memory.state[k] != nullptr) slice.state[k] = memory.state[k] + info.shard_offset;
+    if (begun()) slice.new_state[k] = memory.new_state[k] + info.shard_offset;
+  }
+  return slice;
+}
+
+void Updater::Update::BuildSlice(size_t local) const {
+  const OptimizerBlock slice = Block(local);
   const auto copy = [&](const float* from, float* to) {
     if (from != to) std::copy_n(from, slice.elements, to);
   };
   const size_t used = versions.front().empty() ? 0 : static_cast<size_t>(optimizer->state_tensors());
-  for (size_t k = 0; k < state_tensors; ++k) {
-    slice.state[k] = memory.state[k] + info.shard_offset;
-    slice.new_state[k] = memory.new_state[k] + info.shard_offset;
-    if (k >= used) copy(slice.state[k], slice.new_state[k]);
-  }
+  for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   if (versions.front().empty()) return copy(slice.weights, slice.new_weights);
   if (Apply(local, slice)) return;
   size_t first = not_finite;
@@ -215,23 +240,30 @@ void Updater::Update::BuildSlice(size_t local) const {
   }
 }
 
-bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
-  static const Isa isa = BestIsa();
-  std::vector<VersionInput> inputs;
-  for (const Version& version : versions) {
-    VersionInput& input = inputs.emplace_back();
-    input.context = version.context;
-    input.context.hyperparameters = ForTensor(version.context.hyperparameters, layout->tensor(local));
-    for (size_t i = 0; i < version.pushes.size(); ++i) {
-      const Push& push = *version.pushes[i];
-      if (push.samples == 0) continue;
-      input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.coefficients[i]});
-      if (push.pulled == nullptr) continue;
-      input.delay_compensation = delay_compensation;
-      input.pulled = push.pulled->tensors[0].data() + layout->slice(local).shard_offset;
-    }
+VersionInput Updater::Update::Input(const Version& version, size_t local) const {
+  const uint32_t tensor = layout->slice(local).tensor;
+  VersionInput input;
+  input.context = version.context;
+  input.context.hyperparameters = ForTensor(version.context.hyperparameters, layout->tensor(local));
+  if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[tensor];
+  input.clip_value = clip.value;
+  if (version.clip_factors != nullptr) input.clip_factor = (*version.clip_factors)[tensor];
+  for (size_t i = 0; i < version.pushes.size(); ++i) {
+    const Push& push = *version.pushes[i];
+    if (push.samples == 0) continue;
+    input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.coefficients[i]});
+    if (push.pulled == nullptr) continue;
+    input.delay_compensation = delay_compensation;
+    input.pulled = push.pulled->tensors[0].data() + layout->slice(local).shard_offset;
   }
-  return ReduceAndApply(inputs, slice, *optimizer, isa);
+  return input;
+}
+
+bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
+  std::vector<VersionInput> inputs;
+  inputs.reserve(versions.size());
+  for (const Version& version : versions) inputs.push_back(Input(version, local));
+  return ReduceAndApply(inputs, slice, *optimizer, UpdaterIsa());
 }
 
 std::string Updater::Update::NotFinite() const {
@@ -267,17 +299,19 @@ void Updater::OnBuilt(size_t slices) {
   Check(current_ != nullptr && current_->parts > 0, "what was built belongs to the version in the making");
   --current_->parts;
   current_->built += slices;
+  if (current_->measuring() && current_->parts == 0 && current_->state == State::kCommitted) OnMeasured();
 }
 
 std::optional<Updater::Ended> Updater::TakeEnded() {
   if (current_ == nullptr || current_->parts > 0 || current_->state == State::kSpeculative) return std::nullopt;
   Ended ended;
   if (current_->state == State::kAbandoned) {
-    parameters_->Abandon();
-    ended.outcome = Ended::Outcome::kAbandoned;
+    if (current_->begun()) parameters_->Abandon();
+    ended.outcome = current_->begun() ? Ended::Outcome::kAbandoned : Ended::Outcome::kGivenUp;
     ended.update = std::move(current_);
     return ended;
   }
+  if (!current_->begun()) return std::nullopt;
   Check(current_->built == layout_->slices(), "a version that is committed is built whole");
   if (current_->not_finite != SIZE_MAX) {
     ruined_ = parameters_->updating_in_place();

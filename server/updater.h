@@ -11,6 +11,15 @@
 // contribution to it is here, before the step is decided on. A speculative update writes buffers of its own, so that
 // nothing that is read changes before the set is committed and every slice is built.
 //
+// What needs all slices first, clipping by norms and trust ratios, is never begun before it is decided on:
+//
+//   Commit ──▶ its turn ──▶ measured (once or twice; the slices' sums go through the chief, where there are several
+//   shards) ──▶ waits for a buffer ──▶ built ──▶ published
+//
+// A round reads the gradients and the current version only, which stays readable meanwhile. Where every push is a
+// version and there are several shards, pushes are measured for themselves, as they are complete, and are committed
+// when their totals are known: so no shard waits in its order for a push that another has in its own.
+//
 // The owner locks every method but Update::Build, and learns what ended by TakeEnded after each event.
 #pragma once
 
@@ -22,6 +31,7 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
+#include "common/clipping.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
 #include "server/hyperparameter_timeline.h"
@@ -38,6 +48,8 @@ class Updater {
   struct Version {
     Pushes pushes;                    // Ascending by rank.
     std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
+    TensorFactors clip_factors;       // Of the gradient; null: none, or not known yet.
+    TensorFactors trust_ratios;       // Likewise, of the optimizer.
     UpdateContext context;            // Set when it is begun.
     uint64_t position = 0;            // Of the schedule: samples that have passed before what it is made of.
     uint64_t next_position = 0;       // And with it, what the pushes have passed.
@@ -51,18 +63,27 @@ class Updater {
   // One update in the making, of one version or several. What threads read to build it is constant once it has begun.
   struct Update {
     enum class State { kSpeculative, kCommitted, kAbandoned };
+    // What is done for a committed one, in this order: the norms of its gradient and the trust ratios where they are
+    // needed. It has memory to write to from kBuilding on.
+    enum class Stage { kNew, kGradientNorms, kTrustRatios, kReady, kBuilding };
 
     std::shared_ptr<const ShardLayout> layout;
     const Optimizer* optimizer = nullptr;
     size_t state_tensors = 0;  // Of the parameters; the optimizer uses the first of them.
     float delay_compensation = 0;
+    ClipOptions clip;               // Unset where what is pushed are differences of weights.
     std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
     Parameters::Update memory;
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
     mutable std::atomic<size_t> not_finite = SIZE_MAX;
+    // Of this stage, in double, of each slice of each version: written as slices are measured.
+    std::vector<double> squares;         // Of the gradient, or of the optimizer's update.
+    std::vector<double> weight_squares;  // For trust ratios.
 
     // Under the owner's lock.
     State state = State::kCommitted;
+    Stage stage = Stage::kNew;
+    bool awaits_totals = false;   // Of this stage, from the chief.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
     size_t parts = 0;             // That are being built, each of some slices.
     size_t built = 0;             // Slices.
@@ -78,6 +99,12 @@ class Updater {
     friend class Updater;
     void BuildSlice(size_t local) const;
     bool Apply(size_t local, const OptimizerBlock& slice) const;
+    VersionInput Input(const Version& version, size_t local) const;
+    OptimizerBlock Block(size_t local) const;
+    // Item i: slice i mod slices of version i / slices.
+    void MeasureItem(size_t i);
+    bool measuring() const { return stage == Stage::kGradientNorms || stage == Stage::kTrustRatios; }
+    bool begun() const { return stage == Stage::kBuilding; }
   };
 
   // What the caller that brought slices is to build, without the lock, and then report with OnBuilt.
@@ -87,17 +114,17 @@ class Updater {
   };
 
   struct Ended {
-    enum class Outcome { kPublished, kNotFinite, kAbandoned };
+    enum class Outcome { kPublished, kNotFinite, kAbandoned, kGivenUp };
     Outcome outcome = Outcome::kPublished;
     std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
   };
 
   // All outlive it. `gradients` and `differences` are applied to what pushes carry (v1::Contribution); the parameters
   // have the state of the one that has more of it. `on_built` is called by the pool's threads without the owner's lock;
-  // it calls OnBuilt. At most `max_inline_slices` slices are built by whoever brought them; more are spread over the
-  // pool.
+  // it calls OnBuilt. Gradients are clipped by `clip`; differences are not. At most `max_inline_slices` slices are
+  // built by whoever brought them; more are spread over the pool.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
-          const Hyperparameters& hyperparameters, size_t max_inline_slices, ThreadPool& pool,
+          const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_slices, ThreadPool& pool,
           std::function<void(size_t slices)> on_built);
 
   // What is updated; null while there is no layout. Nothing must be in the making.
@@ -121,7 +148,24 @@ class Updater {
   // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
   void Change(HyperparameterTimeline::Change change);
 
-  // A part of that many slices has been built.
+  // ---- What needs all slices first
+
+  // Whether a push is measured for itself (MeasurePush), once it is complete.
+  bool measures_pushes() const { return clip_.needs_norms() && !mode_.coordinated() && !alone(); }
+  // Has the pool measure a push. `measured` is called by one of its threads, without the owner's lock.
+  void MeasurePush(const std::shared_ptr<Push>& push, std::function<void(v1::NormSums)> measured);
+  // What the gradient of each tensor is multiplied by, from the totals of a push.
+  TensorFactors ClipFactorsOf(const v1::NormTotals& totals) const;
+  // What is to be sent to the chief of versions that were measured since this was last asked.
+  std::vector<v1::NormSums> TakeSums() { return std::exchange(sums_, {}); }
+  // The totals of a version: it goes on, if it waits for them.
+  void OnTotals(const v1::NormTotals& totals);
+  // The version whose totals are waited for, if one's are.
+  std::optional<uint64_t> awaits_totals() const;
+  // The chief tells no more totals: a version that has not got its own will not be made, nor any after it.
+  void GiveUpRound();
+
+  // A part of that many slices has been built; 0: it was measured.
   void OnBuilt(size_t slices);
 
   // Publishes or discards what is in the making, if it is complete or was abandoned, and says so.
@@ -130,7 +174,8 @@ class Updater {
   void StartNext(TimePoint now);
 
   bool idle() const { return current_ == nullptr && committed_.empty(); }
-  bool in_the_making() const { return current_ != nullptr; }
+  // An update writes, and ends without waiting for anybody.
+  bool in_the_making() const { return current_ != nullptr && current_->begun(); }
   // The first version that no update has been begun for, speculatively or not.
   uint64_t first_not_begun() const {
     return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
@@ -156,8 +201,10 @@ class Updater {
  private:
   // Of the pushes that follow those that are committed.
   Version MakeVersion(Pushes pushes) const;
-  // Begins what is in the making with this version, unless there is no memory for it.
-  bool Begin(std::vector<Version> versions, bool speculative);
+  // What is made of these versions, the next ones.
+  std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
+  // The committed update in the making gets memory, and the pool builds it; unless all buffers are held.
+  void BeginCommitted(TimePoint now);
   // Those of the committed ones that are made at once.
   std::vector<Version> TakeNext();
   // What the version is made with.
@@ -166,10 +213,22 @@ class Updater {
   SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
   void Post(std::vector<size_t> slices);
 
+  bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
+  bool NeedsGradientNorms(const Update& update) const;
+  bool NeedsTrustRatios(const Update& update) const;
+  // The versions of an update are measured for themselves: a later one's norms do not depend on an earlier one.
+  bool OneAtATime(const Version& version) const;
+  // Begins what the update in the making is measured for next, until it is ready to be built.
+  void NextStage();
+  void OnMeasured();
+  // Of version number i of the update in the making.
+  void SetTotals(size_t i, std::span<const double> squares, std::span<const double> weight_squares);
+
   const Mode& mode_;
   const Optimizer& gradients_;
   const Optimizer& differences_;
   HyperparameterTimeline timeline_;
+  const ClipOptions clip_;
   const size_t max_inline_slices_;
   ThreadPool& pool_;
   const std::function<void(size_t)> on_built_;
@@ -181,6 +240,8 @@ class Updater {
   uint64_t dropped_samples_ = 0;
   uint64_t published_position_ = 0;
   std::optional<TimePoint> blocked_since_;
+  std::vector<v1::NormSums> sums_;
+  bool given_up_ = false;
   bool ruined_ = false;
 };
 

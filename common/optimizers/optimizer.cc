@@ -1,5 +1,6 @@
 #include "common/optimizers/optimizer.h"
 
+#include <cmath>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -15,10 +16,19 @@ struct OptimizerEntry {
 
 constexpr OptimizerEntry kOptimizers[] = {
     {"sgd", MakeSgd},         {"momentum", MakeMomentum}, {"nesterov", MakeNesterov}, {"adagrad", MakeAdagrad},
-    {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},
+    {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},       {"lamb", MakeLamb},
 };
 
 }  // namespace
+
+float TrustRatio(const TrustSquares& squares) {
+  if (squares.weights == 0 || squares.update == 0) return 1;
+  return static_cast<float>(std::sqrt(squares.weights) / std::sqrt(squares.update));
+}
+
+TrustSquares Optimizer::Measure(const OptimizerBlock& /*block*/, const UpdateContext& /*context*/, Isa /*isa*/) const {
+  return {};
+}
 
 float Optimizer::InitialState(int /*k*/, const Hyperparameters& /*hyperparameters*/) const { return 0; }
 

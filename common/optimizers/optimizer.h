@@ -35,7 +35,18 @@ struct UpdateContext {
   uint64_t update = 1;
   // Those of this update and tensor: the learning rate is the one to step with, whatever it was derived from.
   Hyperparameters hyperparameters;
+  // Of this tensor, TrustRatio of what its blocks measure, for an optimizer that uses one.
+  float trust_ratio = 1;
 };
+
+// The sums of squares that a tensor's trust ratio is made of.
+struct TrustSquares {
+  double weights = 0;
+  double update = 0;  // What the optimizer takes off the weights but for the learning rate and the ratio.
+};
+
+// ‖weights‖ / ‖update‖, and 1 where one of them is 0.
+float TrustRatio(const TrustSquares& squares);
 
 // Thread-safe: it has no state of its own. Element i of the output depends on element i of the inputs and the context
 // only, so the cut into blocks does not change the result.
@@ -47,6 +58,11 @@ class Optimizer {
   // What every float of state tensor k, below state_tensors(), is before the first update.
   virtual float InitialState(int k, const Hyperparameters& hyperparameters) const;
   virtual void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const = 0;
+  // Whether a tensor's step depends on a trust ratio, which is found from the whole tensor: Measure, then Apply.
+  virtual bool uses_trust_ratio() const { return false; }
+  // What these elements add to the squares of their tensor. Nothing of the block is written. It depends on the elements
+  // and their order alone.
+  virtual TrustSquares Measure(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const;
 };
 
 // w ← w − lr·(g + wd·w)
@@ -74,6 +90,11 @@ std::unique_ptr<Optimizer> MakeAdam();
 // Weight Decay Regularization, 2019 (arXiv:1711.05101).
 std::unique_ptr<Optimizer> MakeAdamW();
 
+// m and v as Adam's, of g alone;  u = m̂ / (√v̂ + eps) + wd·w;  w ← w − lr·‖w‖/‖u‖·u, where the norms are those of the
+// whole tensor (the trust ratio), and the ratio is 1 if one of them is 0. Source: You et al., Large Batch Optimization
+// for Deep Learning, 2020 (arXiv:1904.00962), algorithm 2.
+std::unique_ptr<Optimizer> MakeLamb();
+
 // Of a difference of weights d in place of a gradient: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's momentum with
 // a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source: Douillard et al.,
 // DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
@@ -82,7 +103,7 @@ std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
 // The names that MakeOptimizer knows.
 std::vector<std::string> OptimizerNames();
 
-// "sgd, momentum, … or adamw": the names, for help and messages.
+// "sgd, momentum, … or lamb": the names, for help and messages.
 std::string OptimizerChoices();
 
 // The optimizer of this name. INVALID_ARGUMENT, naming the flag and the choices, for any other.

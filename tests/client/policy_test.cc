@@ -66,6 +66,11 @@ TEST_CASE("local steps that the client does not know or nobody could take are re
     reply.mutable_policy()->mutable_local_steps()->set_alpha(alpha);
     CheckRefused(reply, "alpha");
   }
+  for (const float limit : {-0.5F, std::numeric_limits<float>::infinity()}) {
+    reply = Reply(v1::LocalSteps::ELASTIC);
+    reply.mutable_policy()->mutable_local_steps()->set_clip_norm(limit);
+    CheckRefused(reply, "a limit of clipping is ");
+  }
   reply = Reply(v1::LocalSteps::AVERAGE_GRADIENTS);
   reply.mutable_policy()->mutable_local_steps()->set_steps(0);  // Never.
   CHECK(PolicyOf(reply).ok());

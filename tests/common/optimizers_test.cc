@@ -13,15 +13,15 @@ namespace {
 
 TEST_CASE("Every optimizer is made by its name, and another name is refused with the choices") {
   CHECK(OptimizerNames() ==
-        std::vector<std::string>{"sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw"});
+        std::vector<std::string>{"sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb"});
   for (const std::string& name : OptimizerNames()) CHECK(MakeOptimizer(name).ok());
   CHECK(Message(MakeOptimizer("magic").status()) ==
-        "--optimizer=magic: expected sgd, momentum, nesterov, adagrad, rmsprop, adam or adamw");
+        "--optimizer=magic: expected sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw or lamb");
 }
 
 TEST_CASE("State has an initial value for each of its tensors, which is zero but for adagrad's") {
   const std::map<std::string, int> tensors = {{"sgd", 0},     {"momentum", 1}, {"nesterov", 1}, {"adagrad", 1},
-                                              {"rmsprop", 1}, {"adam", 2},     {"adamw", 2}};
+                                              {"rmsprop", 1}, {"adam", 2},     {"adamw", 2},    {"lamb", 2}};
   for (const std::string& name : OptimizerNames()) {
     INFO(name);
     const auto optimizer = *MakeOptimizer(name);
@@ -87,6 +87,7 @@ class Definition {
 
   double Step(double gradient) {
     ++t_;
+    if (name_ == "lamb") return w_ -= h_.learning_rate * (Direction(gradient) + h_.weight_decay * w_);  // Ratio 1.
     const double g = name_ == "adamw" ? gradient : gradient + h_.weight_decay * w_;
     if (name_ == "adamw") w_ *= 1 - static_cast<double>(h_.learning_rate) * h_.weight_decay;
     return w_ -= h_.learning_rate * Direction(g);

@@ -91,5 +91,35 @@ TEST_CASE("No complete push is lost to the limit of reports: one more is an erro
   CHECK(report->ByteSizeLong() < kMaxReportBytes);
 }
 
+v1::ShardReport Norms(uint64_t version, int slices) {
+  v1::ShardReport report;
+  v1::NormSums* const sums = report.add_norms();
+  sums->mutable_round()->set_version(version);
+  for (int slice = 0; slice < slices; ++slice) sums->add_squares(0.1);
+  return report;
+}
+
+TEST_CASE("Sums of squares follow in as many reports as they need, each with the newest state, and none is lost") {
+  ReportQueue queue;
+  REQUIRE(queue.Add(Complete(3, 0, 7)).ok());
+  for (const uint64_t version : {1, 2, 3}) REQUIRE(queue.Add(Norms(version, 170'000)).ok());
+  v1::ShardReport last;
+  last.set_acknowledged_view(9);
+  REQUIRE(queue.Add(last).ok());
+  std::vector<uint64_t> versions;
+  int complete = 0;
+  int reports = 0;
+  while (const std::optional<v1::ShardReport> report = queue.Take()) {
+    ++reports;
+    complete += report->complete_size();
+    CHECK(report->acknowledged_view() == 9);
+    CHECK(report->ByteSizeLong() < kMaxReportBytes);
+    for (const v1::NormSums& sums : report->norms()) versions.push_back(sums.round().version());
+  }
+  CHECK(versions == std::vector<uint64_t>{1, 2, 3});
+  CHECK(complete == 1);
+  CHECK(reports == 2);
+}
+
 }  // namespace
 }  // namespace ps

@@ -17,7 +17,7 @@ class Bench {
       : mode_(MakeMode(mode, 2)),
         layout_(std::make_shared<ShardLayout>(layout, 0, 1)),
         parameters_(layout_, {}, max_versions, 0, [] {}),
-        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
+        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, {},
                  /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }

@@ -284,6 +284,21 @@ TEST_CASE("the hyperparameters that come with the weights hold for the steps on 
   CheckNear(worker.last().out, Plus({{0, 0, 0, 0}, {0, 0}}, -4 * kRate, gradient));
 }
 
+TEST_CASE("steps of one's own clip their gradient to the norms that the policy says") {
+  ModePolicy policy = Local(LocalSteps::Exchange::kAverageWeights, 1);
+  policy.local_steps->clip_norm = 0.05F;
+  TestWorker worker(policy, true, TestSource({4}));
+  const TensorValues gradient = worker.Gradient(kInitial);
+  double squares = 0;
+  for (const std::vector<float>& tensor : gradient) {
+    for (const float each : tensor) squares += static_cast<double>(each) * each;
+  }
+  REQUIRE(squares > 0.0025);
+  const auto factor = static_cast<float>(0.05 / (std::sqrt(squares) + 1e-6));
+  worker.Train(1);
+  CheckNear(worker.last().out, Plus({{0, 0, 0, 0}, {0, 0}}, -kRate * factor, gradient));
+}
+
 TEST_CASE("each tensor steps with its own factors of the learning rate and the weight decay") {
   Layout layout = ModelLayout({.widths = {2, 2}});
   layout[0].weight_decay_factor = 0.5F;

@@ -32,6 +32,11 @@ absl::Status Check(const LocalSteps& steps) {
   if (steps.exchange == LocalSteps::Exchange::kElastic && !(steps.alpha > 0 && steps.alpha < 1)) {
     return absl::FailedPreconditionError(absl::StrCat("alpha is ", steps.alpha));
   }
+  for (const float limit : {steps.clip_value, steps.clip_tensor_norm, steps.clip_norm}) {
+    if (!std::isfinite(limit) || limit < 0) {
+      return absl::FailedPreconditionError(absl::StrCat("a limit of clipping is ", limit));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -43,7 +48,10 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
                       .average_every_steps = steps.average_every_steps(),
                       .average_every_epochs = steps.average_every_epochs(),
                       .alpha = steps.alpha(),
-                      .optimizer = steps.optimizer()};
+                      .optimizer = steps.optimizer(),
+                      .clip_value = steps.clip_value(),
+                      .clip_tensor_norm = steps.clip_tensor_norm(),
+                      .clip_norm = steps.clip_norm()};
   if (const absl::Status status = Check(local); !status.ok()) return status;
   return local;
 }

@@ -42,6 +42,10 @@ uint32_t TakeSamples(uint64_t& samples) {
 
 LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
     : context_(context), optimizer_(std::move(optimizer)) {
+  const LocalSteps& steps = *context.client.policy().local_steps;
+  if (steps.clip_value > 0) clip_.value = steps.clip_value;
+  if (steps.clip_tensor_norm > 0) clip_.tensor_norm = steps.clip_tensor_norm;
+  if (steps.clip_norm > 0) clip_.norm = steps.clip_norm;
   for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
     weights_.push_back(context.network.parameters(tensor));
     gradients_.push_back(context.network.gradients(tensor));
@@ -86,6 +90,23 @@ absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
   return result;
 }
 
+void LocalTraining::ClipGradients(Isa isa) {
+  std::vector<double> squares;
+  squares.reserve(gradients_.size());
+  for (const std::span<float> gradient : gradients_) {
+    if (clip_.value.has_value()) ClipValues(gradient.data(), gradient.size(), *clip_.value, isa);
+    if (!clip_.needs_norms()) continue;
+    SquareSum sum;
+    sum.Add(gradient.data(), gradient.size(), isa);
+    squares.push_back(sum.total());
+  }
+  if (!clip_.needs_norms()) return;
+  const std::vector<float> factors = ClipFactors(clip_, squares);
+  for (size_t tensor = 0; tensor < gradients_.size(); ++tensor) {
+    if (factors[tensor] != 1) Scale(gradients_[tensor].data(), gradients_[tensor].size(), factors[tensor], isa);
+  }
+}
+
 void LocalTraining::Apply(StepResult& result) {
   static const Isa isa = BestIsa();
   const TimePoint began = Now();
@@ -94,6 +115,7 @@ void LocalTraining::Apply(StepResult& result) {
   Hyperparameters current = CurrentHyperparameters();
   current.learning_rate = context_.exchanges.schedule().Scaled(
       current.learning_rate, position_ + passed_ * context_.client.num_workers());
+  ClipGradients(isa);
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
                             .gradient = gradients_[tensor].data(),
@@ -102,7 +124,11 @@ void LocalTraining::Apply(StepResult& result) {
     for (size_t k = 0; k < state_.size(); ++k) {
       block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
     }
-    optimizer_->Apply(block, {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])}, isa);
+    UpdateContext update = {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])};
+    if (optimizer_->uses_trust_ratio()) {
+      update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
+    }
+    optimizer_->Apply(block, update, isa);
   }
   result.backward_s += Seconds(Now() - began);
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clipping.h"
 #include "common/optimizers/optimizer.h"
 #include "ps/client.h"
 #include "worker/steps/steps.h"
@@ -40,8 +41,8 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer: x from x and gradients(), at the schedule's position after the batches before. The time
-  // is added to the backward pass.
+  // One step of the optimizer: x from x and gradients(), which are clipped as the policy says, at the schedule's position
+  // after the batches before. The time is added to the backward pass.
   void Apply(StepResult& result);
   // A batch has been used, whether it had samples or not, and whatever was made of its gradient. Nobody tells how far
   // the others have come meanwhile; they are taken to be as fast.
@@ -64,11 +65,13 @@ class LocalTraining {
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);
+  void ClipGradients(Isa isa);
   // Those that came with the servers' weights last.
   Hyperparameters CurrentHyperparameters() const;
 
   StepsContext context_;
   std::unique_ptr<Optimizer> optimizer_;
+  ClipOptions clip_;
   MutableTensors weights_;
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.

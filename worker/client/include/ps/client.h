@@ -103,6 +103,10 @@ struct LocalSteps {
   double average_every_epochs = 0;
   float alpha = 0;        // Of kElastic.
   std::string optimizer;  // By the name of its flag.
+  // How the worker clips its gradients, as ps_server's flags of these names say; 0: it does not.
+  float clip_value = 0;
+  float clip_tensor_norm = 0;
+  float clip_norm = 0;
 };
 
 // What the job's mode asks of a worker.
