@@ -125,7 +125,7 @@ TEST_CASE("ps_ctl set replaces the schedule on three servers at one version, and
       CHECK(sets[0]["schedule"] == "schedule=linear schedule_length=1samples schedule_end=0.125");
       const json made = job.Applied(shard, version);
       CHECK(made["learning_rate"] == 0.0625);
-      CHECK(made["position"] > 1);
+      CHECK(made["position"].get<uint64_t>() > 1);
       CHECK(job.Applied(shard, version - 1)["learning_rate"] == 0.1);
     }
     CHECK(job.Ctl({"status"}, &output) == 0);
