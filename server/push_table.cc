@@ -219,7 +219,7 @@ bool PushTable::RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t ste
   if (push == nullptr) return false;
   complete_.erase(rank);
   GiveBack(*push);
-  Refuse(rank, incarnation, step, push->samples);
+  Refuse(*push);
   dropped_.push_back(push);
   return true;
 }
