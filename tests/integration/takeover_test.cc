@@ -89,7 +89,7 @@ TEST_CASE(
     std::vector<std::unique_ptr<Process>> job;
     std::string chief;
     for (const std::string shard : {"0", "1", "2"}) {
-      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--optimizer=momentum",
+      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--optimizer=momentum", "--lease=60s",
                                             "--shard=" + shard};
       arguments.insert(arguments.end(), mode.begin(), mode.end());
       if (!chief.empty()) arguments.push_back("--chief=" + chief);
@@ -97,18 +97,23 @@ TEST_CASE(
       if (chief.empty()) chief = job.back()->Address();
     }
     const auto start = [&](const std::string& rank, const std::string& log) {
-      return std::make_unique<Process>("ps_worker", Worker(chief, {"--rank=" + rank, "--epochs=100"}),
-                                       folder.File(log));
+      return std::make_unique<Process>("ps_worker", Worker(chief, {"--rank=" + rank, "--epochs=30"}), folder.File(log));
     };
     job.push_back(start("0", "worker-0"));
     job.push_back(start("2", "worker-2"));
+    const auto signal_others = [&](int signal) {
+      for (size_t i = 3; i < 5; ++i) job[i]->Signal(signal);
+    };
     {
       const auto killed = start("1", "killed");
       REQUIRE(job[0]->WaitFor(".err", "the job is running"));
+      signal_others(SIGSTOP);  // They must not end before the rank is taken.
       killed->Signal(SIGKILL);
       CHECK(killed->Wait() == 128 + SIGKILL);
     }
     job.push_back(start("1", "replacement"));
+    CHECK(job[0]->WaitFor(".err", "incarnation 2"));
+    signal_others(SIGCONT);
     for (const auto& process : job) {
       const int status = process->Wait();
       INFO(process->Errors());
