@@ -46,8 +46,8 @@ constexpr char kUsage[] =
     "  train      samples/s through servers with 1 up to --workers workers, next to the same computation without\n"
     "             exchange and, if MPI is installed, with MPI ranks that sum the gradients\n"
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
-    "  optimizers a server's update with each optimizer, next to a copy that moves as many bytes, and of many small\n"
-    "             tensors next to one; with 1 and 2 threads\n"
+    "  optimizers each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of\n"
+    "             many small tensors next to one; with 1 and 2 threads\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
 absl::Status CheckFlags(const std::string& command) {

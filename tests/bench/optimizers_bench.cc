@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
+#include "common/subnormals.h"
 #include "common/sync.h"
 #include "server/updater.h"
 
@@ -167,6 +169,55 @@ class ShardUpdates {
   Updater updater_;
 };
 
+// The optimizer alone, over one tensor with a gradient that lies in one piece; each thread has its part.
+class Kernels {
+ public:
+  Kernels(const std::string& optimizer, int64_t elements, int threads)
+      : optimizer_(*MakeOptimizer(optimizer)),
+        hyperparameters_(DefaultHyperparameters(optimizer)),
+        threads_(static_cast<size_t>(threads)),
+        part_(static_cast<size_t>(elements) / threads_),
+        gradient_(part_ * threads_, kGradient),
+        weights_(gradient_.size()),
+        pool_(threads) {
+    for (int k = 0; k < optimizer_->state_tensors(); ++k) {
+      state_[k].assign(gradient_.size(), optimizer_->InitialState(k, hyperparameters_));
+    }
+  }
+  ~Kernels() { pool_.Stop(); }
+  Kernels(const Kernels&) = delete;
+  Kernels& operator=(const Kernels&) = delete;
+
+  void Update() {
+    ++update_;
+    pool_.Post(
+        threads_, [this](size_t i) { UpdatePart(i * part_); }, [this] { ending_.Set(true); });
+    good_ = ending_.Await() && good_;
+  }
+  bool good() const { return good_; }
+
+ private:
+  void UpdatePart(size_t begin) {
+    const FlushSubnormals flush;
+    OptimizerBlock block = {
+        .elements = part_, .gradient = &gradient_[begin], .weights = &weights_[begin], .new_weights = &weights_[begin]};
+    for (int k = 0; k < optimizer_->state_tensors(); ++k) block.state[k] = block.new_state[k] = &state_[k][begin];
+    optimizer_->Apply(block, {.update = update_, .hyperparameters = hyperparameters_}, BestIsa());
+  }
+
+  const std::unique_ptr<Optimizer> optimizer_;
+  const Hyperparameters hyperparameters_;
+  const size_t threads_;
+  const size_t part_;  // Of each thread.
+  const std::vector<float> gradient_;
+  std::vector<float> weights_;
+  std::vector<float> state_[kMaxStateTensors];
+  uint64_t update_ = 0;
+  Ending ending_;
+  bool good_ = true;
+  ThreadPool pool_;
+};
+
 // Copies that read and write so many bytes together, each thread its part.
 class Copies {
  public:
@@ -197,57 +248,59 @@ class Copies {
   ThreadPool pool_;
 };
 
-// In turn, so that what else the machine does meets both alike. The second's ratio is to the first.
-template <typename First, typename Second>
-std::pair<Measurement, Measurement> MeasureBoth(int repeats, double bytes, First first, Second second) {
-  std::vector<double> first_s;
-  std::vector<double> second_s;
+// In turn, so that what else the machine does meets all of them alike. Ratios are to the first.
+std::vector<Measurement> MeasureInTurn(int repeats, double bytes, const std::vector<std::function<void()>>& works) {
+  std::vector<std::vector<double>> seconds(works.size());
   for (int i = 0; i < repeats + kWarmUp; ++i) {
-    const TimePoint began = Now();
-    first();
-    const TimePoint between = Now();
-    second();
-    if (i < kWarmUp) continue;
-    first_s.push_back(Seconds(between - began));
-    second_s.push_back(Seconds(Now() - between));
+    for (size_t work = 0; work < works.size(); ++work) {
+      const TimePoint began = Now();
+      works[work]();
+      if (i >= kWarmUp) seconds[work].push_back(Seconds(Now() - began));
+    }
   }
-  std::pair<Measurement, Measurement> both = {Summarize("", first_s, bytes), Summarize("", second_s, bytes)};
-  both.second.ratio = both.first.p50_s / both.second.p50_s;
-  return both;
+  std::vector<Measurement> rows;
+  rows.reserve(works.size());
+  for (const std::vector<double>& each : seconds) {
+    rows.push_back(Summarize("", each, bytes));
+    if (rows.size() > 1) rows.back().ratio = rows.front().p50_s / rows.back().p50_s;
+  }
+  return rows;
 }
 
 std::string Megabytes(int64_t elements) { return absl::StrFormat("%.1f MB", static_cast<double>(elements) * 4 / 1e6); }
 
 std::string Threads(int threads) { return absl::StrCat(threads, threads == 1 ? " thread" : " threads"); }
 
-// Adds a copy and an update of one tensor.
-absl::Status MeasureOne(const std::string& optimizer, int64_t elements, int threads, int repeats,
-                        std::vector<Measurement>& rows) {
-  ShardUpdates updates(optimizer, {{"w", {elements}}}, threads);
+// A copy, the optimizer alone, and a server's update of one large tensor.
+absl::Status MeasureLarge(const std::string& optimizer, int threads, int repeats, std::vector<Measurement>& rows) {
+  ShardUpdates updates(optimizer, {{"w", {kLargeElements}}}, threads);
+  Kernels kernels(optimizer, kLargeElements, threads);
   Copies copies(updates.bytes(), threads);
-  auto [copy, update] = MeasureBoth(
-      repeats, updates.bytes(), [&] { copies.Copy(); }, [&] { updates.Update(); });
+  std::vector<Measurement> measured = MeasureInTurn(
+      repeats, updates.bytes(), {[&] { copies.Copy(); }, [&] { kernels.Update(); }, [&] { updates.Update(); }});
   PS_RETURN_IF_ERROR(Annotate(updates.Check(), optimizer));
-  if (!copies.good()) return absl::InternalError("a copy is wrong");
-  copy.name = absl::StrCat("a copy, ", Threads(threads));
-  update.name = absl::StrCat(optimizer, ", one tensor of ", Megabytes(elements), ", ", Threads(threads));
-  rows.push_back(std::move(copy));
-  rows.push_back(std::move(update));
+  if (!copies.good() || !kernels.good()) return absl::InternalError("a copy is wrong, or took too long");
+  const std::string size = absl::StrCat(" ", Megabytes(kLargeElements), ", ", Threads(threads));
+  measured[0].name = absl::StrCat("a copy, ", Threads(threads));
+  measured[1].name = absl::StrCat(optimizer, " alone,", size);
+  measured[2].name = absl::StrCat(optimizer, ", update,", size);
+  rows.insert(rows.end(), measured.begin(), measured.end());
   return absl::OkStatus();
 }
 
-// Adds an update of small tensors.
+// A server's update of one tensor, and of small ones of the same size.
 absl::Status MeasureSmall(const std::string& optimizer, int threads, int repeats, std::vector<Measurement>& rows) {
   const Layout small = SmallTensors();
   ShardUpdates one(optimizer, {{"w", {Elements(small)}}}, threads);
   ShardUpdates many(optimizer, small, threads);
-  Measurement update = MeasureBoth(
-                           repeats, many.bytes(), [&] { one.Update(); }, [&] { many.Update(); })
-                           .second;
+  std::vector<Measurement> measured =
+      MeasureInTurn(repeats, many.bytes(), {[&] { one.Update(); }, [&] { many.Update(); }});
+  PS_RETURN_IF_ERROR(Annotate(one.Check(), optimizer));
   PS_RETURN_IF_ERROR(Annotate(many.Check(), optimizer));
-  update.name =
-      absl::StrCat(optimizer, ", ", small.size(), " tensors of ", Megabytes(Elements(small)), ", ", Threads(threads));
-  rows.push_back(std::move(update));
+  const std::string size = absl::StrCat(" ", Megabytes(Elements(small)), ", ", Threads(threads));
+  measured[0].name = absl::StrCat(optimizer, ", update,", size);
+  measured[1].name = absl::StrCat(optimizer, ", ", small.size(), " tensors,", size);
+  rows.insert(rows.end(), measured.begin(), measured.end());
   return absl::OkStatus();
 }
 
@@ -257,8 +310,7 @@ absl::StatusOr<std::vector<Measurement>> RunOptimizersBench(int repeats) {
   std::vector<Measurement> rows;
   for (const int threads : {1, 2}) {
     for (const std::string& optimizer : OptimizerNames()) {
-      PS_RETURN_IF_ERROR(MeasureOne(optimizer, kLargeElements, threads, repeats, rows));
-      PS_RETURN_IF_ERROR(MeasureOne(optimizer, Elements(SmallTensors()), threads, repeats, rows));
+      PS_RETURN_IF_ERROR(MeasureLarge(optimizer, threads, repeats, rows));
       PS_RETURN_IF_ERROR(MeasureSmall(optimizer, threads, repeats, rows));
     }
   }
