@@ -63,8 +63,8 @@ TEST_CASE("lamb ends with the same weights on one server and on three, with clip
   CHECK(clipped_one != one);
 }
 
-// Three servers and workers that train until they are stopped; then one is killed in the midst of it, and another takes
-// its rank.
+// One is killed in the midst of it, another takes its rank, and is killed as well. The other workers are held until the
+// rank is taken, so that they do not end before.
 TEST_CASE("asp and ssp that clip over three servers go on when a worker is killed, and when it is replaced") {
   for (const std::string mode : {"asp", "ssp"}) {
     CAPTURE(mode);
@@ -73,7 +73,8 @@ TEST_CASE("asp and ssp that clip over three servers go on when a worker is kille
     std::string chief;
     for (uint32_t shard = 0; shard < 3; ++shard) {
       const std::string number = std::to_string(shard);
-      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--mode=" + mode, "--clip_norm=0.5"};
+      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--mode=" + mode, "--clip_norm=0.5",
+                                            "--lease=60s"};
       if (shard > 0) arguments.insert(arguments.end(), {"--shard=" + number, "--chief=" + chief});
       servers.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + number)));
       if (shard == 0) chief = servers[0]->Address();
@@ -82,14 +83,26 @@ TEST_CASE("asp and ssp that clip over three servers go on when a worker is kille
       return std::make_unique<Process>("ps_worker", Worker(chief, {"--rank=" + rank, "--epochs=60"}),
                                        folder.File(name));
     };
-    std::vector<std::unique_ptr<Process>> workers;
-    for (const std::string rank : {"0", "1", "2"}) workers.push_back(work(rank, "worker-" + rank));
-    REQUIRE(workers[1]->WaitFor(".err", "step "));
-    workers[1]->Signal(SIGKILL);
-    CHECK(workers[1]->Wait() == 128 + SIGKILL);
-    REQUIRE(servers[0]->WaitFor(".err", "was lost"));
-    workers[1] = work("1", "worker-1-again");
-    for (const auto& worker : workers) CHECK(worker->Wait() == 0);
+    const auto first = work("0", "worker-0");
+    const auto third = work("2", "worker-2");
+    const auto signal_others = [&](int signal) {
+      for (Process* other : {first.get(), third.get()}) other->Signal(signal);
+    };
+    const auto kill_worker = [](Process& worker) {
+      worker.Signal(SIGKILL);
+      CHECK(worker.Wait() == 128 + SIGKILL);
+    };
+    {
+      const auto second = work("1", "worker-1");
+      REQUIRE(servers[0]->WaitFor(".err", "the job is running"));
+      signal_others(SIGSTOP);
+      kill_worker(*second);
+    }
+    const auto again = work("1", "worker-1-again");
+    CHECK(servers[0]->WaitFor(".err", "incarnation 2"));
+    signal_others(SIGCONT);
+    kill_worker(*again);
+    for (Process* worker : {first.get(), third.get()}) CHECK(worker->Wait() == 0);
     for (const auto& server : servers) CHECK(server->Wait() == 0);
   }
 }
