@@ -73,8 +73,8 @@ TEST_CASE("asp and ssp that clip over three servers go on when a worker is kille
     std::string chief;
     for (uint32_t shard = 0; shard < 3; ++shard) {
       const std::string number = std::to_string(shard);
-      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--mode=" + mode, "--clip_norm=0.5",
-                                            "--lease=60s"};
+      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--mode=" + mode,
+                                            "--clip_norm=0.5", "--lease=60s",    "--reconnect_grace=100ms"};
       if (shard > 0) arguments.insert(arguments.end(), {"--shard=" + number, "--chief=" + chief});
       servers.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + number)));
       if (shard == 0) chief = servers[0]->Address();
@@ -98,6 +98,7 @@ TEST_CASE("asp and ssp that clip over three servers go on when a worker is kille
       signal_others(SIGSTOP);
       kill_worker(*second);
     }
+    REQUIRE(servers[0]->WaitFor(".err", "was lost"));
     const auto again = work("1", "worker-1-again");
     CHECK(servers[0]->WaitFor(".err", "incarnation 2"));
     signal_others(SIGCONT);

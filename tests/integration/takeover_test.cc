@@ -89,8 +89,8 @@ TEST_CASE(
     std::vector<std::unique_ptr<Process>> job;
     std::string chief;
     for (const std::string shard : {"0", "1", "2"}) {
-      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3", "--optimizer=momentum", "--lease=60s",
-                                            "--shard=" + shard};
+      std::vector<std::string> arguments = {"--num_workers=3", "--num_shards=3",          "--optimizer=momentum",
+                                            "--lease=60s",     "--reconnect_grace=100ms", "--shard=" + shard};
       arguments.insert(arguments.end(), mode.begin(), mode.end());
       if (!chief.empty()) arguments.push_back("--chief=" + chief);
       job.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + shard)));
@@ -111,6 +111,7 @@ TEST_CASE(
       killed->Signal(SIGKILL);
       CHECK(killed->Wait() == 128 + SIGKILL);
     }
+    REQUIRE(job[0]->WaitFor(".err", "was lost"));
     job.push_back(start("1", "replacement"));
     CHECK(job[0]->WaitFor(".err", "incarnation 2"));
     signal_others(SIGCONT);
