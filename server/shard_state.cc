@@ -43,7 +43,10 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
   const uint64_t limit =
       options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();
   pushes.SetLayout(layout, limit);
-  const uint64_t needed = mode->pushes_held() * layout->bytes();
+  // What is measured over all shards first holds its bytes until all of them have it: two shards that hold one push
+  // each, and not the same, would wait for each other.
+  const bool all = updater.measures_pushes() && mode->Takes(v1::CONTRIBUTION_GRADIENT);
+  const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->bytes();
   if (limit >= needed) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
                                                     mode->name(), " needs at least ", needed, " for this model"));

@@ -1,6 +1,8 @@
 #include "common/optimizers/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +25,8 @@ constexpr OptimizerEntry kOptimizers[] = {
 
 float TrustRatio(const TrustSquares& squares) {
   if (squares.weights == 0 || squares.update == 0) return 1;
-  return static_cast<float>(std::sqrt(squares.weights) / std::sqrt(squares.update));
+  const double ratio = std::sqrt(squares.weights) / std::sqrt(squares.update);
+  return static_cast<float>(std::min<double>(ratio, std::numeric_limits<float>::max()));
 }
 
 TrustSquares Optimizer::Measure(const OptimizerBlock& /*block*/, const UpdateContext& /*context*/, Isa /*isa*/) const {

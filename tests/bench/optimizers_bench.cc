@@ -202,7 +202,10 @@ class Kernels {
     OptimizerBlock block = {
         .elements = part_, .gradient = &gradient_[begin], .weights = &weights_[begin], .new_weights = &weights_[begin]};
     for (int k = 0; k < optimizer_->state_tensors(); ++k) block.state[k] = block.new_state[k] = &state_[k][begin];
-    optimizer_->Apply(block, {.update = update_, .hyperparameters = hyperparameters_}, BestIsa());
+    UpdateContext context = {.update = update_, .hyperparameters = hyperparameters_};
+    if (optimizer_->uses_trust_ratio())
+      context.trust_ratio = TrustRatio(optimizer_->Measure(block, context, BestIsa()));
+    optimizer_->Apply(block, context, BestIsa());
   }
 
   const std::unique_ptr<Optimizer> optimizer_;

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "common/optimizers/optimizer.h"
@@ -72,6 +73,7 @@ TEST_CASE("A trust ratio is 1 where the weights or the update are all zero") {
   CHECK(TrustRatio({.weights = 0, .update = 4}) == 1);
   CHECK(TrustRatio({.weights = 4, .update = 0}) == 1);
   CHECK(TrustRatio({.weights = 9, .update = 4}) == 1.5F);
+  CHECK(TrustRatio({.weights = 1e4, .update = 1e-76}) == std::numeric_limits<float>::max());
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ std::string HashOf(const std::vector<std::string>& flags, uint32_t shards) {
   return output.substr(hash);
 }
 
-TEST_CASE("bsp and backup that clip end with the same weights on one server and on three") {
+TEST_CASE("bsp that clips ends with the same weights on one server and on three") {
   const std::vector<std::vector<std::string>> clips = {
       {"--clip_norm=0.5"},
       {"--clip_tensor_norm=0.3"},

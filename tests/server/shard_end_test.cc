@@ -50,6 +50,19 @@ TEST_CASE("A limit that holds no step ends the job with the flag's name") {
   CHECK(absl::IsAborted(test.Add(0, 0, {1, 1, 1, 1})));
 }
 
+TEST_CASE(
+    "A limit that does not hold a push of each worker is refused where pushes are measured over all shards first") {
+  const auto refused = [](uint64_t limit, uint32_t shards) {
+    TestShard test("asp", {.num_shards = shards, .clip = {.norm = 1.0F}, .max_inflight_bytes = limit}, {{"w", {4}}},
+                   /*run=*/false);
+    const Failures failures = test.Failures(0);
+    return !failures.empty() && failures[0].find("--max_inflight_bytes=31") != std::string::npos;
+  };
+  CHECK(refused(31, 2));
+  CHECK_FALSE(refused(32, 2));
+  CHECK_FALSE(refused(31, 1));
+}
+
 TEST_CASE("bsp: a push that needs one of a rank that is done ends the job at once") {
   for (const bool pushed_first : {false, true}) {
     CAPTURE(pushed_first);
