@@ -83,6 +83,7 @@ TEST_CASE("A replacement goes on with the job's runs where all others are") {
                 folder.File("chief"));
   const std::string address = chief.Address();
   Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=200"}), folder.File("stays"));
+  REQUIRE(chief.WaitFor(".err", "joined (1 of 2)"));  // Before the other one, which takes the lowest free rank.
   Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("killed"));
   REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
   killed.Signal(SIGKILL);
