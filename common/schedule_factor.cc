@@ -8,7 +8,10 @@ namespace ps {
 double Schedule::Factor(uint64_t position) const {
   if (position < warmup) return static_cast<double>(position) / static_cast<double>(warmup);
   if (kind == Kind::kConstant) return 1;
-  if (kind == Kind::kStep) return std::pow(gamma, static_cast<double>(position / step));
+  if (kind == Kind::kStep) {
+    const uint64_t steps = position / step;
+    return std::pow(gamma, static_cast<double>(steps));
+  }
   if (position >= length) return end;
   const double x = static_cast<double>(position - warmup) / static_cast<double>(length - warmup);
   switch (kind) {

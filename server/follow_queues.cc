@@ -32,7 +32,7 @@ std::optional<grpc::ByteBuffer> UpdateQueue::Take() {
 absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   Check(!report.has_registration(), "a registration is the first report of its stream, and nothing is merged into it");
   if (!waiting_.has_value()) waiting_ = v1::ShardReport();
-  const size_t pushes = static_cast<size_t>(waiting_->complete_size() + report.complete_size());
+  const size_t pushes = static_cast<size_t>(waiting_->complete_size()) + static_cast<size_t>(report.complete_size());
   if (pushes > kMaxPushes || norms_.size() + static_cast<size_t>(report.norms_size()) > kMaxPushes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the chief does not read this shard's reports: ", waiting_->complete_size(),

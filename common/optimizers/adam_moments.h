@@ -33,20 +33,28 @@ inline AdamMoments MomentsOf(const UpdateContext& context) {
 }
 
 // The weight decay is added to the gradient by l2, and taken off the weights by `decay`.
+struct AdamTerms {
+  AdamMoments moments;
+  float rate = 0;
+  float l2 = 0;
+  float decay = 0;
+  float eps = 0;
+};
+
 struct AdamKernel {
   PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights,
-                     const float* first, float* new_first, const float* second, float* new_second, AdamMoments moments,
-                     float rate, float l2, float decay, float eps) {
+                     const float* first, float* new_first, const float* second, float* new_second, AdamTerms terms) {
+    const AdamMoments& moments = terms.moments;
 #pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
       const float w = weights[i];
-      const float g = gradient[i] + l2 * w;
+      const float g = gradient[i] + terms.l2 * w;
       const float m = moments.keep_m * first[i] + moments.add_m * g;
       const float v = moments.keep_v * second[i] + moments.add_v * (g * g);
       new_first[i] = m;
       new_second[i] = v;
       // Not (1 - decay)·w: where decay is 1e-6, float32 would round that by some per cent of it.
-      new_weights[i] = w - (decay * w + rate * (m / (std::sqrt(v) * moments.scale_root_v + eps)));
+      new_weights[i] = w - (terms.decay * w + terms.rate * (m / (std::sqrt(v) * moments.scale_root_v + terms.eps)));
     }
   }
 };
@@ -55,9 +63,10 @@ struct AdamKernel {
 inline void ApplyAdam(const OptimizerBlock& block, const UpdateContext& context, float l2, float decay, Isa isa) {
   const AdamMoments moments = MomentsOf(context);
   const auto rate = static_cast<float>(static_cast<double>(context.hyperparameters.learning_rate) * moments.scale_m);
+  const AdamTerms terms = {
+      .moments = moments, .rate = rate, .l2 = l2, .decay = decay, .eps = context.hyperparameters.eps};
   RunKernel<AdamKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[0],
-                        block.new_state[0], block.state[1], block.new_state[1], moments, rate, l2, decay,
-                        context.hyperparameters.eps);
+                        block.new_state[0], block.state[1], block.new_state[1], terms);
 }
 
 }  // namespace ps

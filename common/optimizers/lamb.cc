@@ -23,7 +23,7 @@ LambTerms LambTermsOf(const UpdateContext& context) {
 }
 
 // m̂ / (√v̂ + eps) + wd·w
-PS_KERNEL float LambUpdate(float m, float v, float weight, const LambTerms& terms) {
+[[gnu::always_inline]] inline float LambUpdate(float m, float v, float weight, const LambTerms& terms) {
   return (m * terms.scale_m) / (std::sqrt(v) * terms.moments.scale_root_v + terms.eps) + terms.decay * weight;
 }
 

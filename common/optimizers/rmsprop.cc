@@ -5,16 +5,23 @@
 namespace ps {
 namespace {
 
+struct RmspropTerms {
+  float rate = 0;
+  float keep = 0;
+  float add = 0;
+  float decay = 0;
+  float eps = 0;
+};
+
 struct RmspropKernel {
   PS_KERNEL void Run(size_t elements, const float* gradient, const float* weights, float* new_weights,
-                     const float* square, float* new_square, float rate, float keep, float add, float decay,
-                     float eps) {
+                     const float* square, float* new_square, RmspropTerms terms) {
 #pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
-      const float g = gradient[i] + decay * weights[i];
-      const float s = keep * square[i] + add * (g * g);
+      const float g = gradient[i] + terms.decay * weights[i];
+      const float s = terms.keep * square[i] + terms.add * (g * g);
       new_square[i] = s;
-      new_weights[i] = weights[i] - rate * (g / (std::sqrt(s) + eps));
+      new_weights[i] = weights[i] - terms.rate * (g / (std::sqrt(s) + terms.eps));
     }
   }
 };
@@ -24,9 +31,13 @@ class Rmsprop final : public Optimizer {
   int state_tensors() const override { return 1; }
   void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
     const Hyperparameters& hyper = context.hyperparameters;
-    const auto add = static_cast<float>(1 - static_cast<double>(hyper.alpha));
+    const RmspropTerms terms = {.rate = hyper.learning_rate,
+                                .keep = hyper.alpha,
+                                .add = static_cast<float>(1 - static_cast<double>(hyper.alpha)),
+                                .decay = hyper.weight_decay,
+                                .eps = hyper.eps};
     RunKernel<RmspropKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[0],
-                             block.new_state[0], hyper.learning_rate, hyper.alpha, add, hyper.weight_decay, hyper.eps);
+                             block.new_state[0], terms);
   }
 };
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t kLargeElements = int64_t{16} << 20;
 constexpr int kSmallTensors = 160;
-constexpr float kGradient = 0.001F;
+constexpr float kSmallGradient = 0.001F;
 constexpr std::chrono::minutes kUpdateLimit(5);
 
 // As a network has them: most are biases and scales of 64 to 2,048 elements, and one in eight is a matrix.
@@ -74,7 +74,7 @@ class ShardUpdates {
       : optimizer_(*MakeOptimizer(optimizer)),
         hyperparameters_(DefaultHyperparameters(optimizer)),
         layout_(std::make_shared<const ShardLayout>(layout, 0, 1)),
-        gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kGradient)),
+        gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kSmallGradient)),
         pool_(threads),
         parameters_(layout_, InitialState(), /*max_versions=*/2, /*max_kept=*/0, [] {}),
         updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*clip=*/{}, /*max_inline_slices=*/0, pool_,
@@ -115,7 +115,7 @@ class ShardUpdates {
     float weight = 0;
     std::vector<float> state = InitialState();
     state.resize(kMaxStateTensors);
-    OptimizerBlock block = {.elements = 1, .gradient = &kGradient, .weights = &weight, .new_weights = &weight};
+    OptimizerBlock block = {.elements = 1, .gradient = &kSmallGradient, .weights = &weight, .new_weights = &weight};
     for (size_t k = 0; k < state.size(); ++k) block.state[k] = block.new_state[k] = &state[k];
     for (uint64_t update = 1; update <= push_->version; ++update) {
       UpdateContext context = {.update = update, .hyperparameters = hyperparameters_};
@@ -177,7 +177,7 @@ class Kernels {
         hyperparameters_(DefaultHyperparameters(optimizer)),
         threads_(static_cast<size_t>(threads)),
         part_(static_cast<size_t>(elements) / threads_),
-        gradient_(part_ * threads_, kGradient),
+        gradient_(part_ * threads_, kSmallGradient),
         weights_(gradient_.size()),
         pool_(threads) {
     for (int k = 0; k < optimizer_->state_tensors(); ++k) {
