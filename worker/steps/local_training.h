@@ -41,8 +41,8 @@ class LocalTraining {
   // forward pass includes loading the batch.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
-  // One step of the optimizer: x from x and gradients(), which are clipped as the policy says, at the schedule's position
-  // after the batches before. The time is added to the backward pass.
+  // One step of the optimizer: x from x and gradients(), which are clipped as the policy says, at the schedule's
+  // position after the batches before. The time is added to the backward pass.
   void Apply(StepResult& result);
   // A batch has been used, whether it had samples or not, and whatever was made of its gradient. Nobody tells how far
   // the others have come meanwhile; they are taken to be as fast.
