@@ -74,7 +74,8 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK((SharedSettings(other) != settings) == each.UsedBy(optimizer));
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
-    CHECK(settings.size() == used + 9);  // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards.
+    CHECK(settings.size() ==
+          used + 9);  // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards.
   }
   ServerOptions momentum;
   momentum.optimizer = "momentum";

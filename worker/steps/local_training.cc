@@ -113,8 +113,8 @@ void LocalTraining::Apply(StepResult& result) {
   const FlushSubnormals flush;
   ++updates_;
   Hyperparameters current = CurrentHyperparameters();
-  current.learning_rate = context_.exchanges.schedule().Scaled(
-      current.learning_rate, position_ + passed_ * context_.client.num_workers());
+  current.learning_rate =
+      context_.exchanges.schedule().Scaled(current.learning_rate, position_ + passed_ * context_.client.num_workers());
   ClipGradients(isa);
   for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
     OptimizerBlock block = {.elements = weights_[tensor].size(),
