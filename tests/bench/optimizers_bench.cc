@@ -140,6 +140,7 @@ class ShardUpdates {
  private:
   std::vector<float> InitialState() const {
     std::vector<float> state;
+    state.reserve(static_cast<size_t>(optimizer_->state_tensors()));
     for (int k = 0; k < optimizer_->state_tensors(); ++k) {
       state.push_back(optimizer_->InitialState(k, hyperparameters_));
     }
