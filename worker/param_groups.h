@@ -23,8 +23,9 @@ struct ParamGroup {
 absl::StatusOr<std::vector<ParamGroup>> ParseParamGroups(const std::string& text);
 
 // Sets the factors of the layout's tensors. Without `decay_biases` the weight decay's is 0 for tensors of fewer than
-// two dimensions. Of the groups that a tensor is in, the last one counts, for what it names. INVALID_ARGUMENT, naming
-// --param_groups, for a factor out of range and for each pattern that matches no tensor.
+// two dimensions. Of the groups that a tensor is in, only the last one counts: a factor that it does not name is as if
+// there were no group. INVALID_ARGUMENT, naming --param_groups, for a factor out of range and for each pattern that
+// matches no tensor.
 absl::StatusOr<Layout> WithFactors(Layout layout, const std::vector<ParamGroup>& groups, bool decay_biases);
 
 }  // namespace ps
