@@ -41,6 +41,7 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   }
   if (job.phase() != v1::PHASE_RUNNING) return "";
   if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) return blocked;
+  if (const std::string measured = job.norms().WaitingFor(); !measured.empty()) return measured;
   const std::vector<uint32_t> ranks = members.LowestStep();
   if (ranks.empty() && !job.lead_left() && members.Lead() != nullptr) {
     return absl::StrCat("all workers are done: waiting for ", members.Lead()->ToString(), " to evaluate and leave");

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status.h"
 
@@ -40,16 +41,19 @@ std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> b
 NormTotals::Round* NormTotals::Find(const v1::NormRound& which) {
   if (which.version() > 0) {
     if (which.version() <= applied_) return nullptr;
-    return &of_versions_[{which.version(), static_cast<int>(which.kind())}];
+    Round& round = of_versions_[{which.version(), static_cast<int>(which.kind())}];
+    round.which = which;
+    return &round;
   }
   const auto owner = members_.find(which.rank());
   // The shard will drop it when it knows the view.
   if (owner == members_.end() || owner->second.incarnation != which.incarnation()) return nullptr;
   Round& round = of_pushes_[which.rank()];
-  if (round.incarnation == which.incarnation() && round.step == which.step()) return &round;
-  const bool older = round.incarnation == which.incarnation() && which.step() < round.step;
-  if (older) return nullptr;
-  round = {.incarnation = which.incarnation(), .step = which.step(), .sums = {}, .told = {}};
+  if (round.which.incarnation() == which.incarnation()) {
+    if (which.step() < round.which.step()) return nullptr;
+    if (which.step() == round.which.step()) return &round;
+  }
+  round = {.which = which, .sums = {}, .told = {}};
   return &round;
 }
 
@@ -70,15 +74,15 @@ absl::StatusOr<std::optional<v1::NormTotals>> NormTotals::OnSums(uint32_t shard,
   } else {
     round->sums[shard] = sums;
     if (round->sums.size() < num_shards_) return std::nullopt;
-    round->told = AddUp(*round, sums.round(), plan);
+    round->told = AddUp(*round, plan);
   }
   round->sums.clear();
   return round->told;
 }
 
-v1::NormTotals NormTotals::AddUp(const Round& round, const v1::NormRound& which, const SlicePlan& plan) const {
+v1::NormTotals NormTotals::AddUp(const Round& round, const SlicePlan& plan) const {
   v1::NormTotals totals;
-  *totals.mutable_round() = which;
+  *totals.mutable_round() = round.which;
   const auto add_up = [&](const Squares& (v1::NormSums::*get)() const, Squares* out) {
     std::vector<double> by_slice(plan.slices().size());
     for (const auto& [shard, sums] : round.sums) {
@@ -91,7 +95,7 @@ v1::NormTotals NormTotals::AddUp(const Round& round, const v1::NormRound& which,
     out->Add(by_tensor.begin(), by_tensor.end());
   };
   add_up(&v1::NormSums::squares, totals.mutable_squares());
-  if (which.kind() == v1::NormRound::UPDATE) {
+  if (round.which.kind() == v1::NormRound::UPDATE) {
     add_up(&v1::NormSums::weight_squares, totals.mutable_weight_squares());
   }
   return totals;
@@ -106,8 +110,27 @@ void NormTotals::SetMembers(const ModeMembers& members) {
   members_ = members;
   std::erase_if(of_pushes_, [&](const auto& entry) {
     const auto owner = members.find(entry.first);
-    return owner == members.end() || owner->second.incarnation != entry.second.incarnation;
+    return owner == members.end() || owner->second.incarnation != entry.second.which.incarnation();
   });
+}
+
+std::string NormTotals::WaitingFor() const {
+  const auto describe = [this](const Round& round) -> std::string {
+    if (round.told.has_value() || round.sums.empty()) return "";
+    std::vector<uint32_t> missing;
+    for (uint32_t shard = 0; shard < num_shards_; ++shard) {
+      if (!round.sums.contains(shard)) missing.push_back(shard);
+    }
+    return absl::StrCat(RoundName(round.which), ": waiting for shard ", absl::StrJoin(missing, ", "),
+                        " to measure its slices");
+  };
+  for (const auto& [key, round] : of_versions_) {
+    if (std::string text = describe(round); !text.empty()) return text;
+  }
+  for (const auto& [rank, round] : of_pushes_) {
+    if (std::string text = describe(round); !text.empty()) return text;
+  }
+  return "";
 }
 
 }  // namespace ps

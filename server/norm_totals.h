@@ -14,6 +14,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,19 +40,22 @@ class NormTotals {
   // Who takes part from now on: pushes of others are forgotten, whatever is known of them.
   void SetMembers(const ModeMembers& members);
 
+  // "version 7: waiting for shard 2 to measure its slices": of the first round that some shards have sent their sums
+  // of, and others not; empty without any.
+  std::string WaitingFor() const;
+
   size_t rounds() const { return of_versions_.size() + of_pushes_.size(); }
 
  private:
   struct Round {
-    uint64_t incarnation = 0;  // Of a push, as is the next.
-    uint64_t step = 0;
+    v1::NormRound which;
     std::map<uint32_t, v1::NormSums> sums;  // By shard.
     std::optional<v1::NormTotals> told;
   };
 
   // Where the sums of this round are gathered; null: nobody needs them any more.
   Round* Find(const v1::NormRound& round);
-  v1::NormTotals AddUp(const Round& round, const v1::NormRound& which, const SlicePlan& plan) const;
+  v1::NormTotals AddUp(const Round& round, const SlicePlan& plan) const;
 
   const uint32_t num_shards_;
   ModeMembers members_;

@@ -1,6 +1,7 @@
 #include "server/reduce.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 
 #include "common/clipping.h"
@@ -88,6 +89,23 @@ void ClippedGradient(const VersionInput& version, size_t begin, const OptimizerB
   if (version.clip_factor != 1) Scale(sum, block.elements, version.clip_factor, isa);
 }
 
+// Whether the gradient is one push's, and taken as it is.
+bool TakenAsItIs(const VersionInput& version) {
+  return version.terms.size() == 1 && version.terms.front().coefficient == 1 && version.delay_compensation == 0 &&
+         !version.clip_value.has_value() && version.clip_factor == 1;
+}
+
+// The block's gradient: where it was received, if it can be read there, else in `sum`.
+const float* GradientOf(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum) {
+  if (TakenAsItIs(version)) {
+    const uint8_t* const received = version.terms.front().gradient->Contiguous(
+        begin * sizeof(float), block.elements * sizeof(float), reinterpret_cast<uint8_t*>(sum));
+    if (reinterpret_cast<uintptr_t>(received) % alignof(float) == 0) return reinterpret_cast<const float*>(received);
+  }
+  ClippedGradient(version, begin, block, isa, sum);
+  return sum;
+}
+
 }  // namespace
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
@@ -97,9 +115,8 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
   bool finite = true;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
-    block.gradient = &sum[0];
     for (const VersionInput& version : versions) {
-      ClippedGradient(version, begin, block, isa, &sum[0]);
+      block.gradient = GradientOf(version, begin, block, isa, &sum[0]);
       optimizer.Apply(block, version.context, isa);
       block.weights = block.new_weights;  // The next version is made of this one.
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
@@ -116,8 +133,7 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
   TrustSquares total;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
-    block.gradient = &sum[0];
-    ClippedGradient(version, begin, block, isa, &sum[0]);
+    block.gradient = GradientOf(version, begin, block, isa, &sum[0]);
     const TrustSquares squares = optimizer.Measure(block, version.context, isa);
     total.weights += squares.weights;
     total.update += squares.update;

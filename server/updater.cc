@@ -272,7 +272,8 @@ std::string Updater::Update::NotFinite() const {
       versions.size() == 1 ? absl::StrCat("version ", context.update)
                            : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
   return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite).name,
-                      " are not finite; --learning_rate=", context.hyperparameters.learning_rate, " may be too large");
+                      " are not finite; the learning rate, ", context.hyperparameters.learning_rate,
+                      ", may be too large (--learning_rate)");
 }
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {

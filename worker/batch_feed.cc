@@ -1,6 +1,6 @@
 #include "worker/batch_feed.h"
 
-#include <utility>
+#include <optional>
 
 #include "common/clock.h"
 #include "common/status.h"
@@ -59,7 +59,10 @@ int64_t BatchFeed::next_place() const {
 }
 
 void BatchFeed::SkipTo(uint64_t step) {
-  if (!source_.SkipTo(static_cast<int64_t>(step))) return;
+  const std::optional<int64_t> jumped_over = source_.SkipTo(static_cast<int64_t>(step));
+  if (!jumped_over.has_value()) return;
+  jumped_over_ += *jumped_over;
+  if (next_.has_value()) jumped_over_ += static_cast<int64_t>(next_->plan.indices.size());
   next_.reset();
   is_loaded_ = false;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,6 +38,8 @@ class BatchFeed {
   void Finished(const TrainingBatch& batch) { source_.Finished(batch.taken); }
   // The job has gone on to this step without the worker.
   void SkipTo(uint64_t step);
+  // The samples of batches that it has jumped over since the last call. They count as passed: schedules go by it.
+  int64_t TakeJumpedOver() { return std::exchange(jumped_over_, 0); }
 
   // The place of the batch that follows, after Peek; where there is none, of the budget's end.
   int64_t next_place() const;
@@ -54,6 +57,7 @@ class BatchFeed {
   bool is_loaded_ = false;
   int64_t taken_ = 0;
   double loading_s_ = 0;  // Of `next_`.
+  int64_t jumped_over_ = 0;
 };
 
 }  // namespace ps

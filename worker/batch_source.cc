@@ -17,9 +17,11 @@ class FixedShare final : public BatchSource {
     return NextBatch{.kind = NextBatch::Kind::kBatch, .plan = sampler_.Batch(next_++)};
   }
   void Finished(int64_t /*batches*/) override {}
-  bool SkipTo(int64_t step) override {
+  std::optional<int64_t> SkipTo(int64_t step) override {
+    int64_t samples = 0;
+    for (int64_t batch = next_; batch < std::min(step, total_); ++batch) samples += sampler_.SamplesOf(batch);
     next_ = step;
-    return true;
+    return samples;
   }
   int64_t batch_size() const override { return sampler_.batch_size(); }
   int64_t batches_per_epoch() const override { return sampler_.steps_per_epoch(); }

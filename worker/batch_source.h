@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "worker/data/sampler.h"
@@ -35,9 +36,10 @@ class BatchSource {
   virtual void Finished(int64_t batches) = 0;
 
   // The job has gone on to `step` without this worker (a push was STALE and named the step to continue at). Where each
-  // step has its batch, that of this step is next, even if one was taken that was not trained on yet; then true: the
-  // caller drops that one. Else false, and nothing has changed.
-  virtual bool SkipTo(int64_t step) = 0;
+  // step has its batch, that of this step is next, even if one was taken that was not trained on yet: the caller drops
+  // that one. Returns how many samples the batches have that are jumped over and were not taken; nullopt where steps
+  // have no batches of their own: nothing has changed.
+  virtual std::optional<int64_t> SkipTo(int64_t step) = 0;
 
   // Samples of a batch, but for an epoch's last.
   virtual int64_t batch_size() const = 0;

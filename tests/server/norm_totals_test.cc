@@ -149,5 +149,20 @@ TEST_CASE("Sums that are not those of the shard's slices are refused with the sh
   CHECK(totals.rounds() == 0);
 }
 
+TEST_CASE("Who a round waits for is named, from the first sums to the last, and of pushes by rank and step") {
+  const SlicePlan plan(kModel, 3);
+  NormTotals totals(3);
+  totals.SetMembers({{4, {.incarnation = 1}}});
+  CHECK(totals.WaitingFor().empty());
+  Send(totals, plan, 1, SumsOf(plan, 1, PushRound(4, 6)));
+  CHECK(totals.WaitingFor() == "rank 4, step 6: waiting for shard 0, 2 to measure its slices");
+  Send(totals, plan, 0, SumsOf(plan, 0, Version(7)));
+  Send(totals, plan, 1, SumsOf(plan, 1, Version(7)));
+  CHECK(totals.WaitingFor() == "version 7: waiting for shard 2 to measure its slices");
+  Send(totals, plan, 2, SumsOf(plan, 2, Version(7)));
+  Send(totals, plan, 0, Refusal(PushRound(4, 6)));
+  CHECK(totals.WaitingFor().empty());
+}
+
 }  // namespace
 }  // namespace ps

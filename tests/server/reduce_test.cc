@@ -95,6 +95,29 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
   }
 }
 
+TEST_CASE("The gradient of one push has the same bits whether it lies in one piece, at an odd address, or in many") {
+  std::mt19937 random(8);
+  const size_t count = 2 * 4096 + 5;
+  const std::vector<float> weights = RandomFloats(count, random), gradient = RandomFloats(count, random);
+  std::vector<float> expected(count);
+  for (size_t i = 0; i < count; ++i) expected[i] = weights[i] - 0.5F * gradient[i];
+  const auto* bytes = reinterpret_cast<const uint8_t*>(gradient.data());
+  std::vector<uint8_t> odd(4 * count + 1);
+  std::copy_n(bytes, 4 * count, odd.begin() + 1);
+  const Scattered scattered(gradient, random);
+  const Payload whole({Piece(bytes, 4 * count)}, nullptr), at_odd({Piece(odd.data() + 1, 4 * count)}, nullptr);
+  const auto sgd = MakeSgd();
+  for (const Payload* payload : {&whole, &at_odd, &scattered.payload}) {
+    VersionInput version;
+    version.terms = {{.gradient = payload, .coefficient = 1}};
+    version.context = {.hyperparameters = {.learning_rate = 0.5F}};
+    std::vector<float> w = weights;
+    CHECK(ReduceAndApply({{version}}, {.elements = count, .weights = w.data(), .new_weights = w.data()}, *sgd,
+                         BestIsa()));
+    CHECK(w == expected);
+  }
+}
+
 TEST_CASE("Versions applied in one pass have the bits of as many passes, also with delay compensation") {
   std::mt19937 random(5);
   std::uniform_real_distribution<float> uniform(-1, 1);

@@ -212,7 +212,7 @@ TEST_CASE("Weights that are not finite are not published, and the tensor is name
     REQUIRE(ended.has_value());
     CHECK(ended->outcome == Outcome::kNotFinite);
     CHECK(ended->update->NotFinite() ==
-          "version 1: the weights of tensor b are not finite; --learning_rate=1 may be too large");
+          "version 1: the weights of tensor b are not finite; the learning rate, 1, may be too large (--learning_rate)");
     CHECK(bench.parameters_.version() == 0);
     CHECK(bench.updater_.ruined() == !pinned);  // In place there is nothing left to read.
   }

@@ -132,7 +132,7 @@ TEST_CASE("a budget of steps is as many runs for each worker, and a full batch o
   CHECK(source->total_batches() == 6);
   CHECK(source->batches_per_epoch() == 3);
   CHECK(source->own_batches_per_epoch() == 1.5);
-  CHECK_FALSE(source->SkipTo(4));
+  CHECK(source->SkipTo(4) == std::nullopt);
   const auto full = MakeHandedOutRuns({.samples = 9, .batch_size = 0, .num_workers = 2});
   REQUIRE(full.ok());
   CHECK((*full)->batch_size() == 5);

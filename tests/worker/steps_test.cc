@@ -48,9 +48,10 @@ class TestSource final : public BatchSource {
     return next;
   }
   void Finished(int64_t batches) override { finished = batches; }
-  bool SkipTo(int64_t step) override {
-    next_ = static_cast<int>(std::min(step, static_cast<int64_t>(sizes_.size())));
-    return true;
+  std::optional<int64_t> SkipTo(int64_t step) override {
+    int64_t samples = 0;
+    for (; next_ < std::min<int64_t>(step, std::ssize(sizes_)); ++next_) samples += sizes_[static_cast<size_t>(next_)];
+    return samples;
   }
   int64_t batch_size() const override { return 4; }
   int64_t batches_per_epoch() const override { return 100; }

@@ -50,14 +50,21 @@ void Sampler::Permute(int64_t epoch) {
   permuted_epoch_ = epoch;
 }
 
+Sampler::Share Sampler::ShareOf(int64_t step) const {
+  Share share;
+  share.start = step % steps_per_epoch_ * global_batch_;
+  share.global_samples = std::min(global_batch_, options_.samples - share.start);
+  share.begin = std::min(options_.rank * batch_size_, share.global_samples);
+  share.end = std::min(share.begin + batch_size_, share.global_samples);
+  return share;
+}
+
 BatchPlan Sampler::Batch(int64_t step) {
+  const auto [start, global_samples, begin, end] = ShareOf(step);
   BatchPlan plan;
   plan.epoch = step / steps_per_epoch_;
   plan.epoch_step = step % steps_per_epoch_;
-  const int64_t start = plan.epoch_step * global_batch_;
-  plan.global_samples = std::min(global_batch_, options_.samples - start);
-  const int64_t begin = std::min(options_.rank * batch_size_, plan.global_samples);
-  const int64_t end = std::min(begin + batch_size_, plan.global_samples);
+  plan.global_samples = global_samples;
   plan.indices.resize(static_cast<size_t>(end - begin));
   if (!options_.shuffle) {
     std::iota(plan.indices.begin(), plan.indices.end(), static_cast<int32_t>(start + begin));

@@ -41,9 +41,21 @@ class Sampler {
 
   // `step` counts from 0 over all epochs.
   BatchPlan Batch(int64_t step);
+  // How many samples of it are this rank's.
+  int64_t SamplesOf(int64_t step) const { return ShareOf(step).end - ShareOf(step).begin; }
 
  private:
+  // Of a step's global batch: where it starts in the epoch, its samples, and which of them are this rank's.
+  struct Share {
+    int64_t start = 0;
+    int64_t global_samples = 0;
+    int64_t begin = 0;
+    int64_t end = 0;
+  };
+
   explicit Sampler(const SamplerOptions& options);
+
+  Share ShareOf(int64_t step) const;
 
   // Makes permutation_ that of `epoch`.
   void Permute(int64_t epoch);

@@ -25,7 +25,8 @@ class PushGradients final : public Steps {
  private:
   absl::Status Compute(const TrainingBatch& batch);
   void Start(uint32_t samples, bool deferred) {
-    context_.exchanges.Start(samples, PushContribution::kGradient, gradients_, weights_, deferred);
+    const uint64_t passed = samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
+    context_.exchanges.Start(samples, PushContribution::kGradient, gradients_, weights_, deferred, passed);
   }
 
   StepsContext context_;
