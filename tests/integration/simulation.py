@@ -109,6 +109,16 @@ def mean(terms):
     return result
 
 
+def after_warmup(decay, warmup, length):
+    """The factor of the learning rate by position, in samples: it rises to 1 where the warm-up ends; from there it is
+    decay(x), with x from 0 to 1 at `length`, and decay(1) from then on."""
+    def factor(position):
+        if position < warmup:
+            return position / warmup
+        return decay(min(1, (position - warmup) / (length - warmup)))
+    return factor
+
+
 def minus(a, b):
     return [p - q for p, q in zip(a, b)]
 
