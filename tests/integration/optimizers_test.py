@@ -49,6 +49,16 @@ class AdamW(Adam):
         return w - rate * decay * w - rate * self.direction(g)
 
 
+class Lamb(Adam):
+    """You et al., 2020, algorithm 2."""
+
+    def step(self, w, g, rate, decay):
+        update = self.direction(g) + decay * w
+        norms = np.linalg.norm(w), np.linalg.norm(update)
+        trust_ratio = norms[0] / norms[1] if all(norms) else 1.0
+        return w - rate * trust_ratio * update
+
+
 # ---- Schedules: the factor of the learning rate by position, in samples, and the flags. Jobs go on after the lengths.
 
 def step_down(position):
@@ -60,6 +70,9 @@ COSINE = (after_warmup(lambda x: 0.1 + 0.9 * (1 + np.cos(np.pi * x)) / 2, 10 * S
 STEP = step_down, ["--schedule=step", "--schedule_step=15epochs", "--schedule_gamma=0.5"]
 LINEAR = (after_warmup(lambda x: 1 - 0.8 * x, 0, 2500),
           ["--schedule=linear", "--schedule_length=2500samples", "--schedule_end=0.2"])
+POLYNOMIAL = (after_warmup(lambda x: 0.05 + 0.95 * (1 - x)**2, 100, 3000),
+              ["--schedule=polynomial", "--warmup=100samples", "--schedule_length=3000samples", "--schedule_end=0.05",
+               "--schedule_power=2"])
 
 
 # ---- Clipping: what becomes of the gradients of all tensors before the optimizer sees them
@@ -171,4 +184,9 @@ def adamw(build, folder):
           {"clip_tensor_norm": 0.3})
 
 
-run_cases((nesterov, adam, adamw))
+def lamb(build, folder):
+    check(build, folder, "lamb", lambda shape: Lamb(shape, 0.9, 0.999, 1e-6), 0.02, 0.1, LAST_COUNTS, POLYNOMIAL,
+          {"clip_norm": 0.4})
+
+
+run_cases((nesterov, adam, adamw, lamb))
