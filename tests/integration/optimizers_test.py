@@ -6,13 +6,12 @@ those that it ends with, up to what float32 rounds off.
 
 Skipped (a line that begins with SKIPPED:) where NumPy is not there.
 """
+import collections
 import fnmatch
 import functools
 
-from simulation import (NAMES, SAMPLES, TOLERANCE, Problem, after_warmup, apart, check_same, make_weights, mean, np,
-                        run_cases, train, zeros)
-
-STEPS = 200
+from simulation import (NAMES, SAMPLES, TOLERANCE, WIDTHS, Problem, after_warmup, apart, check_same, make_weights, mean, np,
+                        run_cases, train)
 
 
 # ---- The definitions. An optimizer keeps the state of one tensor; a step returns the tensor's next weights.
@@ -123,17 +122,17 @@ class Groups:
         self.flags = [f"--param_groups={text}", f"--decay_biases={str(decay_biases).lower()}"]
 
 
-def simulate(problem, make_optimizer, rate, decay, groups, schedule, clip):
-    """The weights after STEPS steps on the mean gradients of all ranks, each with the rate times schedule(samples passed
+def simulate(problem, steps, make_optimizer, rate, decay, groups, schedule, clip):
+    """The weights after so many steps on the mean gradients of all ranks, each with the rate times schedule(samples passed
     before it)."""
-    weights = [weight.astype(float) for weight in make_weights()]
+    weights = [weight.astype(float) for weight in make_weights(problem.widths)]
     optimizers = [make_optimizer(weight.shape) for weight in weights]
     passed = 0
-    for step in range(STEPS):
+    for step in range(steps):
         terms = []
         for rank in range(problem.workers):
             indices = problem.indices(rank, step)
-            terms.append((problem.gradient(weights, indices) if indices else zeros(), len(indices)))
+            terms.append((problem.gradient(weights, indices) if indices else None, len(indices)))
         gradients, scheduled = clip(mean(terms)), rate * schedule(passed)
         passed += sum(samples for _, samples in terms)
         weights = [optimizer.step(w, g, scheduled * rate_factor, decay * decay_factor) for optimizer, w, g,
@@ -148,25 +147,30 @@ BIASES_ALONE = Groups([("layer?.bias", {"learning_rate": 0.25}), ("layer1.*", {"
 LAST_COUNTS = Groups([("*", {"learning_rate": 0.5, "weight_decay": 3}), ("*0.weight", {"learning_rate": 1.5})],
                      decay_biases=True)
 
+Job = collections.namedtuple("Job", "mode workers batch shards steps widths")
+# With 1 and 3 servers, in bsp; and with one worker that takes the steps itself, which local_sgd then averages.
+JOBS = (Job("bsp", 2, 11, 1, 200, WIDTHS), Job("bsp", 3, 7, 3, 200, WIDTHS), Job("local_sgd", 1, 22, 1, 200, WIDTHS))
+# Both matrices are so large that each is cut into two slices, which two servers hold.
+OF_SLICES = Job("bsp", 3, 7, 3, 12, (4, 100_000, 3))
 
-def check(build, folder, name, make_optimizer, rate, decay, groups, schedule, limits, flags=()):
-    """With 1 and 3 servers, in bsp; and with one worker that takes the steps itself, which local_sgd then averages."""
+
+def check(build, folder, name, make_optimizer, rate, decay, groups, schedule, limits, flags=(), jobs=JOBS):
     factor, schedule_flags = schedule
-    for workers, batch, shards, mode in ((2, 11, 1, "bsp"), (3, 7, 3, "bsp"), (1, 22, 1, "local_sgd")):
-        problem, clip = Problem(workers, batch), Clip(limits)
-        mode_flags = ["--mode=local_sgd", "--local_steps=7"] if mode == "local_sgd" else ["--mode=bsp"]
-        weights, _ = train(build, folder, problem, STEPS, shards,
-                           [f"--optimizer={name}", f"--learning_rate={rate}", f"--weight_decay={decay}", *mode_flags,
-                            *schedule_flags, *clip.flags, *flags], groups.flags)
-        end = functools.partial(simulate, problem, make_optimizer, rate, decay, groups)
+    for job in jobs:
+        problem, clip = Problem(job.workers, job.batch, job.widths), Clip(limits)
+        mode_flags = ["--local_steps=7"] if job.mode == "local_sgd" else []
+        weights, _ = train(build, folder, problem, job.steps, job.shards,
+                           [f"--mode={job.mode}", *mode_flags, f"--optimizer={name}", f"--learning_rate={rate}",
+                            f"--weight_decay={decay}", *schedule_flags, *clip.flags, *flags], groups.flags)
+        end = functools.partial(simulate, problem, job.steps, make_optimizer, rate, decay, groups)
         expected = end(factor, clip)
-        check_same(f"{name}, {mode}, {workers} workers, {shards} servers", weights, expected)
+        check_same(f"{name}, {job.mode}, {job.workers} workers, {job.shards} servers", weights, expected, job.widths)
         # Each limit matters, but not always; and without it, or without the schedule, the weights would end elsewhere.
-        assert all(0.2 < effects / STEPS < 0.8 for effects in clip.effects.values()), clip.effects
+        assert all(0.2 < effects / job.steps < 0.8 for effects in clip.effects.values()), clip.effects
         others = [end(lambda _: 1.0, Clip(limits))]
         others += [end(factor, Clip({kept: limits[kept] for kept in limits if kept != left_out})) for left_out in limits]
         for other in others:
-            assert apart(other, expected) > 100 * TOLERANCE * apart(expected, make_weights())
+            assert apart(other, expected) > 100 * TOLERANCE * apart(expected, make_weights(job.widths))
 
 
 def nesterov(build, folder):
@@ -189,4 +193,9 @@ def lamb(build, folder):
           {"clip_norm": 0.4})
 
 
-run_cases((nesterov, adam, adamw, lamb))
+def lamb_of_slices(build, folder):
+    check(build, folder, "lamb", lambda shape: Lamb(shape, 0.9, 0.999, 1e-6), 0.002, 0.1, LAST_COUNTS, POLYNOMIAL,
+          {"clip_tensor_norm": 35}, jobs=[OF_SLICES])
+
+
+run_cases((nesterov, adam, adamw, lamb, lamb_of_slices))
