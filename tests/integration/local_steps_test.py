@@ -7,8 +7,8 @@ Skipped (a line that begins with SKIPPED:) where NumPy is not there.
 """
 import itertools
 
-from simulation import (SAMPLES, Problem, apart, check_same, make_weights, mean, minus, np, plus, run_cases, train,
-                        zeros)
+from simulation import (SAMPLES, Problem, after_warmup, apart, check_same, make_weights, mean, minus, np, plus,
+                        run_cases, train, zeros)
 
 RATE, MOMENTUM, DECAY = 0.05, 0.8, 0.01
 
@@ -28,15 +28,6 @@ class Optimizer:
 
 def constant(_position):
     return 1.0
-
-
-def cosine(warmup, length):
-    """The factor of the learning rate by position, in samples: a warm-up, then PyTorch's CosineAnnealingLR."""
-    def factor(position):
-        if position < warmup:
-            return position / warmup
-        return (1 + np.cos(np.pi * min(1, (position - warmup) / (length - warmup)))) / 2
-    return factor
 
 
 class Worker:
@@ -186,7 +177,7 @@ def easgd(build, folder):
 def schedules(build, folder):
     """bsp, local_sgd and local_sgd of gradients with a schedule that ends before the job does."""
     flags = ["--schedule=cosine", "--warmup=0.5epochs", f"--schedule_length={4 * SAMPLES}samples"]
-    schedule = cosine(SAMPLES / 2, 4 * SAMPLES)
+    schedule = after_warmup(lambda x: (1 + np.cos(np.pi * x)) / 2, SAMPLES / 2, 4 * SAMPLES)
     problem = Problem(2, 16)
     for shards in (1, 3):
         weights, lines = train(build, folder, problem, 11, shards,

@@ -32,12 +32,12 @@ def make_data():
     return (centres[labels] + random.normal(size=(SAMPLES, WIDTHS[0]))).astype(np.float32), labels
 
 
-def make_weights():
+def make_weights(widths=WIDTHS):
     """[weight 0, bias 0, weight 1, bias 1], float32; a layer computes x W^T + b."""
     random = np.random.default_rng(3)
     weights = []
-    for inputs, outputs in zip(WIDTHS, WIDTHS[1:]):
-        weights.append(random.normal(scale=0.5, size=(outputs, inputs)).astype(np.float32))
+    for inputs, outputs in zip(widths, widths[1:]):
+        weights.append(random.normal(scale=inputs**-0.5, size=(outputs, inputs)).astype(np.float32))
         weights.append(random.normal(scale=0.1, size=outputs).astype(np.float32))
     return weights
 
@@ -71,9 +71,9 @@ def read_safetensors(path):
 class Problem:
     """The mean softmax cross-entropy of a network with one tanh layer on each batch of each rank."""
 
-    def __init__(self, workers, batch):
+    def __init__(self, workers, batch, widths=WIDTHS):
         self.x, self.labels = make_data()
-        self.workers, self.batch = workers, batch
+        self.workers, self.batch, self.widths = workers, batch, widths
         self.per_epoch = -(-SAMPLES // (workers * batch))
 
     def indices(self, rank, number):
@@ -102,11 +102,21 @@ def zeros():
 def mean(terms):
     """Of [(tensors, samples)], weighted by samples."""
     total = sum(samples for _, samples in terms)
-    result = zeros()
+    result = [0.0] * len(NAMES)
     for tensors, samples in terms:
         if samples:
             result = [r + samples / total * t for r, t in zip(result, tensors)]
     return result
+
+
+def after_warmup(decay, warmup, length):
+    """The factor of the learning rate by position, in samples: it rises to 1 where the warm-up ends; from there it is
+    decay(x), with x from 0 to 1 at `length`, and decay(1) from then on."""
+    def factor(position):
+        if position < warmup:
+            return position / warmup
+        return decay(min(1, (position - warmup) / (length - warmup)))
+    return factor
 
 
 def minus(a, b):
@@ -126,7 +136,7 @@ def start(log, *command):
 def train(build, folder, problem, steps, shards, server_flags, worker_flags=()):
     """Trains with the real programs; returns the final weights, and the servers' first metrics file's lines."""
     np.savetxt(folder / "train.csv", np.column_stack(make_data()), fmt=["%.9g"] * WIDTHS[0] + ["%d"], delimiter=",")
-    write_safetensors(folder / "init.safetensors", make_weights())
+    write_safetensors(folder / "init.safetensors", make_weights(problem.widths))
     final, metrics = folder / "final.safetensors", folder / "server-0.jsonl"
     started, addresses = [], []
     with open(folder / "log", "w+", encoding="utf-8") as log:
@@ -139,7 +149,7 @@ def train(build, folder, problem, steps, shards, server_flags, worker_flags=()):
                 addresses.append(started[-1].stdout.readline().removeprefix("listening on ").strip())
             for rank in range(problem.workers):
                 started.append(start(log, build / "bin/ps_worker", f"--server={addresses[0]}", f"--rank={rank}",
-                                     "--model=mlp:" + ",".join(map(str, WIDTHS)), "--activation=tanh",
+                                     "--model=mlp:" + ",".join(map(str, problem.widths)), "--activation=tanh",
                                      f"--dataset=csv:{folder}/train.csv,{folder}/train.csv", "--normalize=none",
                                      "--shuffle=false", f"--batch_size={problem.batch}", f"--steps={steps}",
                                      "--eval_every=0.3", f"--init_weights={folder}/init.safetensors",
@@ -159,11 +169,11 @@ def apart(a, b):
     return np.sqrt(sum(np.sum((x - y)**2) for x, y in zip(a, b, strict=True)))
 
 
-def check_same(name, weights, expected, tolerance=TOLERANCE):
-    moved = apart(expected, make_weights())
+def check_same(name, weights, expected, widths=WIDTHS):
+    moved = apart(expected, make_weights(widths))
     distance = apart(weights, expected) / moved
     print(f"{name}: the weights are {distance:.2g} of the distance that they moved away from the simulation's")
-    assert moved > 0.05 and distance < tolerance, (name, moved, distance)
+    assert moved > 0.05 and distance < TOLERANCE, (name, moved, distance)
 
 
 def run_cases(cases):
