@@ -165,8 +165,10 @@ absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, cons
     good = absl::SimpleAtod(number, &length.epochs) && length.epochs > 0 && length.epochs <= kMaxEpochs;
   }
   if (good) return length;
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", Printable(text, kMaxShownBytes),
-                                                 ": expected a length above 0, as in 600000samples or 0.5epochs"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", Printable(text, kMaxShownBytes),
+                   ": expected samples (a whole number, at most 2^60) or epochs (at most 1e6), above "
+                   "0, as in 600000samples or 0.5epochs"));
 }
 
 std::string ScheduleChoices() { return "constant, step, cosine, linear or polynomial"; }
@@ -240,8 +242,10 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
   Problems problems;
   ScheduleOptions options;
   const auto name = texts.find("schedule");
-  problems.Check(name != texts.end(), "expected schedule=" + ScheduleChoices() + ": it is replaced as a whole");
-  if (name != texts.end()) options.schedule = name->second;
+  if (name == texts.end()) {
+    return absl::InvalidArgumentError("expected schedule=" + ScheduleChoices() + ": it is replaced as a whole");
+  }
+  options.schedule = name->second;
   const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(options.schedule);
   for (const auto& [flag, text] : texts) {
     if (flag == "schedule") continue;
@@ -253,7 +257,10 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
     } else if (row->length != nullptr) {
       options.*row->length = text;
     } else {
-      problems.Check(absl::SimpleAtod(text, &(options.*row->number)), absl::StrCat(shown, ": expected a number"));
+      double value = 0;
+      const bool good = absl::SimpleAtod(text, &value);
+      problems.Check(good, absl::StrCat(shown, ": expected a number"));
+      if (good) options.*row->number = value;  // Else nothing else is said of it.
     }
   }
   ValidateSchedule(options, problems);

@@ -10,12 +10,13 @@
 namespace ps {
 
 bool HyperparameterRange::Contains(float value) const {
-  return std::isfinite(value) && (includes_low ? value >= low : value > low) && value < high;
+  return std::isfinite(value) && (includes_low ? value >= low : value > low && std::isnormal(value)) && value < high;
 }
 
 std::string HyperparameterRange::ToString() const {
-  return absl::StrCat(includes_low ? absl::StrCat(low, " or more") : absl::StrCat("a number above ", low),
-                      std::isfinite(high) ? absl::StrCat(", below ", high) : "");
+  return absl::StrCat(
+      includes_low ? absl::StrCat(low, " or more") : absl::StrCat("a number above ", low, " (at least 1.2e-38)"),
+      std::isfinite(high) ? absl::StrCat(", below ", high) : "");
 }
 
 bool HyperparameterInfo::UsedBy(const std::string& optimizer) const {

@@ -30,11 +30,11 @@ struct Hyperparameters {
 // Finite numbers from `low`, or only above it, to below `high`.
 struct HyperparameterRange {
   float low = 0;
-  bool includes_low = true;
+  bool includes_low = true;  // Else floats so small that the servers count them as 0 are no part of it either.
   float high = std::numeric_limits<float>::infinity();
 
   bool Contains(float value) const;
-  // "a number above 0", "0 or more, below 1".
+  // "a number above 0 (at least 1.2e-38)", "0 or more, below 1".
   std::string ToString() const;
 };
 

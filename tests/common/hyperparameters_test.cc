@@ -44,10 +44,10 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
     const char* message;
   };
   const Bad bad[] = {
-      {&Hyperparameters::learning_rate, 0, "--learning_rate=0: expected a number above 0"},
-      {&Hyperparameters::learning_rate, -1, "--learning_rate=-1: expected a number above 0"},
-      {&Hyperparameters::learning_rate, kInfinity, "--learning_rate=inf: expected a number above 0"},
-      {&Hyperparameters::learning_rate, kNan, "--learning_rate=nan: expected a number above 0"},
+      {&Hyperparameters::learning_rate, 0, "--learning_rate=0: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::learning_rate, -1, "--learning_rate=-1: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::learning_rate, kInfinity, "--learning_rate=inf: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::learning_rate, kNan, "--learning_rate=nan: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::momentum, 1, "--momentum=1: expected 0 or more, below 1"},
       {&Hyperparameters::momentum, -0.5F, "--momentum=-0.5: expected 0 or more, below 1"},
       {&Hyperparameters::momentum, kNan, "--momentum=nan: expected 0 or more, below 1"},
@@ -58,8 +58,8 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
       {&Hyperparameters::beta2, -0.1F, "--beta2=-0.1: expected 0 or more, below 1"},
       {&Hyperparameters::beta2, kNan, "--beta2=nan: expected 0 or more, below 1"},
       {&Hyperparameters::alpha, 2, "--alpha=2: expected 0 or more, below 1"},
-      {&Hyperparameters::eps, 0, "--eps=0: expected a number above 0"},
-      {&Hyperparameters::eps, kInfinity, "--eps=inf: expected a number above 0"},
+      {&Hyperparameters::eps, 0, "--eps=0: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::eps, kInfinity, "--eps=inf: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::initial_accumulator_value, -1, "--initial_accumulator_value=-1: expected 0 or more"},
       {&Hyperparameters::lr_decay, -1, "--lr_decay=-1: expected 0 or more"},
   };
@@ -80,7 +80,7 @@ TEST_CASE("A range holds its lower end only if it includes it, and never its upp
   CHECK_FALSE(range.Contains(0.25F));
   CHECK(range.Contains(0.375F));
   CHECK_FALSE(range.Contains(0.5F));
-  CHECK(range.ToString() == "a number above 0.25, below 0.5");
+  CHECK(range.ToString() == "a number above 0 (at least 1.2e-38).25, below 0.5");
 }
 
 TEST_CASE("Defaults are those of torch.optim, but for the learning rate of sgd and its kind") {

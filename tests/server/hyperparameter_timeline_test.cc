@@ -56,12 +56,12 @@ TEST_CASE("Every value that cannot be is named, with what can") {
   };
   CHECK(problems({}, "sgd") == "expected NAME=VALUE");
   CHECK(problems({{"learning_rate", -1}, {"nesterov", 1}, {"momentum", 0.5F}}, "sgd") ==
-        "learning_rate=-1: expected a number above 0\n"
+        "learning_rate=-1: expected a number above 0 (at least 1.2e-38)\n"
         "nesterov=1: there is no such hyperparameter; expected one of learning_rate, weight_decay\n"
         "momentum=0.5: not used by --optimizer=sgd; expected one of learning_rate, weight_decay");
   CHECK(problems({{"momentum", 0.5F}, {"momentum", 0.25F}}, "momentum") == "momentum=0.25: momentum is given twice");
   CHECK(problems({{"learning_rate", std::numeric_limits<float>::quiet_NaN()}}, "sgd") ==
-        "learning_rate=nan: expected a number above 0");
+        "learning_rate=nan: expected a number above 0 (at least 1.2e-38)");
   CHECK(problems({{"weight_decay", std::numeric_limits<float>::infinity()}}, "sgd") ==
         "weight_decay=inf: expected 0 or more");
   CHECK(problems({{"initial_accumulator_value", 1}, {"beta1", 0.5F}}, "adagrad") ==

@@ -1,0 +1,44 @@
+// How a process of this host tells another that there is something to look at: a counter in memory that both share.
+//
+// Whoever waits looks a few times before it sleeps (futex(2)), so that an answer that comes at once costs no system
+// call, and an idle process burns no core. The other side may be hostile: it can wake this one for nothing, or not at
+// all, but no wait is longer than its deadline.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/clock.h"
+
+namespace ps {
+
+// Lies in shared memory, all zero at first. Rung by one process and awaited by one thread of the other.
+struct Doorbell {
+  std::atomic<uint32_t> rings = 0;
+  std::atomic<uint32_t> sleeping = 0;  // The waiting side sleeps, or is about to.
+};
+static_assert(std::atomic<uint32_t>::is_always_lock_free, "processes share these");
+
+// What was written before is seen by whoever then sees the ring.
+void Ring(Doorbell& bell);
+
+// One side's wait for its bell. Used by one thread.
+class DoorbellWaiter {
+ public:
+  // The bell must outlive it. `looks`: how many times it looks, with a pause of the processor between, before it
+  // sleeps.
+  explicit DoorbellWaiter(Doorbell& bell, int looks = kDefaultLooks) : bell_(bell), looks_(looks) {}
+
+  // Waits until the bell has been rung since the last call. False when `deadline` came first. What must not be missed
+  // is looked for after the call, not before it: a ring while the caller is at work makes the next call return at once.
+  bool Wait(TimePoint deadline);
+
+  static constexpr int kDefaultLooks = 2000;
+
+ private:
+  Doorbell& bell_;
+  const int looks_;
+  uint32_t seen_ = 0;
+};
+
+}  // namespace ps

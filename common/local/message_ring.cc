@@ -1,0 +1,75 @@
+#include "common/local/message_ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace ps {
+namespace {
+
+using Length = uint32_t;
+constexpr size_t kAlignment = 8;
+
+size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+RingBytes::RingBytes(std::span<uint8_t> memory)
+    : header_(reinterpret_cast<MessageRing*>(memory.data())), data_(memory.subspan(sizeof(MessageRing))) {
+  Check(reinterpret_cast<uintptr_t>(memory.data()) % alignof(MessageRing) == 0, "a ring begins at a cache line");
+  Check(!data_.empty() && data_.size() % kAlignment == 0, "a ring has a multiple of 8 bytes");
+}
+
+void RingBytes::CopyIn(uint64_t at, const void* from, size_t size) const {
+  const size_t begin = at % data_.size();
+  const size_t before_end = std::min(size, data_.size() - begin);
+  std::memcpy(data_.data() + begin, from, before_end);
+  std::memcpy(data_.data(), static_cast<const uint8_t*>(from) + before_end, size - before_end);
+}
+
+void RingBytes::CopyOut(uint64_t at, void* to, size_t size) const {
+  const size_t begin = at % data_.size();
+  const size_t before_end = std::min(size, data_.size() - begin);
+  std::memcpy(to, data_.data() + begin, before_end);
+  std::memcpy(static_cast<uint8_t*>(to) + before_end, data_.data(), size - before_end);
+}
+
+absl::Status MessageWriter::Write(std::string_view message) {
+  const uint64_t read = ring_.header().read.load(std::memory_order_acquire);
+  const uint64_t held = written_ - read;  // Also if `read` is absurd, this is a number that is compared, and no index.
+  if (held > ring_.capacity()) return absl::InternalError("the reader of a message ring has read what was not written");
+  const size_t needed = sizeof(Length) + message.size();
+  if (message.size() > ring_.capacity() || RoundUp(needed) > ring_.capacity() - held) {
+    return absl::ResourceExhaustedError(absl::StrCat("no room for a message of ", message.size(),
+                                                     " bytes in a ring of ", ring_.capacity(), " of which ", held,
+                                                     " are taken"));
+  }
+  const auto length = static_cast<Length>(message.size());
+  ring_.CopyIn(written_, &length, sizeof(length));
+  ring_.CopyIn(written_ + sizeof(length), message.data(), message.size());
+  written_ += RoundUp(needed);
+  ring_.header().written.store(written_, std::memory_order_release);
+  Ring(ring_.header().bell);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> MessageReader::Read() {
+  const uint64_t written = ring_.header().written.load(std::memory_order_acquire);
+  const uint64_t held = written - read_;
+  if (held == 0) return std::nullopt;
+  Length length = 0;
+  if (held <= ring_.capacity() && held >= sizeof(length)) ring_.CopyOut(read_, &length, sizeof(length));
+  const size_t needed = RoundUp(sizeof(length) + length);
+  if (held > ring_.capacity() || needed > held) {
+    return absl::InternalError("the writer of a message ring has broken its rules");
+  }
+  std::string message(length, '\0');
+  ring_.CopyOut(read_ + sizeof(length), message.data(), length);
+  read_ += needed;
+  ring_.header().read.store(read_, std::memory_order_release);
+  return message;
+}
+
+}  // namespace ps

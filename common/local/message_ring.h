@@ -1,0 +1,78 @@
+// Messages from one process of this host to another, in memory that both share: a ring of bytes with one writer and one
+// reader, each with a count of the bytes that it has passed.
+//
+// Neither side trusts the other: a side keeps its own count to itself and only publishes it; the other's is checked
+// before it is used, and a message is copied out before it is looked at. A peer that breaks the rules is an error here,
+// never a read or write elsewhere.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/local/doorbell.h"
+
+namespace ps {
+
+// Where the ring lies: this header, then its bytes. All zero at first.
+struct MessageRing {
+  alignas(64) std::atomic<uint64_t> written = 0;  // By the writer, as is `read` by the reader.
+  alignas(64) std::atomic<uint64_t> read = 0;
+  alignas(64) Doorbell bell;  // Rung for the reader, after a message.
+
+  // Of a ring for so many bytes of messages, each of which takes up to 11 more.
+  static constexpr size_t SizeFor(size_t capacity) { return sizeof(MessageRing) + capacity; }
+};
+
+// A ring in this memory, which begins at a cache line and has a multiple of 8 bytes after the header.
+class RingBytes {
+ public:
+  explicit RingBytes(std::span<uint8_t> memory);
+  MessageRing& header() const { return *header_; }
+  size_t capacity() const { return data_.size(); }
+  // From this count on, around the end.
+  void CopyIn(uint64_t at, const void* from, size_t size) const;
+  void CopyOut(uint64_t at, void* to, size_t size) const;
+
+ private:
+  MessageRing* header_;
+  std::span<uint8_t> data_;
+};
+
+// Used by one thread at a time.
+class MessageWriter {
+ public:
+  explicit MessageWriter(std::span<uint8_t> memory) : ring_(memory) {}
+
+  // Publishes the message, and rings. RESOURCE_EXHAUSTED: there is no room for it until the reader has read more (or
+  // never, where it is larger than the ring); INTERNAL: the reader has broken the rules. Then nothing is written.
+  absl::Status Write(std::string_view message);
+
+ private:
+  const RingBytes ring_;
+  uint64_t written_ = 0;
+};
+
+// Used by one thread at a time.
+class MessageReader {
+ public:
+  explicit MessageReader(std::span<uint8_t> memory) : ring_(memory), waiter_(ring_.header().bell) {}
+
+  // The next message, if there is one. INTERNAL: the writer has broken the rules; it has from then on.
+  absl::StatusOr<std::optional<std::string>> Read();
+  // Waits for the writer's bell, which also rings without a message. As DoorbellWaiter.
+  bool Wait(TimePoint deadline) { return waiter_.Wait(deadline); }
+
+ private:
+  const RingBytes ring_;
+  DoorbellWaiter waiter_;
+  uint64_t read_ = 0;
+};
+
+}  // namespace ps
