@@ -324,7 +324,8 @@ StallReport::Situation ShardState::Situation(TimePoint now) const {
   situation.blocked_since = updater.blocked_since();
   if (situation.blocked_since.has_value()) situation.readers = parameters->DescribeReaders(now);
   if (!waiters.empty()) situation.step = mode->step();
-  situation.ranks = WaitingForRanks(now);
+  // Who has not pushed yet waits for this version itself, while other shards measure it.
+  if (!updater.awaits_totals().has_value()) situation.ranks = WaitingForRanks(now);
   return situation;
 }
 

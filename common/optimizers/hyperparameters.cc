@@ -14,9 +14,9 @@ bool HyperparameterRange::Contains(float value) const {
 }
 
 std::string HyperparameterRange::ToString() const {
-  return absl::StrCat(
-      includes_low ? absl::StrCat(low, " or more") : absl::StrCat("a number above ", low, " (at least 1.2e-38)"),
-      std::isfinite(high) ? absl::StrCat(", below ", high) : "");
+  return absl::StrCat(includes_low ? absl::StrCat(low, " or more")
+                                   : absl::StrCat("a number above ", low, low == 0 ? " (at least 1.2e-38)" : ""),
+                      std::isfinite(high) ? absl::StrCat(", below ", high) : "");
 }
 
 bool HyperparameterInfo::UsedBy(const std::string& optimizer) const {

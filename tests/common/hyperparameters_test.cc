@@ -45,6 +45,7 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
   };
   const Bad bad[] = {
       {&Hyperparameters::learning_rate, 0, "--learning_rate=0: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::eps, 1e-40F, "--eps=1e-40: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, -1, "--learning_rate=-1: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, kInfinity, "--learning_rate=inf: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, kNan, "--learning_rate=nan: expected a number above 0 (at least 1.2e-38)"},
@@ -80,7 +81,7 @@ TEST_CASE("A range holds its lower end only if it includes it, and never its upp
   CHECK_FALSE(range.Contains(0.25F));
   CHECK(range.Contains(0.375F));
   CHECK_FALSE(range.Contains(0.5F));
-  CHECK(range.ToString() == "a number above 0 (at least 1.2e-38).25, below 0.5");
+  CHECK(range.ToString() == "a number above 0.25, below 0.5");
 }
 
 TEST_CASE("Defaults are those of torch.optim, but for the learning rate of sgd and its kind") {

@@ -183,7 +183,7 @@ TEST_CASE("A schedule that is set is replaced as a whole, and every problem of i
                                       .status());
   for (const char* problem :
        {"schedule_gamma=0.5: --schedule=linear has no schedule_gamma", "schedule_end=low: expected a number",
-        "schedule_slope=1: --schedule=linear has no schedule_slope", "--schedule_length=10: expected a length"}) {
+        "schedule_slope=1: --schedule=linear has no schedule_slope", "--schedule_length=10: expected samples"}) {
     CAPTURE(bad);
     CHECK(bad.find(problem) != std::string::npos);
   }

@@ -88,7 +88,7 @@ TEST_CASE("A writer that lies about what it wrote is found out, and nothing outs
 }
 
 TEST_CASE("A reader that lies about what it read is found out, and nothing unread is overwritten") {
-  for (const uint64_t read : {uint64_t{9}, UINT64_MAX, UINT64_MAX - kCapacity}) {
+  for (const uint64_t read : {uint64_t{9}, UINT64_MAX - kCapacity}) {
     TestRing ring;
     REQUIRE(ring.writer.Write("a").ok());
     ring.header.read = read;
@@ -155,7 +155,9 @@ TEST_CASE("Another process is talked to, and after its death its last messages a
   REQUIRE(waitpid(child, &status, 0) == child);
   CHECK(WIFSIGNALED(status));
   CHECK(await() == "lastlast");
-  CHECK_FALSE(reader.Wait(Now() + std::chrono::milliseconds(1)));
+  const auto after = reader.Read();
+  REQUIRE(after.ok());
+  CHECK(*after == std::nullopt);
 }
 
 }  // namespace
