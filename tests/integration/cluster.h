@@ -7,10 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/clock.h"
-#include "common/sync.h"
 #include "server/server.h"
 #include "tests/catch.h"
+#include "tests/integration/events.h"
 #include "tests/temp_folder.h"
 #include "worker/trainer.h"
 
@@ -66,20 +65,8 @@ class Cluster {
 
   // The same while the servers write it, once there are so many.
   std::vector<nlohmann::json> WaitForEvents(const std::string& file, const std::string& event, size_t count) const {
-    Mutex mutex;
-    CondVar never;
-    MutexLock lock(mutex);
-    std::vector<nlohmann::json> events;
-    for (const TimePoint deadline = Now() + std::chrono::minutes(2); Now() < deadline && events.size() < count;) {
-      events.clear();
-      std::ifstream in(folder.File(file));
-      for (std::string line; std::getline(in, line);) {
-        nlohmann::json parsed = nlohmann::json::parse(line, /*cb=*/nullptr, /*allow_exceptions=*/false);
-        if (parsed.is_object() && parsed["event"] == event) events.push_back(std::move(parsed));
-      }
-      never.WaitUntil(mutex, Now() + std::chrono::milliseconds(20));
-    }
-    return events;
+    return ps::WaitForEvents(folder.File(file), count,
+                             [&](const nlohmann::json& each) { return each["event"] == event; });
   }
 
   TempFolder folder;

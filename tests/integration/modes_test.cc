@@ -5,20 +5,10 @@
 #include <vector>
 
 #include "common/status.h"
-#include "tests/integration/cluster.h"
+#include "tests/integration/scripted_job.h"
 
 namespace ps {
 namespace {
-
-const Layout kTensors = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
-
-std::vector<std::vector<float>> AllOf(float value) {
-  std::vector<std::vector<float>> tensors;
-  for (const TensorSpec& spec : kTensors) tensors.emplace_back(spec.elements(), value);
-  return tensors;
-}
-ConstTensors ReadOnly(const std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
-MutableTensors Writable(std::vector<std::vector<float>>& tensors) { return {tensors.begin(), tensors.end()}; }
 
 ServerOptions InMode(const ModeOptions& mode, uint32_t shards, uint32_t workers) {
   ServerOptions options;
@@ -97,65 +87,19 @@ void CheckPositions(const Cluster& cluster, uint32_t shards) {
   }
 }
 
-// Plays a job of three workers in backup, whose pushes come in this order: a rank pushes its next step, and its answer
-// is waited for where the version is made by it. Returns the hash.
+// The hash of a job of three workers in backup, of whose steps each is made by two.
 std::string PlayBackup(uint32_t shards, const ScheduleOptions& schedule = {}) {
   ServerOptions options = InMode({.name = "backup"}, shards, 3);
   options.schedule = schedule;
-  Cluster cluster(options);
-  std::vector<std::unique_ptr<Client>> clients;
-  for (uint32_t rank = 0; rank < 3; ++rank) {
-    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kTensors);
-    REQUIRE(client.ok());
-    clients.push_back(*std::move(client));
+  ScriptedJob job(options, AllOf(0), [](uint32_t rank, uint64_t step) {
+    return AllOf(0.1F * static_cast<float>(rank + 1) + 0.01F * static_cast<float>(step));
+  });
+  for (const std::vector<uint32_t>& order :
+       std::vector<std::vector<uint32_t>>{{2, 0, 1}, {0, 1, 2}, {1, 2, 0}, {2, 1, 0}}) {
+    job.Step(order, /*late=*/1);
   }
-  const auto zeros = AllOf(0);
-  std::vector<std::vector<std::vector<float>>> weights(3, zeros);
-  REQUIRE(clients[0]->Start(ReadOnly(zeros), Writable(weights[0])).ok());
-  REQUIRE(clients[1]->Start(ReadOnly(zeros), Writable(weights[1])).ok());
-  REQUIRE(clients[2]->Start(ReadOnly(zeros), Writable(weights[2])).ok());
-  // Of each step two ranks, in this order; the third comes too late.
-  const std::vector<std::vector<uint32_t>> orders = {{2, 0, 1}, {0, 1, 2}, {1, 2, 0}, {2, 1, 0}};
-  for (uint64_t step = 0; step < orders.size(); ++step) {
-    std::vector<std::shared_ptr<Exchange>> exchanges;
-    std::vector<std::vector<std::vector<float>>> gradients;
-    for (const uint32_t rank : orders[step]) {
-      gradients.push_back(AllOf(0.1F * static_cast<float>(rank + 1) + 0.01F * static_cast<float>(step)));
-    }
-    const auto push = [&](size_t i) {
-      const uint32_t rank = orders[step][i];
-      const PushInfo info = {.step = step, .version = step, .samples = rank + 1};
-      return clients[rank]->StartPushPull(info, ReadOnly(gradients[i]), Writable(weights[rank]), false);
-    };
-    const auto first = push(0);
-    const auto second = push(1);
-    for (const auto& exchange : {first, second}) {
-      const absl::StatusOr<ExchangeResult> result = exchange->Wait();
-      REQUIRE(result.ok());
-      CHECK(result->next_step == step + 1);
-      for (const PushAnswer answer : result->answers) CHECK(answer == PushAnswer::kApplied);
-    }
-    const absl::StatusOr<ExchangeResult> late = push(2)->Wait();
-    REQUIRE(late.ok());
-    CHECK(late->next_step == step + 1);
-    CHECK(late->version == step + 1);
-    for (const PushAnswer answer : late->answers) CHECK(answer == PushAnswer::kStale);
-    CHECK(weights[0] == weights[1]);
-    CHECK(weights[0] == weights[2]);
-  }
-  if (schedule.schedule != "constant") CheckPositions(cluster, shards);
-  const absl::StatusOr<HashedWeights> hashed = clients[0]->WeightsHash();
-  REQUIRE(hashed.ok());
-  std::vector<std::thread> ends;
-  ends.reserve(clients.size());
-  for (auto& client : clients) {
-    ends.emplace_back([&client] {
-      (void)client->Done();
-      (void)client->Leave();
-    });
-  }
-  for (std::thread& end : ends) end.join();
-  return hashed->hash;
+  if (schedule.schedule != "constant") CheckPositions(job.cluster, shards);
+  return job.End();
 }
 
 TEST_CASE("backup in a scripted order gives the same weights on 1 and on 3 servers, and late pushes are STALE on all") {
@@ -202,7 +146,7 @@ TEST_CASE("A worker that joins late goes on at the position of the job, which co
   const auto zeros = AllOf(0);
   auto weights = zeros;
   const auto join = [&](const std::string& name) {
-    auto client = Client::Join({.server = cluster.address(), .name = name, .samples_per_epoch = 50}, kTensors);
+    auto client = Client::Join({.server = cluster.address(), .name = name, .samples_per_epoch = 50}, kScriptedModel);
     REQUIRE(client.ok());
     return *std::move(client);
   };
@@ -223,7 +167,7 @@ TEST_CASE("A worker that joins late goes on at the position of the job, which co
   CHECK(applied[1]["position"] == 20);
   CHECK(applied[2]["position"] == 50);
   CHECK(std::abs(applied[2]["learning_rate"].get<float>() - 0.01F) < 1e-8F);
-  const auto other = Client::Join({.server = cluster.address(), .samples_per_epoch = 51}, kTensors);
+  const auto other = Client::Join({.server = cluster.address(), .samples_per_epoch = 51}, kScriptedModel);
   CHECK(Message(other.status()).find("an epoch of the worker has 51 samples, but the job's has 50") !=
         std::string::npos);
 }
@@ -232,10 +176,10 @@ TEST_CASE("A schedule in epochs refuses a worker that does not tell how long one
   ServerOptions options = InMode({.name = "asp"}, 1, 1);
   options.schedule = {.schedule = "cosine", .schedule_length = "10epochs"};
   const Cluster cluster(options);
-  const auto untold = Client::Join({.server = cluster.address()}, kTensors);
+  const auto untold = Client::Join({.server = cluster.address()}, kScriptedModel);
   CHECK(absl::IsFailedPrecondition(untold.status()));
   CHECK(Message(untold.status()).find("--schedule_length=10epochs: ") != std::string::npos);
-  CHECK(Client::Join({.server = cluster.address(), .samples_per_epoch = 50}, kTensors).ok());
+  CHECK(Client::Join({.server = cluster.address(), .samples_per_epoch = 50}, kScriptedModel).ok());
 }
 
 }  // namespace

@@ -81,6 +81,40 @@ class Process {
   pid_t pid_ = -1;
 };
 
+// The servers of one job, which have these flags in common. Shard s prints to server-s, and writes server-s.jsonl.
+class ServerProcesses {
+ public:
+  ServerProcesses(const TempFolder& folder, uint32_t shards, const std::vector<std::string>& flags) : folder_(folder) {
+    for (uint32_t shard = 0; shard < shards; ++shard) {
+      std::vector<std::string> arguments = {"--num_shards=" + std::to_string(shards),
+                                            "--shard=" + std::to_string(shard), "--metrics_file=" + Metrics(shard)};
+      if (shard > 0) arguments.push_back("--chief=" + addresses_[0]);
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      processes_.push_back(
+          std::make_unique<Process>("ps_server", arguments, folder.File("server-" + std::to_string(shard))));
+      addresses_.push_back(processes_[shard]->Address());
+    }
+  }
+
+  Process& operator[](uint32_t shard) const { return *processes_[shard]; }
+  const std::string& chief() const { return addresses_[0]; }
+  const std::string& address(uint32_t shard) const { return addresses_[shard]; }
+  std::string Metrics(uint32_t shard) const { return folder_.File("server-" + std::to_string(shard) + ".jsonl"); }
+  // All end well.
+  void ExpectEnd() const {
+    for (const auto& process : processes_) {
+      const int status = process->Wait();
+      INFO(process->Errors());
+      CHECK(status == 0);
+    }
+  }
+
+ private:
+  const TempFolder& folder_;
+  std::vector<std::unique_ptr<Process>> processes_;
+  std::vector<std::string> addresses_;
+};
+
 inline const std::vector<std::string> kSmallJob = {
     "--model=mlp:20,8,4", "--dataset=synthetic:samples=400,features=20,classes=4", "--batch_size=20"};
 

@@ -2,30 +2,17 @@
 // network. Every order in which slices, the building of the next version, reports and decisions can be brought about is
 // enumerated, and in each of them every point at which a worker can be lost.
 #include <array>
-#include <deque>
-#include <functional>
 #include <random>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
-#include <spdlog/spdlog.h>
-#include "absl/cleanup/cleanup.h"
-#include "common/layout_proto.h"
-#include "common/status.h"
-#include "server/chief.h"
-#include "server/shard.h"
 #include "tests/catch.h"
+#include "tests/server/small_job.h"
 
 namespace ps {
 namespace {
-
-constexpr uint32_t kShards = 2;
-constexpr uint32_t kWorkers = 2;
-
-struct Size {
-  uint64_t steps = 1;
-  uint32_t slices = 1;  // Of each shard.
-  std::string mode = "bsp";
-};
 
 enum class Kind { kPush, kReport, kUpdate, kBuild, kLose };
 
@@ -35,57 +22,30 @@ struct Event {
   uint32_t shard = 0;
 };
 
-class Job {
+struct Size {
+  uint64_t steps = 1;
+  uint32_t slices = 1;  // Of each shard.
+  std::string mode = "bsp";
+};
+
+// In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
+SmallJob::Plan PlanOf(const Size& size) {
+  SmallJob::Plan plan = {.mode = {.name = size.mode}, .steps = size.steps, .slices = size.slices};
+  if (size.mode == "backup") plan.schedule = {.schedule = "linear", .schedule_length = "64samples"};
+  return plan;
+}
+
+class Job : public SmallJob {
  public:
-  explicit Job(const Size& size)
-      : size_(size),
-        chief_({.num_workers = kWorkers, .num_shards = kShards, .mode = {.name = size.mode}, .schedule = Falling()},
-               [](v1::Phase, const std::string&) {}),
-        metrics_(*MetricsWriter::Open("", "shard")) {
-    for (uint32_t shard = 0; shard < kShards; ++shard) {
-      ShardOptions options;
-      options.shard = shard;
-      options.num_shards = kShards;
-      options.mode.name = size_.mode;
-      options.num_workers = kWorkers;
-      options.schedule = Falling();
-      options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
-      options.apply_threads = 0;
-      options.clock = [this] { return now_; };
-      options.max_inline_slices = 0;  // All is built by events of their own.
-      shards_[shard] = std::make_unique<Shard>(
-          options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
-      v1::Registration registration;
-      registration.set_protocol(v1::PROTOCOL_VERSION_1);
-      registration.set_shard(shard);
-      registration.set_job("default");
-      REQUIRE(chief_
-                  .RegisterShard(
-                      registration, [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); },
-                      now_)
-                  .ok());
-    }
-    for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
-    const SlicePlan plan(Model(), kShards);
-    for (uint32_t shard = 0; shard < kShards; ++shard) {
-      slices_[shard] = plan.shard_slices(shard);
-      REQUIRE(slices_[shard].size() == size_.slices);
-      for (const uint32_t slice : slices_[shard]) {
-        REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
-      }
-    }
-    Settle();
-  }
+  explicit Job(const Size& size) : SmallJob(PlanOf(size)) {}
 
   // What can happen next.
   std::vector<Event> Possible() const {
     std::vector<Event> events;
     for (uint32_t w = 0; w < kWorkers; ++w) {
       for (uint32_t s = 0; s < kShards; ++s) {
-        if (workers_[w].alive && workers_[w].step < size_.steps && workers_[w].pushed[s] < size_.slices &&
-            Version(s) >= workers_[w].step) {  // In backup one shard may be ahead for a moment.
-          events.push_back({Kind::kPush, w, s});
-        }
+        // In backup one shard may be ahead for a moment.
+        if (MayPush(w, s) && Version(s) >= workers_[w].step) events.push_back({Kind::kPush, w, s});
       }
       if (workers_[w].alive && !someone_lost_) events.push_back({Kind::kLose, w});
     }
@@ -100,38 +60,28 @@ class Job {
   void Do(const Event& event) {
     const uint32_t s = event.shard;
     switch (event.kind) {
-      case Kind::kPush:
+      case Kind::kPush: {
+        // Of all that both have pushed here in this step, something is new.
+        const Worker& other = workers_[1 - event.worker];
+        if (other.step == workers_[event.worker].step && other.pushed[s] > 0) to_build_[s] = true;
         Push(event.worker, s);
         break;
-      case Kind::kReport: {
-        const v1::ShardReport report = reports_[s].front();
-        reports_[s].pop_front();
-        for (const auto& done : report.complete()) complete_.insert({s, done.rank(), done.step()});
-        chief_.OnReport(s, report, now_);
-        break;
       }
-      case Kind::kUpdate: {
-        const v1::ChiefUpdate update = updates_[s].front();
-        updates_[s].pop_front();
-        shards_[s]->OnChiefUpdate(update);
-        to_build_[s] = to_build_[s] || update.decisions_size() > 0;
+      case Kind::kReport:
+        Report(s);
         break;
-      }
+      case Kind::kUpdate:
+        Update(s);
+        break;
       case Kind::kBuild:
-        built_ = shards_[s]->ApplyPosted() || built_;
+        built_ = Work(s) || built_;
         to_build_[s] = false;
         break;
-      case Kind::kLose: {
-        v1::LeaveRequest leave;
-        *leave.mutable_id() = workers_[event.worker].id;
-        leave.set_reason("lost");
-        REQUIRE(chief_.Leave(leave, now_).ok());
-        workers_[event.worker].alive = false;
+      case Kind::kLose:
+        Lose(event.worker);
         someone_lost_ = true;
         break;
-      }
     }
-    for (Worker& worker : workers_) worker.NextStepIfAnswered();
   }
   // Some build was an event of its own.
   bool built() const { return built_; }
@@ -148,147 +98,41 @@ class Job {
 
   // Brings about all that is on its way. What workers have not sent yet stays unsent.
   void Settle() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (const Event& event : Possible()) {
-        if (event.kind == Kind::kPush || event.kind == Kind::kLose) continue;
-        Do(event);
-        moved = true;
-        break;
-      }
-    }
-  }
-
-  uint64_t Version(uint32_t shard) const { return shards_[shard]->Status(now_).version(); }
-  bool failed() { return chief_.Status(now_).phase() == v1::PHASE_FAILED; }
-  bool all_answered() const {
-    return std::all_of(workers_.begin(), workers_.end(),
-                       [this](const Worker& w) { return !w.alive || w.step >= size_.steps; });
-  }
-
-  // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
-  float Weight(uint32_t shard) {
-    float weight = -1;
-    shards_[shard]->Await(nullptr, {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
-                          /*push_ended=*/false, [&](const absl::StatusOr<ShardAnswer>& answer) {
-                            if (!answer.ok()) return;
-                            weight = answer->weights->weights()[0];
-                            for (size_t local = 0; local < answer->weights->layout().slices(); ++local) {
-                              CHECK(answer->weights->slice(local)[0] == weight);
-                            }
-                          });
-    return weight;
+    built_ = SmallJob::Settle() || built_;
+    to_build_ = {};
   }
 
   // Everything that tells one state from another, but for the values of weights, which follow from the versions.
   std::string Fingerprint() {
     std::string text;
     for (uint32_t s = 0; s < kShards; ++s) {
-      text += shards_[s]->Status(now_).SerializeAsString() + "|";
+      text += ShardStatus(s).SerializeAsString() + "|";
       for (const auto& report : reports_[s]) text += report.SerializeAsString() + ";";
       for (const auto& update : updates_[s]) text += update.SerializeAsString() + ";";
       text += to_build_[s] ? "b" : "-";
     }
     for (const Worker& w : workers_) {
       text += std::to_string(w.step) + (w.alive ? "alive" : "lost");
-      for (uint32_t s = 0; s < kShards; ++s)
+      for (uint32_t s = 0; s < kShards; ++s) {
         text += std::to_string(w.pushed[s]) + (w.answers[s] ? "a" : "-") + std::to_string(w.next_step);
+      }
     }
     for (const auto& [s, rank, step] : complete_) text += std::to_string(100 * s + 10 * rank + step) + ",";
     return text;
   }
 
  private:
-  struct Worker {
-    v1::Identity id;
-    bool alive = true;
-    uint64_t step = 0;
-    std::array<uint32_t, kShards> pushed = {};  // Slices.
-    std::array<bool, kShards> answers = {};     // APPLIED or STALE came.
-    uint64_t next_step = 0;                     // The highest that an answer named.
-    void NextStepIfAnswered() {
-      if (!answers[0] || !answers[1]) return;
-      step = next_step;
-      pushed = {};
-      answers = {};
-    }
-  };
-
-  // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
-  ScheduleOptions Falling() const {
-    if (size_.mode != "backup") return {};
-    return {.schedule = "linear", .schedule_length = "64samples"};
+  void OnReport(uint32_t shard, const v1::ShardReport& report) override {
+    for (const auto& done : report.complete()) complete_.insert({shard, done.rank(), done.step()});
+  }
+  void OnUpdate(uint32_t shard, const v1::ChiefUpdate& update) override {
+    to_build_[shard] = to_build_[shard] || update.decisions_size() > 0;
   }
 
-  Layout Model() const {
-    Layout layout;
-    for (uint32_t tensor = 0; tensor < kShards * size_.slices; ++tensor) {
-      layout.push_back({.name = std::string(1, static_cast<char>('a' + tensor)), .shape = {1}});
-    }
-    return layout;
-  }
-
-  void Join(uint32_t rank) {
-    v1::JoinRequest request;
-    request.set_protocol(v1::PROTOCOL_VERSION_1);
-    request.set_job("default");
-    request.set_rank(rank);
-    *request.mutable_layout() = ToProto(Model());
-    absl::StatusOr<v1::JoinReply> joined = absl::UnknownError("no answer");
-    chief_.Join(request, now_, now_ + std::chrono::seconds(1), [&](const auto& answer) { joined = answer; });
-    Settle();
-    REQUIRE(joined.ok());
-    workers_[rank].id = joined->id();
-  }
-
-  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
-  static float Gradient(uint32_t rank, uint64_t step) { return static_cast<float>((rank + 1) << (2 * step)); }
-
-  static ReceivedSlice Slice(uint32_t index, float value) {
-    auto owner = std::make_shared<float>(value);
-    return {.index = index,
-            .payload = Payload({Piece(reinterpret_cast<const uint8_t*>(owner.get()), sizeof(float))}, owner)};
-  }
-
-  void Push(uint32_t w, uint32_t s) {
-    Worker& worker = workers_[w];
-    v1::PushRequest header;
-    *header.mutable_id() = worker.id;
-    header.set_step(worker.step);
-    header.set_version(worker.step);
-    header.set_samples(1);
-    const uint32_t slice = slices_[s][worker.pushed[s]++];
-    // Of all that both have pushed here in this step, something is new.
-    const Worker& other = workers_[1 - w];
-    if (other.step == worker.step && other.pushed[s] > 0) to_build_[s] = true;
-    const absl::Status added = shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))});
-    if (!added.ok() || worker.pushed[s] < size_.slices) return;  // If not, the shard knows that the job failed.
-    shards_[s]->Await(nullptr,
-                      {.caller = {.id = worker.id, .peer = ""},
-                       .push = worker.step,
-                       .weights = false,
-                       .version = {},
-                       .wait = std::chrono::hours(1)},
-                      /*push_ended=*/true, [&worker, s](const absl::StatusOr<ShardAnswer>& answer) {
-                        if (!answer.ok() || answer->push->answer() == v1::ANSWER_FENCED) return;
-                        worker.answers[s] = true;
-                        worker.next_step = std::max(worker.next_step, answer->push->next_step());
-                      });
-  }
-
-  const Size size_;
-  const TimePoint now_ = TimePoint() + std::chrono::hours(1);
-  Chief chief_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::array<std::deque<v1::ShardReport>, kShards> reports_;
-  std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
-  std::array<std::vector<uint32_t>, kShards> slices_;
   std::array<bool, kShards> to_build_ = {};
   bool built_ = false;
-  std::array<Worker, kWorkers> workers_;
-  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t>> complete_;  // That the chief knows of.
   bool someone_lost_ = false;
-  std::array<std::unique_ptr<Shard>, kShards> shards_;  // Last: their callbacks use the above.
 };
 
 struct Counts {
@@ -323,14 +167,12 @@ void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* coun
     return;
   }
   const float expected[] = {0, -1.5F, -7.5F};  // Means of the gradients 1, 2 and 4, 8, taken off one after the other.
-  for (uint32_t shard = 0; shard < kShards; ++shard) CHECK(job.Weight(shard) == expected[job.Version(shard)]);
+  for (uint32_t shard = 0; shard < Job::kShards; ++shard) CHECK(job.Weight(shard) == expected[job.Version(shard)]);
   if (job.all_answered()) ++counts->finished;
 }
 
 Counts Enumerate(const Size& size) {
-  const auto level = spdlog::get_level();
-  spdlog::set_level(spdlog::level::off);  // Thousands of jobs are started and lost.
-  const absl::Cleanup restore = [level] { spdlog::set_level(level); };
+  const QuietLog quiet;
   Counts counts;
   std::set<std::string> seen;
   std::vector<std::vector<Event>> paths = {{}};
@@ -377,9 +219,7 @@ TEST_CASE("backup: the first push makes a step, the same on 2 shards, and a loss
 }
 
 TEST_CASE("In random orders of 2 shards and 2 workers, backup makes each step of the same pushes on both") {
-  const auto level = spdlog::get_level();
-  spdlog::set_level(spdlog::level::off);
-  const absl::Cleanup restore = [level] { spdlog::set_level(level); };
+  const QuietLog quiet;
   std::mt19937 random(12);
   const Size size = {.steps = 3, .slices = 2, .mode = "backup"};
   Counts counts;
@@ -401,9 +241,7 @@ TEST_CASE("In random orders of 2 shards and 2 workers, backup makes each step of
 // A sample of the above that is small enough for the sanitizers: how much is freed when a job ends in the middle of
 // something depends on the order.
 TEST_CASE("In random orders of 2 shards and 2 workers a step is on all shards or on none") {
-  const auto level = spdlog::get_level();
-  spdlog::set_level(spdlog::level::off);
-  const absl::Cleanup restore = [level] { spdlog::set_level(level); };
+  const QuietLog quiet;
   std::mt19937 random(11);
   for (const Size& size : {Size{.steps = 2, .slices = 1}, Size{.steps = 1, .slices = 2}}) {
     Counts counts;

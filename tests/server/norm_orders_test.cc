@@ -1,36 +1,27 @@
 // Jobs of 2 workers and 2 shards that clip by the global norm: the chief and the shards, joined by queues in place of
 // the network, in random orders of slices, reports, messages, measurements, repeated reports, losses, rejoins and a
-// change of hyperparameters. Whatever the order: all shards apply the same pushes in the same order, none is applied
-// twice, and nobody waits for ever.
+// change of hyperparameters. Whatever the order: all shards apply the same pushes in the same order, each push that is
+// answered as applied was applied once and no other was, and nobody waits for ever.
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <deque>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <random>
+#include <set>
+#include <tuple>
 #include <vector>
 
-#include <spdlog/spdlog.h>
-#include "absl/cleanup/cleanup.h"
-#include "common/layout_proto.h"
-#include "common/status.h"
-#include "server/chief.h"
-#include "server/shard.h"
 #include "tests/catch.h"
+#include "tests/server/small_job.h"
 
 namespace ps::norm_orders {
 namespace {
-
-constexpr uint32_t kShards = 2;
-constexpr uint32_t kWorkers = 2;
-const Layout kModel = {{"a", {1}}, {"b", {1}}};
 
 struct Size {
   ModeOptions mode;
   uint64_t steps = 3;
   bool loses = true;  // Rank 1, at some time; and it comes back at some later one.
+  float norm = 3;     // That gradients are clipped to.
 };
 
 enum class Kind { kPush, kReport, kRepeat, kUpdate, kWork, kLose, kRejoin, kSet };
@@ -41,31 +32,19 @@ struct Event {
   uint32_t shard = 0;
 };
 
-class Job {
+// Rank, incarnation and step.
+using PushId = std::tuple<uint32_t, uint64_t, uint64_t>;
+
+class Job : public SmallJob {
  public:
   explicit Job(const Size& size)
-      : size_(size),
-        chief_({.num_workers = kWorkers, .num_shards = kShards, .mode = size.mode, .lease = std::chrono::hours(100)},
-               [](v1::Phase, const std::string&) {}),
-        metrics_(*MetricsWriter::Open("", "shard")) {
-    for (uint32_t shard = 0; shard < kShards; ++shard) AddShard(shard);
-    for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
-    Settle();
-    for (uint32_t shard = 0; shard < kShards; ++shard) {
-      const uint32_t slice = SlicePlan(kModel, kShards).shard_slices(shard).front();
-      REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
-    }
-    Settle();
-    for (Worker& worker : workers_) Begin(worker, 0);
-  }
+      : SmallJob({.mode = size.mode, .steps = size.steps, .clip = {.norm = size.norm}}), loses_(size.loses) {}
 
-  std::vector<Event> Possible() const {
+  std::vector<Event> Possible() {
     std::vector<Event> events;
     for (uint32_t w = 0; w < kWorkers; ++w) {
       for (uint32_t s = 0; s < kShards; ++s) {
-        if (workers_[w].alive && workers_[w].step < size_.steps && !workers_[w].pushed[s] && MayPush(w)) {
-          events.push_back({Kind::kPush, w, s});
-        }
+        if (MayPush(w, s) && HasRead(w)) events.push_back({Kind::kPush, w, s});
       }
     }
     for (uint32_t s = 0; s < kShards; ++s) {
@@ -74,80 +53,34 @@ class Job {
       if (!updates_[s].empty()) events.push_back({Kind::kUpdate, 0, s});
       events.push_back({Kind::kWork, 0, s});
     }
-    if (size_.loses && !lost_) events.push_back({Kind::kLose, 1});
+    if (loses_ && !lost_) events.push_back({Kind::kLose, 1});
     if (lost_ && !rejoined_ && !failed()) events.push_back({Kind::kRejoin, 1});
     if (!set_) events.push_back({Kind::kSet});
     return events;
   }
 
-  // Returns whether anything came of it.
-  bool Do(const Event& event) {
-    const uint32_t s = event.shard;
-    bool moved = true;
+  void Do(const Event& event) {
     switch (event.kind) {
       case Kind::kPush:
-        Push(event.worker, s);
-        break;
-      case Kind::kReport: {
-        const v1::ShardReport report = reports_[s].front();
-        reports_[s].pop_front();
-        if (report.norms_size() > 0) last_norms_[s] = report;
-        chief_.OnReport(s, report, now_);
-        break;
-      }
+        return Push(event.worker, event.shard);
+      case Kind::kReport:
+        return Report(event.shard);
       case Kind::kRepeat:
-        chief_.OnReport(s, *last_norms_[s], now_);
-        break;
-      case Kind::kUpdate: {
-        const v1::ChiefUpdate update = updates_[s].front();
-        updates_[s].pop_front();
-        for (const v1::NormTotals& totals : update.norms()) refused_ = refused_ || totals.refused();
-        shards_[s]->OnChiefUpdate(update);
-        break;
-      }
+        return Repeat(event.shard, *last_norms_[event.shard]);
+      case Kind::kUpdate:
+        return Update(event.shard);
       case Kind::kWork:
-        moved = shards_[s]->ApplyPosted();
-        break;
-      case Kind::kLose: {
-        v1::LeaveRequest leave;
-        *leave.mutable_id() = workers_[event.worker].id;
-        leave.set_reason("lost");
-        REQUIRE(chief_.Leave(leave, now_).ok());
-        workers_[event.worker].alive = false;
+        Work(event.shard);
+        return;
+      case Kind::kLose:
         lost_ = true;
-        break;
-      }
+        return Lose(event.worker);
       case Kind::kRejoin:
         rejoined_ = true;
-        Join(event.worker);
-        break;
-      case Kind::kSet: {
+        return Join(event.worker);
+      case Kind::kSet:
         set_ = true;
-        v1::SetHyperparametersRequest request;
-        v1::Hyperparameter* const value = request.add_values();
-        value->set_name("learning_rate");
-        value->set_value(0.5F);
-        chief_.SetHyperparameters(request, now_, now_ + std::chrono::hours(1), [](const auto&) {});
-        break;
-      }
-    }
-    for (Worker& worker : workers_) {
-      if (worker.answers[0] && worker.answers[1]) Begin(worker, worker.step + 1);
-    }
-    return moved;
-  }
-
-  // Brings about all that is on its way. What workers have not sent yet stays unsent.
-  void Settle() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (const Kind kind : {Kind::kReport, Kind::kUpdate, Kind::kWork}) {
-        for (uint32_t s = 0; s < kShards; ++s) {
-          if (kind == Kind::kReport && reports_[s].empty()) continue;
-          if (kind == Kind::kUpdate && updates_[s].empty()) continue;
-          moved = Do({kind, 0, s}) || moved;
-        }
-      }
+        return Set();
     }
   }
 
@@ -155,152 +88,96 @@ class Job {
   void Finish() {
     for (bool moved = true; moved;) {
       Settle();
-      moved = false;
-      for (const Event& event : Possible()) {
-        if (event.kind != Kind::kPush) continue;
-        Do(event);
-        moved = true;
-        break;
-      }
+      moved = PushNext();
       // A cut is tried again after a while; a shard that has waited for its end goes on.
-      if (moved) continue;
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; !moved && i < 4; ++i) {
         now_ += std::chrono::milliseconds(600);
         chief_.Tick(now_);
         Settle();
       }
-      const std::vector<Event> possible = Possible();
-      moved = std::any_of(possible.begin(), possible.end(), [](const Event& each) { return each.kind == Kind::kPush; });
+      moved = moved || PushNext();
     }
   }
 
-  bool failed() const { return failed_; }
-  void LookAtPhase() { failed_ = chief_.Status(now_).phase() == v1::PHASE_FAILED; }
-  bool all_answered() const {
-    for (const Worker& worker : workers_) {
-      if (worker.alive && worker.step < size_.steps) return false;
-    }
-    return true;
-  }
+  bool lost() const { return lost_; }
+  // Some push was refused on all shards, since one had refused it.
   bool refused() const { return refused_; }
-  uint64_t applied(uint32_t shard) const { return applied_[shard]; }
-  uint64_t Version(uint32_t shard) const { return shards_[shard]->Status(now_).version(); }
-  uint64_t stale(uint32_t shard) const { return shards_[shard]->Status(now_).stale(); }
-  float Weight(uint32_t shard) {
-    float weight = std::nanf("");
-    shards_[shard]->Await(nullptr, {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
-                          /*push_ended=*/false, [&](const absl::StatusOr<ShardAnswer>& answer) {
-                            if (answer.ok()) weight = answer->weights->weights()[0];
-                          });
-    return weight;
+  uint64_t stale(uint32_t shard) const { return ShardStatus(shard).stale(); }
+
+  // The pushes that were answered as applied are those that versions were made of. Where rank 1 was lost, the answer to
+  // its last one may not have come. To be asked in the end.
+  void CheckAnswers() const {
+    const uint64_t pushes = plan_.mode.name == "bsp" ? kWorkers : 1;  // A version.
+    for (uint32_t s = 0; s < kShards; ++s) {
+      const uint64_t made = pushes * Version(s);
+      CHECK(applied_[s].size() <= made);
+      CHECK(applied_[s].size() + (lost_ ? 1 : 0) >= made);
+    }
+    // On all shards the same.
+    for (uint32_t s = 0; s < kShards; ++s) {
+      for (const PushId& push : applied_[s]) {
+        const bool owner = std::get<1>(push) == workers_[std::get<0>(push)].id.incarnation();
+        if (owner && workers_[std::get<0>(push)].alive) CHECK(applied_[1 - s].contains(push));
+      }
+    }
+  }
+  // Where every gradient's norm is above the limit, each version moves the weight by as much: so the weight tells how
+  // many were made, and how many of them after the change of the learning rate.
+  void CheckWeight(uint32_t shard, float norm) {
+    const uint64_t version = Version(shard);
+    CHECK(set_ == set_from_[shard].has_value());
+    const uint64_t before = std::min(version, set_from_[shard].value_or(UINT64_MAX) - 1);
+    const double rates = static_cast<double>(before) + kChangedRate * static_cast<double>(version - before);
+    CHECK(std::abs(Weight(shard) + rates * norm / std::sqrt(2.0)) < 1e-5);
   }
 
  private:
-  struct Worker {
-    v1::Identity id;
-    bool alive = false;
-    uint64_t step = 0;
-    std::array<uint64_t, kShards> pulled = {};
-    std::array<bool, kShards> pushed = {};
-    std::array<bool, kShards> answers = {};
-  };
+  static constexpr float kChangedRate = 0.5F;
 
-  void AddShard(uint32_t shard) {
-    ShardOptions options;
-    options.shard = shard;
-    options.num_shards = kShards;
-    options.num_workers = kWorkers;
-    options.mode = size_.mode;
-    options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
-    options.clip.norm = 3;
-    options.apply_threads = 0;
-    options.clock = [this] { return now_; };
-    options.max_inline_slices = 0;
-    shards_[shard] = std::make_unique<Shard>(
-        options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
-    v1::Registration registration;
-    registration.set_protocol(v1::PROTOCOL_VERSION_1);
-    registration.set_shard(shard);
-    registration.set_job("default");
-    const auto send = [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); };
-    REQUIRE(chief_.RegisterShard(registration, send, now_).ok());
+  void OnReport(uint32_t shard, const v1::ShardReport& report) override {
+    if (report.norms_size() > 0) last_norms_[shard] = report;
+  }
+  void OnUpdate(uint32_t /*shard*/, const v1::ChiefUpdate& update) override {
+    for (const v1::NormTotals& totals : update.norms()) refused_ = refused_ || totals.refused();
+  }
+  void OnAnswer(uint32_t shard, const v1::Identity& id, uint64_t step, v1::Answer answer) override {
+    if (answer == v1::ANSWER_APPLIED) CHECK(applied_[shard].insert({id.rank(), id.incarnation(), step}).second);
   }
 
-  void Join(uint32_t rank) {
-    v1::JoinRequest request;
-    request.set_protocol(v1::PROTOCOL_VERSION_1);
-    request.set_job("default");
-    request.set_rank(rank);
-    *request.mutable_layout() = ToProto(kModel);
-    Worker& worker = workers_[rank];
-    chief_.Join(request, now_, now_ + std::chrono::hours(1), [this, &worker](const auto& joined) {
-      if (!joined.ok()) return;
-      worker.id = joined->id();
-      worker.alive = true;
-      Begin(worker, joined->start_step());
+  // In bsp: the weights of its step, on all shards.
+  bool HasRead(uint32_t w) const {
+    return plan_.mode.name != "bsp" || (Version(0) >= workers_[w].step && Version(1) >= workers_[w].step);
+  }
+
+  // Returns whether there was one.
+  bool PushNext() {
+    for (const Event& event : Possible()) {
+      if (event.kind != Kind::kPush) continue;
+      Do(event);
+      return true;
+    }
+    return false;
+  }
+
+  void Set() {
+    v1::SetHyperparametersRequest request;
+    v1::Hyperparameter* const value = request.add_values();
+    value->set_name("learning_rate");
+    value->set_value(kChangedRate);
+    chief_.SetHyperparameters(request, now_, now_ + std::chrono::hours(1), [this](const auto& reply) {
+      if (!reply.ok()) return;  // The job has failed.
+      for (uint32_t s = 0; s < kShards; ++s) set_from_[s] = reply->shards(static_cast<int>(s)).version();
     });
   }
 
-  // It has read the newest weights, and computes this step on them.
-  void Begin(Worker& worker, uint64_t step) {
-    worker.step = step;
-    worker.pushed = worker.answers = {};
-    for (uint32_t s = 0; s < kShards; ++s) worker.pulled[s] = Version(s);
-  }
-
-  bool gathers() const { return size_.mode.name == "bsp"; }
-  bool MayPush(uint32_t w) const {
-    return !gathers() || (Version(0) >= workers_[w].step && Version(1) >= workers_[w].step);
-  }
-
-  // Rank r's gradient in step t is (r + 1)·4^t on both shards.
-  static float Gradient(uint32_t rank, uint64_t step) { return static_cast<float>((rank + 1) << (2 * step)); }
-
-  static ReceivedSlice Slice(uint32_t index, float value) {
-    auto owner = std::make_shared<float>(value);
-    return {.index = index,
-            .payload = Payload({Piece(reinterpret_cast<const uint8_t*>(owner.get()), sizeof(float))}, owner)};
-  }
-
-  void Push(uint32_t w, uint32_t s) {
-    Worker& worker = workers_[w];
-    worker.pushed[s] = true;
-    v1::PushRequest header;
-    *header.mutable_id() = worker.id;
-    header.set_step(worker.step);
-    header.set_version(gathers() ? worker.step : worker.pulled[s]);
-    header.set_samples(1);
-    const uint32_t slice = SlicePlan(kModel, kShards).shard_slices(s).front();
-    if (!shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))}).ok()) return;
-    const auto waits = std::make_pair(worker.id.incarnation(), worker.step);
-    shards_[s]->Await(nullptr,
-                      {.caller = {.id = worker.id, .peer = ""},
-                       .push = worker.step,
-                       .weights = false,
-                       .version = {},
-                       .wait = std::chrono::hours(1000)},
-                      /*push_ended=*/true, [this, &worker, s, waits](const absl::StatusOr<ShardAnswer>& answer) {
-                        if (!answer.ok() || answer->push->answer() == v1::ANSWER_FENCED) return;
-                        if (answer->push->answer() == v1::ANSWER_APPLIED) ++applied_[s];
-                        if (std::make_pair(worker.id.incarnation(), worker.step) == waits) worker.answers[s] = true;
-                      });
-  }
-
-  const Size size_;
-  TimePoint now_ = TimePoint() + std::chrono::hours(1);
-  Chief chief_;
-  std::unique_ptr<MetricsWriter> metrics_;
-  std::array<std::deque<v1::ShardReport>, kShards> reports_;
-  std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
+  const bool loses_;
   std::array<std::optional<v1::ShardReport>, kShards> last_norms_;
-  std::array<Worker, kWorkers> workers_;
-  std::array<uint64_t, kShards> applied_ = {};
+  std::array<std::set<PushId>, kShards> applied_;  // By the answers to their workers.
   bool lost_ = false;
   bool rejoined_ = false;
   bool set_ = false;
+  std::array<std::optional<uint64_t>, kShards> set_from_;  // The first version with the changed rate.
   bool refused_ = false;
-  bool failed_ = false;
-  std::array<std::unique_ptr<Shard>, kShards> shards_;  // Last: their callbacks use the above.
 };
 
 struct Counts {
@@ -309,10 +186,10 @@ struct Counts {
   size_t refused = 0;
 };
 
+constexpr float kSmallNorm = 0.5F;  // Below that of every gradient.
+
 Counts Walk(const Size& size, int walks) {
-  const auto level = spdlog::get_level();
-  spdlog::set_level(spdlog::level::off);
-  const absl::Cleanup restore = [level] { spdlog::set_level(level); };
+  const QuietLog quiet;
   std::mt19937 random(17);
   Counts counts;
   for (int walk = 0; walk < walks; ++walk) {
@@ -325,10 +202,8 @@ Counts Walk(const Size& size, int walks) {
       const Event& event = possible[random() % possible.size()];
       if (event.kind == Kind::kLose && random() % 8 != 0) continue;
       job.Do(event);
-      job.LookAtPhase();
     }
     job.Finish();
-    job.LookAtPhase();
     if (job.refused()) ++counts.refused;
     if (job.failed()) {
       ++counts.failed;
@@ -337,7 +212,11 @@ Counts Walk(const Size& size, int walks) {
     }
     ++counts.finished;
     CHECK(job.all_answered());
+    if (size.norm == kSmallNorm) {
+      for (uint32_t shard = 0; shard < Job::kShards; ++shard) job.CheckWeight(shard, size.norm);
+    }
     if (size.mode.max_staleness.has_value()) continue;
+    job.CheckAnswers();
     CHECK(job.Version(0) == job.Version(1));
     CHECK(job.Weight(0) == job.Weight(1));
     CHECK(job.stale(0) + job.stale(1) == 0);
@@ -346,17 +225,21 @@ Counts Walk(const Size& size, int walks) {
 }
 
 TEST_CASE("bsp that clips by the global norm: a step is on all shards or on none, in random orders") {
-  const Counts counts = Walk({.mode = {.name = "bsp"}, .steps = 2}, 300);
-  CHECK(counts.finished > 50);
-  CHECK(counts.failed > 50);
-  CHECK(counts.refused == 0);
+  for (const float norm : {3.0F, kSmallNorm}) {
+    const Counts counts = Walk({.mode = {.name = "bsp"}, .steps = 2, .norm = norm}, 300);
+    CHECK(counts.finished > 50);
+    CHECK(counts.failed > 50);
+    CHECK(counts.refused == 0);
+  }
 }
 
 TEST_CASE("asp and ssp that clip by the global norm apply the same pushes in one order on all shards") {
   for (const char* mode : {"asp", "ssp"}) {
-    const Counts counts = Walk({.mode = {.name = mode, .staleness = 100}}, 300);
-    CHECK(counts.finished == 300);
-    CHECK(counts.refused == 0);
+    for (const float norm : {3.0F, kSmallNorm}) {
+      const Counts counts = Walk({.mode = {.name = mode, .staleness = 100}, .norm = norm}, 300);
+      CHECK(counts.finished == 300);
+      CHECK(counts.refused == 0);
+    }
   }
 }
 
@@ -364,7 +247,7 @@ TEST_CASE("A push that one shard refuses as stale before all have measured it ke
   ModeOptions mode = {.name = "asp"};
   for (const uint64_t staleness : {0, 1}) {
     mode.max_staleness = staleness;
-    const Counts counts = Walk({.mode = mode}, 300);
+    const Counts counts = Walk({.mode = mode, .norm = kSmallNorm}, 300);
     CHECK(counts.finished == 300);
     CHECK(counts.refused > 20);
   }

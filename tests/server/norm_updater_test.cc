@@ -2,68 +2,23 @@
 
 #include "server/updater.h"
 #include "tests/catch.h"
+#include "tests/server/updater_bench.h"
 
 namespace ps::norm_updater {
 namespace {
 
-using Outcome = Updater::Ended::Outcome;
+using Outcome = UpdaterBench::Outcome;
 
-// An updater of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1.
-// Nothing is built but by hand.
-class Bench {
- public:
-  explicit Bench(const ModeOptions& mode, const ClipOptions& clip, uint32_t shards = 1, size_t max_versions = 3)
-      : mode_(MakeMode(mode, 2)),
-        layout_(std::make_shared<ShardLayout>(Layout{{"a", {1}}, {"b", {1}}}, 0, shards)),
-        parameters_(layout_, {}, max_versions, 0, [] {}),
-        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, clip,
-                 /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
-    updater_.SetParameters(&parameters_, layout_);
-  }
-
-  std::shared_ptr<Push> MakePush(float a, float b) const {
-    auto push = std::make_shared<Push>();
-    push->samples = 1;
-    for (const float gradient : {a, b}) {
-      if (push->slices.size() == layout_->slices()) break;
-      auto value = std::make_shared<float>(gradient);
-      const Piece piece(reinterpret_cast<const uint8_t*>(value.get()), sizeof(float));
-      push->slices.push_back(Payload({piece}, value));
-      ++push->received;
-    }
-    return push;
-  }
-  void Commit(float a, float b) { updater_.Commit({MakePush(a, b)}, now_); }
-  // Works until nothing moves.
-  void Work() {
-    do updater_.StartNext(now_);
-    while (pool_.RunPosted());
-  }
-  std::optional<Outcome> Ended() {
-    const auto ended = updater_.TakeEnded();
-    return ended.has_value() ? std::optional<Outcome>(ended->outcome) : std::nullopt;
-  }
-  float Weight(size_t local) { return parameters_.Pin({.rank = 0, .peer = ""}, now_).slice(local)[0]; }
-  static v1::NormTotals Totals(uint64_t version, double a, double b) {
-    v1::NormTotals totals;
-    totals.mutable_round()->set_version(version);
-    totals.add_squares(a);
-    totals.add_squares(b);
-    return totals;
-  }
-
-  const TimePoint now_ = TimePoint() + std::chrono::hours(1);
-  const std::unique_ptr<Mode> mode_;
-  const std::unique_ptr<Optimizer> optimizer_ = MakeSgd();
-  const std::unique_ptr<Optimizer> outer_ = MakeOuterNesterov(0);
-  ThreadPool pool_ = ThreadPool(0);
-  std::shared_ptr<const ShardLayout> layout_;
-  Parameters parameters_;
-  Updater updater_;
-};
+v1::NormTotals Totals(uint64_t version, double a, double b) {
+  v1::NormTotals totals;
+  totals.mutable_round()->set_version(version);
+  totals.add_squares(a);
+  totals.add_squares(b);
+  return totals;
+}
 
 TEST_CASE("Alone, a shard clips a version by the norm of all of its tensors, and then builds it") {
-  Bench bench({}, {.norm = 1.0F});
+  UpdaterBench bench({.clip = {.norm = 1.0F}});
   bench.Commit(3, 4);
   bench.Work();
   CHECK(bench.Ended() == Outcome::kPublished);
@@ -73,7 +28,7 @@ TEST_CASE("Alone, a shard clips a version by the norm of all of its tensors, and
 }
 
 TEST_CASE("What needs norms is never begun before it is decided on, but differences of weights need none") {
-  Bench bench({}, {.norm = 1.0F});
+  UpdaterBench bench({.clip = {.norm = 1.0F}});
   CHECK(bench.updater_.Speculate({bench.MakePush(3, 4)}).update == nullptr);
   CHECK(bench.updater_.idle());
   const auto difference = bench.MakePush(3, 4);
@@ -85,13 +40,13 @@ TEST_CASE("What needs norms is never begun before it is decided on, but differen
   CHECK(bench.Ended() == Outcome::kPublished);
   CHECK(bench.Weight(1) == 4);
 
-  Bench by_value({}, {.value = 1.0F});
+  UpdaterBench by_value({.clip = {.value = 1.0F}});
   CHECK(by_value.updater_.Speculate({by_value.MakePush(3, 4)}).update == nullptr);
   CHECK_FALSE(by_value.updater_.idle());  // The pool has more slices than are built inline.
 }
 
 TEST_CASE("Pushes that are versions of their own are clipped each by its own norm, in one pass") {
-  Bench bench({.name = "asp"}, {.norm = 1.0F});
+  UpdaterBench bench({.mode = {.name = "asp"}, .clip = {.norm = 1.0F}});
   bench.Commit(3, 4);
   bench.Commit(0.3F, 0.4F);
   bench.Commit(0, 10);
@@ -104,7 +59,7 @@ TEST_CASE("Pushes that are versions of their own are clipped each by its own nor
 }
 
 TEST_CASE("With delay compensation versions are measured one at a time: each depends on the weights before it") {
-  Bench bench({.name = "asp", .delay_compensation = 0.5F}, {.norm = 1.0F});
+  UpdaterBench bench({.mode = {.name = "asp", .delay_compensation = 0.5F}, .clip = {.norm = 1.0F}});
   bench.Commit(3, 4);
   bench.Commit(3, 4);
   bench.Work();
@@ -114,7 +69,7 @@ TEST_CASE("With delay compensation versions are measured one at a time: each dep
 }
 
 TEST_CASE("Among several shards a version waits for its totals, and the current one is read meanwhile") {
-  Bench bench({}, {.norm = 1.0F}, 2, /*max_versions=*/1);
+  UpdaterBench bench({.clip = {.norm = 1.0F}, .shards = 2, .max_versions = 1});
   bench.Commit(3, 0);
   bench.Work();
   CHECK_FALSE(bench.Ended().has_value());
@@ -126,17 +81,17 @@ TEST_CASE("Among several shards a version waits for its totals, and the current 
   CHECK(sums[0].round().version() == 1);
   REQUIRE(sums[0].squares_size() == 1);
   CHECK(sums[0].squares(0) == 9);
-  bench.updater_.OnTotals(Bench::Totals(2, 9, 16));  // Not the one that is waited for.
+  bench.updater_.OnTotals(Totals(2, 9, 16));  // Not the one that is waited for.
   CHECK(bench.updater_.awaits_totals() == 1);
-  bench.updater_.OnTotals(Bench::Totals(1, 9, 16));
-  bench.updater_.OnTotals(Bench::Totals(1, 1, 1));  // Again: the first counts.
+  bench.updater_.OnTotals(Totals(1, 9, 16));
+  bench.updater_.OnTotals(Totals(1, 1, 1));  // Again: the first counts.
   bench.Work();
   CHECK(bench.Ended() == Outcome::kPublished);
   CHECK(bench.Weight(0) == -(static_cast<float>(1 / (5 + 1e-6)) * 3));
 }
 
 TEST_CASE("A version that was measured, and waits for readers, is built as it was measured") {
-  Bench bench({}, {.norm = 1.0F}, 1, /*max_versions=*/1);
+  UpdaterBench bench({.clip = {.norm = 1.0F}, .max_versions = 1});
   std::optional<VersionPin> pin = bench.parameters_.Pin({.rank = 0, .peer = ""}, bench.now_);
   bench.Commit(3, 4);
   bench.Work();
@@ -152,7 +107,7 @@ TEST_CASE("A version that was measured, and waits for readers, is built as it wa
 
 TEST_CASE("A version whose totals nobody will tell is given up, also while it is being measured") {
   for (const bool measured : {false, true}) {
-    Bench bench({}, {.norm = 1.0F}, 2);
+    UpdaterBench bench({.clip = {.norm = 1.0F}, .shards = 2});
     bench.Commit(3, 0);
     bench.updater_.StartNext(bench.now_);
     if (measured) CHECK(bench.pool_.RunPosted());
@@ -167,10 +122,10 @@ TEST_CASE("A version whose totals nobody will tell is given up, also while it is
 }
 
 TEST_CASE("A push is measured for itself where shards order pushes for themselves") {
-  CHECK_FALSE(Bench({.name = "asp"}, {.norm = 1.0F}, 1).updater_.measures_pushes());
-  CHECK_FALSE(Bench({.name = "bsp"}, {.norm = 1.0F}, 2).updater_.measures_pushes());
-  CHECK_FALSE(Bench({.name = "asp"}, {.value = 1.0F}, 2).updater_.measures_pushes());
-  Bench bench({.name = "asp"}, {.norm = 1.0F}, 2);
+  CHECK_FALSE(UpdaterBench({.mode = {.name = "asp"}, .clip = {.norm = 1.0F}}).updater_.measures_pushes());
+  CHECK_FALSE(UpdaterBench({.clip = {.norm = 1.0F}, .shards = 2}).updater_.measures_pushes());
+  CHECK_FALSE(UpdaterBench({.mode = {.name = "asp"}, .clip = {.value = 1.0F}, .shards = 2}).updater_.measures_pushes());
+  UpdaterBench bench({.mode = {.name = "asp"}, .clip = {.norm = 1.0F}, .shards = 2});
   REQUIRE(bench.updater_.measures_pushes());
   const auto push = bench.MakePush(3, 0);
   push->rank = 1;
@@ -186,7 +141,7 @@ TEST_CASE("A push is measured for itself where shards order pushes for themselve
   CHECK(sums[0].round().incarnation() == 2);
   CHECK(sums[0].round().step() == 7);
   CHECK(sums[0].squares(0) == 9);
-  push->clip_factors = bench.updater_.ClipFactorsOf(Bench::Totals(0, 9, 16));
+  push->clip_factors = bench.updater_.ClipFactorsOf(Totals(0, 9, 16));
   bench.updater_.Commit({push}, bench.now_);
   bench.Work();
   CHECK(bench.Ended() == Outcome::kPublished);

@@ -1,0 +1,281 @@
+// A job of 2 workers and 2 shards: the chief and the shards, joined by queues in place of the network. A test brings
+// about what happens, in an order of its choice: slices that come, reports, messages, the shards' work, losses and
+// rejoins.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+#include "common/layout_proto.h"
+#include "server/chief.h"
+#include "server/shard.h"
+#include "tests/catch.h"
+
+namespace ps {
+
+// While it lives nothing is logged: thousands of jobs are started and lost.
+class QuietLog {
+ public:
+  QuietLog() { spdlog::set_level(spdlog::level::off); }
+  ~QuietLog() { spdlog::set_level(before_); }
+  QuietLog(const QuietLog&) = delete;
+  QuietLog& operator=(const QuietLog&) = delete;
+
+ private:
+  const spdlog::level::level_enum before_ = spdlog::get_level();
+};
+
+class SmallJob {
+ public:
+  static constexpr uint32_t kShards = 2;
+  static constexpr uint32_t kWorkers = 2;
+
+  struct Plan {
+    ModeOptions mode;
+    uint64_t steps = 1;   // Of each worker.
+    uint32_t slices = 1;  // Of each shard. Each is a tensor of one weight, 0 at first.
+    ScheduleOptions schedule;
+    ClipOptions clip;
+  };
+
+  explicit SmallJob(const Plan& plan)
+      : plan_(plan),
+        chief_({.num_workers = kWorkers,
+                .num_shards = kShards,
+                .mode = plan.mode,
+                .schedule = plan.schedule,
+                .lease = std::chrono::hours(100)},
+               [](v1::Phase, const std::string&) {}),
+        metrics_(*MetricsWriter::Open("", "shard")) {
+    for (uint32_t shard = 0; shard < kShards; ++shard) AddShard(shard);
+    for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
+    Settle();
+    const SlicePlan slices(Model(), kShards);
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      slices_[shard] = slices.shard_slices(shard);
+      REQUIRE(slices_[shard].size() == plan_.slices);
+      for (const uint32_t slice : slices_[shard]) {
+        REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
+      }
+    }
+    Settle();
+  }
+  virtual ~SmallJob() = default;
+  SmallJob(const SmallJob&) = delete;
+  SmallJob& operator=(const SmallJob&) = delete;
+
+  v1::ShardStatusReply ShardStatus(uint32_t shard) const { return shards_[shard]->Status(now_); }
+  uint64_t Version(uint32_t shard) const { return ShardStatus(shard).version(); }
+  bool failed() { return chief_.Status(now_).phase() == v1::PHASE_FAILED; }
+  bool all_answered() const {
+    return std::all_of(workers_.begin(), workers_.end(),
+                       [this](const Worker& w) { return !w.alive || w.step >= plan_.steps; });
+  }
+  // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
+  float Weight(uint32_t shard) {
+    float weight = std::nanf("");
+    shards_[shard]->Await(nullptr, {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
+                          /*push_ended=*/false, [&](const absl::StatusOr<ShardAnswer>& answer) {
+                            if (!answer.ok()) return;
+                            weight = answer->weights->weights()[0];
+                            for (size_t local = 0; local < answer->weights->layout().slices(); ++local) {
+                              CHECK(answer->weights->slice(local)[0] == weight);
+                            }
+                          });
+    return weight;
+  }
+
+ protected:
+  struct Worker {
+    v1::Identity id;
+    bool alive = false;
+    uint64_t step = 0;
+    uint64_t next_step = 0;                     // The highest that an answer named.
+    std::array<uint64_t, kShards> pulled = {};  // Versions that it computes the step on.
+    std::array<uint32_t, kShards> pushed = {};  // Slices.
+    std::array<bool, kShards> answers = {};     // APPLIED or STALE came.
+  };
+
+  // A report is at the chief, a message at a shard; a shard has answered a push.
+  virtual void OnReport(uint32_t /*shard*/, const v1::ShardReport& /*report*/) {}
+  virtual void OnUpdate(uint32_t /*shard*/, const v1::ChiefUpdate& /*update*/) {}
+  virtual void OnAnswer(uint32_t /*shard*/, const v1::Identity& /*id*/, uint64_t /*step*/, v1::Answer /*answer*/) {}
+
+  // ---- What can happen
+
+  // It has more slices for this shard, in a step that it may take.
+  bool MayPush(uint32_t w, uint32_t s) const {
+    return workers_[w].alive && workers_[w].step < plan_.steps && workers_[w].pushed[s] < plan_.slices;
+  }
+  // The next slice of its push comes to the shard.
+  void Push(uint32_t w, uint32_t s) {
+    Worker& worker = workers_[w];
+    v1::PushRequest header;
+    *header.mutable_id() = worker.id;
+    header.set_step(worker.step);
+    header.set_version(worker.pulled[s]);
+    header.set_samples(1);
+    const uint32_t slice = slices_[s][worker.pushed[s]++];
+    const absl::Status added = shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))});
+    // If it is not taken, the shard knows that the job failed, or that the worker is another now.
+    if (added.ok() && worker.pushed[s] == plan_.slices) AwaitAnswer(worker, s);
+    BeginSteps();
+  }
+  // The shard's oldest report reaches the chief.
+  void Report(uint32_t s) {
+    const v1::ShardReport report = std::move(reports_[s].front());
+    reports_[s].pop_front();
+    OnReport(s, report);
+    chief_.OnReport(s, report, now_);
+    BeginSteps();
+  }
+  // A report reaches the chief once more.
+  void Repeat(uint32_t s, const v1::ShardReport& report) {
+    chief_.OnReport(s, report, now_);
+    BeginSteps();
+  }
+  // The oldest message to the shard reaches it.
+  void Update(uint32_t s) {
+    const v1::ChiefUpdate update = std::move(updates_[s].front());
+    updates_[s].pop_front();
+    OnUpdate(s, update);
+    shards_[s]->OnChiefUpdate(update);
+    BeginSteps();
+  }
+  // The shard measures and builds what it has to. Returns whether there was anything.
+  bool Work(uint32_t s) {
+    const bool worked = shards_[s]->ApplyPosted();
+    BeginSteps();
+    return worked;
+  }
+  void Lose(uint32_t w) {
+    v1::LeaveRequest leave;
+    *leave.mutable_id() = workers_[w].id;
+    leave.set_reason("lost");
+    REQUIRE(chief_.Leave(leave, now_).ok());
+    workers_[w].alive = false;
+  }
+  // The worker is answered when all shards know of it.
+  void Join(uint32_t rank) {
+    v1::JoinRequest request;
+    request.set_protocol(v1::PROTOCOL_VERSION_1);
+    request.set_job("default");
+    request.set_rank(rank);
+    *request.mutable_layout() = ToProto(Model());
+    Worker& worker = workers_[rank];
+    chief_.Join(request, now_, now_ + std::chrono::hours(1), [this, &worker](const auto& joined) {
+      if (!joined.ok()) return;
+      worker.id = joined->id();
+      worker.alive = true;
+      Begin(worker, joined->start_step());
+    });
+  }
+
+  // Brings about all that is on its way. What workers have not sent yet stays unsent. Returns whether shards worked.
+  bool Settle() {
+    bool worked = false;
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (uint32_t s = 0; s < kShards; ++s) {
+        for (; !reports_[s].empty(); moved = true) Report(s);
+        for (; !updates_[s].empty(); moved = true) Update(s);
+        for (; Work(s); moved = true) worked = true;
+      }
+    }
+    return worked;
+  }
+
+  const Plan plan_;
+  TimePoint now_ = TimePoint() + std::chrono::hours(1);
+  Chief chief_;
+  std::array<std::deque<v1::ShardReport>, kShards> reports_;  // On their way; likewise the next.
+  std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
+  std::array<Worker, kWorkers> workers_;
+
+ private:
+  void AddShard(uint32_t shard) {
+    ShardOptions options;
+    options.shard = shard;
+    options.num_shards = kShards;
+    options.num_workers = kWorkers;
+    options.mode = plan_.mode;
+    options.schedule = plan_.schedule;
+    options.clip = plan_.clip;
+    options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+    options.apply_threads = 0;
+    options.clock = [this] { return now_; };
+    options.max_inline_slices = 0;  // All is built by Work.
+    shards_[shard] = std::make_unique<Shard>(
+        options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
+    v1::Registration registration;
+    registration.set_protocol(v1::PROTOCOL_VERSION_1);
+    registration.set_shard(shard);
+    registration.set_job("default");
+    const auto send = [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); };
+    REQUIRE(chief_.RegisterShard(registration, send, now_).ok());
+  }
+
+  Layout Model() const {
+    Layout layout;
+    for (uint32_t tensor = 0; tensor < kShards * plan_.slices; ++tensor) {
+      layout.push_back({.name = std::string(1, static_cast<char>('a' + tensor)), .shape = {1}});
+    }
+    return layout;
+  }
+
+  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
+  static float Gradient(uint32_t rank, uint64_t step) { return static_cast<float>((rank + 1) << (2 * step)); }
+
+  static ReceivedSlice Slice(uint32_t index, float value) {
+    auto owner = std::make_shared<float>(value);
+    return {.index = index,
+            .payload = Payload({Piece(reinterpret_cast<const uint8_t*>(owner.get()), sizeof(float))}, owner)};
+  }
+
+  void AwaitAnswer(Worker& worker, uint32_t s) {
+    const auto answered = [this, &worker, s, id = worker.id,
+                           step = worker.step](const absl::StatusOr<ShardAnswer>& answer) {
+      if (!answer.ok() || answer->push->answer() == v1::ANSWER_FENCED) return;
+      OnAnswer(s, id, step, answer->push->answer());
+      if (id.incarnation() != worker.id.incarnation() || step != worker.step) return;
+      worker.answers[s] = true;
+      worker.next_step = std::max(worker.next_step, answer->push->next_step());
+    };
+    shards_[s]->Await(nullptr,
+                      {.caller = {.id = worker.id, .peer = ""},
+                       .push = worker.step,
+                       .weights = false,
+                       .version = {},
+                       .wait = std::chrono::hours(1000)},
+                      /*push_ended=*/true, answered);
+  }
+
+  // Who has all answers goes on. In a mode that gathers it reads the version of its step, else the newest.
+  void BeginSteps() {
+    for (Worker& worker : workers_) {
+      if (std::all_of(worker.answers.begin(), worker.answers.end(), [](bool came) { return came; })) {
+        Begin(worker, worker.next_step);
+      }
+    }
+  }
+  void Begin(Worker& worker, uint64_t step) {
+    worker.step = step;
+    worker.pushed = {};
+    worker.answers = {};
+    const bool gathers = plan_.mode.name == "bsp" || plan_.mode.name == "backup";
+    for (uint32_t s = 0; s < kShards; ++s) worker.pulled[s] = gathers ? step : Version(s);
+  }
+
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::array<std::vector<uint32_t>, kShards> slices_;
+  std::array<std::unique_ptr<Shard>, kShards> shards_;  // Last: their callbacks use the above.
+};
+
+}  // namespace ps
