@@ -161,8 +161,9 @@ TEST_CASE("Weights that are not finite are not published, and the tensor is name
     const auto ended = bench.updater_.TakeEnded();
     REQUIRE(ended.has_value());
     CHECK(ended->outcome == Outcome::kNotFinite);
-    CHECK(ended->update->NotFinite() ==
-          "version 1: the weights of tensor b are not finite; the learning rate, 1, may be too large (--learning_rate)");
+    CHECK(
+        ended->update->NotFinite() ==
+        "version 1: the weights of tensor b are not finite; the learning rate, 1, may be too large (--learning_rate)");
     CHECK(bench.parameters_.version() == 0);
     CHECK(bench.updater_.ruined() == !pinned);  // In place there is nothing left to read.
   }
