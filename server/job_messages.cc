@@ -48,7 +48,7 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   }
   if (ranks.empty()) return "waiting for all workers to leave";
   const bool some_ahead = ranks.size() < members.members().size();
-  if (!some_ahead) return "";
+  if (!some_ahead) return job.steps().Incomplete();
   const uint64_t step = members.members().at(ranks.front()).step;
   const std::string who = members.Describe(ranks, now);
   // Elsewhere only who is ahead by more than the mode's bound waits, if there is one.

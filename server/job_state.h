@@ -78,6 +78,7 @@ class JobState {
   const Membership& members() const { return members_; }
   const ShardTable& shards() const { return shards_; }
   const NormTotals& norms() const { return norms_; }
+  const StepCoordinator& steps() const { return steps_; }
   const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
   const JobRuns& runs() const { return runs_; }
   std::optional<uint32_t> initialiser() const { return initialiser_; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 
 namespace ps {
@@ -40,6 +42,19 @@ StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t inca
   if (!outcome.news || completion.shards.size() < num_shards_) return outcome;
   outcome.decided = Decide(mode_->Complete(push));
   return outcome;
+}
+
+std::string StepCoordinator::Incomplete() const {
+  for (const auto& [push, completion] : complete_) {
+    std::vector<uint32_t> missing;
+    for (uint32_t shard = 0; shard < num_shards_; ++shard) {
+      if (!completion.shards.contains(shard)) missing.push_back(shard);
+    }
+    if (missing.empty()) continue;
+    return absl::StrCat("step ", push.first, ": the push of rank ", push.second, " is not complete on shard ",
+                        absl::StrJoin(missing, ", "));
+  }
+  return "";
 }
 
 std::vector<StepSet> StepCoordinator::Decide(std::vector<StepSet> sets) {

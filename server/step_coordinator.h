@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,10 @@ class StepCoordinator {
   };
   // The push is complete on the shard; its version is not used.
   Outcome Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push);
+
+  // "step 3: the push of rank 1 is not complete on shard 2": the first that some shards have, and others not; empty
+  // without any.
+  std::string Incomplete() const;
 
  private:
   using Push = std::pair<uint64_t, uint32_t>;  // Step and rank.

@@ -45,7 +45,7 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
   };
   const Bad bad[] = {
       {&Hyperparameters::learning_rate, 0, "--learning_rate=0: expected a number above 0 (at least 1.2e-38)"},
-      {&Hyperparameters::eps, 1e-40F, "--eps=1e-40: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::eps, 0x1p-127F, "--eps=5.87747e-39: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, -1, "--learning_rate=-1: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, kInfinity, "--learning_rate=inf: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::learning_rate, kNan, "--learning_rate=nan: expected a number above 0 (at least 1.2e-38)"},

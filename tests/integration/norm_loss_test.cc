@@ -231,19 +231,24 @@ TEST_CASE("A server that is killed while a norm is open ends the job, by its num
   }
 }
 
-TEST_CASE("A server that is stopped while a norm is open is named when that takes too long, and no worker is") {
-  const TempFolder folder;
-  // Longer than it takes until servers tell the chief what they wait for.
-  const ServerProcesses servers(folder, 3, {"--num_workers=1", "--clip_norm=1", "--progress_timeout=6s"});
-  OtherWorker worker(servers.chief());
-  worker.Start();
-  servers[2].Signal(SIGSTOP);
-  const absl::StatusOr<ExchangeResult> result = worker.StartPush()->Wait();
-  CHECK(absl::IsAborted(result.status()));
-  const std::string message = Message(result.status());
-  INFO(message);
-  CHECK(message.find("(--progress_timeout): version 1: waiting for shard 2 to measure its slices") !=
-        std::string::npos);
+TEST_CASE("A server that is stopped is named when a norm, or a push, takes too long for it, and no worker is") {
+  const std::array<std::array<std::string, 2>, 2> expected = {
+      {{"asp", "rank 0, step 0: waiting for shard 2 to measure its slices"},
+       {"bsp", "step 0: the push of rank 0 is not complete on shard 2"}}};
+  for (const auto& [mode, what] : expected) {
+    const TempFolder folder;
+    // Longer than it takes until servers tell the chief what they wait for.
+    const ServerProcesses servers(folder, 3,
+                                  {"--mode=" + mode, "--num_workers=1", "--clip_norm=1", "--progress_timeout=6s"});
+    OtherWorker worker(servers.chief());
+    worker.Start();
+    servers[2].Signal(SIGSTOP);
+    const absl::StatusOr<ExchangeResult> result = worker.StartPush()->Wait();
+    CHECK(absl::IsAborted(result.status()));
+    const std::string message = Message(result.status());
+    INFO(message);
+    CHECK(message.find("(--progress_timeout): " + what) != std::string::npos);
+  }
 }
 
 }  // namespace

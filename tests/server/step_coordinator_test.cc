@@ -51,6 +51,17 @@ TEST_CASE("What is told twice counts once, and what comes after its step counts 
   CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}).news);
 }
 
+TEST_CASE("The first push that some shards do not have is named with them") {
+  StepCoordinator steps(MakeBsp({}, 2), 3);
+  CHECK(steps.Incomplete().empty());
+  DecidedBy(&steps, "0:1@0 2:1@0 1:0@0");
+  CHECK(steps.Incomplete() == "step 0: the push of rank 0 is not complete on shard 0, 2");
+  DecidedBy(&steps, "0:0@0 2:0@0");
+  CHECK(steps.Incomplete() == "step 0: the push of rank 1 is not complete on shard 1");
+  CHECK(DecidedBy(&steps, "1:1@0") == "0{0,1}");
+  CHECK(steps.Incomplete().empty());
+}
+
 TEST_CASE("Ranks that the job does not have make no step") { CHECK(DecidedBy("0:0@0 1:0@0 0:7@0 1:7@0").empty()); }
 
 TEST_CASE("A shard alone decides for itself, and so does each where every push makes a version") {
