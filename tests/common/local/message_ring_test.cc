@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kCapacity = 256;
 
-TimePoint Soon() { return Now() + std::chrono::seconds(20); }
+TimePoint InTime() { return Now() + std::chrono::seconds(20); }
 
 // Memory of a ring, and both ends of it.
 struct TestRing {
@@ -112,7 +112,7 @@ TEST_CASE("A reader that sleeps is woken by each message, and one that is not at
       REQUIRE(message == std::to_string(next));
       ++next;
     } else {
-      REQUIRE(ring.reader.Wait(Soon()));
+      REQUIRE(ring.reader.Wait(InTime()));
     }
   }
   writer.join();
@@ -132,7 +132,7 @@ TEST_CASE("Another process is talked to, and after its death its last messages a
       const auto message = reader.Read();
       if (!message.ok()) _exit(1);
       if (message->has_value() && **message == "die") raise(SIGKILL);
-      if (message->has_value() ? !writer.Write(**message + **message).ok() : !reader.Wait(Soon())) _exit(2);
+      if (message->has_value() ? !writer.Write(**message + **message).ok() : !reader.Wait(InTime())) _exit(2);
     }
   }
   MessageWriter writer(there->bytes());
@@ -142,7 +142,7 @@ TEST_CASE("Another process is talked to, and after its death its last messages a
       const auto message = reader.Read();
       REQUIRE(message.ok());
       if (message->has_value()) return **message;
-      REQUIRE(reader.Wait(Soon()));
+      REQUIRE(reader.Wait(InTime()));
     }
   };
   for (int i = 0; i < 1000; ++i) {
