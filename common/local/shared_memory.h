@@ -19,9 +19,9 @@ class SharedMemory {
  public:
   enum class Access { kRead, kReadWrite };
 
-  // So many zeros, at least one, mapped for reading and writing. Processes that are sent file() may map them as `others`
-  // says. As with all memory, a page is taken when it is first touched. RESOURCE_EXHAUSTED, with `name` and the bytes,
-  // if there is no room for the mapping.
+  // So many zeros, at least one, mapped for reading and writing. Processes that are sent file() may map them as
+  // `others` says. As with all memory, a page is taken when it is first touched. RESOURCE_EXHAUSTED, with `name` and
+  // the bytes, if there is no room for the mapping.
   static absl::StatusOr<SharedMemory> Create(const std::string& name, size_t bytes, Access others);
   // Maps what another process has created. The sender may be hostile: INVALID_ARGUMENT, with `name`, unless it is such
   // memory, of this size, and sealed. Whoever may write can change it at any time.

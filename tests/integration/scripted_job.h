@@ -48,6 +48,7 @@ class ScriptedJob {
   void Step(const std::vector<uint32_t>& order, size_t late) {
     const size_t in_time = order.size() - late;
     std::vector<Tensors> gradients;
+    gradients.reserve(order.size());
     for (const uint32_t rank : order) gradients.push_back(gradient_(rank, step_));
     std::vector<std::shared_ptr<Exchange>> exchanges;
     for (size_t i = 0; i < in_time; ++i) exchanges.push_back(Push(order[i], gradients[i]));

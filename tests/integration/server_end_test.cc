@@ -81,7 +81,8 @@ TEST_CASE("A learning rate that makes weights non-finite ends the job with the t
       options.hyperparameters = {.learning_rate = 1e38F, .momentum = 0, .weight_decay = 1000};
       const Cluster cluster(options);
       for (const absl::Status& status : RunJob(cluster, SmallWork())) {
-        CHECK(status.ToString().find(" are not finite; the learning rate, 1e+38, may be too large (--learning_rate)") != std::string::npos);
+        CHECK(status.ToString().find(" are not finite; the learning rate, 1e+38, may be too large (--learning_rate)") !=
+              std::string::npos);
       }
       for (const auto& server : cluster.servers) {
         const std::string ended = server->Wait().ToString();
