@@ -45,7 +45,12 @@ class Process {
   Process(const Process&) = delete;
   Process& operator=(const Process&) = delete;
 
-  void Signal(int signal) const { kill(pid_, signal); }
+  // A process that is stopped (SIGSTOP) does nothing any more when this returns.
+  void Signal(int signal) const {
+    kill(pid_, signal);
+    siginfo_t stopped = {};
+    if (signal == SIGSTOP) waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WEXITED | WNOWAIT);
+  }
   // The exit status, or 128 + the signal.
   int Wait() {
     int status = 0;
