@@ -260,7 +260,7 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
       double value = 0;
       const bool good = absl::SimpleAtod(text, &value);
       problems.Check(good, absl::StrCat(shown, ": expected a number"));
-      if (good) options.*row->number = value;  // Else nothing else is said of it.
+      if (good) options.*row->number = value;  // Else it keeps its default, which is good.
     }
   }
   ValidateSchedule(options, problems);

@@ -324,7 +324,7 @@ StallReport::Situation ShardState::Situation(TimePoint now) const {
   situation.blocked_since = updater.blocked_since();
   if (situation.blocked_since.has_value()) situation.readers = parameters->DescribeReaders(now);
   if (!waiters.empty()) situation.step = mode->step();
-  // Who has not pushed yet waits for this version itself, while other shards measure it.
+  // While other shards measure a version, ranks that have not pushed the next step are waiting for that version.
   if (!updater.awaits_totals().has_value()) situation.ranks = WaitingForRanks(now);
   return situation;
 }
