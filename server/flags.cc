@@ -16,6 +16,12 @@ ABSL_FLAG(
     "the address that other processes connect to; empty: the listening address, with this machine's name in place of "
     "0.0.0.0 or [::]");
 ABSL_FLAG(bool, insecure, false, "allow listening beyond this machine although there is no TLS");
+ABSL_FLAG(std::string, shared_memory, "auto",
+          "exchange with workers of this host and user through shared memory: auto (where it works), off, or require "
+          "(fail if this server cannot offer it)");
+ABSL_FLAG(std::string, local_socket, "",
+          "a path, on a volume that this server and workers in other containers of this host share, where they ask for "
+          "shared memory; empty: a name that workers in the same network namespace find");
 ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
 ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
 ABSL_FLAG(
@@ -143,6 +149,8 @@ ServerOptions ServerOptionsFromFlags() {
   options.listen = absl::GetFlag(FLAGS_listen);
   options.advertise = absl::GetFlag(FLAGS_advertise);
   options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.shared_memory = absl::GetFlag(FLAGS_shared_memory);
+  options.local_socket = absl::GetFlag(FLAGS_local_socket);
   options.job = absl::GetFlag(FLAGS_job);
   options.num_workers = absl::GetFlag(FLAGS_num_workers);
   options.mode = ModeOptionsFromFlags();

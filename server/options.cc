@@ -71,6 +71,12 @@ void CheckNormsOverShards(const ServerOptions& options, Problems& problems) {
 absl::Status ValidateServerOptions(const ServerOptions& options) {
   Problems problems;
   CheckAddresses(options, problems);
+  const std::string& memory = options.shared_memory;
+  problems.Check(memory == "auto" || memory == "off" || memory == "require",
+                 absl::StrCat("--shared_memory=", memory, ": expected auto, off or require"));
+  problems.Check(CheckText("--local_socket", options.local_socket, kMaxAddressBytes));
+  problems.Check(options.local_socket.empty() || memory != "off",
+                 absl::StrCat("--local_socket=", options.local_socket, ": has no meaning with --shared_memory=off"));
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);

@@ -10,6 +10,9 @@
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");
+ABSL_FLAG(std::string, shared_memory, "auto",
+          "exchange with servers of this host and user through shared memory: auto (where a server offers it), off "
+          "(gRPC), or require (fail where it is not to be had)");
 ABSL_FLAG(std::string, name, "",
           "name of this worker; it replaces a live worker of the same name; empty: made from host and process");
 ABSL_FLAG(int64_t, rank, -1, "claims this rank; -1: the lowest free one");
@@ -82,6 +85,7 @@ WorkerOptions ReadPlainFlags() {
   options.client.server = absl::GetFlag(FLAGS_server);
   options.client.job = absl::GetFlag(FLAGS_job);
   options.client.name = absl::GetFlag(FLAGS_name);
+  options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);
   options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
   options.decay_biases = absl::GetFlag(FLAGS_decay_biases);

@@ -20,6 +20,9 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
   problems.Check(ParseEndpoint("server", options.server).status());
   // They are sent as protobuf strings.
   problems.Check(CheckText("--server", options.server, kMaxAddressBytes));
+  const std::string& memory = options.shared_memory;
+  problems.Check(memory == "auto" || memory == "off" || memory == "require",
+                 absl::StrCat("--shared_memory=", memory, ": expected auto, off or require"));
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.Check(CheckText("--name", options.name, kMaxNameBytes));

@@ -35,6 +35,9 @@ namespace ps {
 struct ClientOptions {
   std::string server;  // The chief: HOST:PORT or unix:PATH.
   std::string job = "default";
+  // Exchange with servers of this host and user through shared memory: auto (where a server offers it), off (gRPC), or
+  // require (FAILED_PRECONDITION of the join, naming the shard, where it is not to be had).
+  std::string shared_memory = "auto";
   std::string name;              // Empty: made of the host, the process and a random number. A live worker with this
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
