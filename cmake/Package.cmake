@@ -1,13 +1,13 @@
 # What `cmake --install` puts where, so that find_package(ps) finds the client library.
 include(CMakePackageConfigHelpers)
 set(PS_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/ps)
-foreach(part client common wire proto)
+foreach(part client common local wire proto)
   set_target_properties(ps_${part} PROPERTIES EXPORT_NAME ${part})
 endforeach()
-install(TARGETS ps_client ps_common ps_wire ps_proto EXPORT psTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ps_client ps_common ps_local ps_wire ps_proto EXPORT psTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES common/include/ps/schedule.h common/include/ps/tensor.h worker/client/include/ps/client.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ps)
-install(FILES proto/ps/v1/ps.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/ps/proto/ps/v1)
+install(FILES proto/ps/v1/ps.proto proto/ps/v1/local.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/ps/proto/ps/v1)
 install(EXPORT psTargets NAMESPACE ps:: DESTINATION ${PS_PACKAGE_FOLDER})
 configure_package_config_file(cmake/psConfig.cmake.in ${PROJECT_BINARY_DIR}/psConfig.cmake
                               INSTALL_DESTINATION ${PS_PACKAGE_FOLDER})

@@ -3,27 +3,47 @@
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #include "common/check.h"
 
 namespace ps {
 
+namespace {
+
+size_t BytesFor(size_t elements) { return std::max<size_t>(64, (elements * sizeof(float) + 63) / 64 * 64); }
+
+}  // namespace
+
 FloatBuffer::FloatBuffer(size_t elements, float value) : size_(elements) {
-  const size_t bytes = (elements * sizeof(float) + 63) / 64 * 64;
-  void* memory = std::aligned_alloc(64, bytes == 0 ? 64 : bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  data_.reset(static_cast<float*>(memory));
-  std::fill_n(data_.get(), bytes / sizeof(float), value);
+  own_.reset(static_cast<float*>(std::aligned_alloc(64, BytesFor(elements))));
+  if (own_ == nullptr) throw std::bad_alloc();
+  data_ = own_.get();
+  std::fill_n(data_, BytesFor(elements) / sizeof(float), value);
+}
+
+FloatBuffer::FloatBuffer(size_t elements, float value, SharedMemory shared)
+    : size_(elements), shared_(std::move(shared)), data_(reinterpret_cast<float*>(shared_.bytes().data())) {
+  std::fill_n(data_, shared_.bytes().size() / sizeof(float), value);
+}
+
+FloatBuffer FloatBuffer::Shared(size_t elements, float value) {
+  absl::StatusOr<SharedMemory> memory =
+      SharedMemory::Create("weights", BytesFor(elements), SharedMemory::Access::kRead);
+  if (!memory.ok()) throw std::bad_alloc();
+  return FloatBuffer(elements, value, *std::move(memory));
 }
 
 void FloatBuffer::Free::operator()(float* data) const { std::free(data); }
 
-BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_sets)
-    : elements_(elements), values_(std::move(values)), max_sets_(max_sets), current_(Make()) {}
+BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared)
+    : elements_(elements), values_(std::move(values)), max_sets_(max_sets), shared_(shared), current_(Make()) {}
 
 std::shared_ptr<HeldBuffers> BufferRing::Make() const {
   auto made = std::make_shared<HeldBuffers>();
-  for (const float value : values_) made->tensors.emplace_back(elements_, value);
+  for (const float value : values_) {
+    made->tensors.push_back(shared_ ? FloatBuffer::Shared(elements_, value) : FloatBuffer(elements_, value));
+  }
   return made;
 }
 

@@ -7,22 +7,33 @@
 #include <memory>
 #include <vector>
 
+#include "common/local/shared_memory.h"
+
 namespace ps {
 
-// 64-byte aligned floats, all of one value at first.
+// 64-byte aligned floats, all of one value at first. std::bad_alloc if there is no memory for them.
 class FloatBuffer {
  public:
   explicit FloatBuffer(size_t elements, float value = 0);
-  float* data() { return data_.get(); }
-  const float* data() const { return data_.get(); }
+  // In memory that other processes may be given to read.
+  static FloatBuffer Shared(size_t elements, float value);
+
+  float* data() { return data_; }
+  const float* data() const { return data_; }
   size_t size() const { return size_; }
+  // Of one that is shared: where its floats are, from the beginning.
+  const SharedMemory& memory() const { return shared_; }
 
  private:
   struct Free {
     void operator()(float* data) const;
   };
+  FloatBuffer(size_t elements, float value, SharedMemory shared);
+
   size_t size_;
-  std::unique_ptr<float[], Free> data_;
+  SharedMemory shared_;
+  std::unique_ptr<float[], Free> own_;
+  float* data_;  // In one of the two.
 };
 
 // Buffers that belong together (weights; all tensors of an optimizer's state), and how many hold them. Held buffers are
@@ -37,8 +48,9 @@ struct HeldBuffers {
 // any thread.
 class BufferRing {
  public:
-  // At most `max_sets` sets exist; each has a tensor for each of `values`, its first value.
-  BufferRing(size_t elements, std::vector<float> values, size_t max_sets);
+  // At most `max_sets` sets exist; each has a tensor for each of `values`, its first value. `shared`: other processes
+  // may be given them to read.
+  BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared = false);
 
   const std::shared_ptr<HeldBuffers>& current() const { return current_; }
   // Null if nothing is being written.
@@ -61,6 +73,7 @@ class BufferRing {
   const size_t elements_;
   const std::vector<float> values_;
   const size_t max_sets_;
+  const bool shared_;
   std::shared_ptr<HeldBuffers> current_;
   std::shared_ptr<HeldBuffers> next_;
   std::vector<std::shared_ptr<HeldBuffers>> spare_;

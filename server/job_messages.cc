@@ -19,6 +19,7 @@ void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::Sh
     v1::ShardInfo* info = shards->Add();
     info->set_shard(shard);
     info->set_address(job.shards().address(shard));
+    info->set_local_socket(job.shards().local_socket(shard));
     if (!job.plan().has_value()) continue;
     for (const uint32_t slice : job.plan()->shard_slices(shard)) info->add_slices(slice);
   }

@@ -25,12 +25,12 @@ std::span<const float> VersionPin::slice(size_t local) const {
 }
 
 Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
-                       size_t max_kept, std::function<void()> on_release)
+                       size_t max_kept, std::function<void()> on_release, bool shared)
     : layout_(std::move(layout)),
       max_versions_(max_versions),
       hook_(std::make_shared<ReleaseHook>()),
       readers_(std::make_shared<Readers>(max_versions)),
-      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept),
+      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared),
       // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
       state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
       has_initial_(layout_->slices(), false) {

@@ -38,6 +38,8 @@ class VersionPin {
   std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
   // Of the slice with this local index.
   std::span<const float> slice(size_t local) const;
+  // Where the weights are, if the parameters are shared.
+  const SharedMemory& memory() const { return buffers_->tensors[0].memory(); }
 
  private:
   friend class Parameters;
@@ -77,9 +79,10 @@ class Parameters {
 
   // `state` has the first value of each tensor of the optimizer's state. At most `max_versions` versions of the weights
   // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
-  // without the owner's lock, when a hold has gone that an update was blocked on.
+  // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
+  // that other processes may be given to read.
   Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
-             std::function<void()> on_release);
+             std::function<void()> on_release, bool shared = false);
   ~Parameters();
 
   // on_release is not called any more from now on. Waits for a call in progress.

@@ -127,8 +127,14 @@ absl::Status Server::Listen() {
         MakeChiefOptions(options_), [this](v1::Phase phase, const std::string& failure) { End(phase, failure); },
         metrics_.get());
   }
+  ShardOptions shard_options = MakeShardOptions(options_);
+  const bool shares = options_.shared_memory != "off";
+  const absl::Status supported = shares ? LocalService::CheckSupported() : absl::OkStatus();
+  shard_options.shared_memory = shares && supported.ok();
+  if (!supported.ok() && options_.shared_memory == "require") return supported;
+  if (!supported.ok()) spdlog::warn("{}; workers of this host will use gRPC", Message(supported));
   shard_ = std::make_unique<Shard>(
-      MakeShardOptions(options_),
+      shard_options,
       [this](const v1::ShardReport& report) {
         if (chief_ != nullptr) return chief_->OnReport(0, report, Now());
         if (follower_ != nullptr) follower_->Report(report);
@@ -137,6 +143,7 @@ absl::Status Server::Listen() {
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
   data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{});
+  if (shard_options.shared_memory) PS_RETURN_IF_ERROR(ListenLocally());
   HandleShardStatus(*router_, [this] { return ShardStatus(); });
   if (chief_ != nullptr) {
     HandleChiefCalls(*router_, *chief_);
@@ -167,6 +174,26 @@ absl::Status Server::Listen() {
   return absl::OkStatus();
 }
 
+absl::Status Server::ListenLocally() {
+  absl::StatusOr<std::unique_ptr<LocalService>> local =
+      LocalService::Start(*shard_, WaitLimits{}, options_.local_socket);
+  if (local.ok()) {
+    local_service_ = *std::move(local);
+  } else if (options_.shared_memory == "require" || !options_.local_socket.empty()) {
+    return local.status();
+  } else {
+    spdlog::warn("{}; workers of this host will use gRPC", Message(local.status()));
+  }
+  return absl::OkStatus();
+}
+
+v1::ShardStatusReply Server::ShardStatus() const {
+  v1::ShardStatusReply status = data_service_->Status(Now());
+  if (local_service_ == nullptr) return status;
+  for (const uint32_t rank : local_service_->ranks()) status.add_shared_memory(rank);
+  return status;
+}
+
 // A server that listens on all addresses is reached by the machine's name.
 std::string Server::AdvertisedAddress() const {
   if (!options_.advertise.empty()) return options_.advertise;
@@ -181,6 +208,7 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   registration.set_shard(options_.shard);
   registration.set_address(AdvertisedAddress());
   registration.set_job(options_.job);
+  if (local_service_ != nullptr) registration.set_local_socket(local_service_->address());
   const auto settings = SharedSettings(options_);
   registration.mutable_settings()->insert(settings.begin(), settings.end());
   if (chief_ != nullptr) {
@@ -245,6 +273,7 @@ void Server::Tick() {
     last = now;
     shard_->Tick(now);
     data_service_->Tick(now);
+    if (local_service_ != nullptr) local_service_->Tick();
     mutex_.Lock();
   }
   mutex_.Unlock();
@@ -337,6 +366,7 @@ Server::~Server() {
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
   if (health_ != nullptr) health_->EndWatches();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
+  local_service_.reset();
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
   // of destruction matters.
   if (shard_ != nullptr) shard_->StopApplying();

@@ -15,6 +15,7 @@
 #include "server/follower.h"
 #include "server/grpc_data_service.h"
 #include "server/health_service.h"
+#include "server/local_service.h"
 #include "server/options.h"
 #include "server/shard.h"
 #include "server/unix_lock.h"
@@ -39,7 +40,7 @@ class Server {
   absl::Status Wait();
 
   // This server's shard at a glance.
-  v1::ShardStatusReply ShardStatus() const { return data_service_->Status(Now()); }
+  v1::ShardStatusReply ShardStatus() const;
 
   // Asks for the end. The job, if it runs, fails for this reason. Thread-safe, any number of times.
   void Stop(const std::string& reason);
@@ -47,6 +48,7 @@ class Server {
  private:
   explicit Server(const ServerOptions& options);
   absl::Status Listen();
+  absl::Status ListenLocally();
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
   // Until the chief has taken this shard in, or refused it.
@@ -70,6 +72,7 @@ class Server {
   std::unique_ptr<CallRouter> router_;
   std::unique_ptr<HealthService> health_;
   std::unique_ptr<GrpcDataService> data_service_;
+  std::unique_ptr<LocalService> local_service_;  // Null: no shared memory.
   std::unique_ptr<grpc::Server> grpc_;
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;

@@ -326,6 +326,11 @@ v1::ShardStatusReply Shard::Status(TimePoint now) const {
   return state_.Status(now);
 }
 
+std::shared_ptr<const ShardLayout> Shard::layout() const {
+  MutexLock lock(mutex_);
+  return state_.layout;
+}
+
 bool Shard::IsMember(const v1::Identity& id) const {
   MutexLock lock(mutex_);
   return state_.job.IsMember(id);

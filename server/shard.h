@@ -67,6 +67,8 @@ class Shard {
 
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
+  // Null as long as the view in force has none.
+  std::shared_ptr<const ShardLayout> layout() const;
   bool IsMember(const v1::Identity& id) const;
   // The incarnations of the job's members, by rank.
   std::map<uint32_t, uint64_t> MemberIncarnations() const;

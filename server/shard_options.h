@@ -28,6 +28,7 @@ struct ShardOptions {
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
+  bool shared_memory = false;       // Weights are where processes of this host may be given them to read.
   std::function<TimePoint()> clock = Now;
 };
 

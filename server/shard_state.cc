@@ -35,7 +35,8 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
   layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
   parameters =
       std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
-                                   mode->delay_compensation() != 0 ? options.num_workers : 0, std::move(on_release));
+                                   mode->delay_compensation() != 0 ? options.num_workers : 0, std::move(on_release),
+                                   options.shared_memory);
   updater.SetParameters(parameters.get(), layout);
   const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
   if (!schedule.ok()) return schedule.status();

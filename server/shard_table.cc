@@ -15,6 +15,7 @@ constexpr size_t kMaxSettingBytes = 512;  // Of an address or setting from the w
 absl::Status CheckTexts(const v1::Registration& registration) {
   PS_RETURN_IF_ERROR(CheckText("--job", registration.job(), kMaxSettingBytes));
   PS_RETURN_IF_ERROR(CheckText("--advertise", registration.address(), kMaxSettingBytes));
+  PS_RETURN_IF_ERROR(CheckText("--local_socket", registration.local_socket(), kMaxSettingBytes));
   for (const auto& [flag, value] : registration.settings()) {
     PS_RETURN_IF_ERROR(CheckText("the name of a setting", flag, kMaxSettingBytes));
     PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxSettingBytes));
@@ -55,7 +56,7 @@ absl::Status ShardTable::Register(const v1::Registration& registration, bool run
     return absl::FailedPreconditionError(
         absl::StrCat("shard ", number, " cannot rejoin a running job: its weights are lost"));
   }
-  shard = {.registered = true, .ever_registered = true, .address = registration.address(), .gone_since = now};
+  shard = {.registered = true, .ever_registered = true, .address = registration.address(), .local_socket = registration.local_socket(), .gone_since = now};
   return absl::OkStatus();
 }
 

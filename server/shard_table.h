@@ -39,6 +39,7 @@ class ShardTable {
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
   const std::string& address(uint32_t shard) const { return shards_[shard].address; }  // Empty: never registered.
+  const std::string& local_socket(uint32_t shard) const { return shards_[shard].local_socket; }  // Empty: none.
   std::vector<uint32_t> Missing() const;
   bool AllInitialised() const;
   // Whether this view is in force: every shard acts on it or on a later one.
@@ -59,6 +60,7 @@ class ShardTable {
     bool registered = false;
     bool ever_registered = false;
     std::string address;
+    std::string local_socket;
     uint64_t acknowledged_view = 0;
     bool initialised = false;
     uint64_t applied_version = 0;

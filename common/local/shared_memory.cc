@@ -71,6 +71,18 @@ SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   return *this;
 }
 
+// Copied page by page, as they are written.
+void SharedMemory::MakePrivate() {
+  const void* const at =
+      mmap(bytes_.data(), bytes_.size(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, file_.get(), 0);
+  Check(at == bytes_.data(), "a mapping can be replaced by another one of the same file");
+}
+
+uint64_t SharedMemory::identity() const {
+  struct stat status = {};
+  return fstat(file_.get(), &status) == 0 ? status.st_ino : 0;
+}
+
 void SharedMemory::Unmap() {
   if (!bytes_.empty()) munmap(bytes_.data(), bytes_.size());
   bytes_ = {};

@@ -35,6 +35,12 @@ class SharedMemory {
   // Page-aligned; empty in one that was moved from. Written only with kReadWrite.
   std::span<uint8_t> bytes() const { return bytes_; }
   const FileDescriptor& file() const { return file_; }
+  // From now on writes here, into memory that Create made, are seen by nobody else; to others it stays as it is. What
+  // is read here does not change by that. May be called while another thread writes: each of its writes falls before or
+  // after.
+  void MakePrivate();
+  // A number that no other such memory has which lives at the same time.
+  uint64_t identity() const;
 
  private:
   SharedMemory(FileDescriptor file, std::span<uint8_t> bytes) : file_(std::move(file)), bytes_(bytes) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/status.h"
@@ -14,6 +15,7 @@
 #include "worker/client/grpc_shard_link.h"
 #include "worker/client/heartbeats.h"
 #include "worker/client/join.h"
+#include "worker/client/local_shard_link.h"
 #include "worker/client/policy.h"
 #include "worker/client/running_exchanges.h"
 #include "worker/client/tensor_memory.h"
@@ -24,6 +26,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
+constexpr absl::Duration kLocalConnect = absl::Seconds(5);
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 
 TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
@@ -64,10 +67,7 @@ class ClientImpl final : public Client {
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
 
-  absl::StatusOr<TensorMemory> GradientBuffers() override {
-    MutexLock lock(mutex_);
-    return Buffers(gradient_buffers_);
-  }
+  absl::StatusOr<TensorMemory> GradientBuffers() override { return SharedGradientBuffers(); }
   absl::StatusOr<TensorMemory> WeightBuffers() override {
     MutexLock lock(mutex_);
     return Buffers(weight_buffers_);
@@ -102,13 +102,19 @@ class ClientImpl final : public Client {
   absl::StatusOr<HashedWeights> WeightsHash() override;
 
  private:
+  absl::StatusOr<TensorMemory> SharedGradientBuffers();
+  // Sets where servers of this host find what the request sends.
+  void Share(ExchangeRequest& request);
+  // The link to this shard, and, where it is not through shared memory, why not. The error is that of
+  // --shared_memory=require.
+  absl::StatusOr<std::unique_ptr<ShardLink>> MakeLink(uint32_t shard, const v1::ShardInfo& info, std::string* why_not);
   std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr);
   absl::StatusOr<TensorMemory> Buffers(std::optional<TensorMemory>& buffers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Notice(const std::string& text) const {
     if (options_.on_notice) options_.on_notice(text);
   }
   // What exchanges need, from what the chief has answered.
-  void SetUpLinks(const Layout& layout);
+  absl::Status SetUpLinks(const Layout& layout);
   void StartThreads();
   // Ends what is under way and what begins later with this error, unless this worker has left.
   void Fail(const absl::Status& failure) {
@@ -124,6 +130,7 @@ class ClientImpl final : public Client {
   v1::JoinReply joined_as_;                               // Constant once joined.
   ModePolicy policy_;                                     // Likewise.
   bool joined_ = false;                                   // Likewise.
+  bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
   std::atomic<bool> left_ = false;
   std::atomic<bool> initialise_ = false;
   std::atomic<bool> lead_ = false;
@@ -132,6 +139,8 @@ class ClientImpl final : public Client {
   Mutex mutex_;
   bool all_done_ ABSL_GUARDED_BY(mutex_) = false;  // Done has said who the lead is; what else is told may be older.
   std::optional<TensorMemory> gradient_buffers_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SharedTensors> shared_gradients_ ABSL_GUARDED_BY(mutex_);  // What they are in, if they are shared.
+  std::vector<std::shared_ptr<SharedTensors>> staging_ ABSL_GUARDED_BY(mutex_);  // For gradients that are not.
   std::optional<TensorMemory> weight_buffers_ ABSL_GUARDED_BY(mutex_);
 
   ThreadTimer timer_;
@@ -165,7 +174,10 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     return policy.status();
   }
   policy_ = *std::move(policy);
-  SetUpLinks(layout);
+  if (const absl::Status links = SetUpLinks(layout); !links.ok()) {
+    (void)Leave(Message(links));
+    return links;
+  }
   initialise_ = joined_as_.initialise();
   lead_ = joined_as_.lead();
   if (!replaced().empty()) Notice(absl::StrCat("this worker replaces ", replaced(), " as rank ", rank()));
@@ -173,7 +185,7 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   return absl::OkStatus();
 }
 
-void ClientImpl::SetUpLinks(const Layout& layout) {
+absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   context_->rank = rank();
   context_->incarnation = incarnation();
@@ -181,13 +193,55 @@ void ClientImpl::SetUpLinks(const Layout& layout) {
   context_->connect_timeout = ToChrono(options_.connect_timeout);
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
+  std::vector<std::string> over_grpc;
   for (const v1::ShardInfo& info : joined_as_.shards()) {
-    // The chief is reached as the user said, the others as they advertise.
     const auto shard = static_cast<uint32_t>(context_->links.size());
-    const std::string address = shard == 0 ? options_.server : info.address();
-    if (shard > 0) channels_.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
-    context_->links.push_back(MakeGrpcShardLink(channels_[shard], address, shard, context_->plan, joined_as_.id()));
+    std::string why_not;
+    absl::StatusOr<std::unique_ptr<ShardLink>> link = MakeLink(shard, info, &why_not);
+    if (!link.ok()) return link.status();
+    context_->links.push_back(*std::move(link));
+    if (!why_not.empty()) over_grpc.push_back(absl::StrCat("shard ", shard, " over gRPC (", why_not, ")"));
   }
+  has_shared_memory_ = over_grpc.size() < context_->links.size();
+  std::string links = absl::StrJoin(over_grpc, ", ");
+  if (has_shared_memory_) {
+    absl::StrAppend(&links, links.empty() ? "all shards" : "; the others", " through shared memory");
+  }
+  Notice(absl::StrCat("exchanging with ", links));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<ShardLink>> ClientImpl::MakeLink(uint32_t shard, const v1::ShardInfo& info,
+                                                                std::string* why_not) {
+  // The chief is reached as the user said, the others as they advertise.
+  const std::string address = shard == 0 ? options_.server : info.address();
+  if (shard > 0) channels_.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
+  auto remote = MakeGrpcShardLink(channels_[shard], address, shard, context_->plan, joined_as_.id());
+  if (options_.shared_memory == "off") {
+    *why_not = "--shared_memory=off";
+    return remote;
+  }
+  absl::Status connected = absl::UnavailableError("the server offers none");
+  if (!info.local_socket().empty()) {
+    const absl::Duration longest = std::min(options_.connect_timeout, kLocalConnect);
+    absl::StatusOr<std::unique_ptr<ShardLink>> local = ConnectLocally({.socket = info.local_socket(),
+                                                                       .address = address,
+                                                                       .shard = shard,
+                                                                       .plan = &context_->plan,
+                                                                       .id = joined_as_.id()},
+                                                                      After(longest));
+    if (local.ok()) {
+      return PreferLocal(*std::move(local), std::move(remote),
+                         [this, shard](const std::string& text) { Notice(absl::StrCat("shard ", shard, ": ", text)); });
+    }
+    // Nobody is there: the server is on another host, or in another network namespace.
+    connected =
+        absl::IsUnavailable(local.status()) ? absl::UnavailableError("not reachable on this host") : local.status();
+  }
+  *why_not = Message(connected);
+  if (options_.shared_memory != "require") return remote;
+  return absl::FailedPreconditionError(
+      absl::StrCat("--shared_memory=require: shard ", shard, " at ", address, ": ", *why_not));
 }
 
 void ClientImpl::StartThreads() {
@@ -231,6 +285,36 @@ absl::StatusOr<TensorMemory> ClientImpl::Buffers(std::optional<TensorMemory>& bu
   return made;
 }
 
+absl::StatusOr<TensorMemory> ClientImpl::SharedGradientBuffers() {
+  MutexLock lock(mutex_);
+  if (!has_shared_memory_ || gradient_buffers_.has_value()) return Buffers(gradient_buffers_);
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
+  if (!made.ok()) return made.status();
+  shared_gradients_ = *made;
+  gradient_buffers_ = TensorMemory{.tensors = (*made)->tensors(), .owner = *made};
+  return *gradient_buffers_;
+}
+
+void ClientImpl::Share(ExchangeRequest& request) {
+  if (!has_shared_memory_ || request.sends_no_slices()) return;
+  MutexLock lock(mutex_);
+  if (shared_gradients_ != nullptr && !shared_gradients_->detached() && shared_gradients_->Holds(request.out)) {
+    request.shared = shared_gradients_;
+    return;
+  }
+  // Of earlier pushes; one that is held by an exchange is still being read.
+  std::erase_if(staging_, [](const auto& each) { return each->detached(); });
+  const auto free =
+      std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });
+  if (free != staging_.end()) {
+    request.shared = *free;
+  } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
+             made.ok()) {
+    request.shared = staging_.emplace_back(*std::move(made));
+  }
+  request.staged = request.shared != nullptr;
+}
+
 std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneCallback callback) {
   auto exchange = std::make_shared<RetryingExchange>(context_, timer_, std::move(request), std::move(callback));
   exchanges_.Begin(exchange);
@@ -249,6 +333,7 @@ std::shared_ptr<Exchange> ClientImpl::StartPushPull(const PushInfo& push, const 
   request.out = gradients;
   request.in = weights;
   request.deferred = deferred;
+  Share(request);
   return Run(std::move(request), std::move(callback));
 }
 

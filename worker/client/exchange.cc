@@ -90,6 +90,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
   call.out = &request_.out;
   call.in = &request_.in;
+  if (request_.shared != nullptr && !request_.shared->detached()) call.shared = request_.shared;
   if (exact()) {
     call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
     call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
@@ -136,6 +137,7 @@ void RetryingExchange::TensorReady(size_t tensor) {
     const SliceInfo& info = context_->plan.slices()[slice];
     const float* values = request_.out[tensor].data() + info.offset;
     const bool finite = AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
+    if (request_.staged) std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
     MutexLock lock(mutex_);
     if (decided_) return;
     if (!finite) return End(NotFinite(tensor));
@@ -274,6 +276,8 @@ absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& de
 void RetryingExchange::End(const absl::Status& status) {
   Check(!decided_, "an exchange has one result");
   decided_ = true;
+  // A push that is not answered may still count: what servers were told of it must not change.
+  if (!status.ok() && request_.shared != nullptr) request_.shared->Detach();
   for (const ShardState& state : shards_) {
     if (state.call != nullptr) state.call->Cancel();
   }

@@ -17,6 +17,9 @@ struct ExchangeRequest {
   std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
   ConstTensors out;
   MutableTensors in;
+  // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first.
+  std::shared_ptr<SharedTensors> shared;
+  bool staged = false;
   bool deferred = false;
   TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.
 

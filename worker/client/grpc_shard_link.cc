@@ -9,8 +9,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/grpc_status.h"
-#include "common/schedule_proto.h"
 #include "common/sync.h"
+#include "worker/client/call_messages.h"
 #include "worker/client/deadline.h"
 
 namespace ps {
@@ -69,7 +69,6 @@ class GrpcShardCall final : public ShardCall,
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
-  absl::Status TakeSchedule(const v1::PullReply& pull);
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
   TimePoint Moved();
   void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -154,23 +153,14 @@ void GrpcShardCall::WriteNext() {
 }
 
 v1::PushRequest GrpcShardCall::PushHeader() const {
-  v1::PushRequest header;
+  v1::PushRequest header = PushHeaderOf(request_);
   *header.mutable_id() = target_.id;
-  header.set_step(request_.step);
-  header.set_version(request_.version);
-  header.set_samples(request_.samples);
-  header.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
-  header.set_contribution(static_cast<v1::Contribution>(request_.contribution));
-  if (request_.passed.has_value()) header.set_passed(*request_.passed);
   return header;
 }
 
 grpc::ByteBuffer GrpcShardCall::PullMessage() const {
-  v1::PullRequest pull;
+  v1::PullRequest pull = PullHeaderOf(request_);
   *pull.mutable_id() = target_.id;
-  if (request_.exact_version.has_value()) pull.set_version(*request_.exact_version);
-  if (request_.pull_step.has_value()) pull.set_step(*request_.pull_step);
-  pull.set_wait_ms(static_cast<uint32_t>(request_.wait.count()));
   return EncodeMessage(pull);
 }
 
@@ -227,37 +217,19 @@ void GrpcShardCall::OnReadDone(bool ok) {
   StartRead(&received_);
 }
 
-absl::Status GrpcShardCall::TakeSchedule(const v1::PullReply& pull) {
-  const absl::StatusOr<Schedule> schedule = FromProto(pull.schedule());
-  if (!schedule.ok()) return schedule.status();
-  reply_.schedule = *schedule;
-  reply_.position = pull.position();
-  return absl::OkStatus();
-}
-
 absl::Status GrpcShardCall::OnMessage() {
   if (request_.kind == CallKind::kInit) return absl::OkStatus();
+  if (request_.kind == CallKind::kPush) {
+    v1::PushReply push;
+    PS_RETURN_IF_ERROR(DecodeMessage(received_, &push));
+    TakePush(push, /*only=*/true, &reply_);
+    return absl::OkStatus();
+  }
   v1::PullReply pull;
-  if (request_.kind == CallKind::kPush) {
-    PS_RETURN_IF_ERROR(DecodeMessage(received_, pull.mutable_push()));
-  } else {
-    const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
-    if (!slices.ok()) return slices.status();
-    reply_.version = pull.version();
-    PS_RETURN_IF_ERROR(TakeSlices(*slices));
-    reply_.waited_us += pull.waited_us();
-    for (const v1::Hyperparameter& each : pull.hyperparameters()) reply_.hyperparameters[each.name()] = each.value();
-    if (pull.has_schedule()) PS_RETURN_IF_ERROR(TakeSchedule(pull));
-  }
-  if (!pull.has_push()) return absl::OkStatus();
-  reply_.answer = static_cast<PushAnswer>(pull.push().answer());
-  reply_.generation = pull.push().generation();
-  reply_.next_step = pull.push().next_step();
-  if (request_.kind == CallKind::kPush) {
-    reply_.waited_us = pull.push().waited_us();
-    reply_.version = pull.push().version();
-  }
-  return absl::OkStatus();
+  const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
+  if (!slices.ok()) return slices.status();
+  PS_RETURN_IF_ERROR(TakePull(pull, &reply_));
+  return TakeSlices(*slices);
 }
 
 absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices) {

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "ps/client.h"
+#include "worker/client/shared_tensors.h"
 
 namespace ps {
 
@@ -44,6 +45,9 @@ struct CallRequest {
   // A block for each tensor of the layout; they live at least until `memory_in_use` is released.
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
+  // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
+  // sent, nothing changes there until a push is answered, and if it is not, ever.
+  std::shared_ptr<SharedTensors> shared;
   // Before a slice is written to `in`: whether it is to be. After it was: called. Each may be empty. Called from the
   // link's threads, one at a time for each call, and never after the call's end.
   std::function<bool(uint32_t slice)> wants_slice;
@@ -98,6 +102,8 @@ class ShardLink {
 
   // For messages: where the shard is.
   virtual const std::string& address() const = 0;
+  // False: it has ended for good, and so will every call, with UNAVAILABLE.
+  virtual bool works() const { return true; }
   // Does nothing before the call's Begin. The link must outlive the call.
   virtual std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) = 0;
 };

@@ -1,0 +1,101 @@
+#include "common/local/local_channel.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kRoomAfter(1);  // The other side does not say when it has read.
+
+// Ring 0 is the client's to write, ring 1 the server's.
+std::span<uint8_t> RingOf(const SharedMemory& rings, bool second) {
+  const size_t size = rings.bytes().size() / 2;
+  return rings.bytes().subspan(second ? size : 0, size);
+}
+
+}  // namespace
+
+absl::StatusOr<SharedMemory> LocalChannel::MakeRings(size_t ring_bytes) {
+  return SharedMemory::Create("a link's rings", 2 * MessageRing::SizeFor(ring_bytes), SharedMemory::Access::kReadWrite);
+}
+
+absl::StatusOr<SharedMemory> LocalChannel::AttachRings(FileDescriptor file, size_t ring_bytes) {
+  return SharedMemory::Attach("a link's rings", std::move(file), 2 * MessageRing::SizeFor(ring_bytes),
+                              SharedMemory::Access::kReadWrite);
+}
+
+LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, Side side)
+    : socket_(std::move(socket)),
+      rings_(std::move(rings)),
+      reader_(RingOf(rings_, side == Side::kClient)),
+      incoming_(*reinterpret_cast<MessageRing*>(RingOf(rings_, side == Side::kClient).data())),
+      look_at_(Now() + kLookAfter),
+      writer_(RingOf(rings_, side == Side::kServer)) {}
+
+absl::Status LocalChannel::Send(std::string message) {
+  MutexLock lock(mutex_);
+  waiting_.push_back(std::move(message));
+  const absl::Status flushed = Flush();
+  if (!waiting_.empty()) Ring(incoming_.bell);  // The receiver looks for room.
+  return flushed;
+}
+
+absl::Status LocalChannel::Flush() {
+  while (!waiting_.empty()) {
+    const absl::Status written = writer_.Write(waiting_.front());
+    if (absl::IsResourceExhausted(written)) return absl::OkStatus();
+    if (!written.ok()) return written;
+    waiting_.pop_front();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalChannel::SendFile(std::string_view about, const FileDescriptor& file) {
+  const int descriptor = file.get();
+  return socket_.Send(about, {&descriptor, 1}, Now());
+}
+
+absl::StatusOr<std::optional<std::string>> LocalChannel::Receive() { return reader_.Read(); }
+
+bool LocalChannel::Wait(TimePoint deadline) {
+  bool full = false;
+  {
+    MutexLock lock(mutex_);
+    if (!Flush().ok()) return false;
+    full = !waiting_.empty();
+  }
+  if (full) deadline = std::min(deadline, Now() + kRoomAfter);
+  const bool rung = reader_.Wait(std::min(deadline, look_at_));
+  if (closed_) return false;
+  if (rung && Now() < look_at_) return true;
+  look_at_ = Now() + kLookAfter;
+  return !PeerEnded();
+}
+
+// Messages that it sent before its end are still received.
+bool LocalChannel::PeerEnded() const {
+  if (incoming_.written.load(std::memory_order_acquire) != incoming_.read.load(std::memory_order_relaxed)) return false;
+  pollfd poll = {.fd = socket_.descriptor(), .events = POLLRDHUP, .revents = 0};
+  return ::poll(&poll, 1, 0) > 0 && (poll.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+}
+
+absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadline) {
+  absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);
+  if (!message.ok()) return message.status();
+  if (!message->has_value()) return absl::UnavailableError("the other side of the link has ended");
+  if ((*message)->files.size() == 1) return **std::move(message);
+  return absl::InvalidArgumentError(absl::StrCat((*message)->files.size(), " files where one was expected"));
+}
+
+void LocalChannel::Close() {
+  closed_ = true;
+  socket_.Shutdown();
+  Ring(incoming_.bell);
+}
+
+}  // namespace ps

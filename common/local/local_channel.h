@@ -1,0 +1,77 @@
+// A link between two processes of one host: a ring of messages each way, in memory that both share, and the socket over
+// which they got there, which carries descriptors of further memory and whose end tells of a peer that has ended.
+//
+// Neither side trusts the other (message_ring.h). Messages that find no room wait here, so whoever sends must bound
+// them.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/local/local_socket.h"
+#include "common/local/message_ring.h"
+#include "common/local/shared_memory.h"
+#include "common/sync.h"
+
+namespace ps {
+
+// Receive, Wait and ReceiveFile are one thread's, the receiver's; all else is thread-safe.
+class LocalChannel {
+ public:
+  enum class Side { kServer, kClient };
+
+  // Memory for the rings of a channel, each of so many bytes (a multiple of 64). RESOURCE_EXHAUSTED if there is none.
+  static absl::StatusOr<SharedMemory> MakeRings(size_t ring_bytes);
+  // Maps what the other side made. INVALID_ARGUMENT if it is no such memory.
+  static absl::StatusOr<SharedMemory> AttachRings(FileDescriptor file, size_t ring_bytes);
+
+  LocalChannel(LocalSocket socket, SharedMemory rings, Side side);
+
+  // Never blocks. INTERNAL if the other side has broken the rules: the channel is of no use any more. Messages arrive
+  // in the order in which they were sent.
+  absl::Status Send(std::string message);
+  // A descriptor for the other side, which stays the caller's. Sent before the message that speaks of it, it is there
+  // when that arrives. Does not wait. UNAVAILABLE or DEADLINE_EXCEEDED: the other side has ended, or does not read.
+  absl::Status SendFile(std::string_view about, const FileDescriptor& file);
+
+  // The next message, if there is one. INTERNAL as of Send.
+  absl::StatusOr<std::optional<std::string>> Receive();
+  // Waits for a message, Close or `deadline`, whichever is first; may return early. False: the channel is closed, or
+  // the other side has ended, which is noticed within kLookAfter.
+  bool Wait(TimePoint deadline);
+  // Makes Wait return. From any thread.
+  void WakeReceiver() { Ring(incoming_.bell); }
+  // The next descriptor, which was sent. UNAVAILABLE: the other side has ended; DEADLINE_EXCEEDED: none came.
+  absl::StatusOr<LocalSocket::Message> ReceiveFile(TimePoint deadline);
+
+  // Ends both directions, here and there.
+  void Close();
+  bool closed() const { return closed_; }
+
+  static constexpr std::chrono::milliseconds kLookAfter{250};
+
+ private:
+  // What waits is written as far as there is room.
+  absl::Status Flush() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool PeerEnded() const;
+
+  LocalSocket socket_;
+  SharedMemory rings_;
+  MessageReader reader_;
+  MessageRing& incoming_;
+  std::atomic<bool> closed_ = false;
+  TimePoint look_at_;  // At the socket, next. The receiver's.
+
+  Mutex mutex_;
+  MessageWriter writer_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

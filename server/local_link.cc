@@ -1,0 +1,271 @@
+#include "server/local_link.h"
+
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kRingBytes = 64 << 10;
+constexpr size_t kMostCalls = 16;     // Of one link, that are not answered.
+constexpr size_t kMostPins = 16;      // Calls that are not released.
+constexpr size_t kMostMemories = 64;  // Of the member.
+constexpr std::chrono::seconds kGreeting(5);
+constexpr std::chrono::seconds kFileWait(5);
+constexpr std::chrono::hours kIdle(1);
+
+absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
+
+Payload CopyOf(Piece values) {
+  const std::shared_ptr<uint8_t[]> copy = std::make_shared_for_overwrite<uint8_t[]>(values.size());
+  std::copy(values.begin(), values.end(), copy.get());
+  return Payload({Piece(copy.get(), values.size())}, copy);
+}
+
+}  // namespace
+
+struct LocalLink::Call {
+  Call(uint64_t its_number, Shard& shard, const std::string& peer, const WaitLimits& limits)
+      : number(its_number), session(shard, peer, limits) {}
+
+  const uint64_t number;
+  PushPullSession session;
+  // Of Run's thread.
+  v1::PushRequest header;
+  bool weights = false;
+  bool open = true;  // More slices may come.
+};
+
+absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&)>& admit) {
+  absl::Status status = Greet(admit);
+  while (status.ok()) {
+    absl::StatusOr<std::optional<std::string>> message = channel_->Receive();
+    if (message.ok() && message->has_value()) {
+      status = OnMessage(**message);
+    } else if (!message.ok()) {
+      status = message.status();
+    } else if (!channel_->Wait(Now() + kIdle)) {
+      break;
+    }
+  }
+  End();
+  return status;
+}
+
+absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
+  const TimePoint deadline = Now() + kGreeting;
+  const absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);
+  if (!message.ok()) return message.status();
+  v1::LocalHello hello;
+  if (!message->has_value()) return absl::UnavailableError("the other side ended before it said who it is");
+  if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
+  v1::LocalWelcome welcome;
+  absl::Status admitted = hello.protocol() == v1::PROTOCOL_VERSION_1
+                              ? admit(hello.id())
+                              : absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
+  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
+  if (admitted.ok()) admitted = rings.status();
+  if (!admitted.ok()) {
+    welcome.set_refused(Message(admitted));
+    (void)socket_.Send(welcome.SerializeAsString(), {}, deadline);
+    return admitted;
+  }
+  id_ = hello.id();
+  welcome.set_ring_bytes(kRingBytes);
+  const int file = rings->file().get();
+  PS_RETURN_IF_ERROR(socket_.Send(welcome.SerializeAsString(), {&file, 1}, deadline));
+  MutexLock lock(mutex_);
+  if (closed_) return absl::CancelledError("the server closed the link");
+  channel_ = std::make_unique<LocalChannel>(std::move(socket_), *std::move(rings), LocalChannel::Side::kServer);
+  return absl::OkStatus();
+}
+
+void LocalLink::Close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+  if (channel_ != nullptr) return channel_->Close();
+  socket_.Shutdown();
+}
+
+// ---- Requests
+
+absl::Status LocalLink::OnMessage(const std::string& message) {
+  v1::LocalRequest request;
+  if (!request.ParseFromString(message)) return Broken("a message is no LocalRequest");
+  if (request.released_size() > 0) Release(request);
+  if (request.call() == 0) return absl::OkStatus();
+  if (request.begin_case() != v1::LocalRequest::BEGIN_NOT_SET) return Begin(request);
+  const std::shared_ptr<Call> call = Find(request.call());
+  if (call == nullptr) return absl::OkStatus();  // It has its answer.
+  if (request.cancel()) {
+    Cancel(call);
+    return absl::OkStatus();
+  }
+  return AddSlices(call, request);
+}
+
+absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
+  const auto call = std::make_shared<Call>(request.call(), shard_, "this host", limits_);
+  {
+    MutexLock lock(mutex_);
+    if (pins_.contains(call->number) || !calls_.emplace(call->number, call).second) {
+      return Broken(absl::StrCat("call ", call->number, " has begun already"));
+    }
+    if (calls_.size() > kMostCalls || pins_.size() > kMostPins) {
+      return Broken("more calls than a link may have that are not answered or released");
+    }
+  }
+  if (request.begin_case() == v1::LocalRequest::kPull) {
+    call->open = false;
+    v1::PullRequest pull = request.pull();
+    pull.DiscardUnknownFields();
+    *pull.mutable_id() = id_;
+    call->session.Pull(pull, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
+      self->Answer(call->number, std::move(reply), /*push_only=*/false);
+    });
+    return absl::OkStatus();
+  }
+  call->weights = request.begin_case() == v1::LocalRequest::kPushPull;
+  v1::PushRequest push = call->weights ? request.push_pull() : request.push();
+  push.DiscardUnknownFields();
+  push.clear_slices();
+  push.clear_calls();
+  *push.mutable_id() = id_;
+  call->header = std::move(push);
+  return AddSlices(call, request);
+}
+
+absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request) {
+  if (!call->open) return Broken(absl::StrCat("call ", call->number, " sends more than it announced"));
+  call->open = !request.last();
+  absl::StatusOr<std::vector<ReceivedSlice>> slices = SlicesIn(request);
+  if (!slices.ok()) return slices.status();
+  const absl::Status added = call->session.Add(call->header, *std::move(slices));
+  if (!added.ok()) {
+    call->open = false;
+    Answer(call->number, added, !call->weights);
+  } else if (request.last()) {
+    Finish(call);
+  }
+  return absl::OkStatus();
+}
+
+void LocalLink::Finish(const std::shared_ptr<Call>& call) {
+  call->session.Finish(call->weights, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
+    self->Answer(call->number, std::move(reply), !call->weights);
+  });
+}
+
+absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(const v1::LocalRequest& request) {
+  std::vector<ReceivedSlice> slices;
+  if (request.slices().empty()) return slices;
+  if (const auto layout = shard_.layout(); layout != layout_) {
+    layout_ = layout;
+    model_.reset();
+    if (layout != nullptr) model_.emplace(layout->plan().layout());
+  }
+  if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
+  const absl::StatusOr<std::shared_ptr<SharedMemory>> memory = MemoryOf(request.memory(), model_->bytes());
+  if (!memory.ok()) return memory.status();
+  const std::vector<SliceInfo>& all = layout_->plan().slices();
+  slices.reserve(static_cast<size_t>(request.slices_size()));
+  for (const uint32_t index : request.slices()) {
+    if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
+    const Piece values =
+        Piece((*memory)->bytes()).subspan(model_->slice(all[index]), static_cast<size_t>(all[index].bytes()));
+    slices.push_back({.index = index, .payload = CopyOf(values)});
+  }
+  return slices;
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> LocalLink::MemoryOf(uint32_t number, size_t bytes) {
+  for (;;) {
+    const auto known = memories_.find(number);
+    if (known != memories_.end() && known->second->bytes().size() == bytes) return known->second;
+    if (known != memories_.end()) return Broken(absl::StrCat("memory ", number, " is not of this model"));
+    if (memories_.size() == kMostMemories) return Broken("too many pieces of memory");
+    absl::StatusOr<LocalSocket::Message> sent = channel_->ReceiveFile(Now() + kFileWait);
+    if (!sent.ok()) return sent.status();
+    v1::LocalFile about;
+    if (!about.ParseFromString(sent->text)) return Broken("a descriptor came without a LocalFile");
+    const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
+    absl::StatusOr<SharedMemory> attached =
+        SharedMemory::Attach(name, std::move(sent->files.front()), about.bytes(), SharedMemory::Access::kRead);
+    if (!attached.ok()) return attached.status();
+    memories_[about.memory()] = std::make_shared<SharedMemory>(*std::move(attached));
+  }
+}
+
+void LocalLink::Release(const v1::LocalRequest& request) {
+  std::vector<VersionPin> released;  // Without the lock: the shard may go on with them.
+  MutexLock lock(mutex_);
+  for (const uint64_t call : request.released()) {
+    if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped()));
+  }
+}
+
+void LocalLink::Cancel(const std::shared_ptr<Call>& call) {
+  call->session.Gone();
+  if (!std::exchange(call->open, false)) return;  // Its callback is made.
+  Answer(call->number, absl::CancelledError("the call was cancelled"), !call->weights);
+}
+
+std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? nullptr : found->second;
+}
+
+// ---- Answers
+
+void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> reply, bool push_only) {
+  std::shared_ptr<Call> ended;  // Let go of last, without the lock.
+  v1::LocalReply message;
+  message.set_call(call);
+  message.set_code(static_cast<uint32_t>(reply.status().code()));
+  if (!reply.ok()) message.set_error(Message(reply.status()));
+  if (reply.ok() && push_only) *message.mutable_push() = std::move(*reply->header.mutable_push());
+  if (reply.ok() && !push_only) *message.mutable_pull() = std::move(reply->header);
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;  // The link has ended.
+  ended = std::move(found->second);
+  calls_.erase(found);
+  absl::Status sent;
+  if (reply.ok() && reply->weights.has_value()) {
+    const absl::StatusOr<uint32_t> number = Tell(reply->weights->memory());
+    sent = number.status();
+    if (number.ok()) message.set_memory(*number);
+    pins_[call] = *std::move(reply->weights);
+  }
+  if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
+  if (!sent.ok()) channel_->Close();
+}
+
+absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
+  const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
+  if (!is_new) return known->second;
+  v1::LocalFile about;
+  about.set_memory(known->second);
+  about.set_bytes(memory.bytes().size());
+  PS_RETURN_IF_ERROR(channel_->SendFile(about.SerializeAsString(), memory.file()));
+  return known->second;
+}
+
+// A push of which a part is missing is dropped by whoever brings it anew, or when its owner is lost.
+void LocalLink::End() {
+  Close();
+  std::map<uint64_t, std::shared_ptr<Call>> calls;
+  std::map<uint64_t, VersionPin> pins;
+  {
+    MutexLock lock(mutex_);
+    calls.swap(calls_);
+    pins.swap(pins_);
+  }
+  for (const auto& [number, call] : calls) call->session.Gone();
+}
+
+}  // namespace ps

@@ -1,0 +1,146 @@
+#include "server/local_service.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
+constexpr std::chrono::hours kIdle(1);
+// Beside those of members: callers that have not said yet who they are, or whose link is being ended.
+constexpr size_t kMostLinks = 4096 + 64;
+
+}  // namespace
+
+absl::Status LocalService::CheckSupported() {
+  const auto tried = SharedMemory::Create("a first page", sizeof(float), SharedMemory::Access::kRead);
+  return Annotate(tried.status(), "--shared_memory");
+}
+
+absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const WaitLimits& limits,
+                                                                  const std::string& path) {
+  std::unique_ptr<UnixLock> path_lock;
+  if (!path.empty()) {
+    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, path);
+    if (!lock.ok()) return lock.status();
+    path_lock = *std::move(lock);
+    unlink(path.c_str());  // Of a server that was killed.
+  }
+  absl::StatusOr<LocalListener> listener = LocalListener::Listen(path);
+  if (!listener.ok()) return Annotate(listener.status(), path.empty() ? "--shared_memory" : "--local_socket");
+  return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), *std::move(listener)));
+}
+
+LocalService::LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock,
+                           LocalListener listener)
+    : shard_(shard),
+      limits_(limits),
+      path_lock_(std::move(path_lock)),
+      listener_(std::move(listener)),
+      accepting_([this] { Accept(); }) {}
+
+LocalService::~LocalService() {
+  Entries entries;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    for (const Entry& entry : entries_) entry.link->Close();
+  }
+  stop_.NotifyAll();
+  listener_.Shutdown();
+  accepting_.join();
+  {
+    MutexLock lock(mutex_);
+    entries.splice(entries.end(), entries_);
+  }
+  for (Entry& entry : entries) entry.thread.join();
+}
+
+void LocalService::Accept() {
+  for (;;) {
+    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now() + kIdle);
+    if (absl::IsCancelled(socket.status())) return;
+    Collect();
+    MutexLock lock(mutex_);
+    if (stopping_) return;
+    if (socket.ok() && entries_.size() < kMostLinks) {
+      Add(*std::move(socket));
+    } else if (!absl::IsDeadlineExceeded(socket.status())) {
+      spdlog::warn("a caller on {} was sent away: {}", address(),
+                   socket.ok() ? "too many links" : Message(socket.status()));
+      stop_.WaitUntil(mutex_, Now() + kPause);
+    }
+  }
+}
+
+void LocalService::Add(LocalSocket socket) {
+  const auto entry = entries_.emplace(entries_.end());
+  entry->link = std::make_shared<LocalLink>(shard_, limits_, std::move(socket));
+  entry->thread = std::thread([this, entry] { Run(entry); });
+}
+
+void LocalService::Run(Entries::iterator entry) {
+  const std::shared_ptr<LocalLink> link = [&] {
+    MutexLock lock(mutex_);
+    return entry->link;
+  }();
+  const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, link); });
+  if (!status.ok() && !absl::IsCancelled(status)) spdlog::warn("a link through shared memory: {}", Message(status));
+  MutexLock lock(mutex_);
+  std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
+  entry->over = true;
+}
+
+absl::Status LocalService::Admit(const v1::Identity& id, const std::shared_ptr<LocalLink>& link) {
+  if (!shard_.IsMember(id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job"));
+  }
+  MutexLock lock(mutex_);
+  if (stopping_) return absl::CancelledError("the server is shutting down");
+  Member& member = members_[id.rank()];
+  if (member.link != nullptr) member.link->Close();
+  member = {.incarnation = id.incarnation(), .link = link};
+  return absl::OkStatus();
+}
+
+void LocalService::Collect() {
+  Entries over;
+  {
+    MutexLock lock(mutex_);
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (entry->over) over.splice(over.end(), entries_, entry);
+      entry = next;
+    }
+  }
+  for (Entry& entry : over) entry.thread.join();
+}
+
+void LocalService::Tick() {
+  const std::map<uint32_t, uint64_t> members = shard_.MemberIncarnations();
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [rank, member] : members_) {
+      const auto found = members.find(rank);
+      if (found == members.end() || found->second != member.incarnation) member.link->Close();
+    }
+  }
+  Collect();
+}
+
+std::vector<uint32_t> LocalService::ranks() const {
+  MutexLock lock(mutex_);
+  std::vector<uint32_t> ranks;
+  ranks.reserve(members_.size());
+  for (const auto& [rank, member] : members_) ranks.push_back(rank);
+  return ranks;
+}
+
+}  // namespace ps

@@ -1,0 +1,407 @@
+#include "worker/client/local_shard_link.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/local/local_channel.h"
+#include "common/status.h"
+#include "common/sync.h"
+#include "ps/v1/local.pb.h"
+#include "worker/client/call_messages.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMostRingBytes = 16 << 20;  // That a server may ask this client to map.
+constexpr size_t kMostMemories = 64;         // Of the server.
+constexpr size_t kMostSlices = 4096;         // Of one message.
+constexpr std::chrono::seconds kFileWait(5);
+constexpr std::chrono::hours kIdle(1);
+// A message costs the server a wake-up, so that many slices that are small go together.
+constexpr int64_t kMessageBytes = 256 << 10;
+
+absl::Status LinkEnded() { return absl::UnavailableError("the link through shared memory has ended"); }
+
+class LocalShardCall;
+
+// What calls and the link have in common; its thread holds it, too. Calls are told of their end on the thread.
+class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
+ public:
+  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings)
+      : target_(std::move(target)), channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
+
+  void Start() {
+    thread_ = std::thread([self = shared_from_this()] { self->Run(); });
+  }
+  // Ends the calls that there are, and waits for the thread, unless this is it.
+  void Stop();
+
+  const LocalTarget& target() const { return target_; }
+  bool ended() const { return ended_; }
+  // The call's number; 0: the link has ended.
+  uint64_t Register(const std::shared_ptr<LocalShardCall>& call);
+  void Send(v1::LocalRequest request);
+  // The number under which the server knows this memory, sent to it if it is new; 0 if that was not possible.
+  uint32_t Tell(const SharedMemory& memory);
+  // The call ends with CANCELLED, on the thread, unless it has ended.
+  void Cancel(uint64_t call);
+
+ private:
+  void Run();
+  absl::Status OnReply(const std::string& message);
+  absl::StatusOr<const SharedMemory*> MemoryOf(uint32_t number);
+  std::shared_ptr<LocalShardCall> Take(uint64_t call);
+  // Ends those that were cancelled, or whose time is over. Returns when the next one's is.
+  TimePoint EndCalls();
+
+  const LocalTarget target_;
+  LocalChannel channel_;
+  std::atomic<bool> ended_ = false;
+  std::map<uint32_t, SharedMemory> memories_;  // The server's, by its number. The thread's.
+
+  Mutex mutex_;
+  uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);  // Numbers, by SharedMemory::identity.
+  std::thread thread_;
+};
+
+class LocalShardCall final : public ShardCall, public std::enable_shared_from_this<LocalShardCall> {
+ public:
+  LocalShardCall(std::shared_ptr<LocalConnection> connection, CallRequest request, EndFunction on_end)
+      : connection_(std::move(connection)),
+        request_(std::move(request)),
+        on_end_(std::move(on_end)),
+        moved_at_(Now().time_since_epoch().count()),
+        deadline_(Now() + request_.timeout) {}
+
+  void Begin() override;
+  void Send(const std::vector<uint32_t>& slices, bool last) override;
+  void Cancel() override;
+  TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
+
+  TimePoint deadline() const { return deadline_; }
+  // Once, on the connection's thread; `weights` is the server's memory, where there are some.
+  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights);
+  void End(const absl::Status& status);
+
+ private:
+  void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeWeights(const SharedMemory& weights);
+
+  const std::shared_ptr<LocalConnection> connection_;
+  CallRequest request_;  // Empty after the end.
+  EndFunction on_end_;
+  std::atomic<TimePoint::rep> moved_at_;
+  const TimePoint deadline_;
+  ShardReply reply_;  // The thread's.
+
+  Mutex mutex_;
+  uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 before Begin.
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool said_ ABSL_GUARDED_BY(mutex_) = false;  // The server knows of the call,
+  bool sent_ ABSL_GUARDED_BY(mutex_) = false;  // and has got all of it, or the call has ended.
+  std::vector<uint32_t> ready_ ABSL_GUARDED_BY(mutex_);
+  int64_t ready_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool last_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// ---- Calls
+
+void LocalShardCall::Begin() {
+  bool begun = false;
+  {
+    MutexLock lock(mutex_);
+    number_ = connection_->Register(shared_from_this());
+    begun = number_ != 0;
+    if (begun && cancelled_) connection_->Cancel(number_);
+    if (begun) SendReady();
+  }
+  if (!begun) End(LinkEnded());
+}
+
+void LocalShardCall::Send(const std::vector<uint32_t>& slices, bool last) {
+  MutexLock lock(mutex_);
+  ready_.insert(ready_.end(), slices.begin(), slices.end());
+  for (const uint32_t slice : slices) ready_bytes_ += connection_->target().plan->slices()[slice].bytes();
+  last_ = last_ || last;
+  if (number_ != 0) SendReady();
+}
+
+void LocalShardCall::Cancel() {
+  MutexLock lock(mutex_);
+  cancelled_ = true;
+  if (number_ != 0) connection_->Cancel(number_);
+}
+
+void LocalShardCall::SendReady() {
+  const bool pushes = SendsSlices(request_.kind);
+  if (sent_ || cancelled_ || (pushes && !last_ && ready_bytes_ < kMessageBytes)) return;
+  uint32_t memory = 0;
+  if (!ready_.empty()) memory = connection_->Tell(request_.shared->memory());
+  size_t next = 0;
+  do {
+    const size_t count = std::min(kMostSlices, ready_.size() - next);
+    v1::LocalRequest request;
+    request.set_call(number_);
+    if (!std::exchange(said_, true)) {
+      if (request_.kind == CallKind::kPull) *request.mutable_pull() = PullHeaderOf(request_);
+      if (request_.kind == CallKind::kPush) *request.mutable_push() = PushHeaderOf(request_);
+      if (request_.kind == CallKind::kPushPull) *request.mutable_push_pull() = PushHeaderOf(request_);
+    }
+    request.set_memory(memory);
+    request.mutable_slices()->Add(ready_.begin() + static_cast<ptrdiff_t>(next),
+                                  ready_.begin() + static_cast<ptrdiff_t>(next + count));
+    next += count;
+    sent_ = next == ready_.size() && (last_ || !pushes);
+    request.set_last(sent_);
+    connection_->Send(std::move(request));
+  } while (next < ready_.size());
+  ready_.clear();
+  ready_bytes_ = 0;
+  moved_at_ = Now().time_since_epoch().count();
+}
+
+absl::Status LocalShardCall::TakeWeights(const SharedMemory& weights) {
+  const SlicePlan& plan = *connection_->target().plan;
+  for (const uint32_t index : plan.shard_slices(connection_->target().shard)) {
+    const SliceInfo& slice = plan.slices()[index];
+    const size_t at = static_cast<size_t>(slice.shard_offset) * sizeof(float);
+    if (at + static_cast<size_t>(slice.bytes()) > weights.bytes().size()) {
+      return absl::InternalError("the server's memory does not hold its slices");
+    }
+    ++reply_.slices;
+    if (request_.wants_slice && !request_.wants_slice(index)) continue;
+    std::memcpy((*request_.in)[slice.tensor].data() + slice.offset, weights.bytes().data() + at,
+                static_cast<size_t>(slice.bytes()));
+    if (request_.on_slice) request_.on_slice(index);
+  }
+  return absl::OkStatus();
+}
+
+void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* weights) {
+  const TimePoint now = Now();
+  moved_at_ = now.time_since_epoch().count();
+  reply_.first_reply_at = now;
+  if (reply.code() != 0) {
+    return End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.error()));
+  }
+  absl::Status status;
+  if (reply.has_push()) TakePush(reply.push(), /*only=*/true, &reply_);
+  if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);
+  if (status.ok() && weights != nullptr) status = TakeWeights(*weights);
+  End(status);
+}
+
+void LocalShardCall::End(const absl::Status& status) {
+  reply_.moved_at = moved_at();
+  std::exchange(on_end_, nullptr)(status, reply_);
+  CallRequest ended;  // Lets go of the memory, without the lock.
+  MutexLock lock(mutex_);
+  sent_ = true;
+  std::swap(ended, request_);
+}
+
+// ---- The connection
+
+uint64_t LocalConnection::Register(const std::shared_ptr<LocalShardCall>& call) {
+  MutexLock lock(mutex_);
+  if (ended_) return 0;
+  calls_[++last_call_] = call;
+  return last_call_;
+}
+
+void LocalConnection::Send(v1::LocalRequest request) {
+  if (!channel_.Send(request.SerializeAsString()).ok()) channel_.Close();
+}
+
+uint32_t LocalConnection::Tell(const SharedMemory& memory) {
+  MutexLock lock(mutex_);
+  const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
+  if (!is_new) return known->second;
+  v1::LocalFile about;
+  about.set_memory(known->second);
+  about.set_bytes(memory.bytes().size());
+  if (!channel_.SendFile(about.SerializeAsString(), memory.file()).ok()) channel_.Close();
+  return known->second;
+}
+
+void LocalConnection::Cancel(uint64_t call) {
+  {
+    MutexLock lock(mutex_);
+    if (!calls_.contains(call)) return;
+    cancelled_.push_back(call);
+  }
+  v1::LocalRequest request;
+  request.set_call(call);
+  request.set_cancel(true);
+  Send(std::move(request));
+  channel_.WakeReceiver();
+}
+
+std::shared_ptr<LocalShardCall> LocalConnection::Take(uint64_t call) {
+  MutexLock lock(mutex_);
+  auto found = calls_.extract(call);
+  return found.empty() ? nullptr : std::move(found.mapped());
+}
+
+TimePoint LocalConnection::EndCalls() {
+  std::vector<std::pair<std::shared_ptr<LocalShardCall>, absl::Status>> over;
+  TimePoint next = Now() + kIdle;
+  const TimePoint now = Now();
+  {
+    MutexLock lock(mutex_);
+    for (const uint64_t call : std::exchange(cancelled_, {})) {
+      if (auto found = calls_.extract(call); !found.empty()) {
+        over.emplace_back(std::move(found.mapped()), absl::CancelledError("the call was cancelled"));
+      }
+    }
+    for (auto call = calls_.begin(); call != calls_.end();) {
+      const TimePoint deadline = call->second->deadline();
+      next = std::min(next, deadline <= now ? next : deadline);
+      if (deadline > now) {
+        ++call;
+        continue;
+      }
+      over.emplace_back(std::move(call->second), absl::DeadlineExceededError("the server did not answer in time"));
+      call = calls_.erase(call);
+    }
+  }
+  for (const auto& [call, status] : over) call->End(status);
+  return next;
+}
+
+void LocalConnection::Run() {
+  for (;;) {
+    const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
+    if (!message.ok()) break;
+    if (message->has_value()) {
+      if (!OnReply(**message).ok()) break;
+      continue;
+    }
+    if (!channel_.Wait(EndCalls())) break;
+  }
+  channel_.Close();
+  std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls;
+  {
+    MutexLock lock(mutex_);
+    ended_ = true;
+    calls.swap(calls_);
+  }
+  for (const auto& [number, call] : calls) call->End(LinkEnded());
+}
+
+absl::Status LocalConnection::OnReply(const std::string& message) {
+  v1::LocalReply reply;
+  if (!reply.ParseFromString(message)) return absl::InternalError("a message is no LocalReply");
+  const SharedMemory* weights = nullptr;
+  if (reply.memory() != 0) {
+    const absl::StatusOr<const SharedMemory*> memory = MemoryOf(reply.memory());
+    if (!memory.ok()) return memory.status();
+    weights = *memory;
+  }
+  // It may have ended here meanwhile.
+  if (const std::shared_ptr<LocalShardCall> call = Take(reply.call()); call != nullptr) call->OnReply(reply, weights);
+  if (weights == nullptr) return absl::OkStatus();
+  v1::LocalRequest released;
+  released.add_released(reply.call());
+  Send(std::move(released));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const SharedMemory*> LocalConnection::MemoryOf(uint32_t number) {
+  for (;;) {
+    if (const auto known = memories_.find(number); known != memories_.end()) return &known->second;
+    if (memories_.size() == kMostMemories) return absl::InternalError("too many pieces of memory");
+    absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(Now() + kFileWait);
+    if (!sent.ok()) return sent.status();
+    v1::LocalFile about;
+    if (!about.ParseFromString(sent->text)) return absl::InternalError("a descriptor came without a LocalFile");
+    absl::StatusOr<SharedMemory> attached = SharedMemory::Attach("a shard's weights", std::move(sent->files.front()),
+                                                                 about.bytes(), SharedMemory::Access::kRead);
+    if (!attached.ok()) return attached.status();
+    memories_.emplace(about.memory(), *std::move(attached));
+  }
+}
+
+void LocalConnection::Stop() {
+  channel_.Close();
+  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
+  thread_.join();
+}
+
+class LocalShardLink final : public ShardLink {
+ public:
+  explicit LocalShardLink(std::shared_ptr<LocalConnection> connection) : connection_(std::move(connection)) {
+    connection_->Start();
+  }
+  ~LocalShardLink() override { connection_->Stop(); }
+  const std::string& address() const override { return connection_->target().address; }
+  bool works() const override { return !connection_->ended(); }
+  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
+    return std::make_shared<LocalShardCall>(connection_, std::move(request), std::move(on_end));
+  }
+
+ private:
+  const std::shared_ptr<LocalConnection> connection_;
+};
+
+class PreferredLink final : public ShardLink {
+ public:
+  PreferredLink(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,
+                std::function<void(const std::string&)> on_lost)
+      : local_(std::move(local)), remote_(std::move(remote)), on_lost_(std::move(on_lost)) {}
+  const std::string& address() const override { return remote_->address(); }
+  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
+    const bool works = local_->works();
+    if (!works && !lost_.exchange(true) && on_lost_) on_lost_("the link through shared memory has ended; using gRPC");
+    const bool sends_nothing = !SendsSlices(request.kind) || (request.kind != CallKind::kInit && request.samples == 0);
+    ShardLink& link = works && (sends_nothing || request.shared != nullptr) ? *local_ : *remote_;
+    return link.MakeCall(std::move(request), std::move(on_end));
+  }
+
+ private:
+  const std::unique_ptr<ShardLink> local_;
+  const std::unique_ptr<ShardLink> remote_;
+  const std::function<void(const std::string&)> on_lost_;
+  std::atomic<bool> lost_ = false;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& target, TimePoint deadline) {
+  absl::StatusOr<LocalSocket> socket = LocalSocket::Connect(target.socket, deadline);
+  if (!socket.ok()) return socket.status();
+  v1::LocalHello hello;
+  hello.set_protocol(v1::PROTOCOL_VERSION_1);
+  *hello.mutable_id() = target.id;
+  PS_RETURN_IF_ERROR(socket->Send(hello.SerializeAsString(), {}, deadline));
+  absl::StatusOr<std::optional<LocalSocket::Message>> answer = socket->Receive(deadline);
+  if (!answer.ok()) return answer.status();
+  v1::LocalWelcome welcome;
+  if (!answer->has_value()) return absl::UnavailableError("the server closed the connection");
+  if (!welcome.ParseFromString((*answer)->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
+  if (!welcome.refused().empty()) return absl::FailedPreconditionError(welcome.refused());
+  if ((*answer)->files.size() != 1 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
+      welcome.ring_bytes() > kMostRingBytes) {
+    return absl::InternalError("the server's greeting makes no sense");
+  }
+  absl::StatusOr<SharedMemory> rings =
+      LocalChannel::AttachRings(std::move((*answer)->files.front()), welcome.ring_bytes());
+  if (!rings.ok()) return rings.status();
+  return std::make_unique<LocalShardLink>(
+      std::make_shared<LocalConnection>(target, *std::move(socket), *std::move(rings)));
+}
+
+std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,
+                                       std::function<void(const std::string&)> on_lost) {
+  return std::make_unique<PreferredLink>(std::move(local), std::move(remote), std::move(on_lost));
+}
+
+}  // namespace ps

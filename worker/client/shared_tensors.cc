@@ -1,0 +1,34 @@
+#include "worker/client/shared_tensors.h"
+
+#include <utility>
+
+namespace ps {
+
+absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layout& layout) {
+  const ModelMemory model(layout);
+  absl::StatusOr<SharedMemory> memory = SharedMemory::Create("gradients", model.bytes(), SharedMemory::Access::kRead);
+  if (!memory.ok()) return memory.status();
+  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, model, *std::move(memory)));
+}
+
+SharedTensors::SharedTensors(const Layout& layout, const ModelMemory& model, SharedMemory memory)
+    : memory_(std::move(memory)) {
+  for (size_t i = 0; i < layout.size(); ++i) {
+    auto* const values = reinterpret_cast<float*>(memory_.bytes().data() + model.tensor(i));
+    tensors_.emplace_back(values, static_cast<size_t>(layout[i].elements()));
+  }
+}
+
+bool SharedTensors::Holds(const ConstTensors& tensors) const {
+  if (tensors.size() != tensors_.size()) return false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].data() != tensors_[i].data() || tensors[i].size() != tensors_[i].size()) return false;
+  }
+  return true;
+}
+
+void SharedTensors::Detach() {
+  if (!detached_.exchange(true)) memory_.MakePrivate();
+}
+
+}  // namespace ps
