@@ -20,6 +20,12 @@ const uint8_t* Payload::Contiguous(size_t offset, size_t size, uint8_t* scratch)
   return scratch;
 }
 
+Payload Payload::Copied() const {
+  const std::shared_ptr<uint8_t[]> copy = std::make_shared_for_overwrite<uint8_t[]>(bytes_);
+  CopyTo(copy.get());
+  return Payload({Piece(copy.get(), bytes_)}, copy);
+}
+
 void Payload::CopyTo(void* destination) const {
   auto* out = static_cast<uint8_t*>(destination);
   for (const Piece& piece : pieces_) {

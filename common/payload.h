@@ -13,8 +13,9 @@ namespace ps {
 // A run of received bytes, at no particular alignment.
 using Piece = std::span<const uint8_t>;
 
-// One or several pieces, and what keeps their memory alive (gRPC's buffers, a mapping). The memory must not change as
-// long as the owner lives. Copyable; copies share the memory. A float may straddle two pieces.
+// One or several pieces, and what keeps their memory alive (gRPC's buffers, a mapping). The memory does not change as
+// long as the owner lives, unless the payload is changeable. Copyable; copies share the memory. A float may straddle
+// two pieces.
 class Payload {
  public:
   Payload() = default;
@@ -22,6 +23,17 @@ class Payload {
       : pieces_(std::move(pieces)), owner_(std::move(owner)) {
     for (const Piece& piece : pieces_) bytes_ += piece.size();
   }
+
+  // In memory that another process may write at any time, against what was agreed: whoever uses it reads each value
+  // once, and decides on what it made of it.
+  static Payload Changeable(Piece piece, std::shared_ptr<const void> owner) {
+    Payload payload({piece}, std::move(owner));
+    payload.changeable_ = true;
+    return payload;
+  }
+  bool changeable() const { return changeable_; }
+  // The same values in memory of its own.
+  Payload Copied() const;
 
   size_t bytes() const { return bytes_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
@@ -35,6 +47,7 @@ class Payload {
   std::vector<Piece> pieces_;
   std::shared_ptr<const void> owner_;
   size_t bytes_ = 0;
+  bool changeable_ = false;
 };
 
 struct ReceivedSlice {

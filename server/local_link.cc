@@ -19,12 +19,6 @@ constexpr std::chrono::hours kIdle(1);
 
 absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
 
-Payload CopyOf(Piece values) {
-  const std::shared_ptr<uint8_t[]> copy = std::make_shared_for_overwrite<uint8_t[]>(values.size());
-  std::copy(values.begin(), values.end(), copy.get());
-  return Payload({Piece(copy.get(), values.size())}, copy);
-}
-
 }  // namespace
 
 struct LocalLink::Call {
@@ -75,6 +69,8 @@ absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identit
   }
   id_ = hello.id();
   welcome.set_ring_bytes(kRingBytes);
+  welcome.set_applies_in_place(shard_.applies_in_place());
+  welcome.set_allows_views(shard_.allows_views());
   const int file = rings->file().get();
   PS_RETURN_IF_ERROR(socket_.Send(welcome.SerializeAsString(), {&file, 1}, deadline));
   MutexLock lock(mutex_);
@@ -176,7 +172,7 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(const v1::LocalRe
     if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
     const Piece values =
         Piece((*memory)->bytes()).subspan(model_->slice(all[index]), static_cast<size_t>(all[index].bytes()));
-    slices.push_back({.index = index, .payload = CopyOf(values)});
+    slices.push_back({.index = index, .payload = Payload::Changeable(values, *memory)});
   }
   return slices;
 }

@@ -124,10 +124,10 @@ bool Parameters::Begin(bool in_place, Update* update) {
   return true;
 }
 
-bool Parameters::BeginUpdate(Update* update) {
-  if (Begin(/*in_place=*/true, update)) return true;
+bool Parameters::BeginUpdate(Update* update, bool may_be_in_place) {
+  if (Begin(may_be_in_place, update)) return true;
   hook_->blocked = true;
-  if (!Begin(/*in_place=*/true, update)) return false;  // A hold may have gone between the two.
+  if (!Begin(may_be_in_place, update)) return false;  // A hold may have gone between the two.
   hook_->blocked = false;
   return true;
 }

@@ -124,9 +124,9 @@ class Parameters {
 
   // What the next update reads, before it has begun: the current version, which nobody writes until then.
   Update Current() const;
-  // Begins the update that makes the next version. In place where nobody holds the current one. False if all buffers
-  // are held; on_release follows when one is free.
-  bool BeginUpdate(Update* update);
+  // Begins the update that makes the next version. In place, if it may be, where nobody holds the current one. False if
+  // all buffers are held; on_release follows when one is free.
+  bool BeginUpdate(Update* update, bool may_be_in_place = true);
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
   bool BeginSpeculativeUpdate(Update* update);

@@ -75,34 +75,46 @@ OptimizerBlock BlockOf(const OptimizerBlock& slice, size_t begin, const Optimize
   return block;
 }
 
-// What this block of the version is made with, but for clip_factor.
-void Gradient(const VersionInput& version, size_t begin, size_t elements, const float* weights, Isa isa, float* sum) {
+bool IsChangeable(const VersionInput& version) {
+  return std::any_of(version.terms.begin(), version.terms.end(),
+                     [](const GradientTerm& term) { return term.gradient->changeable(); });
+}
+
+// What this block of the version is made with, but for clip_factor. False: what was read of changeable memory was not
+// all finite. A value that is not makes a sum that is not.
+bool Gradient(const VersionInput& version, size_t begin, size_t elements, const float* weights, Isa isa, float* sum) {
   Reduce(version.terms, begin, elements, isa, sum);
+  const bool finite = !IsChangeable(version) || AllFinite(sum, elements, isa);  // In the first-level cache.
   if (version.delay_compensation != 0) {
     RunKernel<CompensateKernel>(isa, elements, weights, version.pulled + begin, version.delay_compensation, sum);
   }
   if (version.clip_value.has_value()) ClipValues(sum, elements, *version.clip_value, isa);
+  return finite;
 }
 
-void ClippedGradient(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum) {
-  Gradient(version, begin, block.elements, block.weights, isa, sum);
+bool ClippedGradient(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum) {
+  const bool finite = Gradient(version, begin, block.elements, block.weights, isa, sum);
   if (version.clip_factor != 1) Scale(sum, block.elements, version.clip_factor, isa);
+  return finite;
 }
 
 // Whether the gradient is one push's, and taken as it is.
 bool TakenAsItIs(const VersionInput& version) {
-  return version.terms.size() == 1 && version.terms.front().coefficient == 1 && version.delay_compensation == 0 &&
-         !version.clip_value.has_value() && version.clip_factor == 1;
+  return version.terms.size() == 1 && !version.terms.front().gradient->changeable() &&
+         version.terms.front().coefficient == 1 && version.delay_compensation == 0 && !version.clip_value.has_value() &&
+         version.clip_factor == 1;
 }
 
-// The block's gradient: where it was received, if it can be read there, else in `sum`.
-const float* GradientOf(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum) {
+// The block's gradient: where it was received, if it can be read there, else in `sum`. `finite` as of Gradient: it
+// stays as it is, or becomes false.
+const float* GradientOf(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum,
+                        bool* finite) {
   if (TakenAsItIs(version)) {
     const uint8_t* const received = version.terms.front().gradient->Contiguous(
         begin * sizeof(float), block.elements * sizeof(float), reinterpret_cast<uint8_t*>(sum));
     if (reinterpret_cast<uintptr_t>(received) % alignof(float) == 0) return reinterpret_cast<const float*>(received);
   }
-  ClippedGradient(version, begin, block, isa, sum);
+  *finite = ClippedGradient(version, begin, block, isa, sum) && *finite;
   return sum;
 }
 
@@ -116,7 +128,7 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
     for (const VersionInput& version : versions) {
-      block.gradient = GradientOf(version, begin, block, isa, &sum[0]);
+      block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
       optimizer.Apply(block, version.context, isa);
       block.weights = block.new_weights;  // The next version is made of this one.
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
@@ -131,9 +143,10 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   TrustSquares total;
+  bool finite = true;  // Decided when it is applied.
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
-    block.gradient = GradientOf(version, begin, block, isa, &sum[0]);
+    block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
     const TrustSquares squares = optimizer.Measure(block, version.context, isa);
     total.weights += squares.weights;
     total.update += squares.update;
@@ -149,7 +162,7 @@ double GradientSquares(const VersionInput& version, const OptimizerBlock& slice,
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     const size_t elements = std::min(kBlockElements, slice.elements - begin);
     const float* const weights = slice.weights == nullptr ? nullptr : slice.weights + begin;
-    Gradient(version, begin, elements, weights, isa, &sum[0]);
+    (void)Gradient(version, begin, elements, weights, isa, &sum[0]);
     squares.Add(&sum[0], elements, isa);
   }
   return squares.total();
@@ -181,6 +194,7 @@ bool AllFinite(const Payload& payload, Isa isa) {
 
 const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
   for (const ReceivedSlice& slice : slices) {
+    if (slice.payload.changeable()) continue;
     if (slice.payload.bytes() % sizeof(float) == 0 && !AllFinite(slice.payload, isa)) return &slice;
   }
   return nullptr;

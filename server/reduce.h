@@ -31,7 +31,8 @@ struct VersionInput {
 };
 
 // Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
-// passes. slice.gradient is not read. Returns whether all new weights are finite.
+// passes. slice.gradient is not read. Returns whether all new weights are finite, and all gradients that are
+// changeable.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
                     Isa isa);
 
@@ -49,7 +50,7 @@ float Coefficient(uint64_t samples, uint64_t total);
 // True if every float of the payload is finite. The payload's size must be a multiple of 4.
 bool AllFinite(const Payload& payload, Isa isa);
 
-// The first of whole floats' slices with a value that is not finite, or null.
+// The first of whole floats' slices with a value that is not finite, or null. Changeable ones are passed over.
 const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 }  // namespace ps

@@ -34,6 +34,8 @@ class Server {
 
   // What it listens on: HOST:PORT with the real port, or unix:PATH.
   const std::string& address() const { return address_; }
+  // Where it hands out shared memory (ShardInfo.local_socket); empty: nowhere.
+  std::string local_socket() const { return local_service_ == nullptr ? "" : local_service_->address(); }
 
   // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished,
   // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it.

@@ -18,6 +18,7 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       report_(std::move(report)),
       metrics_(metrics),
       state_(options, pool_, [this](size_t slices) { OnBuilt(slices); }),
+      applies_in_place_(state_.applies_in_place),
       pool_(options.apply_threads) {}
 
 Shard::~Shard() {
@@ -102,6 +103,9 @@ absl::Status Shard::CheckInitialised() const {
 // ---- Pushes
 
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
+  for (ReceivedSlice& slice : slices) {
+    if (slice.payload.changeable() && !applies_in_place_) slice.payload = slice.payload.Copied();
+  }
   const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
   Updater::SpeculativeUpdate ready;
   {

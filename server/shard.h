@@ -67,6 +67,10 @@ class Shard {
 
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
+  // Whether gradients in shared memory are looked at only as they are applied.
+  bool applies_in_place() const { return applies_in_place_; }
+  // Whether a member may hold one version until it has the next.
+  bool allows_views() const { return options_.max_versions > 2; }
   // Null as long as the view in force has none.
   std::shared_ptr<const ShardLayout> layout() const;
   bool IsMember(const v1::Identity& id) const;
@@ -129,7 +133,8 @@ class Shard {
   Outbox outbox_;
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
-  ThreadPool pool_;  // Last: its threads end before what they use.
+  const bool applies_in_place_;  // As in the state; read without the lock.
+  ThreadPool pool_;              // Last: its threads end before what they use.
 };
 
 }  // namespace ps

@@ -24,6 +24,8 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
       outer_optimizer(MakeOuterNesterov(options.mode.outer_momentum)),
       mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),
+      applies_in_place(mode->synchronous() && mode->OnLoss(0) == LossAction::kFail && !options.clip.needs_norms() &&
+                       !optimizer->uses_trust_ratio() && options.max_versions > 1),
       job(options.job, options.shard),
       updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.clip, options.max_inline_slices,
               pool, std::move(on_built)),
@@ -33,10 +35,9 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
 
 absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
   layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
-  parameters =
-      std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
-                                   mode->delay_compensation() != 0 ? options.num_workers : 0, std::move(on_release),
-                                   options.shared_memory);
+  parameters = std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
+                                            mode->delay_compensation() != 0 ? options.num_workers : 0,
+                                            std::move(on_release), options.shared_memory);
   updater.SetParameters(parameters.get(), layout);
   const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
   if (!schedule.ok()) return schedule.status();

@@ -33,6 +33,9 @@ struct ShardState {
   const std::unique_ptr<Optimizer> outer_optimizer;  // Of differences of weights.
   const std::unique_ptr<Mode> mode;
   const bool follows_decisions;  // The chief names the sets that make a version.
+  // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
+  // comes of a bad one cannot be undone (the job then goes on without it), or where it is read more than once.
+  const bool applies_in_place;
   JobView job;
   PushTable pushes;
   Updater updater;

@@ -56,7 +56,11 @@ absl::Status ShardTable::Register(const v1::Registration& registration, bool run
     return absl::FailedPreconditionError(
         absl::StrCat("shard ", number, " cannot rejoin a running job: its weights are lost"));
   }
-  shard = {.registered = true, .ever_registered = true, .address = registration.address(), .local_socket = registration.local_socket(), .gone_since = now};
+  shard = {.registered = true,
+           .ever_registered = true,
+           .address = registration.address(),
+           .local_socket = registration.local_socket(),
+           .gone_since = now};
   return absl::OkStatus();
 }
 

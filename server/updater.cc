@@ -134,7 +134,7 @@ void Updater::StartNext(TimePoint now) {
 }
 
 void Updater::BeginCommitted(TimePoint now) {
-  if (!parameters_->BeginUpdate(&current_->memory)) {
+  if (!parameters_->BeginUpdate(&current_->memory, /*may_be_in_place=*/!current_->changeable())) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
     if (!current_->squares.empty()) return;  // It was measured with what it is made with.
     auto& versions = current_->versions;
@@ -266,7 +266,24 @@ bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
   return ReduceAndApply(inputs, slice, *optimizer, UpdaterIsa());
 }
 
+bool Updater::Update::changeable() const {
+  const auto is_changeable = [](const std::shared_ptr<Push>& push) {
+    return std::any_of(push->slices.begin(), push->slices.end(),
+                       [](const Payload& slice) { return slice.changeable(); });
+  };
+  return std::any_of(versions.begin(), versions.end(), [&](const Version& version) {
+    return std::any_of(version.pushes.begin(), version.pushes.end(), is_changeable);
+  });
+}
+
 std::string Updater::Update::NotFinite() const {
+  for (const Version& version : versions) {
+    for (const std::shared_ptr<Push>& push : version.pushes) {
+      if (push->samples == 0 || AllFinite(push->slices[not_finite], UpdaterIsa())) continue;
+      return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the gradient of tensor ",
+                          layout->tensor(not_finite).name, " is not finite; the learning rate may be too large");
+    }
+  }
   const UpdateContext& context = versions.front().context;
   const std::string which =
       versions.size() == 1 ? absl::StrCat("version ", context.update)

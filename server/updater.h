@@ -88,9 +88,11 @@ class Updater {
     size_t parts = 0;             // That are being built, each of some slices.
     size_t built = 0;             // Slices.
 
+    // Some of it is read where another process may change it, so it may turn out wrong as it is made.
+    bool changeable() const;
     // Builds these slices' new weights and state. Thread-safe for slices that differ.
     void Build(const std::vector<size_t>& slices) const;
-    // Why it is not published: which tensor's weights are not finite.
+    // Why it is not published: which tensor's weights are not finite, or whose gradient of it.
     std::string NotFinite() const;
     // For the `apply` event of one of its versions, which was published.
     static nlohmann::ordered_json Fields(const Version& version, TimePoint now);

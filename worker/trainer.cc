@@ -206,6 +206,7 @@ absl::Status Trainer::Finish() {
   if (!result_.lead) return absl::OkStatus();
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
   if (!last.ok()) return last.status();
+  network_->ReadParameters({});
   result_.version = last->version;
   PS_RETURN_IF_ERROR(evaluator_->Validation(exchanges_->step(), last->version).status());
   const absl::StatusOr<Evaluation> test = evaluator_->Test(exchanges_->step(), last->version);

@@ -94,7 +94,14 @@ class ClientImpl final : public Client {
     return StartPushPull(push, gradients, weights, false, nullptr)->Wait();
   }
   std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
-                                          const MutableTensors& weights, bool deferred, DoneCallback callback) override;
+                                          const MutableTensors& weights, bool deferred,
+                                          DoneCallback callback) override {
+    return Start(push, gradients, weights, deferred, /*view=*/false, std::move(callback));
+  }
+  std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred) override {
+    return Start(push, gradients, weights, deferred, /*view=*/true, nullptr);
+  }
 
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
   absl::Status Done(bool counts_as_empty) override;
@@ -102,6 +109,8 @@ class ClientImpl final : public Client {
   absl::StatusOr<HashedWeights> WeightsHash() override;
 
  private:
+  std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
+                                  bool deferred, bool view, DoneCallback callback);
   absl::StatusOr<TensorMemory> SharedGradientBuffers();
   // Sets where servers of this host find what the request sends.
   void Share(ExchangeRequest& request);
@@ -321,9 +330,9 @@ std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneC
   return exchange;
 }
 
-std::shared_ptr<Exchange> ClientImpl::StartPushPull(const PushInfo& push, const ConstTensors& gradients,
-                                                    const MutableTensors& weights, bool deferred,
-                                                    DoneCallback callback) {
+std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTensors& gradients,
+                                            const MutableTensors& weights, bool deferred, bool view,
+                                            DoneCallback callback) {
   const bool pushes = !gradients.empty();
   const bool pulls = !weights.empty();
   if (pushes) heartbeats_->SetStep(push.step);
@@ -333,6 +342,7 @@ std::shared_ptr<Exchange> ClientImpl::StartPushPull(const PushInfo& push, const 
   request.out = gradients;
   request.in = weights;
   request.deferred = deferred;
+  request.view = view && num_shards() == 1;
   Share(request);
   return Run(std::move(request), std::move(callback));
 }

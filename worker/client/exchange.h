@@ -98,6 +98,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   Timer& timer_;
   const ExchangeRequest request_;
   const std::vector<std::vector<uint32_t>> tensor_slices_;
+  bool servers_look_ = false;  // Constant: nobody need look here whether gradients are finite.
 
   Mutex mutex_;
   CondVar changed_;

@@ -52,6 +52,7 @@ ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<
   result.hyperparameters = replies.front().hyperparameters;
   result.schedule = replies.front().schedule;
   result.position = replies.front().position;
+  result.view = replies.front().view;
   result.version = *std::min_element(result.versions.begin(), result.versions.end());
   const double total = Seconds(now - all_ready_at.value_or(now));
   result.pull_s = std::clamp(Seconds(now - first_reply), 0.0, total);

@@ -20,6 +20,7 @@ struct ExchangeRequest {
   // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first.
   std::shared_ptr<SharedTensors> shared;
   bool staged = false;
+  bool view = false;  // As in CallRequest.
   bool deferred = false;
   TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.
 

@@ -22,6 +22,7 @@ constexpr size_t kMostMemories = 64;         // Of the server.
 constexpr size_t kMostSlices = 4096;         // Of one message.
 constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::hours kIdle(1);
+constexpr std::chrono::milliseconds kReleaseAfter(100);
 // A message costs the server a wake-up, so that many slices that are small go together.
 constexpr int64_t kMessageBytes = 256 << 10;
 
@@ -32,8 +33,15 @@ class LocalShardCall;
 // What calls and the link have in common; its thread holds it, too. Calls are told of their end on the thread.
 class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
  public:
-  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings)
-      : target_(std::move(target)), channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
+  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings, const v1::LocalWelcome& welcome)
+      : applies_in_place(welcome.applies_in_place()),
+        allows_views(welcome.allows_views()),
+        target_(std::move(target)),
+        channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
+
+  // As the server said.
+  const bool applies_in_place;
+  const bool allows_views;
 
   void Start() {
     thread_ = std::thread([self = shared_from_this()] { self->Run(); });
@@ -48,6 +56,8 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   void Send(v1::LocalRequest request);
   // The number under which the server knows this memory, sent to it if it is new; 0 if that was not possible.
   uint32_t Tell(const SharedMemory& memory);
+  // The server may write again what this call has brought. It is told with the next message, or soon.
+  void Release(uint64_t call);
   // The call ends with CANCELLED, on the thread, unless it has ended.
   void Cancel(uint64_t call);
 
@@ -56,6 +66,7 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   absl::Status OnReply(const std::string& message);
   absl::StatusOr<const SharedMemory*> MemoryOf(uint32_t number);
   std::shared_ptr<LocalShardCall> Take(uint64_t call);
+  void SendReleased();
   // Ends those that were cancelled, or whose time is over. Returns when the next one's is.
   TimePoint EndCalls();
 
@@ -67,6 +78,7 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   Mutex mutex_;
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> released_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> cancelled_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);  // Numbers, by SharedMemory::identity.
   std::thread thread_;
@@ -87,13 +99,16 @@ class LocalShardCall final : public ShardCall, public std::enable_shared_from_th
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
 
   TimePoint deadline() const { return deadline_; }
-  // Once, on the connection's thread; `weights` is the server's memory, where there are some.
-  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights);
+  // Once, on the connection's thread; `weights` is the server's memory, where there are some, and `pin` what it is held
+  // by.
+  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights, const std::shared_ptr<const void>& pin);
   void End(const absl::Status& status);
 
  private:
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status TakeWeights(const SharedMemory& weights);
+  absl::Status CheckSize(const SharedMemory& weights) const;
+  void CopyWeights(const SharedMemory& weights);
+  WeightsView ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const;
 
   const std::shared_ptr<LocalConnection> connection_;
   CallRequest request_;  // Empty after the end.
@@ -168,24 +183,39 @@ void LocalShardCall::SendReady() {
   moved_at_ = Now().time_since_epoch().count();
 }
 
-absl::Status LocalShardCall::TakeWeights(const SharedMemory& weights) {
+absl::Status LocalShardCall::CheckSize(const SharedMemory& weights) const {
+  const SlicePlan& plan = *connection_->target().plan;
+  const auto floats = static_cast<size_t>(plan.shard_buffer_elements(connection_->target().shard));
+  if (weights.bytes().size() >= floats * sizeof(float)) return absl::OkStatus();
+  return absl::InternalError("the server's memory does not hold its slices");
+}
+
+void LocalShardCall::CopyWeights(const SharedMemory& weights) {
   const SlicePlan& plan = *connection_->target().plan;
   for (const uint32_t index : plan.shard_slices(connection_->target().shard)) {
     const SliceInfo& slice = plan.slices()[index];
-    const size_t at = static_cast<size_t>(slice.shard_offset) * sizeof(float);
-    if (at + static_cast<size_t>(slice.bytes()) > weights.bytes().size()) {
-      return absl::InternalError("the server's memory does not hold its slices");
-    }
-    ++reply_.slices;
     if (request_.wants_slice && !request_.wants_slice(index)) continue;
-    std::memcpy((*request_.in)[slice.tensor].data() + slice.offset, weights.bytes().data() + at,
+    std::memcpy((*request_.in)[slice.tensor].data() + slice.offset,
+                weights.bytes().data() + static_cast<size_t>(slice.shard_offset) * sizeof(float),
                 static_cast<size_t>(slice.bytes()));
     if (request_.on_slice) request_.on_slice(index);
   }
-  return absl::OkStatus();
 }
 
-void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* weights) {
+// Slices of one tensor follow each other without a gap: all but the last are whole.
+WeightsView LocalShardCall::ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const {
+  const SlicePlan& plan = *connection_->target().plan;
+  WeightsView view = {.tensors = {}, .pin = std::move(pin)};
+  for (const SliceInfo& slice : plan.slices()) {
+    if (slice.offset != 0) continue;
+    const auto* const floats = reinterpret_cast<const float*>(weights.bytes().data());
+    view.tensors.emplace_back(floats + slice.shard_offset, static_cast<size_t>(plan.layout()[slice.tensor].elements()));
+  }
+  return view;
+}
+
+void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* weights,
+                             const std::shared_ptr<const void>& pin) {
   const TimePoint now = Now();
   moved_at_ = now.time_since_epoch().count();
   reply_.first_reply_at = now;
@@ -195,13 +225,23 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* we
   absl::Status status;
   if (reply.has_push()) TakePush(reply.push(), /*only=*/true, &reply_);
   if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);
-  if (status.ok() && weights != nullptr) status = TakeWeights(*weights);
+  if (status.ok() && weights != nullptr) status = CheckSize(*weights);
+  if (status.ok() && weights != nullptr) {
+    const SlicePlan& plan = *connection_->target().plan;
+    reply_.slices = plan.shard_slices(connection_->target().shard).size();
+    if (request_.view && plan.num_shards() == 1 && connection_->allows_views) {
+      reply_.view = ViewOf(*weights, pin);
+    } else {
+      CopyWeights(*weights);
+    }
+  }
   End(status);
 }
 
 void LocalShardCall::End(const absl::Status& status) {
   reply_.moved_at = moved_at();
   std::exchange(on_end_, nullptr)(status, reply_);
+  reply_ = {};
   CallRequest ended;  // Lets go of the memory, without the lock.
   MutexLock lock(mutex_);
   sent_ = true;
@@ -217,7 +257,25 @@ uint64_t LocalConnection::Register(const std::shared_ptr<LocalShardCall>& call) 
   return last_call_;
 }
 
+void LocalConnection::Release(uint64_t call) {
+  MutexLock lock(mutex_);
+  released_.push_back(call);
+}
+
+void LocalConnection::SendReleased() {
+  {
+    MutexLock lock(mutex_);
+    if (released_.empty()) return;
+  }
+  Send({});
+}
+
 void LocalConnection::Send(v1::LocalRequest request) {
+  {
+    MutexLock lock(mutex_);
+    request.mutable_released()->Add(released_.begin(), released_.end());
+    released_.clear();
+  }
   if (!channel_.Send(request.SerializeAsString()).ok()) channel_.Close();
 }
 
@@ -285,7 +343,9 @@ void LocalConnection::Run() {
       if (!OnReply(**message).ok()) break;
       continue;
     }
-    if (!channel_.Wait(EndCalls())) break;
+    const TimePoint began = Now();
+    if (!channel_.Wait(std::min(EndCalls(), began + kReleaseAfter))) break;
+    if (Now() >= began + kReleaseAfter) SendReleased();
   }
   channel_.Close();
   std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls;
@@ -301,17 +361,20 @@ absl::Status LocalConnection::OnReply(const std::string& message) {
   v1::LocalReply reply;
   if (!reply.ParseFromString(message)) return absl::InternalError("a message is no LocalReply");
   const SharedMemory* weights = nullptr;
+  std::shared_ptr<const void> pin;
   if (reply.memory() != 0) {
     const absl::StatusOr<const SharedMemory*> memory = MemoryOf(reply.memory());
     if (!memory.ok()) return memory.status();
     weights = *memory;
+    pin = std::shared_ptr<const void>(
+        weights, [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
   }
   // It may have ended here meanwhile.
-  if (const std::shared_ptr<LocalShardCall> call = Take(reply.call()); call != nullptr) call->OnReply(reply, weights);
-  if (weights == nullptr) return absl::OkStatus();
-  v1::LocalRequest released;
-  released.add_released(reply.call());
-  Send(std::move(released));
+  const std::shared_ptr<LocalShardCall> call = Take(reply.call());
+  if (call != nullptr) call->OnReply(reply, weights, pin);
+  const bool copied = pin.use_count() == 1;
+  pin.reset();
+  if (copied) SendReleased();  // Else it is read until the next message, or long after it.
   return absl::OkStatus();
 }
 
@@ -344,6 +407,7 @@ class LocalShardLink final : public ShardLink {
   ~LocalShardLink() override { connection_->Stop(); }
   const std::string& address() const override { return connection_->target().address; }
   bool works() const override { return !connection_->ended(); }
+  bool server_looks() const override { return connection_->applies_in_place && works(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     return std::make_shared<LocalShardCall>(connection_, std::move(request), std::move(on_end));
   }
@@ -358,6 +422,7 @@ class PreferredLink final : public ShardLink {
                 std::function<void(const std::string&)> on_lost)
       : local_(std::move(local)), remote_(std::move(remote)), on_lost_(std::move(on_lost)) {}
   const std::string& address() const override { return remote_->address(); }
+  bool server_looks() const override { return local_->server_looks(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     const bool works = local_->works();
     if (!works && !lost_.exchange(true) && on_lost_) on_lost_("the link through shared memory has ended; using gRPC");
@@ -396,7 +461,7 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
       LocalChannel::AttachRings(std::move((*answer)->files.front()), welcome.ring_bytes());
   if (!rings.ok()) return rings.status();
   return std::make_unique<LocalShardLink>(
-      std::make_shared<LocalConnection>(target, *std::move(socket), *std::move(rings)));
+      std::make_shared<LocalConnection>(target, *std::move(socket), *std::move(rings), welcome));
 }
 
 std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,

@@ -48,6 +48,8 @@ struct CallRequest {
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;
+  // The weights need not be written to `in` if the reply can have a view of them. (Of a model on one shard.)
+  bool view = false;
   // Before a slice is written to `in`: whether it is to be. After it was: called. Each may be empty. Called from the
   // link's threads, one at a time for each call, and never after the call's end.
   std::function<bool(uint32_t slice)> wants_slice;
@@ -69,6 +71,7 @@ struct ShardReply {
   std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
   Schedule schedule;                             // Likewise.
   uint64_t position = 0;
+  WeightsView view;  // Instead of what would have been written.
   TimePoint first_reply_at;
   TimePoint moved_at;  // When a message last went out or came in; not set: none did.
 };
@@ -104,6 +107,8 @@ class ShardLink {
   virtual const std::string& address() const = 0;
   // False: it has ended for good, and so will every call, with UNAVAILABLE.
   virtual bool works() const { return true; }
+  // The server looks whether gradients in shared memory are finite as it applies them, so nobody else need.
+  virtual bool server_looks() const { return false; }
   // Does nothing before the call's Begin. The link must outlive the call.
   virtual std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) = 0;
 };

@@ -59,8 +59,9 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   for (size_t i = 0; i < layout_.size(); ++i) {
     Tensor& tensor = tensors_.emplace_back();
     tensor.bytes = layout_[i].elements() * static_cast<int64_t>(sizeof(float));
-    tensor.parameters = given ? memory.parameters[i] : device(tensor.bytes);
-    tensor.host_parameters = host(tensor.parameters, tensor.bytes);
+    tensor.device_parameters = given ? memory.parameters[i] : device(tensor.bytes);
+    tensor.own_parameters = host(tensor.device_parameters, tensor.bytes);
+    tensor.host_parameters = Floats(tensor.own_parameters);
     tensor.gradients = given ? memory.gradients[i] : device(tensor.bytes);
     tensor.host_gradients = host(tensor.gradients, tensor.bytes);
   }
@@ -76,8 +77,14 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   return status;
 }
 
+void Network::ReadParameters(const std::vector<std::span<const float>>& tensors) {
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    tensors_[i].host_parameters = tensors.empty() ? Floats(tensors_[i].own_parameters) : tensors[i].data();
+  }
+}
+
 std::span<float> Network::parameters(size_t tensor) {
-  return {Floats(tensors_[tensor].host_parameters), static_cast<size_t>(layout_[tensor].elements())};
+  return {Floats(tensors_[tensor].own_parameters), static_cast<size_t>(layout_[tensor].elements())};
 }
 
 std::span<float> Network::gradients(size_t tensor) {
@@ -101,7 +108,8 @@ std::array<size_t, 2> Network::TensorsOf(int layer) {
 absl::Status Network::Load(int layer) {
   for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
-    PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters.get(), each.parameters.get(), each.bytes));
+    if (backend_.unified()) continue;
+    PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters, each.device_parameters.get(), each.bytes));
   }
   return absl::OkStatus();
 }
@@ -115,7 +123,7 @@ absl::Status Network::Store(int layer) {
 }
 
 absl::Status Network::Forward(const Batch& batch, int layer) {
-  return backend_.DenseForward(input(batch, layer), Floats(weight(layer).parameters), Floats(bias(layer).parameters),
+  return backend_.DenseForward(input(batch, layer), parameters_of(weight(layer)), parameters_of(bias(layer)),
                                Floats(activations_[static_cast<size_t>(layer) + 1]), batch.size, width(layer),
                                width(layer + 1), activation(layer));
 }
@@ -138,7 +146,7 @@ absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
 absl::Status Network::BackwardInput(const Batch& batch, int layer) {
   if (layer == 0) return absl::OkStatus();
   const auto index = static_cast<size_t>(layer);
-  return backend_.DenseBackwardInput(Floats(deltas_[index + 1]), Floats(weight(layer).parameters),
+  return backend_.DenseBackwardInput(Floats(deltas_[index + 1]), parameters_of(weight(layer)),
                                      Floats(activations_[index]), Floats(deltas_[index]), batch.size, width(layer),
                                      width(layer + 1), activation(layer - 1));
 }

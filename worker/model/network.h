@@ -67,9 +67,13 @@ class Network {
   const Layout& layout() const { return layout_; }
   int64_t max_batch() const { return max_batch_; }
 
-  // Host memory, contiguous, 64-byte aligned.
+  // Host memory, contiguous, 64-byte aligned. The parameters are the network's own.
   std::span<float> parameters(size_t tensor);
   std::span<float> gradients(size_t tensor);
+
+  // From now on parameters are read there, a block for each tensor, 64-byte aligned; none: its own again. The memory
+  // must stay until it is read elsewhere.
+  void ReadParameters(const std::vector<std::span<const float>>& tensors);
 
   // Computes the gradients of the mean loss over the batch, from the parameters as they are when their layer's turn
   // comes; nothing is under way any more when it returns.
@@ -85,8 +89,9 @@ class Network {
 
  private:
   struct Tensor {
-    Memory host_parameters;
-    Memory parameters;  // On the device; the same where memory is unified.
+    Memory own_parameters;                   // On the host.
+    const float* host_parameters = nullptr;  // Where they are read: there, or elsewhere.
+    Memory device_parameters;                // Where memory is not unified.
     Memory host_gradients;
     Memory gradients;
     int64_t bytes = 0;
@@ -109,6 +114,10 @@ class Network {
   static std::array<size_t, 2> TensorsOf(int layer);
   Tensor& weight(int layer) { return tensors_[TensorsOf(layer)[0]]; }
   Tensor& bias(int layer) { return tensors_[TensorsOf(layer)[1]]; }
+  // Where the device reads them.
+  const float* parameters_of(const Tensor& tensor) const {
+    return backend_.unified() ? tensor.host_parameters : Floats(tensor.device_parameters);
+  }
   // Each queues a layer's part.
   absl::Status Load(int layer);
   absl::Status Forward(const Batch& batch, int layer);

@@ -22,8 +22,8 @@ Exchanges::Exchanges(Client& client, ExchangeResult started)
       step_(client.synchronous() ? std::max(client.start_step(), started.version) : client.start_step()),
       latest_(std::move(started)) {}
 
-void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
-                      const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
+void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const MutableTensors& in,
+                        std::optional<uint64_t> passed) {
   Check(exchange_ == nullptr, "a worker has one exchange under way");
   push_ = {.step = step_,
            .version = latest_.version,
@@ -33,7 +33,18 @@ void Exchanges::Start(uint32_t samples, PushContribution contribution, const Con
            .passed = passed};
   in_ = in;
   exposed_s_ = 0;
+}
+
+void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
+                      const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
+  SetPush(samples, contribution, in, passed);
   exchange_ = client_.StartPushPull(push_, out, in, deferred);
+}
+
+void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
+                          std::optional<uint64_t> passed) {
+  SetPush(samples, PushContribution::kGradient, in, passed);
+  exchange_ = client_.StartPushView(push_, out, in, deferred);
 }
 
 absl::Status Exchanges::AwaitTensor(size_t tensor) {
@@ -70,6 +81,7 @@ absl::Status Exchanges::CatchUp(ExchangeResult& result) {
     if (!pulled.ok()) return pulled.status();
     result.version = pulled->version;
     result.versions = pulled->versions;
+    result.view = {};
     result.pull_s += pulled->pull_s;
     result.wait_s += pulled->wait_s;
   }

@@ -45,6 +45,11 @@ class Exchanges {
   // exchange is under way at a time. `passed` as in PushInfo.
   void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
              bool deferred, std::optional<uint64_t> passed = std::nullopt);
+  // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
+  void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
+                 std::optional<uint64_t> passed);
+  // Of the weights that came last: where they are, if that is not where they were to be pulled to.
+  const WeightsView& view() const { return latest_.view; }
   bool under_way() const { return exchange_ != nullptr; }
   // As in Exchange, of the one under way.
   void TensorReady(size_t tensor) { exchange_->TensorReady(tensor); }
@@ -59,6 +64,8 @@ class Exchanges {
 
  private:
   absl::Status CatchUp(ExchangeResult& result);
+  void SetPush(uint32_t samples, PushContribution contribution, const MutableTensors& in,
+               std::optional<uint64_t> passed);
 
   Client& client_;
   uint64_t step_;

@@ -75,6 +75,18 @@ struct PushInfo {
   std::optional<uint64_t> passed = {};
 };
 
+// One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
+// ended, gradients must not be changed, and weights neither read (but see WaitTensor) nor changed.
+using ConstTensors = std::vector<std::span<const float>>;
+using MutableTensors = std::vector<std::span<float>>;
+
+// Weights where a server keeps them, to be read only. They stay as they are as long as a copy of `pin` lives, which
+// keeps the server from writing there, so it is to be let go of when the next weights have come. Empty: there are none.
+struct WeightsView {
+  ConstTensors tensors;
+  std::shared_ptr<const void> pin;
+};
+
 struct ExchangeResult {
   uint64_t version = 0;             // Of the pulled weights: the lowest of all shards' (in bsp all are equal).
   std::vector<uint64_t> versions;   // By shard.
@@ -88,6 +100,8 @@ struct ExchangeResult {
   // Likewise: the schedule of the learning rate, and its position at `version`.
   Schedule schedule = {};
   uint64_t position = 0;
+  // Of StartPushView, where the weights could be viewed: then nothing was written to the caller's memory.
+  WeightsView view = {};
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
@@ -155,11 +169,6 @@ struct HashedWeights {
 // The hash, and the shards' versions where they differ: "0123… (the shards are at versions 7, 8)".
 std::string ToString(const HashedWeights& weights);
 
-// One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
-// ended, gradients must not be changed, and weights neither read (but see WaitTensor) nor changed.
-using ConstTensors = std::vector<std::span<const float>>;
-using MutableTensors = std::vector<std::span<float>>;
-
 // Memory of the client for the tensors of the layout: each block begins on a 64-byte boundary and is zeroed at first.
 // It lives for as long as a copy of `owner` does, also after the client.
 struct TensorMemory {
@@ -174,7 +183,8 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
   // For an exchange started with `deferred`, once for each tensor: its gradient is final and may be sent. Never blocks.
-  // The exchange fails if it is not finite, or if the tensor was ready already.
+  // The exchange fails if it is not finite, or if the tensor was ready already. (In a mode that a lost worker fails, a
+  // gradient that servers read in shared memory is looked at there, as it is applied, and then the job fails.)
   virtual void TensorReady(size_t tensor) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
   // layers; tensors arrive in layout order. Without exact versions (ModePolicy), a retried pull may bring another
@@ -247,6 +257,13 @@ class Client {
   virtual std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
+
+  // The same, but where there is one server, on this host, and it shares its memory, the weights are not copied to
+  // `weights`: ExchangeResult::view says where they are.
+  virtual std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
+                                                  const MutableTensors& weights, bool deferred) {
+    return StartPushPull(push, gradients, weights, deferred);
+  }
 
   // Whether the job's budget is the job's (--budget=job): workers take runs of samples from the chief, until all are
   // used. Else each has a fixed share.
