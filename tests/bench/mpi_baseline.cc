@@ -41,8 +41,9 @@ absl::StatusOr<std::vector<double>> RunRanks(bool tcp, uint32_t ranks, const std
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats) {
-  return RunRanks(tcp, ranks, absl::StrCat("allreduce ", bytes, " ", repeats));
+absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats,
+                                                        bool sgd) {
+  return RunRanks(tcp, ranks, absl::StrCat("allreduce ", bytes, " ", repeats, sgd ? " sgd" : ""));
 }
 
 absl::StatusOr<double> MeasureMpiTraining(bool tcp, const std::vector<int64_t>& widths, int64_t batch, uint32_t ranks,
