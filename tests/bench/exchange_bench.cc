@@ -1,9 +1,9 @@
 #include "tests/bench/exchange_bench.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <array>
 #include <barrier>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -12,7 +12,8 @@
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "ps/client.h"
-#include "server/server.h"
+#include "tests/bench/bench_layout.h"
+#include "tests/bench/bench_servers.h"
 #include "tests/bench/mpi_baseline.h"
 #include "tests/bench/raw_stream.h"
 
@@ -20,18 +21,56 @@ namespace ps {
 namespace {
 
 constexpr float kLearningRate = 1.0F / 1024;
-constexpr float kGradient = 0.5F;
-constexpr float kInitial = 1.0F;
+constexpr size_t kPeriod = 7;  // Of the values of a model's elements, in layout order. No divisor of any alignment.
+
+// Neighbours differ, and so do ranks: a value in another's place is noticed. It is a power of two, so that every
+// product with it is exact, and the expected weights are so to the last bit.
+float GradientAt(uint32_t rank, size_t element) {
+  return std::ldexp(1.0F, -static_cast<int>((element + rank) % kPeriod));
+}
+
+float InitialAt(size_t element) { return 1 + GradientAt(0, element); }
+
+// The plain formula in float32, in rank order.
+float ExpectedAt(size_t element, uint32_t workers, uint64_t steps) {
+  const auto coefficient = static_cast<float>(1.0 / static_cast<double>(workers));
+  float mean = 0;
+  for (uint32_t rank = 0; rank < workers; ++rank) mean += coefficient * GradientAt(rank, element);
+  float weight = InitialAt(element);
+  for (uint64_t step = 0; step < steps; ++step) weight -= kLearningRate * mean;
+  return weight;
+}
+
+absl::Status CheckExchanged(const MutableTensors& weights, uint32_t workers, uint64_t steps) {
+  std::array<float, kPeriod> expected;
+  for (size_t i = 0; i < kPeriod; ++i) expected[i] = ExpectedAt(i, workers, steps);
+  size_t element = 0;  // Of the model.
+  for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
+    for (size_t i = 0; i < weights[tensor].size(); ++i, ++element) {
+      const float weight = weights[tensor][i];
+      if (weight == expected[element % kPeriod]) continue;
+      return absl::InternalError(absl::StrCat("weight ", i, " of tensor ", tensor, " is ", weight, " after ", steps,
+                                              " steps, expected ", expected[element % kPeriod]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+template <typename ValueAt>
+void Fill(const MutableTensors& tensors, ValueAt value_at) {
+  size_t element = 0;
+  for (const std::span<float> tensor : tensors) {
+    for (float& value : tensor) value = value_at(element++);
+  }
+}
 
 class Bench {
  public:
-  explicit Bench(const ExchangeBenchOptions& options)
-      : options_(options), elements_(static_cast<size_t>(options.bytes) / sizeof(float)) {}
+  explicit Bench(const ExchangeBenchOptions& options) : options_(options) {}
 
   absl::StatusOr<Measurement> Run();
 
  private:
-  absl::Status StartServers();
   // All ranks begin a repeat together; it takes until the last of them has ended.
   struct Begin {
     TimePoint* at;
@@ -40,57 +79,39 @@ class Bench {
   using Barrier = std::barrier<Begin>;
   absl::Status RunWorker(uint32_t rank, Barrier& together);
   absl::Status RunSteps(Client& client, Barrier& together);
-  absl::Status Check(const std::vector<float>& weights, uint64_t steps) const;
+  std::string Name() const;
 
   const ExchangeBenchOptions options_;
-  const size_t elements_;
   std::vector<std::unique_ptr<Server>> servers_;
   TimePoint began_;                           // The repeat.
   std::vector<std::vector<double>> seconds_;  // Of each rank's repeats.
 };
 
-absl::Status Bench::StartServers() {
-  ServerOptions options;
-  options.num_workers = options_.workers;
-  options.num_shards = options_.servers;
-  options.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0};
-  for (uint32_t shard = 0; shard < options_.servers; ++shard) {
-    options.shard = shard;
-    if (options_.transport == "unix") options.listen = absl::StrCat("unix:/tmp/ps_bench.", getpid(), ".", shard);
-    if (shard > 0) options.chief = servers_[0]->address();
-    absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options);
-    if (!server.ok()) return server.status();
-    servers_.push_back(*std::move(server));
+// Sends the initial values, from memory that is not needed later.
+absl::Status StartJob(Client& client, const Layout& layout, const MutableTensors& weights) {
+  std::vector<float> values(static_cast<size_t>(ModelBytes(layout)) / sizeof(float));
+  MutableTensors initial;
+  initial.reserve(layout.size());
+  size_t next = 0;
+  for (const TensorSpec& tensor : layout) {
+    const auto elements = static_cast<size_t>(tensor.elements());
+    initial.push_back(std::span(values).subspan(next, elements));
+    next += elements;
   }
-  return absl::OkStatus();
-}
-
-// The plain formula in float32, in rank order.
-float ExpectedWeight(uint32_t workers, uint64_t steps) {
-  const auto coefficient = static_cast<float>(1.0 / static_cast<double>(workers));
-  float mean = 0;
-  for (uint32_t rank = 0; rank < workers; ++rank) mean += coefficient * kGradient;
-  float weight = kInitial;
-  for (uint64_t step = 0; step < steps; ++step) weight -= kLearningRate * mean;
-  return weight;
-}
-
-absl::Status Bench::Check(const std::vector<float>& weights, uint64_t steps) const {
-  const float expected = ExpectedWeight(options_.workers, steps);
-  const auto wrong = std::find_if(weights.begin(), weights.end(), [&](float weight) { return weight != expected; });
-  if (wrong == weights.end()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("weight ", wrong - weights.begin(), " is ", *wrong, " after ", steps,
-                                          " steps, expected ", expected));
+  Fill(initial, InitialAt);
+  return client.Start({initial.begin(), initial.end()}, weights).status();
 }
 
 absl::Status Bench::RunSteps(Client& client, Barrier& together) {
-  const std::vector<float> initial(elements_, kInitial);
-  const std::vector<float> gradient(elements_, kGradient);
-  std::vector<float> weights(elements_);
-  const ConstTensors out = {gradient};
-  const MutableTensors in = {weights};
-  absl::StatusOr<ExchangeResult> result = client.Start({initial}, in);
-  if (!result.ok()) return result.status();
+  const absl::StatusOr<TensorMemory> gradients = client.GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
+  const absl::StatusOr<TensorMemory> weights = client.WeightBuffers();
+  if (!weights.ok()) return weights.status();
+  Fill(gradients->tensors, [&](size_t element) { return GradientAt(client.rank(), element); });
+  const ConstTensors out = gradients->Read();
+  const MutableTensors& in = weights->tensors;
+  PS_RETURN_IF_ERROR(StartJob(client, options_.layout, in));
+  absl::StatusOr<ExchangeResult> result;
   uint64_t step = 0;
   for (int i = 0; i < options_.repeats + kWarmUp; ++i) {
     together.arrive_and_wait();
@@ -105,25 +126,38 @@ absl::Status Bench::RunSteps(Client& client, Barrier& together) {
     if (!result.ok()) return result.status();
     if (i >= kWarmUp) seconds_[client.rank()].push_back(took);
     // Between the timed parts: every weight that came, in every repeat.
-    if (options_.op != "push") PS_RETURN_IF_ERROR(Check(weights, step));
+    if (options_.op != "push") PS_RETURN_IF_ERROR(CheckExchanged(in, options_.workers, step));
   }
   PS_RETURN_IF_ERROR(client.Done());
   result = client.Pull(in);
   if (!result.ok()) return result.status();
-  return Check(weights, step);
+  return CheckExchanged(in, options_.workers, step);
 }
 
 absl::Status Bench::RunWorker(uint32_t rank, Barrier& together) {
-  absl::StatusOr<std::unique_ptr<Client>> client =
-      Client::Join({.server = servers_[0]->address(), .rank = rank}, {{"w", {static_cast<int64_t>(elements_)}}});
+  const ClientOptions options = {
+      .server = servers_[0]->address(), .shared_memory = WorkersSharedMemory(options_.transport), .rank = rank};
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(options, options_.layout);
   if (!client.ok()) return client.status();
   const absl::Status status = RunSteps(**client, together);
   const absl::Status left = (*client)->Leave(status.ok() ? "" : Message(status));
   return status.ok() ? left : status;
 }
 
+std::string Bench::Name() const {
+  const size_t tensors = options_.layout.size();
+  return absl::StrCat(options_.op, ", ", options_.transport, ", ", options_.workers, " workers, ", options_.servers,
+                      " servers", tensors > 1 ? absl::StrCat(", ", tensors, " tensors") : "");
+}
+
 absl::StatusOr<Measurement> Bench::Run() {
-  PS_RETURN_IF_ERROR(StartServers());
+  ServerOptions server_options;
+  server_options.num_workers = options_.workers;
+  server_options.num_shards = options_.servers;
+  server_options.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0};
+  absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
+  if (!servers.ok()) return servers.status();
+  servers_ = *std::move(servers);
   Barrier together(options_.workers, Begin{&began_});
   seconds_.resize(options_.workers);
   std::vector<absl::Status> statuses(options_.workers);
@@ -143,39 +177,54 @@ absl::StatusOr<Measurement> Bench::Run() {
     for (size_t i = 0; i < slowest.size(); ++i) slowest[i] = std::max(slowest[i], rank[i]);
   }
   const double ways = options_.op == "push_pull" ? 2 : 1;
-  return Summarize(absl::StrCat(options_.op, ", ", options_.transport, ", ", options_.workers, " workers, ",
-                                options_.servers, " servers"),
-                   slowest, ways * options_.workers * static_cast<double>(options_.bytes));
+  return Summarize(Name(), slowest, ways * options_.workers * static_cast<double>(ModelBytes(options_.layout)));
+}
+
+// One thread's copy and update of the model, in memory.
+void AddInMemory(size_t bytes, int repeats, std::vector<Measurement>& rows) {
+  const auto moved = static_cast<double>(bytes);
+  const std::vector<float> from(bytes / sizeof(float), 1);
+  std::vector<float> to(from.size());
+  rows.push_back(Measure("memcpy", repeats, moved, [&] { std::memcpy(to.data(), from.data(), bytes); }));
+  const std::unique_ptr<Optimizer> sgd = *MakeOptimizer("sgd");
+  const OptimizerBlock block = {
+      .elements = from.size(), .gradient = from.data(), .weights = to.data(), .new_weights = to.data()};
+  rows.push_back(Measure("SGD in place, one thread", repeats, moved, [&] {
+    sgd->Apply(block, {.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}},
+               BestIsa());
+  }));
+}
+
+// What several workers could do without a server; nothing where there is no MPI.
+absl::Status AddMpi(int64_t bytes, uint32_t ranks, int repeats, std::vector<Measurement>& rows) {
+  for (const bool tcp : {false, true}) {
+    for (const bool sgd : {false, true}) {
+      const auto seconds = MeasureMpiAllreduce(tcp, bytes, ranks, repeats, sgd);
+      if (absl::IsNotFound(seconds.status())) return absl::OkStatus();
+      if (!seconds.ok()) return seconds.status();
+      rows.push_back(Summarize(
+          absl::StrCat("MPI_Allreduce", sgd ? " + SGD, " : ", ", tcp ? "tcp, " : "shared memory, ", ranks, " ranks"),
+          *seconds, 2.0 * ranks * static_cast<double>(bytes)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::vector<Measurement>> RunExchangeBench(const ExchangeBenchOptions& options) {
-  const auto bytes = static_cast<size_t>(options.bytes);
-  const double moved = static_cast<double>(options.bytes);
+  const int64_t bytes = ModelBytes(options.layout);
   std::vector<Measurement> rows;
-  const absl::StatusOr<std::vector<double>> raw = MeasureRawStream(options.transport == "tcp", bytes, options.repeats);
-  if (!raw.ok()) return raw.status();
-  rows.push_back(Summarize(absl::StrCat("raw ", options.transport, " stream, one way"), *raw, moved));
-
-  std::vector<float> from(bytes / sizeof(float), 1);
-  std::vector<float> to(bytes / sizeof(float));
-  rows.push_back(Measure("memcpy", options.repeats, moved, [&] { std::memcpy(to.data(), from.data(), bytes); }));
-  const std::unique_ptr<Optimizer> sgd = *MakeOptimizer("sgd");
-  const OptimizerBlock block = {
-      .elements = from.size(), .gradient = from.data(), .weights = to.data(), .new_weights = to.data()};
-  rows.push_back(Measure("SGD in place, one thread", options.repeats, moved, [&] {
-    sgd->Apply(block, {.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}},
-               BestIsa());
-  }));
-  for (const bool tcp : {false, true}) {
-    if (options.op != "push_pull" || options.workers < 2) continue;
-    const auto mpi = MeasureMpiAllreduce(tcp, options.bytes, options.workers, options.repeats);
-    if (absl::IsNotFound(mpi.status())) continue;
-    if (!mpi.ok()) return mpi.status();
+  if (options.transport != "shm") {
+    const absl::StatusOr<std::vector<double>> raw =
+        MeasureRawStream(options.transport == "tcp", static_cast<size_t>(bytes), options.repeats);
+    if (!raw.ok()) return raw.status();
     rows.push_back(
-        Summarize(absl::StrCat("MPI_Allreduce, ", tcp ? "tcp, " : "shared memory, ", options.workers, " ranks"), *mpi,
-                  2 * moved * options.workers));
+        Summarize(absl::StrCat("raw ", options.transport, " stream, one way"), *raw, static_cast<double>(bytes)));
+  }
+  AddInMemory(static_cast<size_t>(bytes), options.repeats, rows);
+  if (options.op == "push_pull" && options.workers > 1) {
+    PS_RETURN_IF_ERROR(AddMpi(bytes, options.workers, options.repeats, rows));
   }
   absl::StatusOr<Measurement> exchange = Bench(options).Run();
   if (!exchange.ok()) return exchange.status();

@@ -5,23 +5,26 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ps/tensor.h"
 #include "tests/bench/measurement.h"
 
 namespace ps {
 
 struct ExchangeBenchOptions {
-  std::string transport = "tcp";  // Or unix.
-  int64_t bytes = 16 << 20;       // Of the model, a multiple of 4.
+  std::string transport = "tcp";  // Or unix, shm: bench_servers.h.
+  Layout layout;                  // The model.
   uint32_t workers = 1;
   uint32_t servers = 1;
   std::string op = "push_pull";  // Or push, pull.
   int repeats = 30;
 };
 
-// Runs servers and workers on threads of this process, over real sockets on this machine, and beside them the
-// baselines: the raw stream, memcpy, SGD in place, and for a push_pull of several workers MPI_Allreduce of the same
-// bytes among as many ranks, where MPI is installed (its bytes are counted like the exchange's). The weights that come
-// of it are compared with those that have to; a difference is an error. In bsp, with sgd.
+// Runs servers and workers on threads of this process, connected as they would be between processes of this machine,
+// with gradients and weights in the client's memory, in bsp, with sgd. Beside them the baselines, each of as many bytes
+// in one piece: the raw stream (not with shm, which has none), memcpy, SGD in place, and for a push_pull of several
+// workers MPI_Allreduce among as many ranks, alone and followed by each rank's own step of SGD, where MPI is installed
+// (its bytes are counted like the exchange's). Ratios are to the first row. The weights that come of the exchange are
+// compared with those that have to, in every repeat; a difference is an error.
 absl::StatusOr<std::vector<Measurement>> RunExchangeBench(const ExchangeBenchOptions& options);
 
 }  // namespace ps

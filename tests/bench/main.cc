@@ -1,4 +1,5 @@
 // ps_bench: measures the system, next to what the machine, the network or the computation alone can do.
+#include <algorithm>
 #include <iostream>
 
 #include <spdlog/spdlog.h>
@@ -11,6 +12,7 @@
 #include "common/metrics.h"
 #include "common/problems.h"
 #include "common/program.h"
+#include "tests/bench/bench_layout.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/gemm_bench.h"
 #include "tests/bench/network_bench.h"
@@ -18,8 +20,13 @@
 #include "tests/bench/train_bench.h"
 #include "worker/model/options.h"
 
-ABSL_FLAG(std::string, transport, "tcp", "exchange: tcp or unix");
-ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange, network: bytes of the model, a multiple of 4");
+ABSL_FLAG(std::string, transport, "tcp",
+          "exchange, train: how workers reach servers: tcp, unix (a socket) or shm (shared memory)");
+ABSL_FLAG(
+    std::string, layout, "one",
+    "exchange: the model, one (a tensor of --bytes) or many (the 160 tensors of a ResNet-50, 102 MB, most of them "
+    "small)");
+ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange with --layout=one, network: bytes of the model, a multiple of 4");
 ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
@@ -40,23 +47,28 @@ namespace {
 
 constexpr char kUsage[] =
     "ps_bench [flags] COMMAND\n"
-    "  exchange   time and GB/s of an exchange through real servers, next to a raw stream, memcpy and SGD in place;\n"
-    "             GB/s is the bytes to be moved (workers x bytes, each way) over the median time, ratio is GB/s over\n"
-    "             the raw stream's; the weights are checked in every repeat\n"
+    "  exchange   time and GB/s of an exchange through real servers, next to a raw stream of the same --transport,\n"
+    "             memcpy and SGD in place; for push_pull of several workers, if MPI is installed, also next to as\n"
+    "             many MPI ranks that sum the gradients, without and with a step of SGD in each rank; GB/s is the\n"
+    "             bytes to be moved (workers x bytes, each way) over the median time, ratio is GB/s over the raw\n"
+    "             stream's, with --transport=shm over memcpy's; the weights are checked in every repeat\n"
     "  train      samples/s through servers with 1 up to --workers workers, next to the same computation without\n"
-    "             exchange and, if MPI is installed, with MPI ranks that sum the gradients\n"
+    "             exchange and, if MPI is installed, with MPI ranks that sum the gradients, through shared memory\n"
+    "             and over TCP\n"
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
     "  optimizers each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of\n"
     "             many small tensors next to one; with 1 and 2 threads\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
-absl::Status CheckFlags(const std::string& command) {
+absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   Problems problems;
   const auto one_of = [](const std::string& value, std::initializer_list<const char*> known) {
     return std::find(known.begin(), known.end(), value) != known.end();
   };
   const int64_t bytes = absl::GetFlag(FLAGS_bytes);
-  problems.Check(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix"}), "--transport: expected tcp or unix");
+  problems.Check(one_of(absl::GetFlag(FLAGS_transport), {"tcp", "unix", "shm"}),
+                 "--transport: expected tcp, unix or shm");
+  problems.Check(one_of(absl::GetFlag(FLAGS_layout), {"one", "many"}), "--layout: expected one or many");
   problems.Check(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
                  "--op: expected push, pull or push_pull");
   problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp", "ssp", "local_sgd", "easgd"}),
@@ -82,6 +94,8 @@ absl::Status CheckFlags(const std::string& command) {
     const auto endpoint = ParseEndpoint("server", absl::GetFlag(FLAGS_server));
     problems.Check(endpoint.ok(), std::string(endpoint.status().message()));
   }
+  const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
+  problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"}}));
   return problems.ToStatus();
 }
 
@@ -96,14 +110,17 @@ void PrintMeasurements(const std::vector<Measurement>& rows) {
     std::cout << out.dump() << "\n";
     return;
   }
-  std::cout << absl::StrFormat("| %-40s | %9s | %9s | %7s | %5s |\n|:%s|%s:|%s:|%s:|%s:|\n", "what", "p50 ms", "p99 ms",
-                               "GB/s", "ratio", std::string(41, '-'), std::string(10, '-'), std::string(10, '-'),
-                               std::string(8, '-'), std::string(6, '-'));
+  size_t longest = 0;
+  for (const Measurement& row : rows) longest = std::max(longest, row.name.size());
+  const auto width = static_cast<int>(longest);
+  std::cout << absl::StrFormat("| %-*s | %9s | %9s | %7s | %5s |\n|:%s|%s:|%s:|%s:|%s:|\n", width, "what", "p50 ms",
+                               "p99 ms", "GB/s", "ratio", std::string(longest + 1, '-'), std::string(10, '-'),
+                               std::string(10, '-'), std::string(8, '-'), std::string(6, '-'));
   for (const Measurement& row : rows) {
     const std::string rate = row.bytes > 0 ? absl::StrFormat("%.3f", row.bytes / row.p50_s / 1e9) : "";
     const std::string ratio = row.ratio > 0 ? absl::StrFormat("%.2f", row.ratio) : "";
-    std::cout << absl::StrFormat("| %-40s | %9.3f | %9.3f | %7s | %5s |\n", row.name, row.p50_s * 1e3, row.p99_s * 1e3,
-                                 rate, ratio);
+    std::cout << absl::StrFormat("| %-*s | %9.3f | %9.3f | %7s | %5s |\n", width, row.name, row.p50_s * 1e3,
+                                 row.p99_s * 1e3, rate, ratio);
   }
 }
 
@@ -120,21 +137,26 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
                              {"push", row.push},
                              {"wait", row.wait},
                              {"pull", row.pull}});
-      if (row.mpi_samples_per_s > 0) out["rows"].back()["mpi_samples_per_s"] = row.mpi_samples_per_s;
+      if (row.mpi_memory_samples_per_s > 0) {
+        out["rows"].back()["mpi_memory_samples_per_s"] = row.mpi_memory_samples_per_s;
+      }
+      if (row.mpi_tcp_samples_per_s > 0) out["rows"].back()["mpi_tcp_samples_per_s"] = row.mpi_tcp_samples_per_s;
     }
     std::cout << out.dump() << "\n";
     return;
   }
+  const auto rate_or_none = [](double rate) { return rate > 0 ? absl::StrFormat("%.0f", rate) : "-"; };
   std::cout
-      << "| workers | samples/s | without exchange | ratio | MPI on TCP | efficiency | forward | backward | push | "
-         "wait | pull |\n"
-         "|--------:|----------:|-----------------:|------:|-----------:|-----------:|--------:|---------:|-----:|"
-         "-----:|-----:|\n";
+      << "| workers | samples/s | without exchange | ratio | MPI, shared memory | MPI, TCP | efficiency | forward | "
+         "backward | push | wait | pull |\n"
+         "|--------:|----------:|-----------------:|------:|-------------------:|---------:|-----------:|--------:|"
+         "---------:|-----:|-----:|-----:|\n";
   for (const TrainRow& row : rows) {
     std::cout << absl::StrFormat(
-        "| %7d | %9.0f | %16.0f | %5.2f | %10s | %10.2f | %5.0f %% | %6.0f %% | %2.0f %% | %2.0f %% | %2.0f %% |\n",
+        "| %7d | %9.0f | %16.0f | %5.2f | %18s | %8s | %10.2f | %5.0f %% | %6.0f %% | %2.0f %% | %2.0f %% | %2.0f %% "
+        "|\n",
         row.workers, row.samples_per_s, row.alone_samples_per_s, row.samples_per_s / row.alone_samples_per_s,
-        row.mpi_samples_per_s > 0 ? absl::StrFormat("%.0f", row.mpi_samples_per_s) : "-", row.efficiency,
+        rate_or_none(row.mpi_memory_samples_per_s), rate_or_none(row.mpi_tcp_samples_per_s), row.efficiency,
         100 * row.forward, 100 * row.backward, 100 * row.push, 100 * row.wait, 100 * row.pull);
   }
 }
@@ -172,12 +194,17 @@ absl::StatusOr<DeviceOptions> Device() {
   return device;
 }
 
+Layout ExchangedModel() {
+  return absl::GetFlag(FLAGS_layout) == "many" ? ManyTensors() : OneTensor(absl::GetFlag(FLAGS_bytes));
+}
+
 absl::Status Run(const std::string& command) {
   if (command == "gemm") return RunGemm();
   if (command == "train") {
     const absl::StatusOr<DeviceOptions> device = Device();
     if (!device.ok()) return device.status();
-    const absl::StatusOr<std::vector<TrainRow>> rows = RunTrainBench({.widths = *ParseModel(absl::GetFlag(FLAGS_model)),
+    const absl::StatusOr<std::vector<TrainRow>> rows = RunTrainBench({.transport = absl::GetFlag(FLAGS_transport),
+                                                                      .widths = *ParseModel(absl::GetFlag(FLAGS_model)),
                                                                       .batch_size = absl::GetFlag(FLAGS_batch_size),
                                                                       .workers = absl::GetFlag(FLAGS_workers),
                                                                       .servers = absl::GetFlag(FLAGS_servers),
@@ -192,7 +219,7 @@ absl::Status Run(const std::string& command) {
           ? RunNetworkBench(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
       : command == "optimizers" ? RunOptimizersBench(absl::GetFlag(FLAGS_repeats))
                                 : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
-                                                    .bytes = absl::GetFlag(FLAGS_bytes),
+                                                    .layout = ExchangedModel(),
                                                     .workers = absl::GetFlag(FLAGS_workers),
                                                     .servers = absl::GetFlag(FLAGS_servers),
                                                     .op = absl::GetFlag(FLAGS_op),
@@ -214,7 +241,7 @@ int main(int argc, char** argv) {
       command != "optimizers") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
-  if (const absl::Status flags = CheckFlags(command); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
+  if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
   KeepFreedMemory();
   spdlog::set_level(spdlog::level::warn);
   const absl::Status status = Run(command);

@@ -9,9 +9,10 @@
 
 namespace ps {
 
-// Seconds of each repeat of an MPI_Allreduce of `bytes` among so many ranks, over TCP or through shared memory.
-// NOT_FOUND where mpirun, or the program that it is to run, is not there; INTERNAL if it failed or the sum was wrong.
-absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats);
+// Seconds of each repeat of an MPI_Allreduce of `bytes` among so many ranks, over TCP or through shared memory. `sgd`:
+// and of the step that each rank then takes with the mean, on weights of its own, in one thread. NOT_FOUND where
+// mpirun, or the program that it is to run, is not there; INTERNAL if it failed, or the sum or the weights were wrong.
+absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats, bool sgd);
 
 // samples/s of all ranks together, training the network: the better of an MPI_Iallreduce of each layer's gradient
 // during the backward pass, and one MPI_Allreduce of all of them after it. Likewise.

@@ -1,6 +1,8 @@
 // The baselines that ps_bench starts where MPI is.
 //
-//   mpirun -np N ps_bench_mpi allreduce BYTES REPEATS   MPI_Allreduce of floats; rank 0 prints each repeat's seconds
+//   mpirun -np N ps_bench_mpi allreduce BYTES REPEATS [sgd]
+//     MPI_Allreduce of floats; with `sgd` each rank then takes a step with their mean on its own copy of the weights.
+//     Rank 0 prints each repeat's seconds, which are the slowest rank's.
 //   mpirun -np N ps_bench_mpi train_overlapped|train_fused MODEL BATCH STEPS
 //     Data-parallel training, every rank with the whole model, then momentum SGD; rank 0 prints samples/s of all ranks.
 //     Overlapped: each layer's gradient is summed by MPI_Iallreduce as soon as it is there. Fused: all of them by one
@@ -12,6 +14,7 @@
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -24,18 +27,55 @@ namespace {
 constexpr int kWarmUpRepeats = 3;
 constexpr int kWarmUpSteps = 10;
 
-bool Allreduce(int elements, int repeats, int rank, int ranks) {
+// SGD on a rank's own copy of the weights, with the kernel that servers use.
+class Descent {
+ public:
+  Descent(size_t elements, int ranks) : weights_(elements, kInitialWeight) {
+    context_.hyperparameters = {.learning_rate = kRate / static_cast<float>(ranks), .momentum = 0, .weight_decay = 0};
+  }
+
+  // w ← w − lr · sum / ranks. `sum`: as long as the weights.
+  void Step(const std::vector<float>& sum) { Apply(sum, weights_); }
+
+  // Every weight is what steps of a model of one element make it. `sum`: of each step so far and each element.
+  bool Right(float sum, int steps) const {
+    std::vector<float> one = {kInitialWeight};
+    for (int step = 0; step < steps; ++step) Apply({sum}, one);
+    return std::all_of(weights_.begin(), weights_.end(), [&](float weight) { return weight == one[0]; });
+  }
+
+ private:
+  static constexpr float kRate = 1.0F / 1024;
+  static constexpr float kInitialWeight = 1;
+
+  void Apply(const std::vector<float>& sum, std::vector<float>& weights) const {
+    sgd_->Apply(
+        {.elements = weights.size(), .gradient = sum.data(), .weights = weights.data(), .new_weights = weights.data()},
+        context_, isa_);
+  }
+
+  const std::unique_ptr<Optimizer> sgd_ = MakeSgd();
+  const Isa isa_ = BestIsa();
+  UpdateContext context_;
+  std::vector<float> weights_;
+};
+
+bool Allreduce(int elements, int repeats, bool sgd, int rank, int ranks) {
   const std::vector<float> mine(static_cast<size_t>(elements), 1);
   std::vector<float> sum(mine.size());
+  const auto expected = static_cast<float>(ranks);
+  Descent descent(sgd ? sum.size() : 0, ranks);
   bool right = true;
   for (int i = -kWarmUpRepeats; i < repeats; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
     const double began = MPI_Wtime();
     MPI_Allreduce(mine.data(), sum.data(), elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+    if (sgd) descent.Step(sum);
     const double took = MPI_Wtime() - began;
     double slowest = 0;
     MPI_Reduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
-    for (float value : sum) right = right && value == static_cast<float>(ranks);
+    for (float value : sum) right = right && value == expected;
+    if (sgd) right = right && descent.Right(expected, kWarmUpRepeats + i + 1);
     if (rank == 0 && i >= 0) std::printf("%.9f\n", slowest);
   }
   return right;
@@ -149,16 +189,18 @@ int main(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   bool right = false;
-  if (arguments.size() == 3 && arguments[0] == "allreduce") {
+  const bool sgd = arguments.size() == 4 && arguments[3] == "sgd";
+  if ((arguments.size() == 3 || sgd) && arguments[0] == "allreduce") {
     const long long elements = std::stoll(arguments[1]) / static_cast<long long>(sizeof(float));
     if (elements > INT_MAX) std::fprintf(stderr, "MPI counts elements in an int; %lld are too many\n", elements);
-    right = elements <= INT_MAX && ps::Allreduce(static_cast<int>(elements), std::stoi(arguments[2]), rank, ranks);
+    right = elements <= INT_MAX && ps::Allreduce(static_cast<int>(elements), std::stoi(arguments[2]), sgd, rank, ranks);
   } else if (arguments.size() == 4 && (arguments[0] == "train_overlapped" || arguments[0] == "train_fused")) {
     right = ps::Train(arguments[0] == "train_overlapped", arguments[1], std::stoll(arguments[2]),
                       std::stoi(arguments[3]), rank, ranks);
   } else if (rank == 0) {
     std::fprintf(stderr,
-                 "usage: ps_bench_mpi allreduce BYTES REPEATS | train_overlapped|train_fused MODEL BATCH STEPS\n");
+                 "usage: ps_bench_mpi allreduce BYTES REPEATS [sgd]\n"
+                 "       ps_bench_mpi train_overlapped|train_fused MODEL BATCH STEPS\n");
   }
   MPI_Finalize();
   return right ? 0 : 1;

@@ -11,9 +11,10 @@
 namespace ps {
 
 struct TrainBenchOptions {
-  std::vector<int64_t> widths;  // Of the network.
-  int64_t batch_size = 128;     // Of a worker.
-  uint32_t workers = 2;         // Measured with 1 up to so many.
+  std::string transport = "tcp";  // Or unix, shm: bench_servers.h.
+  std::vector<int64_t> widths;    // Of the network.
+  int64_t batch_size = 128;       // Of a worker.
+  uint32_t workers = 2;           // Measured with 1 up to so many.
   uint32_t servers = 1;
   std::string mode = "bsp";
   int64_t steps = 300;
@@ -24,12 +25,14 @@ struct TrainRow {
   uint32_t workers = 0;
   double samples_per_s = 0;        // Of all workers together.
   double alone_samples_per_s = 0;  // The same networks on as many threads, on one batch, without any exchange.
-  double mpi_samples_per_s = 0;    // The same in as many ranks that sum with MPI over TCP; 0: there is no MPI.
-  double efficiency = 0;           // samples_per_s over workers × that of one worker.
+  // The same in as many ranks that sum with MPI, through shared memory and over TCP; 0: there is no MPI.
+  double mpi_memory_samples_per_s = 0;
+  double mpi_tcp_samples_per_s = 0;
+  double efficiency = 0;                                           // samples_per_s over workers × that of one worker.
   double forward = 0, backward = 0, push = 0, wait = 0, pull = 0;  // Shares of the workers' time.
 };
 
-// On synthetic data, over TCP on this machine; servers and workers on threads of this process.
+// On synthetic data, on this machine; servers and workers on threads of this process.
 absl::StatusOr<std::vector<TrainRow>> RunTrainBench(const TrainBenchOptions& options);
 
 }  // namespace ps
