@@ -49,6 +49,11 @@ absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&
   return status;
 }
 
+std::string LocalLink::Name() const {
+  if (id_.incarnation() == 0) return "a caller of --local_socket";
+  return absl::StrCat("the link of rank ", id_.rank(), " through shared memory");
+}
+
 absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
   const TimePoint deadline = Now() + kGreeting;
   const absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);

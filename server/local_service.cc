@@ -91,7 +91,7 @@ void LocalService::Run(Entries::iterator entry) {
     return entry->link;
   }();
   const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, link); });
-  if (!status.ok() && !absl::IsCancelled(status)) spdlog::warn("a link through shared memory: {}", Message(status));
+  if (!status.ok() && !absl::IsCancelled(status)) spdlog::warn("{}", Message(Annotate(status, link->Name())));
   MutexLock lock(mutex_);
   std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
   entry->over = true;

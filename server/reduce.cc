@@ -1,5 +1,9 @@
 #include "server/reduce.h"
 
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -26,6 +30,20 @@ struct ScaleKernel {
   }
 };
 
+// As one after the other.
+struct ScaleTwoKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* a, const uint8_t* b, float of_a, float of_b, float* sum) {
+#pragma omp simd
+    for (size_t i = 0; i < elements; ++i) {
+      float first;
+      float second;
+      std::memcpy(&first, a + i * sizeof(float), sizeof(float));
+      std::memcpy(&second, b + i * sizeof(float), sizeof(float));
+      sum[i] = of_a * first + of_b * second;
+    }
+  }
+};
+
 struct AddScaledKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
 #pragma omp simd
@@ -48,17 +66,33 @@ struct CompensateKernel {
   }
 };
 
+// Both 64-byte aligned. Memory that is written whole need not be read first.
+void WritePastCaches(const float* from, size_t elements, float* to) {
+  size_t i = 0;
+#if defined(__SSE2__)
+  for (; i + 4 <= elements; i += 4) _mm_stream_ps(to + i, _mm_load_ps(from + i));
+#endif
+  std::copy(from + i, from + elements, to + i);
+}
+
+// Before other threads are told of them.
+void EndWritesPastCaches() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
+}
+
 // The sum of this block's gradients.
 void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
-  alignas(64) uint8_t scratch[kBlockElements * sizeof(float)];
-  for (size_t term = 0; term < terms.size(); ++term) {
-    const uint8_t* gradient =
-        terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch);
-    if (term == 0) {
-      RunKernel<ScaleKernel>(isa, elements, gradient, terms[term].coefficient, sum);
-    } else {
-      RunKernel<AddScaledKernel>(isa, elements, gradient, terms[term].coefficient, sum);
-    }
+  alignas(64) uint8_t scratch[2][kBlockElements * sizeof(float)];
+  const auto read = [&](size_t term, size_t i) {
+    return terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch[i]);
+  };
+  const uint8_t* const first = read(0, 0);
+  if (terms.size() == 1) return RunKernel<ScaleKernel>(isa, elements, first, terms[0].coefficient, sum);
+  RunKernel<ScaleTwoKernel>(isa, elements, first, read(1, 1), terms[0].coefficient, terms[1].coefficient, sum);
+  for (size_t term = 2; term < terms.size(); ++term) {
+    RunKernel<AddScaledKernel>(isa, elements, read(term, 0), terms[term].coefficient, sum);
   }
 }
 
@@ -121,12 +155,18 @@ const float* GradientOf(const VersionInput& version, size_t begin, const Optimiz
 }  // namespace
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa) {
+                    Isa isa, bool past_caches) {
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
+  alignas(64) float made[1 + kMaxStateTensors][kBlockElements];  // In the cache, before it is written past it.
   bool finite = true;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
+    const OptimizerBlock to = block;
+    if (past_caches) {
+      block.new_weights = made[0];
+      for (int k = 0; k < optimizer.state_tensors(); ++k) block.new_state[k] = made[k + 1];
+    }
     for (const VersionInput& version : versions) {
       block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
       optimizer.Apply(block, version.context, isa);
@@ -134,7 +174,11 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
     }
     finite = AllFinite(block.new_weights, block.elements, isa) && finite;  // While they are in the cache.
+    if (!past_caches) continue;
+    WritePastCaches(made[0], block.elements, to.new_weights);
+    for (int k = 0; k < optimizer.state_tensors(); ++k) WritePastCaches(made[k + 1], block.elements, to.new_state[k]);
   }
+  if (past_caches) EndWritesPastCaches();
   return finite;
 }
 

@@ -33,8 +33,10 @@ struct VersionInput {
 // Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
 // passes. slice.gradient is not read. Returns whether all new weights are finite, and all gradients that are
 // changeable.
+// `past_caches`: new weights and state, which are not the old ones' memory, are more than the caches hold, so they are
+// written to memory at once.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa);
+                    Isa isa, bool past_caches = false);
 
 // The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Of the slice only what is there
 // before the update is read: its elements and, with delay compensation, its weights.

@@ -11,6 +11,8 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxVersionsAtOnce = 16;
+// A shard's weights from which on what is written is not in a cache any more when it is read (tests/bench/TRIALS.md).
+constexpr uint64_t kPastCachesBytes = 32 << 20;
 
 Isa UpdaterIsa() {
   static const Isa isa = BestIsa();
@@ -263,7 +265,8 @@ bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
   std::vector<VersionInput> inputs;
   inputs.reserve(versions.size());
   for (const Version& version : versions) inputs.push_back(Input(version, local));
-  return ReduceAndApply(inputs, slice, *optimizer, UpdaterIsa());
+  const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
+  return ReduceAndApply(inputs, slice, *optimizer, UpdaterIsa(), past_caches);
 }
 
 bool Updater::Update::changeable() const {

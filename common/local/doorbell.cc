@@ -1,14 +1,18 @@
 #include "common/local/doorbell.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <ctime>
 
 namespace ps {
 namespace {
+
+constexpr int kPauses = 20;  // Before it lets others run.
 
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,25 +40,40 @@ void Ring(Doorbell& bell) {
   syscall(SYS_futex, Word(bell.rings), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-bool DoorbellWaiter::Wait(TimePoint deadline) {
-  const auto rung = [&] {
-    const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
-    if (rings == seen_) return false;
-    seen_ = rings;
-    return true;
-  };
-  for (int look = 0; look < looks_; ++look) {
-    if (rung()) return true;
+bool DoorbellWaiter::Rung() {
+  const uint32_t rings = bell_.rings.load(std::memory_order_seq_cst);
+  if (rings == seen_) return false;
+  seen_ = rings;
+  return true;
+}
+
+bool DoorbellWaiter::Look() {
+  for (int look = 0; look < kPauses; ++look) {
+    if (Rung()) return true;
     Pause();
   }
+  for (int look = 0; look < yields_; ++look) {
+    if (Rung()) return true;
+    sched_yield();
+  }
+  return false;
+}
+
+bool DoorbellWaiter::Sleep(TimePoint deadline) {
   bell_.sleeping.store(1, std::memory_order_seq_cst);
-  bool ring = rung();
-  while (!ring && Now() < deadline) {
+  bool rung = Rung();
+  while (!rung && Now() < deadline) {
     SleepWhile(bell_.rings, seen_, deadline);
-    ring = rung();
+    rung = Rung();
   }
   bell_.sleeping.store(0, std::memory_order_relaxed);
-  return ring;
+  return rung;
+}
+
+bool DoorbellWaiter::Wait(TimePoint deadline) {
+  const bool rung = Look() || Sleep(deadline);
+  yields_ = rung ? kMostYields : std::max(yields_ / 4, kFewestYields);
+  return rung;
 }
 
 }  // namespace ps

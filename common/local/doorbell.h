@@ -1,8 +1,9 @@
 // How a process of this host tells another that there is something to look at: a counter in memory that both share.
 //
-// Whoever waits looks a few times before it sleeps (futex(2)), so that an answer that comes at once costs no system
-// call, and an idle process burns no core. The other side may be hostile: it can wake this one for nothing, or not at
-// all, but no wait is longer than its deadline.
+// Whoever waits looks for a while before it sleeps (futex(2)), and lets other threads run meanwhile: to be woken costs
+// a processor that has gone idle 50 us and more. If nothing came the last time it hardly looks, so an idle process
+// burns no core. The other side may be hostile: it can wake this one for nothing, or not at all, but no wait is longer
+// than its deadline.
 #pragma once
 
 #include <atomic>
@@ -25,19 +26,23 @@ void Ring(Doorbell& bell);
 // One side's wait for its bell. Used by one thread.
 class DoorbellWaiter {
  public:
-  // The bell must outlive it. `looks`: how many times it looks, with a pause of the processor between, before it
-  // sleeps.
-  explicit DoorbellWaiter(Doorbell& bell, int looks = kDefaultLooks) : bell_(bell), looks_(looks) {}
+  // The bell must outlive it.
+  explicit DoorbellWaiter(Doorbell& bell) : bell_(bell) {}
 
   // Waits until the bell has been rung since the last call. False when `deadline` came first. What must not be missed
   // is looked for after the call, not before it: a ring while the caller is at work makes the next call return at once.
   bool Wait(TimePoint deadline);
 
-  static constexpr int kDefaultLooks = 2000;
-
  private:
+  bool Rung();
+  bool Look();
+  bool Sleep(TimePoint deadline);
+
+  static constexpr int kMostYields = 2000;  // About a millisecond, if nobody else wants to run.
+  static constexpr int kFewestYields = 4;
+
   Doorbell& bell_;
-  const int looks_;
+  int yields_ = kMostYields;  // The next time.
   uint32_t seen_ = 0;
 };
 

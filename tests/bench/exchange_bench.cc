@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <barrier>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -14,6 +13,7 @@
 #include "ps/client.h"
 #include "tests/bench/bench_layout.h"
 #include "tests/bench/bench_servers.h"
+#include "tests/bench/meeting_point.h"
 #include "tests/bench/mpi_baseline.h"
 #include "tests/bench/raw_stream.h"
 
@@ -41,7 +41,7 @@ float ExpectedAt(size_t element, uint32_t workers, uint64_t steps) {
   return weight;
 }
 
-absl::Status CheckExchanged(const MutableTensors& weights, uint32_t workers, uint64_t steps) {
+absl::Status CheckExchanged(const ConstTensors& weights, uint32_t workers, uint64_t steps) {
   std::array<float, kPeriod> expected;
   for (size_t i = 0; i < kPeriod; ++i) expected[i] = ExpectedAt(i, workers, steps);
   size_t element = 0;  // Of the model.
@@ -71,20 +71,13 @@ class Bench {
   absl::StatusOr<Measurement> Run();
 
  private:
-  // All ranks begin a repeat together; it takes until the last of them has ended.
-  struct Begin {
-    TimePoint* at;
-    void operator()() const noexcept { *at = Now(); }
-  };
-  using Barrier = std::barrier<Begin>;
-  absl::Status RunWorker(uint32_t rank, Barrier& together);
-  absl::Status RunSteps(Client& client, Barrier& together);
+  absl::Status RunWorker(uint32_t rank, MeetingPoint& together);
+  absl::Status RunSteps(Client& client, MeetingPoint& together);
   std::string Name() const;
 
   const ExchangeBenchOptions options_;
   std::vector<std::unique_ptr<Server>> servers_;
-  TimePoint began_;                           // The repeat.
-  std::vector<std::vector<double>> seconds_;  // Of each rank's repeats.
+  std::vector<std::vector<double>> seconds_;  // Of each rank's repeats, which all ranks begin together.
 };
 
 // Sends the initial values, from memory that is not needed later.
@@ -102,7 +95,7 @@ absl::Status StartJob(Client& client, const Layout& layout, const MutableTensors
   return client.Start({initial.begin(), initial.end()}, weights).status();
 }
 
-absl::Status Bench::RunSteps(Client& client, Barrier& together) {
+absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
   const absl::StatusOr<TensorMemory> gradients = client.GradientBuffers();
   if (!gradients.ok()) return gradients.status();
   const absl::StatusOr<TensorMemory> weights = client.WeightBuffers();
@@ -114,27 +107,30 @@ absl::Status Bench::RunSteps(Client& client, Barrier& together) {
   absl::StatusOr<ExchangeResult> result;
   uint64_t step = 0;
   for (int i = 0; i < options_.repeats + kWarmUp; ++i) {
-    together.arrive_and_wait();
+    together.Meet();
+    const TimePoint began = Now();
     if (options_.op == "pull") {
       result = client.Pull(in);
     } else {
       const PushInfo push = {.step = step, .version = step, .samples = 1};
-      result = options_.op == "push" ? client.Push(push, out) : client.PushPull(push, out, in);
+      result = options_.op == "push" ? client.Push(push, out) : client.StartPushView(push, out, in, false)->Wait();
       ++step;
     }
-    const double took = Seconds(Now() - began_);
+    const double took = Seconds(Now() - began);
     if (!result.ok()) return result.status();
     if (i >= kWarmUp) seconds_[client.rank()].push_back(took);
     // Between the timed parts: every weight that came, in every repeat.
-    if (options_.op != "push") PS_RETURN_IF_ERROR(CheckExchanged(in, options_.workers, step));
+    if (options_.op == "push") continue;
+    const bool viewed = !result->view.tensors.empty();
+    PS_RETURN_IF_ERROR(CheckExchanged(viewed ? result->view.tensors : weights->Read(), options_.workers, step));
   }
   PS_RETURN_IF_ERROR(client.Done());
   result = client.Pull(in);
   if (!result.ok()) return result.status();
-  return CheckExchanged(in, options_.workers, step);
+  return CheckExchanged(weights->Read(), options_.workers, step);
 }
 
-absl::Status Bench::RunWorker(uint32_t rank, Barrier& together) {
+absl::Status Bench::RunWorker(uint32_t rank, MeetingPoint& together) {
   const ClientOptions options = {
       .server = servers_[0]->address(), .shared_memory = WorkersSharedMemory(options_.transport), .rank = rank};
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(options, options_.layout);
@@ -158,14 +154,14 @@ absl::StatusOr<Measurement> Bench::Run() {
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
   if (!servers.ok()) return servers.status();
   servers_ = *std::move(servers);
-  Barrier together(options_.workers, Begin{&began_});
+  MeetingPoint together(options_.workers);
   seconds_.resize(options_.workers);
   std::vector<absl::Status> statuses(options_.workers);
   std::vector<std::thread> threads;
   for (uint32_t rank = 0; rank < options_.workers; ++rank) {
     threads.emplace_back([&, rank] {
       statuses[rank] = RunWorker(rank, together);
-      together.arrive_and_drop();  // Whoever fails holds up nobody.
+      together.Leave();  // Whoever fails holds up nobody.
     });
   }
   for (std::thread& thread : threads) thread.join();
