@@ -195,6 +195,9 @@ absl::Status PrintStatus(JobView& view) {
     if (shard->slices() > 0) {
       std::cout << "       " << DescribePosition(*shard, job->samples_per_epoch()) << "\n";
     }
+    if (shard->shared_memory_size() > 0) {
+      std::cout << "       through shared memory: rank " << absl::StrJoin(shard->shared_memory(), ", ") << "\n";
+    }
     for (const v1::DroppedPushes& dropped : shard->dropped()) {
       std::cout << absl::StrFormat("       stale, of rank %d: %d pushes with %d samples\n", dropped.rank(),
                                    dropped.pushes(), dropped.samples());
