@@ -47,6 +47,15 @@ std::shared_ptr<HeldBuffers> BufferRing::Make() const {
   return made;
 }
 
+// If there is no memory for one more, updates wait for those that there are.
+std::shared_ptr<HeldBuffers> BufferRing::MakeSpare() {
+  try {
+    return spare_.emplace_back(Make());
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 bool BufferRing::Pick(bool in_place) {
   Check(next_ == nullptr, "one update is being written at a time");
   // Sequentially consistent, as a release is: either the hold is seen gone here, or its release sees who is blocked.
@@ -59,7 +68,7 @@ bool BufferRing::Pick(bool in_place) {
   if (free != spare_.end()) {
     next_ = *free;
   } else if (spare_.size() + 1 < max_sets_) {
-    next_ = spare_.emplace_back(Make());
+    next_ = MakeSpare();
   }
   return next_ != nullptr;
 }

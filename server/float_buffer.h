@@ -69,6 +69,7 @@ class BufferRing {
 
  private:
   std::shared_ptr<HeldBuffers> Make() const;
+  std::shared_ptr<HeldBuffers> MakeSpare();
 
   const size_t elements_;
   const std::vector<float> values_;

@@ -1,5 +1,6 @@
 #include "server/local_link.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -10,11 +11,12 @@ namespace ps {
 namespace {
 
 constexpr size_t kRingBytes = 64 << 10;
-constexpr size_t kMostCalls = 16;     // Of one link, that are not answered.
-constexpr size_t kMostPins = 16;      // Calls that are not released.
-constexpr size_t kMostMemories = 64;  // Of the member.
+constexpr size_t kMostCalls = 16;    // Of one link, that are not answered.
+constexpr size_t kMostPins = 16;     // Calls that are not released.
+constexpr size_t kMostMemories = 8;  // Of the member.
 constexpr std::chrono::seconds kGreeting(5);
 constexpr std::chrono::seconds kFileWait(5);
+constexpr std::chrono::seconds kLongestPin(10);  // Of a version that is not the newest any more.
 constexpr std::chrono::hours kIdle(1);
 
 absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
@@ -30,7 +32,8 @@ struct LocalLink::Call {
   // Of Run's thread.
   v1::PushRequest header;
   bool weights = false;
-  bool open = true;  // More slices may come.
+  bool open = true;        // More slices may come.
+  std::vector<bool> sent;  // By slice of the model, those that have come; empty before the first.
 };
 
 absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&)>& admit) {
@@ -61,10 +64,14 @@ absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identit
   v1::LocalHello hello;
   if (!message->has_value()) return absl::UnavailableError("the other side ended before it said who it is");
   if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
+  hello.DiscardUnknownFields();  // Its identity is kept.
   v1::LocalWelcome welcome;
   absl::Status admitted = hello.protocol() == v1::PROTOCOL_VERSION_1
                               ? admit(hello.id())
                               : absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
+  if (hello.shard() != shard_.number()) {
+    admitted = absl::NotFoundError(absl::StrCat("shard ", shard_.number(), " is here, not shard ", hello.shard()));
+  }
   absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
   if (admitted.ok()) admitted = rings.status();
   if (!admitted.ok()) {
@@ -142,7 +149,7 @@ absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
 absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request) {
   if (!call->open) return Broken(absl::StrCat("call ", call->number, " sends more than it announced"));
   call->open = !request.last();
-  absl::StatusOr<std::vector<ReceivedSlice>> slices = SlicesIn(request);
+  absl::StatusOr<std::vector<ReceivedSlice>> slices = SlicesIn(*call, request);
   if (!slices.ok()) return slices.status();
   const absl::Status added = call->session.Add(call->header, *std::move(slices));
   if (!added.ok()) {
@@ -160,7 +167,7 @@ void LocalLink::Finish(const std::shared_ptr<Call>& call) {
   });
 }
 
-absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(const v1::LocalRequest& request) {
+absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const v1::LocalRequest& request) {
   std::vector<ReceivedSlice> slices;
   if (request.slices().empty()) return slices;
   if (const auto layout = shard_.layout(); layout != layout_) {
@@ -175,6 +182,9 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(const v1::LocalRe
   slices.reserve(static_cast<size_t>(request.slices_size()));
   for (const uint32_t index : request.slices()) {
     if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
+    call.sent.resize(all.size());
+    if (call.sent[index]) return Broken(absl::StrCat("call ", call.number, " sends slice ", index, " twice"));
+    call.sent[index] = true;
     const Piece values =
         Piece((*memory)->bytes()).subspan(model_->slice(all[index]), static_cast<size_t>(all[index].bytes()));
     slices.push_back({.index = index, .payload = Payload::Changeable(values, *memory)});
@@ -183,28 +193,41 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(const v1::LocalRe
 }
 
 absl::StatusOr<std::shared_ptr<SharedMemory>> LocalLink::MemoryOf(uint32_t number, size_t bytes) {
+  const TimePoint deadline = Now() + kFileWait;
   for (;;) {
     const auto known = memories_.find(number);
     if (known != memories_.end() && known->second->bytes().size() == bytes) return known->second;
     if (known != memories_.end()) return Broken(absl::StrCat("memory ", number, " is not of this model"));
-    if (memories_.size() == kMostMemories) return Broken("too many pieces of memory");
-    absl::StatusOr<LocalSocket::Message> sent = channel_->ReceiveFile(Now() + kFileWait);
-    if (!sent.ok()) return sent.status();
-    v1::LocalFile about;
-    if (!about.ParseFromString(sent->text)) return Broken("a descriptor came without a LocalFile");
-    const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
-    absl::StatusOr<SharedMemory> attached =
-        SharedMemory::Attach(name, std::move(sent->files.front()), about.bytes(), SharedMemory::Access::kRead);
-    if (!attached.ok()) return attached.status();
-    memories_[about.memory()] = std::make_shared<SharedMemory>(*std::move(attached));
+    PS_RETURN_IF_ERROR(TakeMemory(deadline));
   }
+}
+
+// Where there are too many the oldest goes that no push is in.
+absl::Status LocalLink::TakeMemory(TimePoint deadline) {
+  absl::StatusOr<LocalSocket::Message> sent = channel_->ReceiveFile(deadline);
+  if (!sent.ok()) return sent.status();
+  v1::LocalFile about;
+  if (!about.ParseFromString(sent->text)) return Broken("a descriptor came without a LocalFile");
+  if (memories_.contains(about.memory())) return Broken(absl::StrCat("memory ", about.memory(), " was sent already"));
+  if (memories_.size() == kMostMemories) {
+    const auto unused = std::find_if(memories_.begin(), memories_.end(),
+                                     [](const auto& memory) { return memory.second.use_count() == 1; });
+    if (unused == memories_.end()) return Broken("too many pieces of memory that pushes are in");
+    memories_.erase(unused);
+  }
+  const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
+  absl::StatusOr<SharedMemory> attached =
+      SharedMemory::Attach(name, std::move(sent->files.front()), about.bytes(), SharedMemory::Access::kRead);
+  if (!attached.ok()) return attached.status();
+  memories_[about.memory()] = std::make_shared<SharedMemory>(*std::move(attached));
+  return absl::OkStatus();
 }
 
 void LocalLink::Release(const v1::LocalRequest& request) {
   std::vector<VersionPin> released;  // Without the lock: the shard may go on with them.
   MutexLock lock(mutex_);
   for (const uint64_t call : request.released()) {
-    if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped()));
+    if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped().pin));
   }
 }
 
@@ -240,7 +263,7 @@ void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> rep
     const absl::StatusOr<uint32_t> number = Tell(reply->weights->memory());
     sent = number.status();
     if (number.ok()) message.set_memory(*number);
-    pins_[call] = *std::move(reply->weights);
+    pins_[call] = {.pin = *std::move(reply->weights), .since = Now()};
   }
   if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
   if (!sent.ok()) channel_->Close();
@@ -256,11 +279,24 @@ absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
   return known->second;
 }
 
+// Whoever trains on a version makes its next one possible before that can be an older one.
+void LocalLink::Tick(TimePoint now, uint64_t version) {
+  {
+    MutexLock lock(mutex_);
+    const bool late = std::any_of(pins_.begin(), pins_.end(), [&](const auto& each) {
+      return each.second.pin.version() < version && now - each.second.since > kLongestPin;
+    });
+    if (!late || closed_) return;
+  }
+  spdlog::warn("a member of this host has held an older version for {}; its link is ended", FormatSeconds(kLongestPin));
+  Close();
+}
+
 // A push of which a part is missing is dropped by whoever brings it anew, or when its owner is lost.
 void LocalLink::End() {
   Close();
   std::map<uint64_t, std::shared_ptr<Call>> calls;
-  std::map<uint64_t, VersionPin> pins;
+  std::map<uint64_t, Pinned> pins;
   {
     MutexLock lock(mutex_);
     calls.swap(calls_);

@@ -5,7 +5,6 @@
 // member over gRPC. Whatever breaks the rules ends the link, and nothing else.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -34,17 +33,24 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::Status Run(const std::function<absl::Status(const v1::Identity& id)>& admit);
   // For messages: whose it is. Of Run's thread.
   std::string Name() const;
+  // Ends the link if the member holds on to a version that is not the newest any more. From any thread.
+  void Tick(TimePoint now, uint64_t version);
   // Ends Run soon. From any thread.
   void Close();
 
  private:
   struct Call;
+  struct Pinned {
+    VersionPin pin;
+    TimePoint since;
+  };
   absl::Status Greet(const std::function<absl::Status(const v1::Identity&)>& admit);
   absl::Status OnMessage(const std::string& message);
   absl::Status Begin(const v1::LocalRequest& request);
   absl::Status AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request);
-  absl::StatusOr<std::vector<ReceivedSlice>> SlicesIn(const v1::LocalRequest& request);
+  absl::StatusOr<std::vector<ReceivedSlice>> SlicesIn(Call& call, const v1::LocalRequest& request);
   absl::StatusOr<std::shared_ptr<SharedMemory>> MemoryOf(uint32_t number, size_t bytes);
+  absl::Status TakeMemory(TimePoint deadline);
   void Finish(const std::shared_ptr<Call>& call);
   void Release(const v1::LocalRequest& request);
   void Cancel(const std::shared_ptr<Call>& call);
@@ -68,7 +74,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   LocalSocket socket_;                     // Until there is a channel: then that is it.
   std::unique_ptr<LocalChannel> channel_;  // Set once, by Run's thread.
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);  // Not answered.
-  std::map<uint64_t, VersionPin> pins_ ABSL_GUARDED_BY(mutex_);              // Of calls that are not released.
+  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // Of calls that are not released.
   std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);                // Numbers, by SharedMemory::identity.
 };
 

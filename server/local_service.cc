@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <system_error>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -13,8 +15,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
 constexpr std::chrono::hours kIdle(1);
-// Beside those of members: callers that have not said yet who they are, or whose link is being ended.
-constexpr size_t kMostLinks = 4096 + 64;
+constexpr size_t kMostStrangers = 32;  // Callers that have not said yet who they are.
+constexpr std::chrono::seconds kWarnEvery(10);
 
 }  // namespace
 
@@ -69,20 +71,40 @@ void LocalService::Accept() {
     Collect();
     MutexLock lock(mutex_);
     if (stopping_) return;
-    if (socket.ok() && entries_.size() < kMostLinks) {
-      Add(*std::move(socket));
-    } else if (!absl::IsDeadlineExceeded(socket.status())) {
-      spdlog::warn("a caller on {} was sent away: {}", address(),
-                   socket.ok() ? "too many links" : Message(socket.status()));
-      stop_.WaitUntil(mutex_, Now() + kPause);
-    }
+    if (socket.ok() && strangers_ >= kMostStrangers) EndOldestStranger();
+    if (socket.ok() && strangers_ < 2 * kMostStrangers && Add(*std::move(socket))) continue;
+    if (absl::IsDeadlineExceeded(socket.status())) continue;
+    Warn(socket.ok() ? "too many callers at once" : Message(socket.status()));
+    if (!absl::IsPermissionDenied(socket.status())) stop_.WaitUntil(mutex_, Now() + kPause);
   }
 }
 
-void LocalService::Add(LocalSocket socket) {
+// So that callers who say nothing keep nobody out.
+void LocalService::EndOldestStranger() {
+  const auto oldest = std::find_if(entries_.begin(), entries_.end(),
+                                   [](const Entry& entry) { return !entry.admitted && !entry.ending; });
+  if (oldest == entries_.end()) return;
+  oldest->ending = true;
+  oldest->link->Close();
+}
+
+void LocalService::Warn(const std::string& why) {
+  if (Now() < warn_at_) return;
+  warn_at_ = Now() + kWarnEvery;
+  spdlog::warn("a caller that asked for shared memory was sent away: {}", why);
+}
+
+bool LocalService::Add(LocalSocket socket) {
   const auto entry = entries_.emplace(entries_.end());
   entry->link = std::make_shared<LocalLink>(shard_, limits_, std::move(socket));
-  entry->thread = std::thread([this, entry] { Run(entry); });
+  try {
+    entry->thread = std::thread([this, entry] { Run(entry); });
+  } catch (const std::system_error&) {  // The system has no more threads.
+    entries_.erase(entry);
+    return false;
+  }
+  ++strangers_;
+  return true;
 }
 
 void LocalService::Run(Entries::iterator entry) {
@@ -90,14 +112,15 @@ void LocalService::Run(Entries::iterator entry) {
     MutexLock lock(mutex_);
     return entry->link;
   }();
-  const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, link); });
+  const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, *entry); });
   if (!status.ok() && !absl::IsCancelled(status)) spdlog::warn("{}", Message(Annotate(status, link->Name())));
   MutexLock lock(mutex_);
+  if (!entry->admitted) --strangers_;
   std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
   entry->over = true;
 }
 
-absl::Status LocalService::Admit(const v1::Identity& id, const std::shared_ptr<LocalLink>& link) {
+absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
   if (!shard_.IsMember(id)) {
     return absl::FailedPreconditionError(
         absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job"));
@@ -106,7 +129,9 @@ absl::Status LocalService::Admit(const v1::Identity& id, const std::shared_ptr<L
   if (stopping_) return absl::CancelledError("the server is shutting down");
   Member& member = members_[id.rank()];
   if (member.link != nullptr) member.link->Close();
-  member = {.incarnation = id.incarnation(), .link = link};
+  member = {.incarnation = id.incarnation(), .link = entry.link};
+  entry.admitted = true;
+  --strangers_;
   return absl::OkStatus();
 }
 
@@ -125,11 +150,14 @@ void LocalService::Collect() {
 
 void LocalService::Tick() {
   const std::map<uint32_t, uint64_t> members = shard_.MemberIncarnations();
+  const uint64_t version = shard_.version();
+  const TimePoint now = Now();
   {
     MutexLock lock(mutex_);
     for (const auto& [rank, member] : members_) {
       const auto found = members.find(rank);
       if (found == members.end() || found->second != member.incarnation) member.link->Close();
+      member.link->Tick(now, version);
     }
   }
   Collect();

@@ -39,16 +39,21 @@ class LocalService {
   struct Entry {
     std::shared_ptr<LocalLink> link;
     std::thread thread;
+    bool admitted = false;
+    bool ending = false;  // It was told to end before it was admitted.
     bool over = false;
   };
   using Entries = std::list<Entry>;
 
   LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock, LocalListener listener);
   void Accept();
-  void Add(LocalSocket socket);
+  // False: there is no thread for it.
+  bool Add(LocalSocket socket) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Warn(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run(Entries::iterator entry);
   // A member has one link; a new one ends the one before.
-  absl::Status Admit(const v1::Identity& id, const std::shared_ptr<LocalLink>& link);
+  absl::Status Admit(const v1::Identity& id, Entry& entry);
   // Joins the threads of links that are over.
   void Collect();
 
@@ -61,6 +66,8 @@ class LocalService {
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
+  size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;  // Of them, not admitted.
+  TimePoint warn_at_ ABSL_GUARDED_BY(mutex_);     // Not before this.
   struct Member {
     uint64_t incarnation = 0;
     std::shared_ptr<LocalLink> link;

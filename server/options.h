@@ -18,8 +18,8 @@ namespace ps {
 // Fields are the flags of the same name.
 struct ServerOptions {
   std::string listen = "127.0.0.1:0";
-  std::string advertise;  // Empty: what it listens on, with the host name for 0.0.0.0 and [::].
-  bool insecure = false;  // Listen beyond this machine without TLS.
+  std::string advertise;               // Empty: what it listens on, with the host name for 0.0.0.0 and [::].
+  bool insecure = false;               // Listen beyond this machine without TLS.
   std::string shared_memory = "auto";  // For workers of this host: auto, off or require (that it can be offered).
   std::string local_socket;            // Where they ask for it; empty: a name in the network namespace.
 

@@ -1,6 +1,6 @@
 // One client's conversation with a shard, whatever the transport: a push, the weights that come after it, a pull, or
-// hashes. Adapters decode what arrives, pass it on, and send what comes back: DataCall over gRPC; in process,
-// tests.
+// hashes. Adapters decode what arrives, pass it on, and send what comes back: DataCall over gRPC, LocalLink through
+// shared memory; in process, tests.
 //
 //   Add* ─▶ Finish ─▶ callback        a push, and with `weights` the version on which the next gradient is computed
 //   Pull ─▶ callback                  the weights of a version

@@ -6,8 +6,8 @@
 // A rank has at most one push that is assembling or complete. Bytes are reserved for a whole push when it begins and
 // given back when it is dropped or recorded, so that half pushes cannot fill the limit.
 //
-// A pure value without locks, time or I/O; its owner locks. The slices of a push that are here do not change any more,
-// so other threads may read them while the push is kept.
+// A pure value without locks, time or I/O; its owner locks. The slices of a push that are here are not replaced any
+// more, so other threads may read them while the push is kept. (What is in them may be changeable: payload.h.)
 #pragma once
 
 #include <array>

@@ -102,9 +102,17 @@ absl::Status Shard::CheckInitialised() const {
 
 // ---- Pushes
 
+bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
+  MutexLock lock(mutex_);
+  const uint32_t rank = header.id().rank();
+  return state_.job.running() && !state_.pushes.ledger().Seen(rank, header.step()) &&
+         !state_.pushes.IsComplete(rank, header.step());
+}
+
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
-  for (ReceivedSlice& slice : slices) {
-    if (slice.payload.changeable() && !applies_in_place_) slice.payload = slice.payload.Copied();
+  if (!applies_in_place_ && !slices.empty() && slices.front().payload.changeable()) {
+    if (!NeedsSlicesOf(header)) slices.clear();
+    for (ReceivedSlice& slice : slices) slice.payload = slice.payload.Copied();
   }
   const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
   Updater::SpeculativeUpdate ready;
@@ -328,6 +336,11 @@ void Shard::StopApplying() {
 v1::ShardStatusReply Shard::Status(TimePoint now) const {
   MutexLock lock(mutex_);
   return state_.Status(now);
+}
+
+uint64_t Shard::version() const {
+  MutexLock lock(mutex_);
+  return state_.parameters == nullptr ? 0 : state_.parameters->version();
 }
 
 std::shared_ptr<const ShardLayout> Shard::layout() const {

@@ -71,6 +71,9 @@ class Shard {
   bool applies_in_place() const { return applies_in_place_; }
   // Whether a member may hold one version until it has the next.
   bool allows_views() const { return options_.max_versions > 2; }
+  uint32_t number() const { return options_.shard; }
+  // Of the current version; 0 if there is none.
+  uint64_t version() const;
   // Null as long as the view in force has none.
   std::shared_ptr<const ShardLayout> layout() const;
   bool IsMember(const v1::Identity& id) const;
@@ -94,6 +97,8 @@ class Shard {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
+  // Whether the push may still begin or go on: else there is no point in copying what comes of it.
+  bool NeedsSlicesOf(const v1::PushRequest& header) const;
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Decides on pushes that a cut has held back.

@@ -36,7 +36,8 @@ bool Answers(const std::string& path) {
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof(address.sun_path) - 1);
   const bool answers = connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-                       errno == EAGAIN || errno == EINPROGRESS || errno == EPROTOTYPE;  // The last: a socket of another type.
+                       errno == EAGAIN || errno == EINPROGRESS ||
+                       errno == EPROTOTYPE;  // The last: a socket of another type.
   close(probe);
   return answers;
 }

@@ -282,7 +282,9 @@ bool Updater::Update::changeable() const {
 std::string Updater::Update::NotFinite() const {
   for (const Version& version : versions) {
     for (const std::shared_ptr<Push>& push : version.pushes) {
-      if (push->samples == 0 || AllFinite(push->slices[not_finite], UpdaterIsa())) continue;
+      // Others were looked at as they came.
+      if (push->samples == 0 || !push->slices[not_finite].changeable()) continue;
+      if (AllFinite(push->slices[not_finite], UpdaterIsa())) continue;
       return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the gradient of tensor ",
                           layout->tensor(not_finite).name, " is not finite; the learning rate may be too large");
     }

@@ -200,13 +200,14 @@ absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& r
 }
 
 absl::Status Trainer::Finish() {
+  exchanges_->DropView();
+  network_->ReadParameters({});
   // Where ranks have different numbers of batches, others may have steps to make.
   PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
   result_.lead = client_->lead();
   if (!result_.lead) return absl::OkStatus();
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
   if (!last.ok()) return last.status();
-  network_->ReadParameters({});
   result_.version = last->version;
   PS_RETURN_IF_ERROR(evaluator_->Validation(exchanges_->step(), last->version).status());
   const absl::StatusOr<Evaluation> test = evaluator_->Test(exchanges_->step(), last->version);

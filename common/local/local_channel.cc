@@ -10,6 +10,8 @@
 namespace ps {
 namespace {
 
+constexpr size_t kMostWaiting = 1024;  // Messages that found no room.
+constexpr size_t kMostWaitingBytes = 16 << 20;
 constexpr std::chrono::milliseconds kRoomAfter(1);  // The other side does not say when it has read.
 
 // Ring 0 is the client's to write, ring 1 the server's.
@@ -39,8 +41,12 @@ LocalChannel::LocalChannel(LocalSocket socket, SharedMemory rings, Side side)
 
 absl::Status LocalChannel::Send(std::string message) {
   MutexLock lock(mutex_);
+  waiting_bytes_ += message.size();
   waiting_.push_back(std::move(message));
   const absl::Status flushed = Flush();
+  if (waiting_.size() > kMostWaiting || waiting_bytes_ > kMostWaitingBytes) {
+    return absl::ResourceExhaustedError("the other side of the link does not read");
+  }
   if (!waiting_.empty()) Ring(incoming_.bell);  // The receiver looks for room.
   return flushed;
 }
@@ -50,6 +56,7 @@ absl::Status LocalChannel::Flush() {
     const absl::Status written = writer_.Write(waiting_.front());
     if (absl::IsResourceExhausted(written)) return absl::OkStatus();
     if (!written.ok()) return written;
+    waiting_bytes_ -= waiting_.front().size();
     waiting_.pop_front();
   }
   return absl::OkStatus();
@@ -79,9 +86,9 @@ bool LocalChannel::Wait(TimePoint deadline) {
 
 // Messages that it sent before its end are still received.
 bool LocalChannel::PeerEnded() const {
-  if (incoming_.written.load(std::memory_order_acquire) != incoming_.read.load(std::memory_order_relaxed)) return false;
   pollfd poll = {.fd = socket_.descriptor(), .events = POLLRDHUP, .revents = 0};
-  return ::poll(&poll, 1, 0) > 0 && (poll.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+  const bool ended = ::poll(&poll, 1, 0) > 0 && (poll.revents & (POLLHUP | POLLRDHUP | POLLERR)) != 0;
+  return ended && reader_.empty();
 }
 
 absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadline) {

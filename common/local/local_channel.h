@@ -1,13 +1,11 @@
 // A link between two processes of one host: a ring of messages each way, in memory that both share, and the socket over
 // which they got there, which carries descriptors of further memory and whose end tells of a peer that has ended.
 //
-// Neither side trusts the other (message_ring.h). Messages that find no room wait here, so whoever sends must bound
-// them.
+// Neither side trusts the other (message_ring.h). Messages that find no room wait here, up to a limit.
 #pragma once
 
 #include <atomic>
 #include <deque>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,8 +32,8 @@ class LocalChannel {
 
   LocalChannel(LocalSocket socket, SharedMemory rings, Side side);
 
-  // Never blocks. INTERNAL if the other side has broken the rules: the channel is of no use any more. Messages arrive
-  // in the order in which they were sent.
+  // Never blocks. INTERNAL if the other side has broken the rules, RESOURCE_EXHAUSTED if it does not read: the channel
+  // is of no use any more. Messages arrive in the order in which they were sent.
   absl::Status Send(std::string message);
   // A descriptor for the other side, which stays the caller's. Sent before the message that speaks of it, it is there
   // when that arrives. Does not wait. UNAVAILABLE or DEADLINE_EXCEEDED: the other side has ended, or does not read.
@@ -53,7 +51,6 @@ class LocalChannel {
 
   // Ends both directions, here and there.
   void Close();
-  bool closed() const { return closed_; }
 
   static constexpr std::chrono::milliseconds kLookAfter{250};
 
@@ -72,6 +69,7 @@ class LocalChannel {
   Mutex mutex_;
   MessageWriter writer_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::string> waiting_ ABSL_GUARDED_BY(mutex_);
+  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ps

@@ -66,6 +66,8 @@ class MessageReader {
 
   // The next message, if there is one. INTERNAL: the writer has broken the rules; it has from then on.
   absl::StatusOr<std::optional<std::string>> Read();
+  // There is none now.
+  bool empty() const { return ring_.header().written.load(std::memory_order_acquire) == read_; }
   // Waits for the writer's bell, which also rings without a message. As DoorbellWaiter.
   bool Wait(TimePoint deadline) { return waiter_.Wait(deadline); }
 

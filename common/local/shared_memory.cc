@@ -50,7 +50,9 @@ absl::StatusOr<SharedMemory> SharedMemory::Attach(const std::string& name, FileD
   if (fstat(file.get(), &status) != 0 || status.st_size < 0 || static_cast<size_t>(status.st_size) != bytes) {
     return absl::InvalidArgumentError(absl::StrCat(name, " has ", status.st_size, " bytes; expected ", bytes));
   }
-  return Map(name, std::move(file), bytes, access);
+  absl::StatusOr<SharedMemory> memory = Map(name, std::move(file), bytes, access);
+  if (memory.ok()) memory->file_.Close();  // The mapping stays.
+  return memory;
 }
 
 absl::StatusOr<SharedMemory> SharedMemory::Map(const std::string& name, FileDescriptor file, size_t bytes,

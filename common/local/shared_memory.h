@@ -34,12 +34,13 @@ class SharedMemory {
 
   // Page-aligned; empty in one that was moved from. Written only with kReadWrite.
   std::span<uint8_t> bytes() const { return bytes_; }
+  // Of memory that was made here; what was attached has none.
   const FileDescriptor& file() const { return file_; }
   // From now on writes here, into memory that Create made, are seen by nobody else; to others it stays as it is. What
   // is read here does not change by that. May be called while another thread writes: each of its writes falls before or
   // after.
   void MakePrivate();
-  // A number that no other such memory has which lives at the same time.
+  // Of memory that was made here: a number that no other has which lives at the same time.
   uint64_t identity() const;
 
  private:

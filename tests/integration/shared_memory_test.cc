@@ -108,7 +108,7 @@ TEST_CASE("Every mode trains through shared memory, on 1 and on 2 servers") {
   }
 }
 
-TEST_CASE("--shared_memory=require is refused by the shard's number where its server offers none") {
+TEST_CASE("A join with --shared_memory=require is refused by the shard's number where its server offers none") {
   ServerOptions server;
   server.shared_memory = "off";
   Cluster cluster(server);
@@ -394,6 +394,26 @@ TEST_CASE("A member that lies about slices, memory or calls loses its link, and 
     link.Send(open_push);
     link.Send(open_push);
   });
+  ends([&](RawLink& link) {  // A slice twice, at once or later: each would be copied.
+    link.SendMemory(1, bytes, memory->file());
+    link.Send(link.Push(1, 1, std::vector<uint32_t>(10000, 0)));
+  });
+  ends([&](RawLink& link) {
+    link.SendMemory(1, bytes, memory->file());
+    v1::LocalRequest open_push = link.Push(1, 1, {0});
+    open_push.set_last(false);
+    link.Send(open_push);
+    v1::LocalRequest more;
+    more.set_call(1);
+    more.set_memory(1);
+    more.add_slices(0);
+    link.Send(more);
+  });
+  ends([&](RawLink& link) {  // The same memory twice, where another was announced.
+    link.SendMemory(1, bytes, memory->file());
+    link.SendMemory(1, bytes, memory->file());
+    link.Send(link.Push(1, 2, {0}));
+  });
   ends([&](RawLink& link) {  // More calls than a link may have.
     for (uint64_t call = 1; call < 100; ++call) {
       v1::LocalRequest open_push = link.Push(call, 0, {});
@@ -402,6 +422,134 @@ TEST_CASE("A member that lies about slices, memory or calls loses its link, and 
     }
   });
   ends([&](RawLink& link) { REQUIRE(link.channel->Send("no LocalRequest").ok()); });
+}
+
+TEST_CASE("A member that does not read its answers loses its link, and the server holds few of them") {
+  HostileJob job;
+  RawLink link(job.socket(), job.id);
+  REQUIRE(link.welcome.refused().empty());
+  for (uint64_t call = 1; call <= 3000; ++call) {
+    v1::LocalRequest request;
+    request.set_call(call);
+    request.mutable_pull()->set_version(uint64_t{1} << 60);
+    link.Send(request);
+  }
+  size_t answers = 0;
+  while (link.Reply().has_value()) ++answers;
+  CHECK(answers < 3000);
+  job.CheckOther();
+}
+
+TEST_CASE("A greeting for another shard is refused: two hosts may have the same --local_socket") {
+  HostileJob job;
+  auto connected = LocalSocket::Connect(job.socket(), RawLink::InTime());
+  REQUIRE(connected.ok());
+  v1::LocalHello hello;
+  hello.set_protocol(1);
+  hello.set_shard(1);
+  *hello.mutable_id() = job.id;
+  REQUIRE(connected->Send(hello.SerializeAsString(), {}, RawLink::InTime()).ok());
+  const auto answer = connected->Receive(RawLink::InTime());
+  REQUIRE((answer.ok() && answer->has_value()));
+  v1::LocalWelcome welcome;
+  REQUIRE(welcome.ParseFromString((*answer)->text));
+  CHECK(welcome.refused() == "shard 0 is here, not shard 1");
+}
+
+TEST_CASE("Callers that never greet keep nobody out, and are sent away after a while") {
+  HostileJob job;
+  std::vector<LocalSocket> silent;
+  for (int i = 0; i < 100; ++i) {
+    auto connected = LocalSocket::Connect(job.socket(), RawLink::InTime());
+    REQUIRE(connected.ok());
+    silent.push_back(*std::move(connected));
+  }
+  for (LocalSocket& each : silent) {
+    const auto answer = each.Receive(RawLink::InTime());
+    CHECK((!answer.ok() || !answer->has_value()));
+  }
+  RawLink link(job.socket(), job.id);
+  CHECK(link.welcome.refused().empty());
+  job.CheckOther();
+}
+
+TEST_CASE("Two members that hold on to old versions lose their links, so that the others go on") {
+  ServerOptions server;
+  server.num_workers = 3;
+  server.mode.name = "asp";
+  server.max_versions = 3;
+  Cluster cluster(server);
+  std::vector<std::unique_ptr<Client>> clients;
+  Tensors weights = AllOf(0);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    auto client = Client::Join({.server = cluster.address(), .rank = rank}, kScriptedModel);
+    REQUIRE(client.ok());
+    clients.push_back(*std::move(client));
+  }
+  for (const auto& client : clients) REQUIRE(client->Start(ReadOnly(AllOf(1)), Writable(weights)).ok());
+  const TensorMemory gradients = *clients[0]->GradientBuffers();
+  uint64_t step = 0;
+  const auto go_on = [&] {
+    const auto result =
+        clients[0]->PushPull({.step = step, .version = step, .samples = 1}, gradients.Read(), Writable(weights));
+    REQUIRE(result.status() == absl::OkStatus());
+    ++step;
+  };
+  std::vector<std::unique_ptr<RawLink>> held;
+  for (uint32_t rank = 1; rank < 3; ++rank) {
+    v1::Identity id;
+    id.set_job("default");
+    id.set_generation(clients[rank]->generation());
+    id.set_rank(rank);
+    id.set_incarnation(clients[rank]->incarnation());
+    held.push_back(std::make_unique<RawLink>(cluster.servers[0]->local_socket(), id));
+    v1::LocalRequest pull;
+    pull.set_call(1);
+    pull.mutable_pull();
+    held.back()->Send(pull);
+    REQUIRE(held.back()->Reply()->memory() != 0);
+    go_on();
+  }
+  go_on();
+  for (const auto& link : held) CHECK_FALSE(link->Reply().has_value());
+  go_on();
+}
+
+TEST_CASE("A worker whose link is ended by the server goes on over gRPC, to the same weights") {
+  ServerOptions server;
+  Cluster cluster(server);
+  std::vector<std::string> said;
+  Mutex mutex;
+  auto client = Client::Join({.server = cluster.address(),
+                              .shared_memory = "require",
+                              .on_notice =
+                                  [&](const std::string& text) {
+                                    MutexLock lock(mutex);
+                                    said.push_back(text);
+                                  }},
+                             kScriptedModel);
+  REQUIRE(client.ok());
+  Tensors weights = AllOf(0);
+  REQUIRE((*client)->Start(ReadOnly(AllOf(1)), Writable(weights)).ok());
+  const TensorMemory gradients = *(*client)->GradientBuffers();
+  for (const std::span<float> tensor : gradients.tensors) std::fill(tensor.begin(), tensor.end(), 1.0F);
+  v1::Identity id;
+  id.set_job("default");
+  id.set_generation((*client)->generation());
+  id.set_incarnation((*client)->incarnation());
+  std::optional<RawLink> other;
+  for (uint64_t step = 0; step < 6; ++step) {
+    if (step == 3) other.emplace(cluster.servers[0]->local_socket(), id);  // A member has one link: the newest.
+    const auto result =
+        (*client)->PushPull({.step = step, .version = step, .samples = 1}, gradients.Read(), Writable(weights));
+    REQUIRE(result.status() == absl::OkStatus());
+    CHECK(result->version == step + 1);
+  }
+  float expected = 1;
+  for (int step = 0; step < 6; ++step) expected -= 0.1F * 1.0F;
+  CHECK(weights == AllOf(expected));
+  MutexLock lock(mutex);
+  CHECK(said.back() == "shard 0: the link through shared memory has ended; using gRPC");
 }
 
 TEST_CASE("A member that never releases what it reads stops nobody, and its end frees its versions") {
@@ -460,10 +608,12 @@ TEST_CASE("Thousands of links that come and go, some in the middle of a call, le
     if (i % 3 == 1) REQUIRE(link.Reply()->memory() != 0);
   }
   job.CheckOther();
-  CHECK(Eventually([&] {
+  const bool closed = Eventually([&] {
     const auto now = OpenThings();
     return now.first <= before.first && now.second <= before.second;
-  }));
+  });
+  INFO(before.first << " " << before.second << " " << OpenThings().first << " " << OpenThings().second);
+  CHECK(closed);
 }
 
 }  // namespace

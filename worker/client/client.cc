@@ -17,6 +17,7 @@
 #include "worker/client/join.h"
 #include "worker/client/local_shard_link.h"
 #include "worker/client/policy.h"
+#include "worker/client/preferred_link.h"
 #include "worker/client/running_exchanges.h"
 #include "worker/client/tensor_memory.h"
 #include "worker/client/watch.h"
@@ -66,6 +67,8 @@ class ClientImpl final : public Client {
   bool lead() const override { return lead_; }
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
+  // Elsewhere the pin would keep others from going on, and it does not outlast the link.
+  bool can_view() const override { return policy_.exact_versions && context_->links.front()->can_view(); }
 
   absl::StatusOr<TensorMemory> GradientBuffers() override { return SharedGradientBuffers(); }
   absl::StatusOr<TensorMemory> WeightBuffers() override {
@@ -233,15 +236,18 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ClientImpl::MakeLink(uint32_t shard, 
   absl::Status connected = absl::UnavailableError("the server offers none");
   if (!info.local_socket().empty()) {
     const absl::Duration longest = std::min(options_.connect_timeout, kLocalConnect);
+    const auto on_lost = [shard, notice = options_.on_notice](const std::string& text) {
+      if (notice) notice(absl::StrCat("shard ", shard, ": ", text));
+    };
     absl::StatusOr<std::unique_ptr<ShardLink>> local = ConnectLocally({.socket = info.local_socket(),
                                                                        .address = address,
                                                                        .shard = shard,
                                                                        .plan = &context_->plan,
-                                                                       .id = joined_as_.id()},
+                                                                       .id = joined_as_.id(),
+                                                                       .on_lost = on_lost},
                                                                       After(longest));
     if (local.ok()) {
-      return PreferLocal(*std::move(local), std::move(remote),
-                         [this, shard](const std::string& text) { Notice(absl::StrCat("shard ", shard, ": ", text)); });
+      return PreferLocal(*std::move(local), std::move(remote));
     }
     // Nobody is there: the server is on another host, or in another network namespace.
     connected =
@@ -298,7 +304,7 @@ absl::StatusOr<TensorMemory> ClientImpl::SharedGradientBuffers() {
   MutexLock lock(mutex_);
   if (!has_shared_memory_ || gradient_buffers_.has_value()) return Buffers(gradient_buffers_);
   absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
-  if (!made.ok()) return made.status();
+  if (!made.ok()) return Buffers(gradient_buffers_);  // What is pushed is copied, or goes over gRPC.
   shared_gradients_ = *made;
   gradient_buffers_ = TensorMemory{.tensors = (*made)->tensors(), .owner = *made};
   return *gradient_buffers_;
@@ -342,7 +348,7 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.out = gradients;
   request.in = weights;
   request.deferred = deferred;
-  request.view = view && num_shards() == 1;
+  request.view = view && can_view();
   Share(request);
   return Run(std::move(request), std::move(callback));
 }

@@ -67,12 +67,14 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   absl::StatusOr<const SharedMemory*> MemoryOf(uint32_t number);
   std::shared_ptr<LocalShardCall> Take(uint64_t call);
   void SendReleased();
+  void SendCancel(uint64_t call);
   // Ends those that were cancelled, or whose time is over. Returns when the next one's is.
   TimePoint EndCalls();
 
   const LocalTarget target_;
   LocalChannel channel_;
   std::atomic<bool> ended_ = false;
+  std::atomic<bool> stopped_ = false;          // It ends because the client does.
   std::map<uint32_t, SharedMemory> memories_;  // The server's, by its number. The thread's.
 
   Mutex mutex_;
@@ -106,7 +108,7 @@ class LocalShardCall final : public ShardCall, public std::enable_shared_from_th
 
  private:
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckSize(const SharedMemory& weights) const;
+  absl::Status CheckWeights(const SharedMemory& weights) const;
   void CopyWeights(const SharedMemory& weights);
   WeightsView ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const;
 
@@ -183,7 +185,8 @@ void LocalShardCall::SendReady() {
   moved_at_ = Now().time_since_epoch().count();
 }
 
-absl::Status LocalShardCall::CheckSize(const SharedMemory& weights) const {
+absl::Status LocalShardCall::CheckWeights(const SharedMemory& weights) const {
+  if (!ReceivesSlices(request_.kind)) return absl::InternalError("the server answered a push with weights");
   const SlicePlan& plan = *connection_->target().plan;
   const auto floats = static_cast<size_t>(plan.shard_buffer_elements(connection_->target().shard));
   if (weights.bytes().size() >= floats * sizeof(float)) return absl::OkStatus();
@@ -219,17 +222,18 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* we
   const TimePoint now = Now();
   moved_at_ = now.time_since_epoch().count();
   reply_.first_reply_at = now;
+  reply_.moved_at = now;  // What was written here nobody may have read.
   if (reply.code() != 0) {
     return End(absl::Status(static_cast<absl::StatusCode>(reply.code()), reply.error()));
   }
   absl::Status status;
   if (reply.has_push()) TakePush(reply.push(), /*only=*/true, &reply_);
   if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);
-  if (status.ok() && weights != nullptr) status = CheckSize(*weights);
+  if (status.ok() && weights != nullptr) status = CheckWeights(*weights);
   if (status.ok() && weights != nullptr) {
     const SlicePlan& plan = *connection_->target().plan;
     reply_.slices = plan.shard_slices(connection_->target().shard).size();
-    if (request_.view && plan.num_shards() == 1 && connection_->allows_views) {
+    if (request_.view) {
       reply_.view = ViewOf(*weights, pin);
     } else {
       CopyWeights(*weights);
@@ -239,7 +243,6 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* we
 }
 
 void LocalShardCall::End(const absl::Status& status) {
-  reply_.moved_at = moved_at();
   std::exchange(on_end_, nullptr)(status, reply_);
   reply_ = {};
   CallRequest ended;  // Lets go of the memory, without the lock.
@@ -296,11 +299,15 @@ void LocalConnection::Cancel(uint64_t call) {
     if (!calls_.contains(call)) return;
     cancelled_.push_back(call);
   }
+  SendCancel(call);
+  channel_.WakeReceiver();
+}
+
+void LocalConnection::SendCancel(uint64_t call) {
   v1::LocalRequest request;
   request.set_call(call);
   request.set_cancel(true);
   Send(std::move(request));
-  channel_.WakeReceiver();
 }
 
 std::shared_ptr<LocalShardCall> LocalConnection::Take(uint64_t call) {
@@ -311,8 +318,9 @@ std::shared_ptr<LocalShardCall> LocalConnection::Take(uint64_t call) {
 
 TimePoint LocalConnection::EndCalls() {
   std::vector<std::pair<std::shared_ptr<LocalShardCall>, absl::Status>> over;
-  TimePoint next = Now() + kIdle;
+  std::vector<uint64_t> expired;
   const TimePoint now = Now();
+  TimePoint next = now + kIdle;
   {
     MutexLock lock(mutex_);
     for (const uint64_t call : std::exchange(cancelled_, {})) {
@@ -321,30 +329,33 @@ TimePoint LocalConnection::EndCalls() {
       }
     }
     for (auto call = calls_.begin(); call != calls_.end();) {
-      const TimePoint deadline = call->second->deadline();
-      next = std::min(next, deadline <= now ? next : deadline);
-      if (deadline > now) {
+      if (call->second->deadline() > now) {
+        next = std::min(next, call->second->deadline());
         ++call;
         continue;
       }
+      expired.push_back(call->first);
       over.emplace_back(std::move(call->second), absl::DeadlineExceededError("the server did not answer in time"));
       call = calls_.erase(call);
     }
   }
+  for (const uint64_t call : expired) SendCancel(call);
   for (const auto& [call, status] : over) call->End(status);
   return next;
 }
 
 void LocalConnection::Run() {
+  TimePoint end_calls_at = Now();
   for (;;) {
     const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
     if (!message.ok()) break;
-    if (message->has_value()) {
-      if (!OnReply(**message).ok()) break;
-      continue;
-    }
+    if (message->has_value() && !OnReply(**message).ok()) break;
+    if (message->has_value() && Now() < end_calls_at) continue;
     const TimePoint began = Now();
-    if (!channel_.Wait(std::min(EndCalls(), began + kReleaseAfter))) break;
+    const TimePoint next = std::min(EndCalls(), began + kReleaseAfter);
+    end_calls_at = began + kReleaseAfter;
+    if (message->has_value()) continue;
+    if (!channel_.Wait(next)) break;
     if (Now() >= began + kReleaseAfter) SendReleased();
   }
   channel_.Close();
@@ -354,6 +365,7 @@ void LocalConnection::Run() {
     ended_ = true;
     calls.swap(calls_);
   }
+  if (!stopped_ && target_.on_lost) target_.on_lost("the link through shared memory has ended; using gRPC");
   for (const auto& [number, call] : calls) call->End(LinkEnded());
 }
 
@@ -379,21 +391,25 @@ absl::Status LocalConnection::OnReply(const std::string& message) {
 }
 
 absl::StatusOr<const SharedMemory*> LocalConnection::MemoryOf(uint32_t number) {
+  const TimePoint deadline = Now() + kFileWait;
   for (;;) {
     if (const auto known = memories_.find(number); known != memories_.end()) return &known->second;
     if (memories_.size() == kMostMemories) return absl::InternalError("too many pieces of memory");
-    absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(Now() + kFileWait);
+    absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(deadline);
     if (!sent.ok()) return sent.status();
     v1::LocalFile about;
     if (!about.ParseFromString(sent->text)) return absl::InternalError("a descriptor came without a LocalFile");
     absl::StatusOr<SharedMemory> attached = SharedMemory::Attach("a shard's weights", std::move(sent->files.front()),
                                                                  about.bytes(), SharedMemory::Access::kRead);
     if (!attached.ok()) return attached.status();
-    memories_.emplace(about.memory(), *std::move(attached));
+    if (!memories_.emplace(about.memory(), *std::move(attached)).second) {
+      return absl::InternalError("the same memory was sent twice");
+    }
   }
 }
 
 void LocalConnection::Stop() {
+  stopped_ = true;
   channel_.Close();
   if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
   thread_.join();
@@ -407,6 +423,9 @@ class LocalShardLink final : public ShardLink {
   ~LocalShardLink() override { connection_->Stop(); }
   const std::string& address() const override { return connection_->target().address; }
   bool works() const override { return !connection_->ended(); }
+  bool can_view() const override {
+    return connection_->allows_views && connection_->target().plan->num_shards() == 1 && works();
+  }
   bool server_looks() const override { return connection_->applies_in_place && works(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     return std::make_shared<LocalShardCall>(connection_, std::move(request), std::move(on_end));
@@ -414,28 +433,6 @@ class LocalShardLink final : public ShardLink {
 
  private:
   const std::shared_ptr<LocalConnection> connection_;
-};
-
-class PreferredLink final : public ShardLink {
- public:
-  PreferredLink(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,
-                std::function<void(const std::string&)> on_lost)
-      : local_(std::move(local)), remote_(std::move(remote)), on_lost_(std::move(on_lost)) {}
-  const std::string& address() const override { return remote_->address(); }
-  bool server_looks() const override { return local_->server_looks(); }
-  std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
-    const bool works = local_->works();
-    if (!works && !lost_.exchange(true) && on_lost_) on_lost_("the link through shared memory has ended; using gRPC");
-    const bool sends_nothing = !SendsSlices(request.kind) || (request.kind != CallKind::kInit && request.samples == 0);
-    ShardLink& link = works && (sends_nothing || request.shared != nullptr) ? *local_ : *remote_;
-    return link.MakeCall(std::move(request), std::move(on_end));
-  }
-
- private:
-  const std::unique_ptr<ShardLink> local_;
-  const std::unique_ptr<ShardLink> remote_;
-  const std::function<void(const std::string&)> on_lost_;
-  std::atomic<bool> lost_ = false;
 };
 
 }  // namespace
@@ -446,11 +443,12 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
   v1::LocalHello hello;
   hello.set_protocol(v1::PROTOCOL_VERSION_1);
   *hello.mutable_id() = target.id;
+  hello.set_shard(target.shard);
   PS_RETURN_IF_ERROR(socket->Send(hello.SerializeAsString(), {}, deadline));
   absl::StatusOr<std::optional<LocalSocket::Message>> answer = socket->Receive(deadline);
   if (!answer.ok()) return answer.status();
   v1::LocalWelcome welcome;
-  if (!answer->has_value()) return absl::UnavailableError("the server closed the connection");
+  if (!answer->has_value()) return absl::AbortedError("the server closed the connection");
   if (!welcome.ParseFromString((*answer)->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
   if (!welcome.refused().empty()) return absl::FailedPreconditionError(welcome.refused());
   if ((*answer)->files.size() != 1 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
@@ -462,11 +460,6 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& tar
   if (!rings.ok()) return rings.status();
   return std::make_unique<LocalShardLink>(
       std::make_shared<LocalConnection>(target, *std::move(socket), *std::move(rings), welcome));
-}
-
-std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,
-                                       std::function<void(const std::string&)> on_lost) {
-  return std::make_unique<PreferredLink>(std::move(local), std::move(remote), std::move(on_lost));
 }
 
 }  // namespace ps

@@ -4,6 +4,7 @@
 // of the same user, but what it says is checked all the same.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,14 +22,10 @@ struct LocalTarget {
   uint32_t shard = 0;
   const SlicePlan* plan = nullptr;  // Outlives the link.
   v1::Identity id;
+  std::function<void(const std::string&)> on_lost;  // Called once, from a thread of the link, if it ends by itself.
 };
 
 // Connects, and is let in. The error says why there is no shared memory: UNAVAILABLE if nobody is there on this host.
 absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& target, TimePoint deadline);
-
-// Makes each call through `local` as long as that one works and the call's slices are shared, else through `remote`;
-// `on_lost` is told once when it does not work any more.
-std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote,
-                                       std::function<void(const std::string&)> on_lost);
 
 }  // namespace ps

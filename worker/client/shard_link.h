@@ -1,5 +1,5 @@
-// How a client reaches a shard: what a transport implements. Today it is gRPC (grpc_shard_link.h); tests have a
-// scripted one (tests/client/fake_shard_link.h).
+// How a client reaches a shard: what a transport implements. There are gRPC (grpc_shard_link.h) and shared memory
+// (local_shard_link.h); tests have a scripted one (tests/client/fake_shard_link.h).
 //
 // A link makes calls, and retries nothing: an exchange (exchange.h) decides what follows when one has failed. Each call
 // sends slices of the caller's memory `out` and writes slices to the caller's memory `in`. Nothing says how the bytes
@@ -48,7 +48,7 @@ struct CallRequest {
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;
-  // The weights need not be written to `in` if the reply can have a view of them. (Of a model on one shard.)
+  // The weights need not be written to `in` if the reply can have a view of them. Only where the link can_view.
   bool view = false;
   // Before a slice is written to `in`: whether it is to be. After it was: called. Each may be empty. Called from the
   // link's threads, one at a time for each call, and never after the call's end.
@@ -107,6 +107,8 @@ class ShardLink {
   virtual const std::string& address() const = 0;
   // False: it has ended for good, and so will every call, with UNAVAILABLE.
   virtual bool works() const { return true; }
+  // Replies can have views, if the link goes on working.
+  virtual bool can_view() const { return false; }
   // The server looks whether gradients in shared memory are finite as it applies them, so nobody else need.
   virtual bool server_looks() const { return false; }
   // Does nothing before the call's Begin. The link must outlive the call.

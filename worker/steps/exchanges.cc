@@ -38,12 +38,14 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
 void Exchanges::Start(uint32_t samples, PushContribution contribution, const ConstTensors& out,
                       const MutableTensors& in, bool deferred, std::optional<uint64_t> passed) {
   SetPush(samples, contribution, in, passed);
+  viewing_ = false;
   exchange_ = client_.StartPushPull(push_, out, in, deferred);
 }
 
 void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                           std::optional<uint64_t> passed) {
   SetPush(samples, PushContribution::kGradient, in, passed);
+  viewing_ = client_.can_view();
   exchange_ = client_.StartPushView(push_, out, in, deferred);
 }
 

@@ -50,6 +50,10 @@ class Exchanges {
                  std::optional<uint64_t> passed);
   // Of the weights that came last: where they are, if that is not where they were to be pulled to.
   const WeightsView& view() const { return latest_.view; }
+  // The exchange under way is to bring a view: the weights are there at once, when it has ended.
+  bool viewing() const { return viewing_; }
+  // The view is not read any more.
+  void DropView() { latest_.view = {}; }
   bool under_way() const { return exchange_ != nullptr; }
   // As in Exchange, of the one under way.
   void TensorReady(size_t tensor) { exchange_->TensorReady(tensor); }
@@ -71,7 +75,8 @@ class Exchanges {
   uint64_t step_;
   ExchangeResult latest_;
   std::shared_ptr<Exchange> exchange_;
-  PushInfo push_;  // Of `exchange_`, as the next.
+  bool viewing_ = false;  // Of `exchange_`, as the next.
+  PushInfo push_;
   MutableTensors in_;
   double exposed_s_ = 0;
 };

@@ -10,9 +10,7 @@ class PushGradients final : public Steps {
   explicit PushGradients(const StepsContext& context)
       : context_(context),
         // An early layer's weights are computed on while later ones come only where they cannot be of another version.
-        into_forward_(context.overlap && context.client.policy().exact_versions),
-        // Elsewhere a version that is read must not be kept from being overwritten for as long as a step takes.
-        views_(context.client.policy().exact_versions && context.client.num_shards() == 1) {
+        into_forward_(context.overlap && context.client.policy().exact_versions) {
     for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
       gradients_.emplace_back(context.network.gradients(tensor));
       weights_.push_back(context.network.parameters(tensor));
@@ -28,15 +26,14 @@ class PushGradients final : public Steps {
   absl::Status Compute(const TrainingBatch& batch);
   void Start(uint32_t samples, bool deferred) {
     const uint64_t passed = samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
-    if (views_) return context_.exchanges.StartView(samples, gradients_, weights_, deferred, passed);
-    context_.exchanges.Start(samples, PushContribution::kGradient, gradients_, weights_, deferred, passed);
+    context_.exchanges.StartView(samples, gradients_, weights_, deferred, passed);
   }
-  // A view is there at once, whole.
-  absl::Status AwaitWeights(size_t tensor) { return views_ ? Settle() : context_.exchanges.AwaitTensor(tensor); }
+  absl::Status AwaitWeights(size_t tensor) {
+    return context_.exchanges.viewing() ? Settle() : context_.exchanges.AwaitTensor(tensor);
+  }
 
   StepsContext context_;
   const bool into_forward_;
-  const bool views_;  // Weights may be read where the server has them.
   ConstTensors gradients_;
   MutableTensors weights_;
   TrainingBatch pushed_;  // The batch whose exchange is under way.
@@ -86,7 +83,7 @@ absl::Status PushGradients::Settle() {
   const uint64_t next_step = context_.exchanges.step() + 1;
   absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
   if (!exchanged.ok()) return exchanged.status();
-  if (views_) context_.network.ReadParameters(context_.exchanges.view().tensors);
+  context_.network.ReadParameters(context_.exchanges.view().tensors);
   context_.stats.Add({.batch = pushed_.place,
                       .samples = pushed_.samples,
                       .computed = computed_,

@@ -80,8 +80,9 @@ struct PushInfo {
 using ConstTensors = std::vector<std::span<const float>>;
 using MutableTensors = std::vector<std::span<float>>;
 
-// Weights where a server keeps them, to be read only. They stay as they are as long as a copy of `pin` lives, which
-// keeps the server from writing there, so it is to be let go of when the next weights have come. Empty: there are none.
+// Weights where a server keeps them, to be read only. They stay as they are until the worker has pushed what it
+// computed on them, and, as long as a copy of `pin` lives and the link lasts, also after that. The pin keeps the server
+// from writing there, so it is to be let go of when the next weights have come. Empty: there are none.
 struct WeightsView {
   ConstTensors tensors;
   std::shared_ptr<const void> pin;
@@ -258,8 +259,10 @@ class Client {
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
 
-  // The same, but where there is one server, on this host, and it shares its memory, the weights are not copied to
-  // `weights`: ExchangeResult::view says where they are.
+  // Whether weights can be read where the server keeps them: there is one server, on this host, that shares its memory,
+  // and versions are exact (ModePolicy). It can become false, if the server ends the link.
+  virtual bool can_view() const { return false; }
+  // The same, but where can_view(), the weights are not copied to `weights`: ExchangeResult::view says where they are.
   virtual std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights, bool deferred) {
     return StartPushPull(push, gradients, weights, deferred);
