@@ -89,6 +89,8 @@ void SecureDescriptors() {
     if (fcntl(standard, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // The lowest free number: this one.
   }
   (void)signal(SIGPIPE, SIG_IGN);
+  (void)signal(SIGXFSZ,
+               SIG_IGN);  // Memory that is shared counts as a file: where it may not be that large, that is an error.
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <new>
 #include <utility>
 
+#include <spdlog/spdlog.h>
 #include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -30,8 +32,9 @@ FloatBuffer::FloatBuffer(size_t elements, float value, SharedMemory shared)
 FloatBuffer FloatBuffer::Shared(size_t elements, float value) {
   absl::StatusOr<SharedMemory> memory =
       SharedMemory::Create("weights", BytesFor(elements), SharedMemory::Access::kRead);
-  if (!memory.ok()) throw std::bad_alloc();
-  return FloatBuffer(elements, value, *std::move(memory));
+  if (memory.ok()) return FloatBuffer(elements, value, *std::move(memory));
+  spdlog::warn("{}; workers of this host will use gRPC", Message(memory.status()));
+  return FloatBuffer(elements, value);
 }
 
 void FloatBuffer::Free::operator()(float* data) const { std::free(data); }

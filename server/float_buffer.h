@@ -15,13 +15,13 @@ namespace ps {
 class FloatBuffer {
  public:
   explicit FloatBuffer(size_t elements, float value = 0);
-  // In memory that other processes may be given to read.
+  // In memory that other processes may be given to read; if there is none, in ordinary memory.
   static FloatBuffer Shared(size_t elements, float value);
 
   float* data() { return data_; }
   const float* data() const { return data_; }
   size_t size() const { return size_; }
-  // Of one that is shared: where its floats are, from the beginning.
+  // Of one that is shared: where its floats are, from the beginning. Else it has no bytes.
   const SharedMemory& memory() const { return shared_; }
 
  private:

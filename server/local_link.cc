@@ -52,10 +52,7 @@ absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&
   return status;
 }
 
-std::string LocalLink::Name() const {
-  if (id_.incarnation() == 0) return "a caller of --local_socket";
-  return absl::StrCat("the link of rank ", id_.rank(), " through shared memory");
-}
+std::string LocalLink::Name() const { return absl::StrCat("the link of rank ", id_.rank(), " through shared memory"); }
 
 absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
   const TimePoint deadline = Now() + kGreeting;
@@ -270,6 +267,7 @@ void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> rep
 }
 
 absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
+  if (memory.bytes().empty()) return absl::ResourceExhaustedError("the weights are in memory that cannot be shared");
   const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
   if (!is_new) return known->second;
   v1::LocalFile about;

@@ -31,7 +31,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // Once, on a thread of its own: greets the other side, asks `admit` whether this member may have a link (an error
   // says why not), and answers its calls until the link ends. Then nothing of it waits at the shard or is pinned.
   absl::Status Run(const std::function<absl::Status(const v1::Identity& id)>& admit);
-  // For messages: whose it is. Of Run's thread.
+  // For messages: whose it is. Of Run's thread, once it is known.
   std::string Name() const;
   // Ends the link if the member holds on to a version that is not the newest any more. From any thread.
   void Tick(TimePoint now, uint64_t version);

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -28,13 +29,15 @@ absl::Status LocalService::CheckSupported() {
 absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const WaitLimits& limits,
                                                                   const std::string& path) {
   std::unique_ptr<UnixLock> path_lock;
+  std::string at;  // As workers in other folders find it.
   if (!path.empty()) {
-    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, path);
+    at = std::filesystem::absolute(path).string();
+    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, at);
     if (!lock.ok()) return lock.status();
     path_lock = *std::move(lock);
-    unlink(path.c_str());  // Of a server that was killed.
+    unlink(at.c_str());  // Of a server that was killed.
   }
-  absl::StatusOr<LocalListener> listener = LocalListener::Listen(path);
+  absl::StatusOr<LocalListener> listener = LocalListener::Listen(at);
   if (!listener.ok()) return Annotate(listener.status(), path.empty() ? "--shared_memory" : "--local_socket");
   return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), *std::move(listener)));
 }
@@ -113,9 +116,13 @@ void LocalService::Run(Entries::iterator entry) {
     return entry->link;
   }();
   const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, *entry); });
-  if (!status.ok() && !absl::IsCancelled(status)) spdlog::warn("{}", Message(Annotate(status, link->Name())));
   MutexLock lock(mutex_);
-  if (!entry->admitted) --strangers_;
+  if (!entry->admitted) {
+    --strangers_;
+    if (!status.ok() && !entry->ending) Warn(Message(status));
+  } else if (!status.ok() && !absl::IsCancelled(status)) {
+    spdlog::warn("{}", Message(Annotate(status, link->Name())));
+  }
   std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
   entry->over = true;
 }
@@ -128,7 +135,10 @@ absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
   MutexLock lock(mutex_);
   if (stopping_) return absl::CancelledError("the server is shutting down");
   Member& member = members_[id.rank()];
-  if (member.link != nullptr) member.link->Close();
+  if (member.link != nullptr) {
+    spdlog::warn("rank {}: it has asked for shared memory anew; its link before is ended", id.rank());
+    member.link->Close();
+  }
   member = {.incarnation = id.incarnation(), .link = entry.link};
   entry.admitted = true;
   --strangers_;

@@ -1,5 +1,6 @@
 #include "server/options.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/optimizers/optimizer.h"
@@ -75,6 +76,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.Check(memory == "auto" || memory == "off" || memory == "require",
                  absl::StrCat("--shared_memory=", memory, ": expected auto, off or require"));
   problems.Check(CheckText("--local_socket", options.local_socket, kMaxAddressBytes));
+  problems.Check(!absl::StartsWith(options.local_socket, "@") && !absl::StartsWith(options.local_socket, "unix:"),
+                 absl::StrCat("--local_socket=", options.local_socket, ": expected the path of a file"));
   problems.Check(options.local_socket.empty() || memory != "off",
                  absl::StrCat("--local_socket=", options.local_socket, ": has no meaning with --shared_memory=off"));
   problems.Check(!options.job.empty(), "--job: expected a name");
