@@ -15,7 +15,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
-constexpr std::chrono::hours kIdle(1);
+constexpr std::chrono::hours kAcceptFor(1);
 constexpr size_t kMostStrangers = 32;  // Callers that have not said yet who they are.
 constexpr std::chrono::seconds kWarnEvery(10);
 
@@ -69,7 +69,7 @@ LocalService::~LocalService() {
 
 void LocalService::Accept() {
   for (;;) {
-    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now() + kIdle);
+    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now() + kAcceptFor);
     if (absl::IsCancelled(socket.status())) return;
     Collect();
     MutexLock lock(mutex_);

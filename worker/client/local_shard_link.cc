@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::hours kIdle(1);
 constexpr std::chrono::milliseconds kReleaseAfter(100);
 // A message costs the server a wake-up, so that many slices that are small go together.
-constexpr int64_t kMessageBytes = 256 << 10;
+constexpr int64_t kPassedOnBytes = 256 << 10;
 
 absl::Status LinkEnded() { return absl::UnavailableError("the link through shared memory has ended"); }
 
@@ -159,7 +159,7 @@ void LocalShardCall::Cancel() {
 
 void LocalShardCall::SendReady() {
   const bool pushes = SendsSlices(request_.kind);
-  if (sent_ || cancelled_ || (pushes && !last_ && ready_bytes_ < kMessageBytes)) return;
+  if (sent_ || cancelled_ || (pushes && !last_ && ready_bytes_ < kPassedOnBytes)) return;
   uint32_t memory = 0;
   if (!ready_.empty()) memory = connection_->Tell(request_.shared->memory());
   size_t next = 0;
