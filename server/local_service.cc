@@ -74,11 +74,15 @@ void LocalService::Accept() {
     Collect();
     MutexLock lock(mutex_);
     if (stopping_) return;
-    if (socket.ok() && strangers_ >= kMostStrangers) EndOldestStranger();
-    if (socket.ok() && strangers_ < 2 * kMostStrangers && Add(*std::move(socket))) continue;
-    if (absl::IsDeadlineExceeded(socket.status())) continue;
-    Warn(socket.ok() ? "too many callers at once" : Message(socket.status()));
-    if (!absl::IsPermissionDenied(socket.status())) stop_.WaitUntil(mutex_, Now() + kPause);
+    absl::Status why = socket.status();
+    if (socket.ok()) {
+      if (strangers_ >= kMostStrangers) EndOldestStranger();
+      if (strangers_ < 2 * kMostStrangers && Add(*std::move(socket))) continue;
+      why = absl::ResourceExhaustedError("too many callers at once");
+    }
+    if (absl::IsDeadlineExceeded(why)) continue;
+    Warn(Message(why));
+    if (!absl::IsPermissionDenied(why)) stop_.WaitUntil(mutex_, Now() + kPause);
   }
 }
 
