@@ -173,7 +173,7 @@ TEST_CASE("Gradients of the caller's own memory are copied, and may be changed a
 }
 
 TEST_CASE(
-    "A gradient in shared memory that is not finite fails a bsp job by rank, step and tensor; nothing is published") {
+    "A gradient in shared memory that is not finite fails a bsp job by rank, step and tensor, and publishes nothing") {
   const float bad = GENERATE(std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity());
   ServerOptions server;
   server.num_workers = 2;
