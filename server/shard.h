@@ -2,7 +2,7 @@
 // ShardState composes; README.md in this folder draws them.
 //
 // Thread-safe. No call waits for another thread or process, but for StopApplying; AddSlices builds a few slices of the
-// next version on its caller's thread (max_inline_slices). Callbacks and reports are made without the lock, in order,
+// next version on its caller's thread (max_inline_elements). Callbacks and reports are made without the lock, in order,
 // one at a time (Outbox), on whichever thread is at it. The time comes from the clock in the options and from Tick.
 //
 // Lock order: this lock, then those of the Outbox, the pool and the Readers, which are leaves. The parameters' release

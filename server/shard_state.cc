@@ -27,7 +27,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::functio
       applies_in_place(mode->synchronous() && mode->OnLoss(0) == LossAction::kFail && !options.clip.needs_norms() &&
                        !optimizer->uses_trust_ratio() && options.max_versions > 1),
       job(options.job, options.shard),
-      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.clip, options.max_inline_slices,
+      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.clip, options.max_inline_elements,
               pool, std::move(on_built)),
       waiters(options.max_parked) {}
 

@@ -11,6 +11,7 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxVersionsAtOnce = 16;
+constexpr size_t kRangeElements = 65536;  // 256 KiB: a few times the cost of a thread's waking.
 // A shard's weights from which on what is written is not in a cache any more when it is read (tests/bench/TRIALS.md).
 constexpr uint64_t kPastCachesBytes = 32 << 20;
 
@@ -25,14 +26,14 @@ using State = Updater::Update::State;
 using Stage = Updater::Update::Stage;
 
 Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
-                 const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_slices,
+                 const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements,
                  ThreadPool& pool, std::function<void(size_t)> on_built)
     : mode_(mode),
       gradients_(gradients),
       differences_(differences),
       timeline_(hyperparameters),
       clip_(clip),
-      max_inline_slices_(max_inline_slices),
+      max_inline_elements_(max_inline_elements),
       pool_(pool),
       on_built_(std::move(on_built)) {}
 
@@ -149,14 +150,15 @@ void Updater::BeginCommitted(TimePoint now) {
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
-  Post(std::move(all));
+  Post(all);
 }
 
-void Updater::Post(std::vector<size_t> slices) {
-  const size_t count = slices.size();
+void Updater::Post(const std::vector<size_t>& slices) {
+  std::vector<Update::SliceRange> ranges = current_->RangesOf(slices);
+  const size_t count = ranges.size();
   pool_.Post(
-      count, [update = current_, slices = std::move(slices)](size_t i) { update->BuildSlice(slices[i]); },
-      [this, count] { on_built_(count); });
+      count, [update = current_, ranges = std::move(ranges)](size_t i) { update->BuildRange(ranges[i]); },
+      [this, built = slices.size()] { on_built_(built); });
 }
 
 // ---- Before the set is decided on
@@ -193,8 +195,10 @@ Updater::SpeculativeUpdate Updater::Arrived(const std::vector<size_t>& slices) {
 Updater::SpeculativeUpdate Updater::InlineOrPost(std::vector<size_t> slices) {
   if (slices.empty()) return {};
   ++current_->parts;
-  if (slices.size() <= max_inline_slices_) return {.update = current_, .slices = std::move(slices)};
-  Post(std::move(slices));
+  size_t elements = 0;
+  for (const size_t local : slices) elements += static_cast<size_t>(layout_->slice(local).elements);
+  if (elements <= max_inline_elements_) return {.update = current_, .slices = std::move(slices)};
+  Post(slices);
   return {};
 }
 
@@ -213,7 +217,19 @@ void Updater::Change(HyperparameterTimeline::Change change) {
 // ---- Without the lock
 
 void Updater::Update::Build(const std::vector<size_t>& slices) const {
-  for (const size_t local : slices) BuildSlice(local);
+  for (const SliceRange& range : RangesOf(slices)) BuildRange(range);
+}
+
+std::vector<Updater::Update::SliceRange> Updater::Update::RangesOf(const std::vector<size_t>& slices) const {
+  std::vector<SliceRange> ranges;
+  ranges.reserve(slices.size());
+  for (const size_t local : slices) {
+    const auto elements = static_cast<size_t>(layout->slice(local).elements);
+    for (size_t begin = 0; begin < elements; begin += kRangeElements) {
+      ranges.push_back({local, {begin, std::min(begin + kRangeElements, elements)}});
+    }
+  }
+  return ranges;
 }
 
 OptimizerBlock Updater::Update::Block(size_t local) const {
@@ -228,17 +244,17 @@ OptimizerBlock Updater::Update::Block(size_t local) const {
   return slice;
 }
 
-void Updater::Update::BuildSlice(size_t local) const {
-  const OptimizerBlock slice = Block(local);
+void Updater::Update::BuildRange(const SliceRange& range) const {
+  const OptimizerBlock slice = Block(range.local);
   const auto copy = [&](const float* from, float* to) {
-    if (from != to) std::copy_n(from, slice.elements, to);
+    if (from != to) std::copy(from + range.elements.begin, from + range.elements.end, to + range.elements.begin);
   };
   const size_t used = versions.front().empty() ? 0 : static_cast<size_t>(optimizer->state_tensors());
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   if (versions.front().empty()) return copy(slice.weights, slice.new_weights);
-  if (Apply(local, slice)) return;
+  if (Apply(range, slice)) return;
   size_t first = not_finite;
-  while (local < first && !not_finite.compare_exchange_weak(first, local)) {
+  while (range.local < first && !not_finite.compare_exchange_weak(first, range.local)) {
   }
 }
 
@@ -261,12 +277,12 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   return input;
 }
 
-bool Updater::Update::Apply(size_t local, const OptimizerBlock& slice) const {
+bool Updater::Update::Apply(const SliceRange& range, const OptimizerBlock& slice) const {
   std::vector<VersionInput> inputs;
   inputs.reserve(versions.size());
-  for (const Version& version : versions) inputs.push_back(Input(version, local));
+  for (const Version& version : versions) inputs.push_back(Input(version, range.local));
   const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
-  return ReduceAndApply(inputs, slice, *optimizer, UpdaterIsa(), past_caches);
+  return ReduceAndApply(inputs, slice, range.elements, *optimizer, UpdaterIsa(), past_caches);
 }
 
 bool Updater::Update::changeable() const {

@@ -99,8 +99,14 @@ class Updater {
 
    private:
     friend class Updater;
-    void BuildSlice(size_t local) const;
-    bool Apply(size_t local, const OptimizerBlock& slice) const;
+    // A part of a slice: what one thread builds at a time.
+    struct SliceRange {
+      size_t local;
+      ElementRange elements;
+    };
+    std::vector<SliceRange> RangesOf(const std::vector<size_t>& slices) const;
+    void BuildRange(const SliceRange& range) const;
+    bool Apply(const SliceRange& range, const OptimizerBlock& slice) const;
     VersionInput Input(const Version& version, size_t local) const;
     OptimizerBlock Block(size_t local) const;
     // Item i: slice i mod slices of version i / slices.
@@ -123,10 +129,10 @@ class Updater {
 
   // All outlive it. `gradients` and `differences` are applied to what pushes carry (v1::Contribution); the parameters
   // have the state of the one that has more of it. `on_built` is called by the pool's threads without the owner's lock;
-  // it calls OnBuilt. Gradients are clipped by `clip`; differences are not. At most `max_inline_slices` slices are
-  // built by whoever brought them; more are spread over the pool.
+  // it calls OnBuilt. Gradients are clipped by `clip`; differences are not. Slices of at most `max_inline_elements`
+  // together are built by whoever brought them; more are spread over the pool.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
-          const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_slices, ThreadPool& pool,
+          const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
           std::function<void(size_t slices)> on_built);
 
   // What is updated; null while there is no layout. Nothing must be in the making.
@@ -213,7 +219,7 @@ class Updater {
   UpdateContext ContextOf(const Version& version, uint64_t number) const;
   // Has the pool build these slices of what is in the making, unless they are few, which are returned.
   SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
-  void Post(std::vector<size_t> slices);
+  void Post(const std::vector<size_t>& slices);
 
   bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
   bool NeedsGradientNorms(const Update& update) const;
@@ -231,7 +237,7 @@ class Updater {
   const Optimizer& differences_;
   HyperparameterTimeline timeline_;
   const ClipOptions clip_;
-  const size_t max_inline_slices_;
+  const size_t max_inline_elements_;
   ThreadPool& pool_;
   const std::function<void(size_t)> on_built_;
   Parameters* parameters_ = nullptr;

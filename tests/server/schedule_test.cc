@@ -35,9 +35,9 @@ v1::PushRequest At(uint32_t rank, uint64_t step, uint64_t version, uint32_t samp
 }
 
 TEST_CASE("A version's learning rate is the schedule's at the samples of all versions before, built ahead or not") {
-  for (const size_t max_inline_slices : {size_t{0}, size_t{4}}) {
+  for (const size_t max_inline_elements : {size_t{0}, size_t{4096}}) {
     ShardOptions options = Scheduled();
-    options.max_inline_slices = max_inline_slices;
+    options.max_inline_elements = max_inline_elements;
     T test("bsp", options);
     const float expected[] = {0.75F, 0.625F, 0.625F, 0.625F};  // At 0, 4, 8 and 12 samples.
     for (uint64_t step = 0; step < 4; ++step) {

@@ -211,7 +211,7 @@ class SmallJob {
     options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
     options.apply_threads = 0;
     options.clock = [this] { return now_; };
-    options.max_inline_slices = 0;  // All is built by Work.
+    options.max_inline_elements = 0;  // All is built by Work.
     shards_[shard] = std::make_unique<Shard>(
         options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
     v1::Registration registration;

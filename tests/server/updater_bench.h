@@ -29,7 +29,7 @@ class UpdaterBench {
         layout_(std::make_shared<ShardLayout>(options.layout, 0, options.shards)),
         parameters_(layout_, {}, options.max_versions, 0, [] {}),
         updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, options.clip,
-                 /*max_inline_slices=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
+                 /*max_inline_elements=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
 
