@@ -3,90 +3,24 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <map>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/local/local_channel.h"
 #include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/local.pb.h"
 #include "worker/client/call_messages.h"
+#include "worker/client/local_connection.h"
 
 namespace ps {
 namespace {
 
 constexpr size_t kMostRingBytes = 16 << 20;  // That a server may ask this client to map.
-constexpr size_t kMostMemories = 64;         // Of the server.
 constexpr size_t kMostSlices = 4096;         // Of one message.
-constexpr std::chrono::seconds kFileWait(5);
-constexpr std::chrono::hours kIdle(1);
-constexpr std::chrono::milliseconds kReleaseAfter(100);
 // A message costs the server a wake-up, so that many slices that are small go together.
 constexpr int64_t kPassedOnBytes = 256 << 10;
 
-absl::Status LinkEnded() { return absl::UnavailableError("the link through shared memory has ended"); }
-
-class LocalShardCall;
-
-// What calls and the link have in common; its thread holds it, too. Calls are told of their end on the thread.
-class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
- public:
-  LocalConnection(LocalTarget target, LocalSocket socket, SharedMemory rings, const v1::LocalWelcome& welcome)
-      : applies_in_place(welcome.applies_in_place()),
-        allows_views(welcome.allows_views()),
-        target_(std::move(target)),
-        channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
-
-  // As the server said.
-  const bool applies_in_place;
-  const bool allows_views;
-
-  void Start() {
-    thread_ = std::thread([self = shared_from_this()] { self->Run(); });
-  }
-  // Ends the calls that there are, and waits for the thread, unless this is it.
-  void Stop();
-
-  const LocalTarget& target() const { return target_; }
-  bool ended() const { return ended_; }
-  // The call's number; 0: the link has ended.
-  uint64_t Register(const std::shared_ptr<LocalShardCall>& call);
-  void Send(v1::LocalRequest request);
-  // The number under which the server knows this memory, sent to it if it is new; 0 if that was not possible.
-  uint32_t Tell(const SharedMemory& memory);
-  // The server may write again what this call has brought. It is told with the next message, or soon.
-  void Release(uint64_t call);
-  // The call ends with CANCELLED, on the thread, unless it has ended.
-  void Cancel(uint64_t call);
-
- private:
-  void Run();
-  absl::Status OnReply(const std::string& message);
-  absl::StatusOr<const SharedMemory*> MemoryOf(uint32_t number);
-  std::shared_ptr<LocalShardCall> Take(uint64_t call);
-  void SendReleased();
-  void SendCancel(uint64_t call);
-  // Ends those that were cancelled, or whose time is over. Returns when the next one's is.
-  TimePoint EndCalls();
-
-  const LocalTarget target_;
-  LocalChannel channel_;
-  std::atomic<bool> ended_ = false;
-  std::atomic<bool> stopped_ = false;          // It ends because the client does.
-  std::map<uint32_t, SharedMemory> memories_;  // The server's, by its number. The thread's.
-
-  Mutex mutex_;
-  uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint64_t> released_ ABSL_GUARDED_BY(mutex_);
-  std::vector<uint64_t> cancelled_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);  // Numbers, by SharedMemory::identity.
-  std::thread thread_;
-};
-
-class LocalShardCall final : public ShardCall, public std::enable_shared_from_this<LocalShardCall> {
+class LocalShardCall final : public ShardCall, public LocalCall, public std::enable_shared_from_this<LocalShardCall> {
  public:
   LocalShardCall(std::shared_ptr<LocalConnection> connection, CallRequest request, EndFunction on_end)
       : connection_(std::move(connection)),
@@ -100,11 +34,10 @@ class LocalShardCall final : public ShardCall, public std::enable_shared_from_th
   void Cancel() override;
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
 
-  TimePoint deadline() const { return deadline_; }
-  // Once, on the connection's thread; `weights` is the server's memory, where there are some, and `pin` what it is held
-  // by.
-  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights, const std::shared_ptr<const void>& pin);
-  void End(const absl::Status& status);
+  TimePoint deadline() const override { return deadline_; }
+  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights,
+               const std::shared_ptr<const void>& pin) override;
+  void End(const absl::Status& status) override;
 
  private:
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -117,7 +50,7 @@ class LocalShardCall final : public ShardCall, public std::enable_shared_from_th
   EndFunction on_end_;
   std::atomic<TimePoint::rep> moved_at_;
   const TimePoint deadline_;
-  ShardReply reply_;  // The thread's.
+  ShardReply reply_;  // The connection's thread's.
 
   Mutex mutex_;
   uint64_t number_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 before Begin.
@@ -249,170 +182,6 @@ void LocalShardCall::End(const absl::Status& status) {
   MutexLock lock(mutex_);
   sent_ = true;
   std::swap(ended, request_);
-}
-
-// ---- The connection
-
-uint64_t LocalConnection::Register(const std::shared_ptr<LocalShardCall>& call) {
-  MutexLock lock(mutex_);
-  if (ended_) return 0;
-  calls_[++last_call_] = call;
-  return last_call_;
-}
-
-void LocalConnection::Release(uint64_t call) {
-  MutexLock lock(mutex_);
-  released_.push_back(call);
-}
-
-void LocalConnection::SendReleased() {
-  {
-    MutexLock lock(mutex_);
-    if (released_.empty()) return;
-  }
-  Send({});
-}
-
-void LocalConnection::Send(v1::LocalRequest request) {
-  {
-    MutexLock lock(mutex_);
-    request.mutable_released()->Add(released_.begin(), released_.end());
-    released_.clear();
-  }
-  if (!channel_.Send(request.SerializeAsString()).ok()) channel_.Close();
-}
-
-uint32_t LocalConnection::Tell(const SharedMemory& memory) {
-  MutexLock lock(mutex_);
-  const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
-  if (!is_new) return known->second;
-  v1::LocalFile about;
-  about.set_memory(known->second);
-  about.set_bytes(memory.bytes().size());
-  if (!channel_.SendFile(about.SerializeAsString(), memory.file()).ok()) channel_.Close();
-  return known->second;
-}
-
-void LocalConnection::Cancel(uint64_t call) {
-  {
-    MutexLock lock(mutex_);
-    if (!calls_.contains(call)) return;
-    cancelled_.push_back(call);
-  }
-  SendCancel(call);
-  channel_.WakeReceiver();
-}
-
-void LocalConnection::SendCancel(uint64_t call) {
-  v1::LocalRequest request;
-  request.set_call(call);
-  request.set_cancel(true);
-  Send(std::move(request));
-}
-
-std::shared_ptr<LocalShardCall> LocalConnection::Take(uint64_t call) {
-  MutexLock lock(mutex_);
-  auto found = calls_.extract(call);
-  return found.empty() ? nullptr : std::move(found.mapped());
-}
-
-TimePoint LocalConnection::EndCalls() {
-  std::vector<std::pair<std::shared_ptr<LocalShardCall>, absl::Status>> over;
-  std::vector<uint64_t> expired;
-  const TimePoint now = Now();
-  TimePoint next = now + kIdle;
-  {
-    MutexLock lock(mutex_);
-    for (const uint64_t call : std::exchange(cancelled_, {})) {
-      if (auto found = calls_.extract(call); !found.empty()) {
-        over.emplace_back(std::move(found.mapped()), absl::CancelledError("the call was cancelled"));
-      }
-    }
-    for (auto call = calls_.begin(); call != calls_.end();) {
-      if (call->second->deadline() > now) {
-        next = std::min(next, call->second->deadline());
-        ++call;
-        continue;
-      }
-      expired.push_back(call->first);
-      over.emplace_back(std::move(call->second), absl::DeadlineExceededError("the server did not answer in time"));
-      call = calls_.erase(call);
-    }
-  }
-  for (const uint64_t call : expired) SendCancel(call);
-  for (const auto& [call, status] : over) call->End(status);
-  return next;
-}
-
-void LocalConnection::Run() {
-  TimePoint end_calls_at = Now();
-  for (;;) {
-    const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
-    if (!message.ok()) break;
-    if (message->has_value() && !OnReply(**message).ok()) break;
-    if (message->has_value() && Now() < end_calls_at) continue;
-    const TimePoint began = Now();
-    const TimePoint next = std::min(EndCalls(), began + kReleaseAfter);
-    end_calls_at = began + kReleaseAfter;
-    if (message->has_value()) continue;
-    if (!channel_.Wait(next)) break;
-    if (Now() >= began + kReleaseAfter) SendReleased();
-  }
-  channel_.Close();
-  std::map<uint64_t, std::shared_ptr<LocalShardCall>> calls;
-  {
-    MutexLock lock(mutex_);
-    ended_ = true;
-    calls.swap(calls_);
-  }
-  if (!stopped_ && target_.on_lost) target_.on_lost("the link through shared memory has ended; using gRPC");
-  for (const auto& [number, call] : calls) call->End(LinkEnded());
-}
-
-absl::Status LocalConnection::OnReply(const std::string& message) {
-  v1::LocalReply reply;
-  if (!reply.ParseFromString(message)) return absl::InternalError("a message is no LocalReply");
-  const SharedMemory* weights = nullptr;
-  std::shared_ptr<const void> pin;
-  if (reply.memory() != 0) {
-    const absl::StatusOr<const SharedMemory*> memory = MemoryOf(reply.memory());
-    if (!memory.ok()) return memory.status();
-    weights = *memory;
-    pin = std::shared_ptr<const void>(
-        weights, [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
-  }
-  // It may have ended here meanwhile.
-  const std::shared_ptr<LocalShardCall> call = Take(reply.call());
-  if (call != nullptr) call->OnReply(reply, weights, pin);
-  const bool copied = pin.use_count() == 1;
-  pin.reset();
-  if (copied) SendReleased();  // Else it is read until the next message, or long after it.
-  return absl::OkStatus();
-}
-
-absl::StatusOr<const SharedMemory*> LocalConnection::MemoryOf(uint32_t number) {
-  const TimePoint deadline = Now() + kFileWait;
-  for (;;) {
-    if (const auto known = memories_.find(number); known != memories_.end()) return &known->second;
-    if (memories_.size() == kMostMemories) return absl::InternalError("too many pieces of memory");
-    absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(deadline);
-    if (!sent.ok()) return sent.status();
-    v1::LocalFile about;
-    if (!about.ParseFromString(sent->text)) return absl::InternalError("a descriptor came without a LocalFile");
-    absl::StatusOr<SharedMemory> attached = SharedMemory::Attach("a shard's weights", std::move(sent->files.front()),
-                                                                 about.bytes(), SharedMemory::Access::kRead);
-    if (!attached.ok()) return attached.status();
-    if (!memories_.emplace(about.memory(), *std::move(attached)).second) {
-      return absl::InternalError("the same memory was sent twice");
-    }
-  }
-}
-
-void LocalConnection::Stop() {
-  stopped_ = true;
-  channel_.Close();
-  if (thread_.get_id() == std::this_thread::get_id()) return thread_.detach();
-  thread_.join();
 }
 
 class LocalShardLink final : public ShardLink {
