@@ -88,6 +88,7 @@ absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& address, Tim
   const absl::StatusOr<Address> to = AddressOf(address);
   if (!to.ok()) return to.status();
   LocalSocket connected(MakeSocket(0), address);
+  if (!connected.file_.valid()) return Errno(absl::StatusCode::kResourceExhausted, address, "socket");
   for (;;) {
     // As long as too many wait to be accepted.
     const auto left = std::max<std::chrono::microseconds>(
@@ -164,9 +165,13 @@ absl::StatusOr<std::optional<LocalSocket::Message>> LocalSocket::Receive(TimePoi
   }
   if (size == 0) return std::nullopt;
   message.files = FilesIn(header);  // Owned from here on, also if they are refused.
-  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if ((header.msg_flags & MSG_TRUNC) != 0) {
     return Error(absl::StatusCode::kInvalidArgument, address_,
-                 absl::StrCat("a message of more than ", kLongest, " bytes or ", kMostFiles, " files"));
+                 absl::StrCat("a message of more than ", kLongest, " bytes"));
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    return Error(absl::StatusCode::kInvalidArgument, address_,
+                 absl::StrCat("more than ", kMostFiles, " files came, or more than this process may have open"));
   }
   message.text.resize(static_cast<size_t>(size));
   return message;

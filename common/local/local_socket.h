@@ -28,7 +28,8 @@ class LocalSocket {
   };
 
   // UNAVAILABLE: nobody listens there; DEADLINE_EXCEEDED: nobody accepted in time; PERMISSION_DENIED: who listens is of
-  // another user, or may not be reached; INVALID_ARGUMENT: it is no address.
+  // another user, or may not be reached; INVALID_ARGUMENT: it is no address; RESOURCE_EXHAUSTED: too many files are
+  // open.
   static absl::StatusOr<LocalSocket> Connect(const std::string& address, TimePoint deadline);
 
   LocalSocket() = default;
@@ -37,7 +38,7 @@ class LocalSocket {
   // side has closed or has ended; DEADLINE_EXCEEDED: it does not read.
   absl::Status Send(std::string_view text, std::span<const int> files, TimePoint deadline);
   // The next message; nothing: the other side has closed or has ended. DEADLINE_EXCEEDED: there is none;
-  // INVALID_ARGUMENT: it breaks these limits.
+  // INVALID_ARGUMENT: it breaks these limits, or brings more files than this process may have open.
   absl::StatusOr<std::optional<Message>> Receive(TimePoint deadline);
   // Ends both directions: a Receive that waits returns, here and there. From any thread.
   void Shutdown();

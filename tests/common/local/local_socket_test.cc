@@ -1,5 +1,6 @@
 #include "common/local/local_socket.h"
 
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -130,6 +131,37 @@ TEST_CASE("Where nobody listens a connection is refused, and what is no address,
     CHECK(Message(status).find("local socket " + text + ": expected a path, or @ and a name") == 0);
   }
   CHECK(absl::IsInvalidArgument(LocalListener::Listen(longest).status()));
+}
+
+// Until its end, this process may open nothing.
+class NoFiles {
+ public:
+  NoFiles() {
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_NOFILE, &none) == 0);
+  }
+  ~NoFiles() { (void)setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_CASE("Where no more files may be open, the errors say that, not that nobody is there or a message was too long") {
+  Pair pair;
+  const int file = pair.client.descriptor();
+  REQUIRE(pair.client.Send("with a file", {&file, 1}, Soon()).ok());
+  absl::Status connected;
+  absl::Status received;
+  {
+    const NoFiles none;
+    connected = LocalSocket::Connect(pair.listener.address(), Soon()).status();
+    received = pair.server.Receive(Soon()).status();
+  }
+  CHECK(absl::IsResourceExhausted(connected));
+  CHECK(Message(connected) == "local socket " + pair.listener.address() + ": socket: Too many open files");
+  CHECK(absl::IsInvalidArgument(received));
+  CHECK(Message(received).ends_with(": more than 64 files came, or more than this process may have open"));
 }
 
 TEST_CASE("A listener that accepts nobody holds a connection up until its deadline") {
