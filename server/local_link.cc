@@ -63,20 +63,21 @@ absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identit
   if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
   hello.DiscardUnknownFields();  // Its identity is kept.
   v1::LocalWelcome welcome;
-  absl::Status admitted = hello.protocol() == v1::PROTOCOL_VERSION_1
-                              ? admit(hello.id())
-                              : absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
-  if (hello.shard() != shard_.number()) {
+  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
+  absl::Status admitted = rings.status();
+  if (hello.protocol() != v1::PROTOCOL_VERSION_1) {
+    admitted = absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
+  } else if (hello.shard() != shard_.number()) {
     admitted = absl::NotFoundError(absl::StrCat("shard ", shard_.number(), " is here, not shard ", hello.shard()));
   }
-  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
-  if (admitted.ok()) admitted = rings.status();
+  if (admitted.ok()) admitted = admit(hello.id());  // Last: it ends the link that the member has.
   if (!admitted.ok()) {
     welcome.set_refused(Message(admitted));
     (void)socket_.Send(welcome.SerializeAsString(), {}, deadline);
     return admitted;
   }
   id_ = hello.id();
+  rank_ = id_.rank();
   welcome.set_ring_bytes(kRingBytes);
   welcome.set_applies_in_place(shard_.applies_in_place());
   welcome.set_allows_views(shard_.allows_views());
@@ -260,7 +261,7 @@ void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> rep
     const absl::StatusOr<uint32_t> number = Tell(reply->weights->memory());
     sent = number.status();
     if (number.ok()) message.set_memory(*number);
-    pins_[call] = {.pin = *std::move(reply->weights), .since = Now()};
+    pins_[call] = {.pin = *std::move(reply->weights)};
   }
   if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
   if (!sent.ok()) channel_->Close();
@@ -277,16 +278,19 @@ absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
   return known->second;
 }
 
-// Whoever trains on a version makes its next one possible before that can be an older one.
 void LocalLink::Tick(TimePoint now, uint64_t version) {
   {
     MutexLock lock(mutex_);
-    const bool late = std::any_of(pins_.begin(), pins_.end(), [&](const auto& each) {
-      return each.second.pin.version() < version && now - each.second.since > kLongestPin;
-    });
+    bool late = false;
+    for (auto& [call, held] : pins_) {
+      if (held.pin.version() == version) continue;
+      if (!held.old_since.has_value()) held.old_since = now;
+      late = late || now - *held.old_since > kLongestPin;
+    }
     if (!late || closed_) return;
   }
-  spdlog::warn("a member of this host has held an older version for {}; its link is ended", FormatSeconds(kLongestPin));
+  spdlog::warn("rank {} has held an older version for {}; its link through shared memory is ended", rank_.load(),
+               FormatSeconds(kLongestPin));
   Close();
 }
 

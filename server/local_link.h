@@ -5,6 +5,7 @@
 // member over gRPC. Whatever breaks the rules ends the link, and nothing else.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -42,7 +43,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   struct Call;
   struct Pinned {
     VersionPin pin;
-    TimePoint since;
+    std::optional<TimePoint> old_since = std::nullopt;  // It was first seen not to be the newest.
   };
   absl::Status Greet(const std::function<absl::Status(const v1::Identity&)>& admit);
   absl::Status OnMessage(const std::string& message);
@@ -64,6 +65,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   Shard& shard_;
   const WaitLimits limits_;
   // Of Run's thread.
+  std::atomic<uint32_t> rank_ = 0;                              // The same as id_'s, for messages. From any thread.
   v1::Identity id_;                                             // Since the greeting.
   std::map<uint32_t, std::shared_ptr<SharedMemory>> memories_;  // The member's, by its number.
   std::shared_ptr<const ShardLayout> layout_;

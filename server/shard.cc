@@ -105,7 +105,7 @@ absl::Status Shard::CheckInitialised() const {
 bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
   MutexLock lock(mutex_);
   const uint32_t rank = header.id().rank();
-  return state_.job.running() && !state_.pushes.ledger().Seen(rank, header.step()) &&
+  return state_.job.running() && state_.job.IsMember(header.id()) && !state_.pushes.ledger().Seen(rank, header.step()) &&
          !state_.pushes.IsComplete(rank, header.step());
 }
 
@@ -130,7 +130,7 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
     PS_RETURN_IF_ERROR(arrival.status());
   }
   if (ready.update == nullptr) return absl::OkStatus();
-  ready.update->Build(ready.slices);  // The gradients are in this core's cache.
+  ready.update->Build(ready.slices);
   OnBuilt(ready.slices.size());
   return absl::OkStatus();
 }

@@ -67,7 +67,10 @@ absl::Status LocalChannel::SendFile(std::string_view about, const FileDescriptor
   return socket_.Send(about, {&descriptor, 1}, Now());
 }
 
-absl::StatusOr<std::optional<std::string>> LocalChannel::Receive() { return reader_.Read(); }
+absl::StatusOr<std::optional<std::string>> LocalChannel::Receive() {
+  if (closed_) return absl::CancelledError("the channel is closed");
+  return reader_.Read();
+}
 
 bool LocalChannel::Wait(TimePoint deadline) {
   bool full = false;

@@ -39,7 +39,7 @@ class LocalChannel {
   // when that arrives. Does not wait. UNAVAILABLE or DEADLINE_EXCEEDED: the other side has ended, or does not read.
   absl::Status SendFile(std::string_view about, const FileDescriptor& file);
 
-  // The next message, if there is one. INTERNAL as of Send.
+  // The next message, if there is one. INTERNAL as of Send; CANCELLED after Close.
   absl::StatusOr<std::optional<std::string>> Receive();
   // Waits for a message, Close or `deadline`, whichever is first; may return early. False: the channel is closed, or
   // the other side has ended, which is noticed within kLookAfter.

@@ -77,7 +77,7 @@ class ShardUpdates {
         gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kSmallGradient)),
         pool_(threads),
         parameters_(layout_, InitialState(), /*max_versions=*/2, /*max_kept=*/0, [] {}),
-        updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*clip=*/{}, /*max_inline_slices=*/0, pool_,
+        updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*clip=*/{}, /*max_inline_elements=*/0, pool_,
                  [this](size_t slices) { OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
     push_->samples = 1;

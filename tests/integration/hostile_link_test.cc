@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <thread>
 
 #include "common/local/local_channel.h"
 #include "common/local/model_memory.h"
@@ -224,6 +226,33 @@ TEST_CASE("A greeting for another shard is refused: two hosts may have the same 
   v1::LocalWelcome welcome;
   REQUIRE(welcome.ParseFromString((*answer)->text));
   CHECK(welcome.refused() == "shard 0 is here, not shard 1");
+  // The link that the member has stays.
+  Tensors weights = AllOf(0);
+  const TensorMemory gradients = *job.clients[1]->GradientBuffers();
+  REQUIRE(job.clients[1]->PushPull({.step = 0, .version = 0, .samples = 1}, gradients.Read(), Writable(weights)).ok());
+  CHECK(job.cluster.servers[0]->ShardStatus().shared_memory_size() == 2);
+}
+
+TEST_CASE("A member that says more than the server can read cannot keep its link from being ended") {
+  HostileJob job;
+  RawLink flood(job.socket(), job.id);
+  REQUIRE(flood.welcome.refused().empty());
+  std::atomic<bool> ended = false;
+  std::thread flooding([&] {
+    const TimePoint deadline = RawLink::InTime();
+    v1::LocalRequest nothing;
+    nothing.add_released(7);
+    const std::string message = nothing.SerializeAsString();
+    while (!ended && Now() < deadline) {
+      for (int i = 0; i < 500; ++i) (void)flood.channel->Send(message);
+      ended = !flood.channel->Wait(Now());
+    }
+  });
+  RawLink next(job.socket(), job.id);  // A member has one link.
+  CHECK(next.welcome.refused().empty());
+  flooding.join();
+  CHECK(ended);
+  job.CheckOther();
 }
 
 TEST_CASE("Callers that never greet keep nobody out, and are sent away after a while") {

@@ -1,4 +1,7 @@
 // Workers and servers of one host, through shared memory: what comes of it is what comes of gRPC.
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -21,7 +24,8 @@ WorkerOptions SmallNetwork() {
 
 // The weights hash of a job of two workers, each with these flags of --shared_memory, and what each of them says of its
 // links.
-std::string HashOf(const ServerOptions& server, const std::vector<std::string>& shared_memory, bool overlap) {
+std::string HashOf(const ServerOptions& server, const std::vector<std::string>& shared_memory, bool overlap,
+                   const std::function<void(Cluster&)>& meanwhile = nullptr) {
   Cluster cluster(server);
   std::vector<absl::StatusOr<TrainingResult>> results(shared_memory.size(), absl::UnknownError("did not run"));
   std::vector<std::thread> threads;
@@ -33,6 +37,7 @@ std::string HashOf(const ServerOptions& server, const std::vector<std::string>& 
     worker.overlap = overlap;
     threads.emplace_back([worker, &result = results[rank]] { result = Trainer(worker).Run({}); });
   }
+  if (meanwhile) meanwhile(cluster);
   for (std::thread& thread : threads) thread.join();
   for (const auto& result : results) REQUIRE(result.status() == absl::OkStatus());
   for (const auto& each : cluster.servers) CHECK(each->Wait().ok());
@@ -65,6 +70,34 @@ TEST_CASE("With clipping by norm and lamb, bsp ends in the same weights through 
     server.hyperparameters = DefaultHyperparameters(optimizer);
     server.clip.norm = 0.5F;
     CHECK(HashOf(server, {"require", "require"}, true) == HashOf(server, {"off", "off"}, true));
+  }
+}
+
+// All links of which both sides are in this process, and no socket that it has inherited.
+void EndLinks() {
+  for (int file = 0; file < 1024; ++file) {
+    int type = 0;
+    int listens = 1;
+    socklen_t size = sizeof(int);
+    if (getsockopt(file, SOL_SOCKET, SO_TYPE, &type, &size) != 0 || type != SOCK_SEQPACKET) continue;
+    if (getsockopt(file, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens != 0) continue;
+    ucred peer = {};
+    size = sizeof(peer);
+    const bool known = getsockopt(file, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
+    if (known && peer.pid == getpid()) shutdown(file, SHUT_RDWR);
+  }
+}
+
+TEST_CASE("Workers whose links end in the middle of training go on over gRPC to the same weights") {
+  ServerOptions server;
+  server.num_workers = 2;
+  const std::string expected = HashOf(server, {"off", "off"}, true);
+  for (const uint64_t version : {uint64_t{1}, uint64_t{2}, uint64_t{5}, uint64_t{9}, uint64_t{14}}) {
+    INFO(version);
+    CHECK(HashOf(server, {"require", "require"}, true, [&](Cluster& cluster) {
+            REQUIRE(Eventually([&] { return cluster.servers[0]->ShardStatus().version() >= version; }));
+            EndLinks();
+          }) == expected);
   }
 }
 

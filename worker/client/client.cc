@@ -28,6 +28,7 @@ namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
 constexpr absl::Duration kLocalConnect = absl::Seconds(5);
+constexpr size_t kMostStaging = 4;  // Pieces of memory for gradients of the caller's own.
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 
 TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
@@ -323,6 +324,8 @@ void ClientImpl::Share(ExchangeRequest& request) {
       std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });
   if (free != staging_.end()) {
     request.shared = *free;
+  } else if (staging_.size() >= kMostStaging) {
+    return;  // Over gRPC: the caller keeps many exchanges.
   } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
              made.ok()) {
     request.shared = staging_.emplace_back(*std::move(made));

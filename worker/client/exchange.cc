@@ -152,6 +152,7 @@ void RetryingExchange::TensorReady(size_t tensor) {
 
 void RetryingExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
   ready_.Add(slice.index);
+  told_slices_ = true;
   if (last_of_tensor) ready_.EndTensor();
   const bool last = ready_.all();
   if (last) all_ready_at_ = timer_.now();
@@ -282,7 +283,7 @@ void RetryingExchange::End(const absl::Status& status) {
   Check(!decided_, "an exchange has one result");
   decided_ = true;
   // A push that is not answered may still count: what servers were told of it must not change.
-  if (!status.ok() && request_.shared != nullptr) request_.shared->Detach();
+  if (!status.ok() && told_slices_ && request_.shared != nullptr) request_.shared->Detach();
   for (const ShardState& state : shards_) {
     if (state.call != nullptr) state.call->Cancel();
   }

@@ -104,6 +104,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   CondVar changed_;
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   ReadySlices ready_ ABSL_GUARDED_BY(mutex_);
+  bool told_slices_ ABSL_GUARDED_BY(mutex_) = false;  // Servers may know of some.
   std::optional<TimePoint> all_ready_at_ ABSL_GUARDED_BY(mutex_);
   std::optional<ArrivedSlices> arrived_ ABSL_GUARDED_BY(mutex_);  // If exact.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;                  // The result is fixed, and no call begins any more.

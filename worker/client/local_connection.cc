@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
 namespace {
 
 constexpr size_t kMostMemories = 64;  // Of the server.
+constexpr size_t kMostTold = 7;       // Of the client; a server keeps eight.
 constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::hours kIdle(1);
 constexpr std::chrono::milliseconds kReleaseAfter(100);
@@ -42,6 +44,11 @@ void LocalConnection::Send(v1::LocalRequest request) {
     released_.clear();
   }
   if (!channel_.Send(request.SerializeAsString()).ok()) channel_.Close();
+}
+
+bool LocalConnection::Takes(const SharedMemory& memory) {
+  MutexLock lock(mutex_);
+  return told_.size() < kMostTold || told_.contains(memory.identity());
 }
 
 uint32_t LocalConnection::Tell(const SharedMemory& memory) {
@@ -108,10 +115,12 @@ TimePoint LocalConnection::EndCalls() {
 
 void LocalConnection::Run() {
   TimePoint end_calls_at = Now();
+  absl::Status why;  // It has ended, unless the server has.
   for (;;) {
     const absl::StatusOr<std::optional<std::string>> message = channel_.Receive();
-    if (!message.ok()) break;
-    if (message->has_value() && !OnReply(**message).ok()) break;
+    why = message.status();
+    if (why.ok() && message->has_value()) why = OnReply(**message);
+    if (!why.ok()) break;  // CANCELLED: it was closed here.
     if (message->has_value() && Now() < end_calls_at) continue;
     const TimePoint began = Now();
     const TimePoint next = std::min(EndCalls(), began + kReleaseAfter);
@@ -127,7 +136,10 @@ void LocalConnection::Run() {
     ended_ = true;
     calls.swap(calls_);
   }
-  if (!stopped_ && target_.on_lost) target_.on_lost("the link through shared memory has ended; using gRPC");
+  if (!stopped_ && target_.on_lost) {
+    const std::string reason = why.ok() || absl::IsCancelled(why) ? "" : absl::StrCat(" (", Message(why), ")");
+    target_.on_lost(absl::StrCat("the link through shared memory has ended", reason, "; using gRPC"));
+  }
   for (const auto& [number, call] : calls) call->End(LinkEnded());
 }
 

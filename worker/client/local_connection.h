@@ -59,6 +59,8 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   // The call's number; 0: the link has ended.
   uint64_t Register(const std::shared_ptr<LocalCall>& call);
   void Send(v1::LocalRequest request);
+  // The server knows this memory, or may be told of it: it keeps a few pieces.
+  bool Takes(const SharedMemory& memory);
   // The number under which the server knows this memory, sent to it if it is new; 0 if that was not possible.
   uint32_t Tell(const SharedMemory& memory);
   // The server may write again what this call has brought. It is told with the next message, or soon.

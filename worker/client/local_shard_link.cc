@@ -195,6 +195,7 @@ class LocalShardLink final : public ShardLink {
   bool can_view() const override {
     return connection_->allows_views && connection_->target().plan->num_shards() == 1 && works();
   }
+  bool takes(const SharedTensors& gradients) const override { return connection_->Takes(gradients.memory()); }
   bool server_looks() const override { return connection_->applies_in_place && works(); }
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     return std::make_shared<LocalShardCall>(connection_, std::move(request), std::move(on_end));

@@ -111,6 +111,8 @@ class ShardLink {
   virtual bool can_view() const { return false; }
   // The server looks whether gradients in shared memory are finite as it applies them, so nobody else need.
   virtual bool server_looks() const { return false; }
+  // Of memory as of CallRequest.shared: whether calls may bring these gradients there. Else they are sent otherwise.
+  virtual bool takes(const SharedTensors& /*gradients*/) const { return true; }
   // Does nothing before the call's Begin. The link must outlive the call.
   virtual std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) = 0;
 };

@@ -28,8 +28,10 @@ class PushGradients final : public Steps {
     const uint64_t passed = samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
     context_.exchanges.StartView(samples, gradients_, weights_, deferred, passed);
   }
+  // Also while the network still reads an older view, which is another version: the link to the server has ended.
   absl::Status AwaitWeights(size_t tensor) {
-    return context_.exchanges.viewing() ? Settle() : context_.exchanges.AwaitTensor(tensor);
+    const bool views = context_.exchanges.viewing() || !context_.exchanges.view().tensors.empty();
+    return views ? Settle() : context_.exchanges.AwaitTensor(tensor);
   }
 
   StepsContext context_;
