@@ -29,8 +29,6 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
   FileDescriptor file(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file.valid()) return Exhausted(name, bytes, "memfd_create");
   if (ftruncate(file.get(), static_cast<off_t>(bytes)) != 0) return Exhausted(name, bytes, "ftruncate");
-  // Where there is not so much memory, an error now instead of a signal when a page is touched.
-  if (fallocate(file.get(), 0, 0, static_cast<off_t>(bytes)) != 0) return Exhausted(name, bytes, "fallocate");
   const int descriptor = file.get();
   absl::StatusOr<SharedMemory> memory = Map(name, std::move(file), bytes, Access::kReadWrite);
   // After the mapping: this seal lets those that may write go on, and no new ones begin.
