@@ -105,8 +105,8 @@ absl::Status Shard::CheckInitialised() const {
 bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
   MutexLock lock(mutex_);
   const uint32_t rank = header.id().rank();
-  return state_.job.running() && state_.job.IsMember(header.id()) && !state_.pushes.ledger().Seen(rank, header.step()) &&
-         !state_.pushes.IsComplete(rank, header.step());
+  return state_.job.running() && state_.job.IsMember(header.id()) &&
+         !state_.pushes.ledger().Seen(rank, header.step()) && !state_.pushes.IsComplete(rank, header.step());
 }
 
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {

@@ -1,6 +1,9 @@
 // Workers and servers of one host, through shared memory: what comes of it is what comes of gRPC.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <limits>
 
 #include "common/local/local_socket.h"
@@ -151,6 +154,41 @@ TEST_CASE("A join with --shared_memory=require is refused by the shard's number 
   CHECK(absl::IsFailedPrecondition(client.status()));
   CHECK(Message(client.status()) ==
         "--shared_memory=require: shard 0 at " + cluster.address() + ": the server offers none");
+}
+
+// Until its end, this process can make no file, and no memory to share, of more than a byte.
+class NoLargeFiles {
+ public:
+  NoLargeFiles() {
+    (void)std::signal(SIGXFSZ, SIG_IGN);  // As the programs do.
+    REQUIRE(getrlimit(RLIMIT_FSIZE, &before_) == 0);
+    const rlimit small = {.rlim_cur = 1, .rlim_max = before_.rlim_max};
+    REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  }
+  ~NoLargeFiles() { (void)setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_ = {};
+};
+
+TEST_CASE("A worker without memory to share says so at its join: require is refused, auto goes over gRPC") {
+  Cluster cluster(ServerOptions{});
+  std::vector<std::string> said;
+  absl::Status required;
+  absl::Status automatic;
+  {
+    const NoLargeFiles none;
+    ClientOptions options = {.server = cluster.address(), .shared_memory = "require"};
+    required = Client::Join(options, kScriptedModel).status();
+    options.shared_memory = "auto";
+    options.on_notice = [&](const std::string& text) { said.push_back(text); };
+    automatic = Client::Join(options, kScriptedModel).status();
+  }
+  CHECK(Message(required).find("--shared_memory=require: shard 0 at ") == 0);
+  CHECK(Message(required).find("ftruncate: File too large") != std::string::npos);
+  REQUIRE(automatic.ok());
+  REQUIRE_FALSE(said.empty());
+  CHECK(said[0].find("exchanging with shard 0 over gRPC (no shared memory for the ") == 0);
 }
 
 TEST_CASE("A client says which of its links are through shared memory, and so does the server") {

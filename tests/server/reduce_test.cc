@@ -88,7 +88,8 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     block.new_weights = new_w.data();
     const size_t half = count / 2 / 16 * 16;  // In two parts, the second one first.
     CHECK(ReduceAndApply({{version}}, block, {half, count}, *momentum, isa));
-    CHECK(std::all_of(new_w.begin(), new_w.begin() + static_cast<ptrdiff_t>(half), [](float made) { return made == 0; }));
+    CHECK(
+        std::all_of(new_w.begin(), new_w.begin() + static_cast<ptrdiff_t>(half), [](float made) { return made == 0; }));
     CHECK(ReduceAndApply({{version}}, block, {0, half}, *momentum, isa));
     CHECK(new_w == expected_weights);
     CHECK(v == expected_velocity);

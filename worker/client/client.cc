@@ -28,7 +28,7 @@ namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
 constexpr absl::Duration kLocalConnect = absl::Seconds(5);
-constexpr size_t kMostStaging = 4;  // Pieces of memory for gradients of the caller's own.
+constexpr size_t kMostStaging = 4;                        // Pieces of memory for gradients of the caller's own.
 constexpr std::chrono::milliseconds kAnswerMargin(5000);  // For the answer of a call that waits at the chief.
 
 TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
@@ -115,6 +115,9 @@ class ClientImpl final : public Client {
  private:
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
+  // Whether there is memory for gradients that servers of this host read.
+  absl::Status MakeSpare();
+  absl::StatusOr<std::shared_ptr<SharedTensors>> MakeShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<TensorMemory> SharedGradientBuffers();
   // Sets where servers of this host find what the request sends.
   void Share(ExchangeRequest& request);
@@ -153,6 +156,7 @@ class ClientImpl final : public Client {
   bool all_done_ ABSL_GUARDED_BY(mutex_) = false;  // Done has said who the lead is; what else is told may be older.
   std::optional<TensorMemory> gradient_buffers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<SharedTensors> shared_gradients_ ABSL_GUARDED_BY(mutex_);  // What they are in, if they are shared.
+  std::shared_ptr<SharedTensors> spare_ ABSL_GUARDED_BY(mutex_);  // Made first of all, to see whether there is memory.
   std::vector<std::shared_ptr<SharedTensors>> staging_ ABSL_GUARDED_BY(mutex_);  // For gradients that are not.
   std::optional<TensorMemory> weight_buffers_ ABSL_GUARDED_BY(mutex_);
 
@@ -235,7 +239,8 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ClientImpl::MakeLink(uint32_t shard, 
     return remote;
   }
   absl::Status connected = absl::UnavailableError("the server offers none");
-  if (!info.local_socket().empty()) {
+  if (!info.local_socket().empty()) connected = MakeSpare();
+  if (!info.local_socket().empty() && connected.ok()) {
     const absl::Duration longest = std::min(options_.connect_timeout, kLocalConnect);
     const auto on_lost = [shard, notice = options_.on_notice](const std::string& text) {
       if (notice) notice(absl::StrCat("shard ", shard, ": ", text));
@@ -258,6 +263,19 @@ absl::StatusOr<std::unique_ptr<ShardLink>> ClientImpl::MakeLink(uint32_t shard, 
   if (options_.shared_memory != "require") return remote;
   return absl::FailedPreconditionError(
       absl::StrCat("--shared_memory=require: shard ", shard, " at ", address, ": ", *why_not));
+}
+
+absl::Status ClientImpl::MakeSpare() {
+  MutexLock lock(mutex_);
+  if (spare_ != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
+  if (made.ok()) spare_ = *std::move(made);
+  return made.status();
+}
+
+absl::StatusOr<std::shared_ptr<SharedTensors>> ClientImpl::MakeShared() {
+  if (spare_ != nullptr) return std::exchange(spare_, nullptr);
+  return SharedTensors::Create(context_->plan.layout());
 }
 
 void ClientImpl::StartThreads() {
@@ -304,7 +322,7 @@ absl::StatusOr<TensorMemory> ClientImpl::Buffers(std::optional<TensorMemory>& bu
 absl::StatusOr<TensorMemory> ClientImpl::SharedGradientBuffers() {
   MutexLock lock(mutex_);
   if (!has_shared_memory_ || gradient_buffers_.has_value()) return Buffers(gradient_buffers_);
-  absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeShared();
   if (!made.ok()) return Buffers(gradient_buffers_);  // What is pushed is copied, or goes over gRPC.
   shared_gradients_ = *made;
   gradient_buffers_ = TensorMemory{.tensors = (*made)->tensors(), .owner = *made};
@@ -326,8 +344,7 @@ void ClientImpl::Share(ExchangeRequest& request) {
     request.shared = *free;
   } else if (staging_.size() >= kMostStaging) {
     return;  // Over gRPC: the caller keeps many exchanges.
-  } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
-             made.ok()) {
+  } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeShared(); made.ok()) {
     request.shared = staging_.emplace_back(*std::move(made));
   }
   request.staged = request.shared != nullptr;

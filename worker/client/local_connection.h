@@ -81,7 +81,7 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   const LocalTarget target_;
   LocalChannel channel_;
   std::atomic<bool> ended_ = false;
-  std::atomic<bool> stopped_ = false;        // It ends because the client does.
+  std::atomic<bool> stopped_ = false;          // It ends because the client does.
   std::map<uint32_t, SharedMemory> memories_;  // The server's, by its number. The thread's.
 
   Mutex mutex_;

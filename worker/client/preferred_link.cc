@@ -16,7 +16,8 @@ class PreferredLink final : public ShardLink {
   std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) override {
     const bool empty = request.kind != CallKind::kInit && request.samples == 0;
     const bool sends_nothing = !SendsSlices(request.kind) || empty;
-    const bool through_memory = local_->works() && (sends_nothing || (request.shared != nullptr && local_->takes(*request.shared)));
+    const bool through_memory =
+        local_->works() && (sends_nothing || (request.shared != nullptr && local_->takes(*request.shared)));
     return (through_memory ? *local_ : *remote_).MakeCall(std::move(request), std::move(on_end));
   }
 
