@@ -80,6 +80,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                  absl::StrCat("--local_socket=", options.local_socket, ": expected the path of a file"));
   problems.Check(options.local_socket.empty() || memory != "off",
                  absl::StrCat("--local_socket=", options.local_socket, ": has no meaning with --shared_memory=off"));
+  problems.Check(options.local_socket.empty() || options.listen != "unix:" + options.local_socket,
+                 absl::StrCat("--local_socket=", options.local_socket, ": is the path of --listen"));
   problems.Check(!options.job.empty(), "--job: expected a name");
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);

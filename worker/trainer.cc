@@ -98,19 +98,33 @@ absl::Status Trainer::MakeSourceOfShare() {
   return absl::OkStatus();
 }
 
-// A backend that computes in the host's memory does so in the client's. Another has memory of its own, from which its
-// copies are fastest.
-absl::Status Trainer::MakeNetwork() {
-  NetworkMemory memory;
+// A backend that computes in the host's memory does so in the client's. Another copies gradients to where servers of
+// this host read them, if there is such memory and it can be pinned; else its own is as good.
+absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
+  if (!backend_->unified() && !client_->shares_gradients()) return NetworkMemory();
+  absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
   if (backend_->unified()) {
     const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
     if (!weights.ok()) return weights.status();
-    const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
-    if (!gradients.ok()) return gradients.status();
-    memory = {.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
+    return NetworkMemory{.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
   }
+  if (gradients->block.empty()) return NetworkMemory();
+  const Memory whole(gradients->owner, gradients->block.data());
+  const absl::StatusOr<Memory> pinned = backend_->PinHost(whole, static_cast<int64_t>(gradients->block.size()));
+  if (!pinned.ok()) {
+    spdlog::warn("gradients are copied once more on their way to the servers: {}", Message(pinned.status()));
+    return NetworkMemory();
+  }
+  gradients->owner = *pinned;
+  return NetworkMemory{.parameters = {}, .gradients = Blocks(*gradients)};
+}
+
+absl::Status Trainer::MakeNetwork() {
+  absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
+  if (!memory.ok()) return memory.status();
   const int64_t max_batch = std::max(source_->batch_size(), Evaluator::kBatch);
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch, memory);
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch, *memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
   for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {

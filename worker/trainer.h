@@ -55,6 +55,7 @@ class Trainer {
   absl::Status MakeSource();
   absl::Status MakeSourceOfRuns();
   absl::Status MakeSourceOfShare();
+  absl::StatusOr<NetworkMemory> MemoryOfClient();
   absl::Status MakeNetwork();
   absl::Status MakeBatches();
   void WriteStart(const nlohmann::ordered_json& flags);

@@ -69,6 +69,7 @@ class ClientImpl final : public Client {
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
   // Elsewhere the pin would keep others from going on, and it does not outlast the link.
+  bool shares_gradients() const override { return has_shared_memory_; }
   bool can_view() const override { return policy_.exact_versions && context_->links.front()->can_view(); }
 
   absl::StatusOr<TensorMemory> GradientBuffers() override { return SharedGradientBuffers(); }
@@ -325,7 +326,8 @@ absl::StatusOr<TensorMemory> ClientImpl::SharedGradientBuffers() {
   absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeShared();
   if (!made.ok()) return Buffers(gradient_buffers_);  // What is pushed is copied, or goes over gRPC.
   shared_gradients_ = *made;
-  gradient_buffers_ = TensorMemory{.tensors = (*made)->tensors(), .owner = *made};
+  gradient_buffers_ = TensorMemory{
+      .tensors = (*made)->tensors(), .owner = *made, .block = std::as_writable_bytes((*made)->memory().bytes())};
   return *gradient_buffers_;
 }
 

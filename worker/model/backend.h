@@ -53,6 +53,8 @@ class Backend {
   virtual absl::StatusOr<int64_t> FreeDeviceBytes() = 0;
   // Memory of the host that the device copies from and to at full speed.
   virtual absl::StatusOr<Memory> AllocateHost(int64_t bytes) = 0;
+  // The same memory of the host, made as AllocateHost's is for as long as what is returned lives, which holds it.
+  virtual absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) = 0;
 
   virtual absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(const void* device, void* host, int64_t bytes) = 0;

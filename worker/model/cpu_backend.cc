@@ -80,6 +80,7 @@ class CpuBackend final : public Backend {
   }
   absl::StatusOr<int64_t> FreeDeviceBytes() override { return INT64_MAX; }
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return AllocateDevice(bytes); }
+  absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t /*bytes*/) override { return memory; }
 
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     if (host != device) std::memcpy(device, host, static_cast<size_t>(bytes));

@@ -40,10 +40,11 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& opt
 Network::~Network() { (void)backend_.Synchronize(); }
 
 absl::Status Network::Allocate(const NetworkMemory& memory) {
-  const bool given = !memory.parameters.empty();
-  ps::Check(!given || (backend_.unified() && memory.parameters.size() == layout_.size() &&
-                       memory.gradients.size() == layout_.size()),
-            "the memory that a network is given is of a unified backend and has a block for each tensor");
+  const bool parameters_given = !memory.parameters.empty();
+  const bool gradients_given = !memory.gradients.empty();
+  ps::Check(!parameters_given || (backend_.unified() && memory.parameters.size() == layout_.size()),
+            "the parameters that a network is given are of a unified backend and have a block for each tensor");
+  ps::Check(!gradients_given || memory.gradients.size() == layout_.size(), "each tensor has a block for its gradients");
   absl::Status status = absl::OkStatus();
   const auto device = [&](int64_t bytes) {
     absl::StatusOr<Memory> made = backend_.AllocateDevice(bytes);
@@ -59,11 +60,12 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   for (size_t i = 0; i < layout_.size(); ++i) {
     Tensor& tensor = tensors_.emplace_back();
     tensor.bytes = layout_[i].elements() * static_cast<int64_t>(sizeof(float));
-    tensor.device_parameters = given ? memory.parameters[i] : device(tensor.bytes);
+    tensor.device_parameters = parameters_given ? memory.parameters[i] : device(tensor.bytes);
     tensor.own_parameters = host(tensor.device_parameters, tensor.bytes);
     tensor.host_parameters = Floats(tensor.own_parameters);
-    tensor.gradients = given ? memory.gradients[i] : device(tensor.bytes);
-    tensor.host_gradients = host(tensor.gradients, tensor.bytes);
+    const bool in_place = gradients_given && backend_.unified();
+    tensor.gradients = in_place ? memory.gradients[i] : device(tensor.bytes);
+    tensor.host_gradients = gradients_given ? memory.gradients[i] : host(tensor.gradients, tensor.bytes);
   }
   activations_.resize(1);
   deltas_.resize(1);

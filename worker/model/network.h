@@ -44,8 +44,8 @@ struct StepResult {
   double backward_s = 0;
 };
 
-// Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateDevice of a unified
-// backend would give it.
+// Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateHost of the backend
+// would give it. Each may be empty: then the network has its own.
 struct NetworkMemory {
   std::vector<Memory> parameters;
   std::vector<Memory> gradients;
@@ -54,8 +54,8 @@ struct NetworkMemory {
 // Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout.
 class Network {
  public:
-  // max_batch ≥ 1: the largest batch of TrainStep and Evaluate. `memory`, unless it is empty, is where parameters and
-  // gradients are; only for a unified backend.
+  // max_batch ≥ 1: the largest batch of TrainStep and Evaluate. `memory` is where gradients are for the host and,
+  // of a unified backend only, parameters.
   static absl::StatusOr<std::unique_ptr<Network>> Create(const ModelOptions& options, Backend& backend,
                                                          int64_t max_batch, const NetworkMemory& memory = {});
   // Waits for what is under way.

@@ -1,13 +1,34 @@
 // A network's steps on every backend that is here.
 #include "worker/model/network.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
 
 namespace ps {
 namespace {
 
-// Steps of a network: the same bits each time, replayed or not, and the same as another backend's but for rounding.
+// One piece of pinned memory for all gradients, as a client shares it with servers.
+NetworkMemory Pinned(Backend& backend, const Layout& layout) {
+  constexpr size_t kBytes = 1 << 16;
+  const Memory whole(static_cast<std::byte*>(std::aligned_alloc(4096, kBytes)), std::free);
+  std::memset(whole.get(), 0, kBytes);
+  const absl::StatusOr<Memory> pinned = backend.PinHost(whole, kBytes);
+  REQUIRE(pinned.status() == absl::OkStatus());
+  NetworkMemory memory;
+  size_t next = 0;
+  for (const TensorSpec& tensor : layout) {
+    memory.gradients.emplace_back(*pinned, pinned->get() + next);
+    next += (static_cast<size_t>(tensor.elements()) * sizeof(float) + 63) / 64 * 64;
+  }
+  REQUIRE(next <= kBytes);
+  return memory;
+}
+
+// Steps of a network: the same bits each time, replayed or not, wherever the host has the gradients, and the same as
+// another backend's but for rounding.
 void CheckNetwork(Backend& backend, Backend& other, bool regression) {
   CAPTURE(regression);
   const ModelOptions model = {.widths = {50, 33, 20, regression ? 1 : 7},
@@ -22,9 +43,10 @@ void CheckNetwork(Backend& backend, Backend& other, bool regression) {
     double loss = 0;
     std::vector<Values> gradients;
   };
-  const auto run = [&](Backend& on) {
+  const auto run = [&](Backend& on, bool pinned) {
     OnDevice device(on);
-    const auto network = *Network::Create(model, on, kBatch);
+    const NetworkMemory memory = pinned ? Pinned(on, ModelLayout(model)) : NetworkMemory();
+    const auto network = *Network::Create(model, on, kBatch, memory);
     const auto initial = InitialValues(model, Init::kGlorot, 3);
     for (size_t t = 0; t < initial.size(); ++t) {
       std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
@@ -75,8 +97,11 @@ void CheckNetwork(Backend& backend, Backend& other, bool regression) {
     REQUIRE(on.Synchronize().ok());
     return first;
   };
-  const Outcome ours = run(backend);
-  const Outcome theirs = run(other);
+  const Outcome ours = run(backend, false);
+  const Outcome pinned = run(backend, true);
+  CHECK(pinned.loss == ours.loss);
+  CHECK(pinned.gradients == ours.gradients);
+  const Outcome theirs = run(other, false);
   CHECK(ours.loss == Approx(theirs.loss).epsilon(1e-5));
   for (size_t t = 0; t < ours.gradients.size(); ++t) {
     const std::vector<double> expected(theirs.gradients[t].begin(), theirs.gradients[t].end());

@@ -25,6 +25,7 @@ class QueuedBackend final : public Backend {
   absl::StatusOr<Memory> AllocateDevice(int64_t bytes) override { return cpu_->AllocateDevice(bytes); }
   absl::StatusOr<int64_t> FreeDeviceBytes() override { return free_bytes_; }
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return cpu_->AllocateDevice(bytes); }
+  absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) override { return cpu_->PinHost(memory, bytes); }
 
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     return cpu_->CopyToDevice(host, device, bytes);

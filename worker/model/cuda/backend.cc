@@ -132,6 +132,11 @@ class CudaBackend final : public Backend {
     return Memory(static_cast<std::byte*>(made), [](std::byte* data) { (void)cudaFreeHost(data); });
   }
 
+  absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) override {
+    PS_CUDA_RETURN_IF_ERROR(cudaHostRegister(memory.get(), static_cast<size_t>(bytes), cudaHostRegisterPortable));
+    return Memory(memory.get(), [memory](std::byte* data) { (void)cudaHostUnregister(data); });
+  }
+
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     PS_CUDA_RETURN_IF_ERROR(
         cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, upload_.get()));

@@ -175,6 +175,10 @@ std::string ToString(const HashedWeights& weights);
 struct TensorMemory {
   MutableTensors tensors;
   std::shared_ptr<void> owner;
+  // All of it, from the start of a page on, if it is one piece: gradients that servers of this host read where they
+  // lie. A device may be told to copy there. After an exchange that failed it has to be told anew: then other pages are
+  // at the same place.
+  std::span<std::byte> block;
 
   ConstTensors Read() const { return {tensors.begin(), tensors.end()}; }
 };
@@ -230,6 +234,8 @@ class Client {
   // the same. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough. An exchange takes any memory; this one it
   // can share with servers on the same host, where the transport does so, and else it is plain memory.
   virtual absl::StatusOr<TensorMemory> GradientBuffers() = 0;
+  // Whether servers of this host read gradients where they lie, in the memory of GradientBuffers.
+  virtual bool shares_gradients() const { return false; }
   virtual absl::StatusOr<TensorMemory> WeightBuffers() = 0;
 
   // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
