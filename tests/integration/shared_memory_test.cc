@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <cmath>
 #include <csignal>
+#include <functional>
 #include <limits>
 
+#include <grpcpp/create_channel.h>
+#include <grpcpp/security/credentials.h>
 #include "common/local/local_socket.h"
 #include "common/status.h"
 #include "ps/v1/local.pb.h"
+#include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/raw_calls.h"
 #include "tests/integration/scripted_job.h"
 

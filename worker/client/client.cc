@@ -270,8 +270,9 @@ absl::Status ClientImpl::MakeSpare() {
   MutexLock lock(mutex_);
   if (spare_ != nullptr) return absl::OkStatus();
   absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(context_->plan.layout());
-  if (made.ok()) spare_ = *std::move(made);
-  return made.status();
+  if (!made.ok()) return made.status();
+  spare_ = *std::move(made);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<SharedTensors>> ClientImpl::MakeShared() {
