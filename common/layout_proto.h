@@ -14,6 +14,7 @@ inline v1::ModelLayout ToProto(const Layout& layout) {
     for (int64_t dimension : tensor.shape) out->add_shape(dimension);
     if (tensor.learning_rate_factor != 1) out->set_learning_rate_factor(tensor.learning_rate_factor);
     if (tensor.weight_decay_factor != 1) out->set_weight_decay_factor(tensor.weight_decay_factor);
+    out->set_kind(static_cast<v1::TensorKind>(tensor.kind));
   }
   return message;
 }
@@ -27,6 +28,7 @@ inline Layout FromProto(const v1::ModelLayout& message) {
     out.shape.assign(tensor.shape().begin(), tensor.shape().end());
     if (tensor.has_learning_rate_factor()) out.learning_rate_factor = tensor.learning_rate_factor();
     if (tensor.has_weight_decay_factor()) out.weight_decay_factor = tensor.weight_decay_factor();
+    out.kind = static_cast<TensorKind>(tensor.kind());
   }
   return layout;
 }

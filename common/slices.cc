@@ -11,7 +11,8 @@
 
 namespace ps {
 
-SlicePlan::SlicePlan(Layout layout, uint32_t num_shards) : layout_(std::move(layout)), by_shard_(num_shards) {
+SlicePlan::SlicePlan(Layout layout, uint32_t num_shards)
+    : layout_(std::move(layout)), by_shard_(num_shards), pushed_by_shard_(num_shards) {
   for (uint32_t tensor = 0; tensor < layout_.size(); ++tensor) {
     const int64_t elements = layout_[tensor].elements();
     for (int64_t offset = 0; offset < elements; offset += kSliceElements) {
@@ -34,6 +35,7 @@ SlicePlan::SlicePlan(Layout layout, uint32_t num_shards) : layout_(std::move(lay
   shard_buffer_elements_.assign(num_shards, 0);
   for (SliceInfo& slice : slices_) {
     by_shard_[slice.shard].push_back(slice.index);
+    if (IsPushed(layout_[slice.tensor].kind)) pushed_by_shard_[slice.shard].push_back(slice.index);
     slice.shard_offset = shard_buffer_elements_[slice.shard];
     shard_buffer_elements_[slice.shard] += (slice.elements + kSliceAlignment - 1) / kSliceAlignment * kSliceAlignment;
   }
@@ -71,6 +73,10 @@ absl::Status ValidateLayout(const Layout& layout) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " appears twice in the model"));
     }
     PS_RETURN_IF_ERROR(CheckFactors(tensor));
+    if (ToString(tensor.kind).empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("tensor ", tensor.name, ": there is no kind ", static_cast<int>(tensor.kind), " of tensors"));
+    }
     int64_t elements = 1;
     for (int64_t dimension : tensor.shape) {
       if (dimension < 1 || dimension > kMaxModelElements / elements) {
@@ -84,6 +90,10 @@ absl::Status ValidateLayout(const Layout& layout) {
       return absl::InvalidArgumentError(
           absl::StrCat("the model has more than 2^36 elements (reached at tensor ", tensor.name, ")"));
     }
+  }
+  const auto is_weight = [](const TensorSpec& tensor) { return tensor.kind == TensorKind::kWeight; };
+  if (std::none_of(layout.begin(), layout.end(), is_weight)) {
+    return absl::InvalidArgumentError("the model has no weights: all of its tensors are constants or buffers");
   }
   return absl::OkStatus();
 }

@@ -42,6 +42,8 @@ class SlicePlan {
   const std::vector<SliceInfo>& slices() const { return slices_; }
   // Indexes of the slices of one shard, ascending.
   const std::vector<uint32_t>& shard_slices(uint32_t shard) const { return by_shard_[shard]; }
+  // Those of them that a push carries: all but the slices of constants. Likewise ascending.
+  const std::vector<uint32_t>& pushed_shard_slices(uint32_t shard) const { return pushed_by_shard_[shard]; }
   // Elements of all slices of one shard; its buffer pads every slice to kSliceAlignment elements.
   int64_t shard_elements(uint32_t shard) const { return shard_elements_[shard]; }
   int64_t shard_buffer_elements(uint32_t shard) const { return shard_buffer_elements_[shard]; }
@@ -51,6 +53,7 @@ class SlicePlan {
   Layout layout_;
   std::vector<SliceInfo> slices_;
   std::vector<std::vector<uint32_t>> by_shard_;
+  std::vector<std::vector<uint32_t>> pushed_by_shard_;
   std::vector<int64_t> shard_elements_;
   std::vector<int64_t> shard_buffer_elements_;
 };
@@ -58,8 +61,8 @@ class SlicePlan {
 // Slices start on 64-byte boundaries (a cache line, an AVX-512 vector) within a shard's buffer.
 inline constexpr int64_t kSliceAlignment = 16;
 
-// INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, or has bad or repeated names, bad dimensions
-// or bad factors.
+// INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, without a weight, or has bad or repeated
+// names, bad dimensions, bad factors or an unknown kind.
 absl::Status ValidateLayout(const Layout& layout);
 
 }  // namespace ps

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building and testing needs, on Debian 12 and other Debian or Ubuntu releases that have the packages.
 #
-#   deploy/install-deps.sh [--dev]
+#   deploy/install-deps.sh [--dev] [--python [--venv=FOLDER]]
 #
-#   --dev   also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
+#   --dev      also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
+#   --python   also what building the Python package needs
+#   --venv     makes a virtual environment there, with what the package's tests need but PyTorch
 #
 # Needs root or sudo, and only if something is missing. Safe to run again. Exit status: 0 all is there, 1 failed, 2 bad
 # usage.
@@ -19,11 +21,17 @@ required=(build-essential cmake ninja-build pkg-config git ca-certificates
 # Optional data and tools: the project builds without them, and a release may lack them.
 optional=(dataset-fashion-mnist python3-grpcio python3-protobuf python3-numpy ccache iproute2)
 
+venv=
 for argument in "$@"; do
   case "$argument" in
     --dev) optional+=(clang clang-format clang-tidy) ;;
+    --python) required+=(python3-dev python3-venv) ;;
+    --venv=?*) venv=${argument#--venv=} ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    *) echo "install-deps: unknown argument '$argument' (the only option is --dev)" >&2; exit 2 ;;
+    *)
+      echo "install-deps: unknown argument '$argument' (the options are --dev, --python and --venv=FOLDER)" >&2
+      exit 2
+      ;;
   esac
 done
 
@@ -31,6 +39,14 @@ if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   echo "install-deps: this is for Debian and Ubuntu; on this system, install the equivalents of: ${required[*]}" >&2
   exit 1
 fi
+
+# make_venv: the virtual environment, if one is asked for.
+make_venv() {
+  if [[ -z $venv ]]; then return; fi
+  if [[ ! -x $venv/bin/python ]]; then /usr/bin/python3 -m venv "$venv"; fi
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    'nanobind>=3.1,<4' nanobind-backend pytest numpy 'ruff==0.17.6' 'mypy==2.4.1'
+}
 
 # missing PACKAGE...: those of them that are not installed, one a line.
 missing() {
@@ -44,6 +60,7 @@ missing() {
 mapfile -t wanted < <(missing "${required[@]}" "${optional[@]}")
 if ((${#wanted[@]} == 0)); then
   echo "install-deps: all $((${#required[@]} + ${#optional[@]})) packages are installed"
+  make_venv
   exit 0
 fi
 
@@ -112,3 +129,4 @@ if ((${#left[@]} > 0)); then
   exit 1
 fi
 echo "install-deps: installed ${#wanted[@]} packages in $SECONDS s${skipped:+; not available here, skipped: $skipped}"
+make_venv

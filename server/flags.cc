@@ -6,9 +6,9 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
-#include "common/optimizers/optimizer.h"
 #include "common/text.h"
 #include "server/clip_flags.h"
+#include "server/optimizer_setup.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
 ABSL_FLAG(
@@ -58,7 +58,8 @@ ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
 ABSL_FLAG(std::string, budget, "share",
           "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
           "workers ask for them, and those of a lost worker again");
-ABSL_FLAG(std::string, optimizer, "sgd", ps::OptimizerChoices());
+ABSL_FLAG(std::string, optimizer, "sgd",
+          ps::OptimizerFlagChoices() + " (what the first worker that joins was written for, with its hyperparameters)");
 // Every row of HyperparameterTable(). Not given: the default, which is the optimizer's.
 ABSL_FLAG(std::optional<float>, learning_rate, std::nullopt, ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
 ABSL_FLAG(std::optional<float>, weight_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
@@ -180,10 +181,18 @@ ServerOptions ServerOptionsFromFlags() {
 absl::Status CheckServerFlags(const CommandLine& line) {
   const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
   std::vector<IdleFlag> flags;
+  const bool from_worker = optimizer == kFromWorker;
+  const auto taken = [](const std::string& flag) {
+    return absl::StrCat("--optimizer=", kFromWorker, " takes ", flag, " from the workers");
+  };
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    flags.push_back({.flag = each.flag,
-                     .idle = !each.UsedBy(optimizer),
-                     .why = absl::StrCat("--optimizer=", optimizer, " has no ", each.flag)});
+    flags.push_back(
+        {.flag = each.flag,
+         .idle = from_worker || !each.UsedBy(optimizer),
+         .why = from_worker ? taken(each.flag) : absl::StrCat("--optimizer=", optimizer, " has no ", each.flag)});
+  }
+  for (const ClipFlag& each : ClipFlags()) {
+    flags.push_back({.flag = each.flag, .idle = from_worker, .why = taken(each.flag)});
   }
   for (const ModeFlag& each : ModeFlags(ModeOptionsFromFlags())) {
     flags.push_back({.flag = each.flag, .idle = !each.used, .why = each.why_not});
@@ -195,6 +204,7 @@ absl::Status CheckServerFlags(const CommandLine& line) {
 nlohmann::ordered_json ServerFlagValues() {
   nlohmann::ordered_json values = FlagValues("server/flags.cc");
   const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
+  if (optimizer == kFromWorker) return values;
   const Hyperparameters hyperparameters = HyperparametersFromFlags(optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     if (each.UsedBy(optimizer)) values[each.flag] = ExactText(hyperparameters.*each.field);

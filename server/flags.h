@@ -15,7 +15,8 @@ ServerOptions ServerOptionsFromFlags();
 // never idle, though some servers have no use for it.
 absl::Status CheckServerFlags(const CommandLine& line);
 
-// Every flag with its value, for the `start` event; a hyperparameter that was not given has the default that it takes.
+// Every flag with its value, for the `start` event; a hyperparameter that was not given has the default that it takes,
+// unless workers bring it.
 nlohmann::ordered_json ServerFlagValues();
 
 }  // namespace ps

@@ -44,13 +44,14 @@ class DataCall : public ServerCall {
     return watch().Identify(this, id.rank(), id.incarnation());
   }
 
-  // Writes what the session gets: header and slices.
-  PushPullSession::Callback OnReply() {
-    return [self = Self(this)](absl::StatusOr<PushPullSession::Reply> reply) {
+  // Writes what the session gets: header and slices, of constants only if they are asked for.
+  PushPullSession::Callback OnReply(bool constants) {
+    return [self = Self(this), constants](absl::StatusOr<PushPullSession::Reply> reply) {
       if (!reply.ok()) return self->End(reply.status());
       if (!reply->weights.has_value()) return self->Answer(EncodeMessage(reply->header));
       self->header_ = std::move(reply->header);
       self->pin_ = *std::move(reply->weights);
+      self->constants_ = constants;
       self->WriteMore();
     };
   }
@@ -69,6 +70,7 @@ class DataCall : public ServerCall {
     size_t bytes = 0;
     for (; next_slice_ < layout.slices(); ++next_slice_) {
       const SliceInfo& info = layout.slice(next_slice_);
+      if (!constants_ && !layout.is_pushed(next_slice_)) continue;
       if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kReplyBytes) break;
       bytes += static_cast<size_t>(info.bytes());
       slices.push_back({.index = info.index, .values = pin_->slice(next_slice_), .release = [pin = *pin_] {}});
@@ -90,6 +92,7 @@ class DataCall : public ServerCall {
   bool identified_ = false;
   v1::PullReply header_;           // Of the next message to write.
   std::optional<VersionPin> pin_;  // What is written.
+  bool constants_ = true;          // With it.
   size_t next_slice_ = 0;          // Local index.
 };
 
@@ -140,7 +143,7 @@ class PushCall final : public DataCall {
   void OnMessagesEnd() override {
     // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
     if (gone()) return End(absl::CancelledError("the caller disconnected"));
-    if (weights_) return session().Finish(/*weights=*/true, OnReply());
+    if (weights_) return session().Finish(/*weights=*/true, OnReply(/*constants=*/false));
     session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
       if (!reply.ok()) return self->End(reply.status());
       self->Answer(EncodeMessage(reply->header.push()));
@@ -179,7 +182,7 @@ class PullCall final : public ReadCall<v1::PullRequest> {
   using ReadCall::ReadCall;
 
  private:
-  void Ask(const v1::PullRequest& request) override { session().Pull(request, OnReply()); }
+  void Ask(const v1::PullRequest& request) override { session().Pull(request, OnReply(/*constants=*/true)); }
 };
 
 class HashCall final : public ReadCall<v1::HashSlicesRequest> {

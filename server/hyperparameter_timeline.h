@@ -1,6 +1,7 @@
 // Which hyperparameters a version is made with, and by which schedule of the learning rate. A change holds from one
 // version on, which is never one that has been begun with other values; until that version is made, the change is
-// pending. Pure; its owner locks.
+// pending. Changes are set (by ps_ctl), or told: the learning rate, by a push that makes a version. The later version
+// counts; at one version what is set does. Pure; its owner locks.
 #pragma once
 
 #include <cstdint>
@@ -31,19 +32,35 @@ class HyperparameterTimeline {
   // `version` is later than every one that is made, and no earlier than that of any pending change. Of two changes at
   // one version the later one counts.
   void Add(Change change);
+  // The version is going to be made of a push that tells this rate. Versions come in their order.
+  void Tell(uint64_t version, float learning_rate);
 
   // Those that the update uses that makes this version, which is not made yet.
   Hyperparameters At(uint64_t version) const;
+  // The same, if it is made of a push that tells this rate.
+  Hyperparameters At(uint64_t version, std::optional<float> learning_rate) const;
+  // The learning rate of the newest version, if it was told, and not set since.
+  std::optional<float> told() const { return told_; }
   // The schedule of that update.
   Schedule ScheduleAt(uint64_t version) const;
 
-  // This version is made. Returns the changes that took effect with it, in their order.
+  // This version is made. Returns the set changes that took effect with it, in their order.
   std::vector<Change> TakeMade(uint64_t version);
 
  private:
+  struct Told {
+    uint64_t version = 0;
+    float learning_rate = 0;
+  };
+
+  // Of this version, if it is a told one.
+  std::optional<float> ToldAt(uint64_t version) const;
+
   Hyperparameters made_with_;  // The newest version.
   Schedule schedule_;          // Likewise.
+  std::optional<float> told_;  // Likewise.
   std::deque<Change> pending_;
+  std::deque<Told> pending_told_;
 };
 
 }  // namespace ps

@@ -19,19 +19,19 @@ const HyperparameterInfo* FindInfo(const std::string& name) {
   return row == table.end() ? nullptr : &*row;
 }
 
-std::string Choices(const std::string& optimizer) {
+std::string Choices(const std::string& optimizer, bool running) {
   std::vector<std::string> names;
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(optimizer) && each.may_change) names.push_back(each.flag);
+    if (each.UsedBy(optimizer) && (each.may_change || !running)) names.push_back(each.flag);
   }
   return absl::StrJoin(names, ", ");
 }
 
-}  // namespace
-
-absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer) {
+// `running`: they are to change while the job runs.
+absl::StatusOr<HyperparameterValues> Check(const HyperparameterMessages& messages, const std::string& optimizer,
+                                           bool running) {
   Problems problems;
-  problems.Check(!messages.empty(), "expected NAME=VALUE");
+  problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
   problems.Check(messages.size() <= kMaxValues, absl::StrCat("expected at most ", kMaxValues, " values"));
   HyperparameterValues values;
   for (int i = 0; i < std::min(messages.size(), kMaxValues); ++i) {
@@ -41,16 +41,28 @@ absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& m
     if (info == nullptr || !info->UsedBy(optimizer)) {
       problems.Check(false, absl::StrCat(shown, info == nullptr ? ": there is no such hyperparameter" : ": not used by",
                                          info == nullptr ? "" : " --optimizer=" + optimizer, "; expected one of ",
-                                         Choices(optimizer)));
+                                         Choices(optimizer, running)));
       continue;
     }
-    problems.Check(info->may_change, absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
+    problems.Check(info->may_change || !running,
+                   absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
     problems.Check(info->range.Contains(message.value()), absl::StrCat(shown, ": expected ", info->range.ToString()));
     problems.Check(values.emplace(message.name(), message.value()).second,
                    absl::StrCat(shown, ": ", message.name(), " is given twice"));
   }
   if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
   return values;
+}
+
+}  // namespace
+
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer) {
+  return Check(messages, optimizer, /*running=*/true);
+}
+
+absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
+                                                        const std::string& optimizer) {
+  return Check(messages, optimizer, /*running=*/false);
 }
 
 HyperparameterValues FromProto(const HyperparameterMessages& messages) {

@@ -19,6 +19,10 @@ using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparam
 // does not use, that cannot change or that comes twice, a value out of its range, and that there is nothing at all.
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
 
+// The same for what a job begins with: any that the optimizer uses, or none.
+absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
+                                                        const std::string& optimizer);
+
 // What a message holds that the chief has checked.
 HyperparameterValues FromProto(const HyperparameterMessages& messages);
 void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);

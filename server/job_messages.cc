@@ -81,6 +81,10 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   }
   view.set_waiting_for(WaitingFor(job, now));
   view.set_samples_per_epoch(job.samples_per_epoch());
+  const OptimizerTerms& optimizer = job.optimizer();
+  if (optimizer.from_worker() && optimizer.setup().has_value()) {
+    *view.mutable_optimizer() = MessageOf(*optimizer.setup());
+  }
   return view;
 }
 
@@ -98,10 +102,11 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   *reply.mutable_policy() = job.mode().policy();
   if (reply.policy().has_local_steps()) {
     v1::LocalSteps* const steps = reply.mutable_policy()->mutable_local_steps();
-    steps->set_optimizer(job.options().optimizer);
-    steps->set_clip_value(job.options().clip.value.value_or(0));
-    steps->set_clip_tensor_norm(job.options().clip.tensor_norm.value_or(0));
-    steps->set_clip_norm(job.options().clip.norm.value_or(0));
+    const OptimizerSetup& setup = *job.optimizer().setup();  // A member's join has fixed it.
+    steps->set_optimizer(setup.optimizer);
+    steps->set_clip_value(setup.clip.value.value_or(0));
+    steps->set_clip_tensor_norm(setup.clip.tensor_norm.value_or(0));
+    steps->set_clip_norm(setup.clip.norm.value_or(0));
   }
   reply.set_start_step(member.start_step);
   reply.set_lease_ms(ToMs(job.options().lease));
@@ -135,6 +140,9 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   reply.set_num_shards(job.options().num_shards);
   reply.set_synchronous(job.mode().synchronous());
   reply.mutable_settings()->insert(job.options().settings.begin(), job.options().settings.end());
+  if (job.optimizer().from_worker() && job.optimizer().setup().has_value()) {
+    for (const auto& [flag, value] : SettingsOf(*job.optimizer().setup())) (*reply.mutable_settings())[flag] = value;
+  }
   for (const auto& [rank, member] : job.members().members()) {
     v1::WorkerStatus* worker = reply.add_workers();
     worker->set_rank(rank);
@@ -148,7 +156,7 @@ v1::StatusReply MakeStatus(const JobState& job, TimePoint now) {
   }
   AddShardInfo(job, reply.mutable_shards());
   reply.set_waiting_for(WaitingFor(job, now));
-  ToProto(ValuesOf(job.hyperparameters(), job.options().optimizer), reply.mutable_hyperparameters());
+  ToProto(job.hyperparameters(), reply.mutable_hyperparameters());
   if (const std::optional<Schedule> schedule = job.schedule(); schedule.has_value()) {
     *reply.mutable_schedule() = ToProto(*schedule);
   }

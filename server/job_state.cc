@@ -24,10 +24,12 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
     : options_(options),
       members_(options.num_workers, options.lease),
       shards_(options.job, options.num_shards, options.settings),
-      terms_(options.job, options.num_shards, options.max_shard_elements, options.schedule),
+      terms_(
+          options.job, options.num_shards, options.max_shard_elements,
+          OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode, options.num_shards),
+          options.schedule),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
-      hyperparameters_(options.hyperparameters),
       runs_(options.hands_out_runs, steps_.mode().policy()) {}
 
 absl::Status JobState::Serving() const {
@@ -64,7 +66,10 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
   const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
   if (news.applied) last_progress_ = now;
-  if (shard == 0) dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
+  if (shard == 0) {
+    dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
+    told_learning_rate_ = report.has_learning_rate() ? std::optional<float>(report.learning_rate()) : std::nullopt;
+  }
   runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
   if (!report.failure().empty() && !ended()) {
     SetPhase(v1::PHASE_FAILED, report.failure());
@@ -295,18 +300,20 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
 absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
   Setting setting;
   Problems problems;
+  const absl::Status not_running =
+      absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
+  const std::optional<OptimizerSetup>& setup = optimizer().setup();
+  if (!setup.has_value()) return not_running;
   ScheduleOptions schedule;
   if (!request.schedule().empty()) {
     problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
   }
   if (request.values_size() > 0 || request.schedule().empty()) {
-    problems.Read(CheckValues(request.values(), options_.optimizer), setting.values);
+    problems.Read(CheckValues(request.values(), setup->optimizer), setting.values);
   }
   PS_RETURN_IF_ERROR(problems.ToStatus());
   PS_RETURN_IF_ERROR(Serving());
-  if (phase_ != v1::PHASE_RUNNING) {
-    return absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
-  }
+  if (phase_ != v1::PHASE_RUNNING) return not_running;
   if (request.schedule().empty()) return setting;
   const absl::StatusOr<Schedule> resolved = ResolveSchedule(schedule, terms_.samples_per_epoch());
   if (!resolved.ok()) return resolved.status();
@@ -315,8 +322,16 @@ absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparameter
 }
 
 void JobState::OnSet(const Setting& setting) {
-  hyperparameters_ = Changed(hyperparameters_, setting.values);
+  for (const auto& [name, value] : setting.values) set_values_[name] = value;
   if (setting.schedule.has_value()) set_schedule_ = setting.schedule;
+}
+
+HyperparameterValues JobState::hyperparameters() const {
+  const std::optional<OptimizerSetup>& setup = optimizer().setup();
+  if (!setup.has_value()) return {};
+  Hyperparameters values = Changed(setup->hyperparameters, set_values_);
+  values.learning_rate = told_learning_rate_.value_or(values.learning_rate);
+  return ValuesOf(values, setup->optimizer);
 }
 
 std::optional<Schedule> JobState::schedule() const {

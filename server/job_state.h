@@ -37,10 +37,10 @@ struct ChiefOptions {
   uint32_t num_workers = 1;
   uint32_t num_shards = 1;
   ModeOptions mode;
-  std::string optimizer = "sgd";    // Told to workers that take steps by themselves.
+  std::string optimizer = "sgd";    // kFromWorker: this, hyperparameters and clip come with the first join.
   Hyperparameters hyperparameters;  // At first.
   ScheduleOptions schedule;         // At first.
-  ClipOptions clip;                 // Told to workers that take steps by themselves.
+  ClipOptions clip;
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
@@ -60,8 +60,10 @@ class JobState {
   const ChiefOptions& options() const { return options_; }
   const Mode& mode() const { return steps_.mode(); }
   bool names_sets() const { return steps_.leads(); }
-  // As last set.
-  const Hyperparameters& hyperparameters() const { return hyperparameters_; }
+  // At first, and whether workers brought it.
+  const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
+  // As last set or told by a push (of the learning rate, as shard 0 knows it); none as long as there is no optimizer.
+  HyperparameterValues hyperparameters() const;
   // Likewise; nothing as long as it is not known how long an epoch is.
   std::optional<Schedule> schedule() const;
   // 0: no worker has told it.
@@ -174,7 +176,8 @@ class JobState {
   JobTerms terms_;
   StepCoordinator steps_;
   NormTotals norms_;
-  Hyperparameters hyperparameters_;
+  HyperparameterValues set_values_;
+  std::optional<float> told_learning_rate_;
   std::optional<Schedule> set_schedule_;
   uint64_t dropped_samples_ = 0;
   JobRuns runs_;

@@ -30,6 +30,7 @@ absl::Status CheckFactor(const TensorSpec& theirs, const TensorSpec& ours, const
 absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
   PS_RETURN_IF_ERROR(CheckText("--job", request.job(), kMaxTextBytes));
   PS_RETURN_IF_ERROR(CheckText("--name", request.name(), kMaxTextBytes));
+  PS_RETURN_IF_ERROR(CheckText("--optimizer", request.optimizer().optimizer(), kMaxTextBytes));
   PS_RETURN_IF_ERROR(CheckText("the worker's host name", request.host(), kMaxTextBytes));
   if (static_cast<size_t>(request.experiment().size()) > kMaxExperimentSettings) {
     return absl::InvalidArgumentError(absl::StrCat("the worker's experiment has ", request.experiment().size(),
@@ -49,12 +50,13 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
 }
 
 std::string DifferentSettings(const std::map<std::string, std::string>& ours,
-                              const google::protobuf::Map<std::string, std::string>& theirs, const std::string& whose) {
+                              const google::protobuf::Map<std::string, std::string>& theirs,
+                              const std::string& who_has) {
   std::vector<std::string> differences;
   for (const auto& [flag, value] : ours) {
     const auto found = theirs.find(flag);
     const std::string other = found == theirs.end() ? "(unset)" : found->second;
-    if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (", whose, " has ", value, ")"));
+    if (other != value) differences.push_back(absl::StrCat("--", flag, "=", other, " (", who_has, " ", value, ")"));
   }
   return absl::StrJoin(differences, ", ");
 }
@@ -70,10 +72,11 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   const Layout layout = FromProto(request.layout());
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
   if (!plan_.has_value()) PS_RETURN_IF_ERROR(CheckMemory(layout));
-  if (!plan_.has_value()) return CheckEpoch(request);
-  PS_RETURN_IF_ERROR(CheckLayout(layout));
+  if (plan_.has_value()) PS_RETURN_IF_ERROR(CheckLayout(layout));
+  PS_RETURN_IF_ERROR(optimizer_.CheckSame(request));
   PS_RETURN_IF_ERROR(CheckEpoch(request));
-  const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job");
+  if (!plan_.has_value()) return absl::OkStatus();
+  const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job has");
   if (differences.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
 }
@@ -103,6 +106,11 @@ absl::Status JobTerms::CheckLayout(const Layout& layout) const {
         absl::StrCat("--model: tensor ", i, " of the worker's model is ", theirs, ", but the job's is ", expected));
   }
   for (size_t i = 0; i < layout.size(); ++i) {
+    if (layout[i].kind != ours[i].kind) {
+      return absl::FailedPreconditionError(absl::StrCat("--model: the worker has tensor ", layout[i].name, " as ",
+                                                        ToString(layout[i].kind), ", but the job's is ",
+                                                        ToString(ours[i].kind)));
+    }
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "learning_rate", &TensorSpec::learning_rate_factor));
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "weight_decay", &TensorSpec::weight_decay_factor));
   }
@@ -120,6 +128,7 @@ absl::Status JobTerms::CheckMemory(const Layout& layout) const {
 
 void JobTerms::Fix(const v1::JoinRequest& request) {
   if (samples_per_epoch_ == 0) samples_per_epoch_ = request.samples_per_epoch();
+  optimizer_.Fix(request);
   if (plan_.has_value()) return;
   plan_.emplace(FromProto(request.layout()), num_shards_);
   experiment_ = {request.experiment().begin(), request.experiment().end()};
@@ -127,6 +136,7 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
 
 void JobTerms::Reset() {
   plan_.reset();
+  optimizer_.Reset();
   experiment_.clear();
   samples_per_epoch_ = 0;
 }

@@ -1,5 +1,6 @@
-// What all workers of a job must share: the protocol, the job's name, the model, the experiment and the samples of an
-// epoch. The first join fixes model and experiment, and the first that tells them the samples; later ones must agree.
+// What all workers of a job must share: the protocol, the job's name, the model, the optimizer, the experiment and the
+// samples of an epoch. The first join fixes model and experiment (and the optimizer, where the servers have none of
+// their own), and the first that tells them the samples; later ones must agree.
 // Pure.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include "common/schedule.h"
 #include "common/slices.h"
 #include "ps/v1/ps.pb.h"
+#include "server/optimizer_terms.h"
 
 namespace ps {
 
@@ -23,15 +25,18 @@ class JobTerms {
  public:
   // `max_shard_elements`: of a model that a server's memory holds. `schedule`: at first; a join must tell what it
   // needs.
-  JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements, ScheduleOptions schedule = {})
+  JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements, OptimizerTerms optimizer,
+           ScheduleOptions schedule)
       : job_(std::move(job)),
         num_shards_(num_shards),
         max_shard_elements_(max_shard_elements),
+        optimizer_(std::move(optimizer)),
         schedule_(std::move(schedule)) {}
 
   // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
-  // the job, the tensor, the samples of an epoch, or all settings of the experiment; or that the model does not fit
-  // into the servers' memory, or that the schedule cannot be with these samples of an epoch.
+  // the job, the tensor, the samples of an epoch, or all settings of the optimizer or the experiment; or that the model
+  // does not fit into the servers' memory, or that the schedule cannot be with these samples of an epoch. Of the
+  // optimizer also what OptimizerTerms says.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
 
   // Takes from a join that was checked what no join has fixed yet.
@@ -41,6 +46,7 @@ class JobTerms {
 
   // The model; nothing before the first join.
   const std::optional<SlicePlan>& plan() const { return plan_; }
+  const OptimizerTerms& optimizer() const { return optimizer_; }
   // 0: no join has told them.
   uint64_t samples_per_epoch() const { return samples_per_epoch_; }
 
@@ -52,14 +58,16 @@ class JobTerms {
   const std::string job_;
   const uint32_t num_shards_;
   const int64_t max_shard_elements_;
+  OptimizerTerms optimizer_;
   const ScheduleOptions schedule_;
   std::optional<SlicePlan> plan_;
   std::map<std::string, std::string> experiment_;
   uint64_t samples_per_epoch_ = 0;
 };
 
-// Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `whose` is "the job".
+// Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `who_has` is "the job has".
 std::string DifferentSettings(const std::map<std::string, std::string>& ours,
-                              const google::protobuf::Map<std::string, std::string>& theirs, const std::string& whose);
+                              const google::protobuf::Map<std::string, std::string>& theirs,
+                              const std::string& who_has);
 
 }  // namespace ps

@@ -77,6 +77,13 @@ ModeMembers JobView::mode_members() const {
   return members;
 }
 
+std::optional<uint32_t> JobView::lowest_rank() const {
+  for (const auto& [rank, member] : members_) {
+    if (!member.done()) return rank;
+  }
+  return std::nullopt;
+}
+
 std::map<uint32_t, uint64_t> JobView::MemberIncarnations() const {
   std::map<uint32_t, uint64_t> incarnations;
   for (const auto& [rank, member] : members_) incarnations[rank] = member.incarnation();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -57,6 +58,8 @@ class JobView {
   const std::map<uint32_t, std::string>& done() const { return done_; }
   std::set<uint32_t> done_ranks() const;
   ModeMembers mode_members() const;
+  // Of the members that are not done; nothing: all are, or there are none.
+  std::optional<uint32_t> lowest_rank() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
 
  private:

@@ -3,12 +3,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
-#include "common/optimizers/optimizer.h"
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/clip_flags.h"
-#include "server/hyperparameter_values.h"
 
 namespace ps {
 namespace {
@@ -51,22 +48,6 @@ void CheckBudget(const ServerOptions& options, Problems& problems) {
                  "workers need fixed shares");
 }
 
-// Where each push is a version, no shard's weights are those that the others have at the same time: there is no one
-// model that a norm over all of them would be of.
-void CheckNormsOverShards(const ServerOptions& options, Problems& problems) {
-  const std::string mode = CanonicalMode(options.mode.name);
-  if (options.num_shards < 2 || (mode != "asp" && mode != "ssp")) return;
-  const auto optimizer = MakeOptimizer(options.optimizer);
-  problems.Check(!optimizer.ok() || !(*optimizer)->uses_trust_ratio(),
-                 absl::StrCat("--optimizer=", options.optimizer, ": in --mode=", options.mode.name,
-                              " it needs --num_shards=1: its step depends on the norms of whole tensors, and the "
-                              "servers' weights are never of the same pushes"));
-  problems.Check(!options.clip.needs_norms() || mode != "asp" || options.mode.delay_compensation == 0,
-                 absl::StrCat("--delay_compensation=", options.mode.delay_compensation,
-                              ": with --clip_norm or --clip_tensor_norm it needs --num_shards=1: a compensated "
-                              "gradient depends on the weights, which differ between the shards in --mode=asp"));
-}
-
 }  // namespace
 
 absl::Status ValidateServerOptions(const ServerOptions& options) {
@@ -92,11 +73,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                               " (--num_shards=", options.num_shards, ")"));
   ValidateModeOptions(options.mode, options.num_workers, problems);
   CheckBudget(options, problems);
-  problems.Check(MakeOptimizer(options.optimizer).status());
-  for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(options.hyperparameters));
+  ValidateOptimizerSetup(options.optimizer_setup(), options.mode, options.num_shards, problems);
   ValidateSchedule(options.schedule, problems);
-  ValidateClipOptions(options.clip, problems);
-  CheckNormsOverShards(options, problems);
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
@@ -110,15 +88,11 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options) {
   std::map<std::string, std::string> settings = ModeSettings(options.mode, options.num_workers);
   settings.merge(ScheduleSettings(options.schedule));
-  settings.merge(ClipSettings(options.clip));
+  settings.merge(SettingsOf(options.optimizer_setup()));
   settings["mode"] = CanonicalMode(options.mode.name);
   settings["budget"] = options.budget;
-  settings["optimizer"] = options.optimizer;
   settings["num_workers"] = absl::StrCat(options.num_workers);
   settings["num_shards"] = absl::StrCat(options.num_shards);
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(options.optimizer)) settings[each.flag] = ExactText(options.hyperparameters.*each.field);
-  }
   return settings;
 }
 

@@ -12,6 +12,7 @@
 #include "common/optimizers/hyperparameters.h"
 #include "common/schedule.h"
 #include "server/modes/mode_options.h"
+#include "server/optimizer_setup.h"
 
 namespace ps {
 
@@ -25,9 +26,9 @@ struct ServerOptions {
 
   std::string job = "default";
   uint32_t num_workers = 1;
-  ModeOptions mode;              // Its name is the flag --mode.
-  std::string budget = "share";  // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
-  std::string optimizer = "sgd";
+  ModeOptions mode;               // Its name is the flag --mode.
+  std::string budget = "share";   // What a worker trains on: share (its own, fixed) or job (runs as it asks for them).
+  std::string optimizer = "sgd";  // kFromWorker: hyperparameters and clip are not used.
   Hyperparameters hyperparameters;  // All of them: flags that are not given leave DefaultHyperparameters(optimizer).
   ScheduleOptions schedule;
   ClipOptions clip;  // Its fields are the flags --clip_value and so on.
@@ -48,6 +49,10 @@ struct ServerOptions {
   int apply_threads = 0;            // 0: as many as processors, at most 8.
 
   std::string metrics_file;
+
+  OptimizerSetup optimizer_setup() const {
+    return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
+  }
 };
 
 // INVALID_ARGUMENT naming every problem at once, one a line.

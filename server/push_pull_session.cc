@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/schedule_proto.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -17,7 +18,8 @@ std::optional<uint64_t> VersionOf(const Request& request) {
 std::string Describe(const v1::PushRequest& push) {
   return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
-                      int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "");
+                      int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
+                      push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "");
 }
 
 }  // namespace

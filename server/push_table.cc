@@ -1,6 +1,7 @@
 #include "server/push_table.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -24,6 +25,21 @@ std::string ContributionName(v1::Contribution contribution) {
 
 uint64_t PassedOf(const v1::PushRequest& header) { return header.has_passed() ? header.passed() : header.samples(); }
 
+std::optional<float> LearningRateOf(const v1::PushRequest& header) {
+  return header.has_learning_rate() ? std::optional<float>(header.learning_rate()) : std::nullopt;
+}
+
+absl::Status CheckNumbers(const v1::PushRequest& header) {
+  const std::string who = absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
+  if (PassedOf(header) > kMaxPassed) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(who, ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
+  }
+  const float rate = header.learning_rate();
+  if (std::isfinite(rate) && rate >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(who, ": learning_rate=", rate, ": expected a number of 0 or more"));
+}
+
 // Nothing of it is here yet.
 Push PushOf(const v1::PushRequest& header) {
   Push push;
@@ -34,6 +50,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.samples = header.samples();
   push.passed = PassedOf(header);
   push.contribution = header.contribution();
+  push.learning_rate = LearningRateOf(header);
   return push;
 }
 
@@ -53,6 +70,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   const uint32_t rank = header.id().rank();
   if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step())) return Arrival();
   PS_RETURN_IF_ERROR(CheckContribution(header, mode));
+  PS_RETURN_IF_ERROR(CheckNumbers(header));
   const Admission admission = Admit(header, mode);
   if (admission.kind == Admission::Kind::kReject) return admission.why;
   if (admission.kind == Admission::Kind::kStale) {
@@ -95,10 +113,6 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
     return absl::InvalidArgumentError(
         absl::StrCat(who, ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
   }
-  if (PassedOf(header) > kMaxPassed) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(who, ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
-  }
   if (!mode.synchronous()) return absl::OkStatus();
   for (const auto* pushes : {&complete_, &assembling_}) {
     for (const auto& [rank, push] : *pushes) {
@@ -116,9 +130,14 @@ absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, cons
   const absl::StatusOr<size_t> local = layout_->LocalIndex(slice);
   if (!local.ok()) return local.status();
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
+  const TensorSpec& tensor = layout_->tensor(*local);
+  if (!layout_->is_pushed(*local)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", slice.index, " of tensor ", tensor.name, ": it is a constant, which no push carries"));
+  }
   if (finite) return local;
-  return absl::InvalidArgumentError(
-      absl::StrCat("the gradient of tensor ", layout_->tensor(*local).name, " is not finite"));
+  return absl::InvalidArgumentError(absl::StrCat("the ", tensor.kind == TensorKind::kWeight ? "gradient" : "value",
+                                                 " of tensor ", tensor.name, " is not finite"));
 }
 
 Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) const {
@@ -144,12 +163,13 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   if (const auto found = assembling_.find(rank); found != assembling_.end()) {
     const Push& push = *found->second;
     if (push.step == header.step() && push.samples == header.samples() && push.version == header.version() &&
-        push.contribution == header.contribution() && push.passed == PassedOf(header)) {
+        push.contribution == header.contribution() && push.passed == PassedOf(header) &&
+        push.learning_rate == LearningRateOf(header)) {
       return found->second;
     }
     Drop(rank);  // The rank restarts this push, or begins another.
   }
-  const uint64_t bytes = header.samples() == 0 ? 0 : layout_->bytes();
+  const uint64_t bytes = header.samples() == 0 ? 0 : layout_->pushed_bytes();
   if (inflight_bytes_ + bytes > max_inflight_bytes_) {
     return absl::ResourceExhaustedError(absl::StrCat(who, ": shard ", layout_->shard(), " holds ", inflight_bytes_,
                                                      " bytes of gradients; with ", bytes, " more it would exceed ",
@@ -158,6 +178,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   inflight_bytes_ += bytes;
   auto push = std::make_shared<Push>(PushOf(header));
   push->slices.resize(layout_->slices());
+  push->expected = layout_->pushed_slices();
   push->reserved_bytes = bytes;
   return assembling_[rank] = std::move(push);
 }
@@ -175,7 +196,7 @@ absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_
   }
   const absl::Status incomplete = absl::InvalidArgumentError(
       absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", found->second->received, " of the ",
-                   layout_->slices(), " slices of shard ", layout_->shard(), " arrived"));
+                   layout_->pushed_slices(), " slices of shard ", layout_->shard(), " arrived"));
   Drop(id.rank());
   return incomplete;
 }

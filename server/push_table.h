@@ -42,14 +42,16 @@ struct Push {
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
-  TensorFactors clip_factors;     // Where a push is measured for itself, once its totals are known; else null.
-  KeptVersion pulled;             // The weights that it was computed on, where delay compensation needs them.
-  const void* session = nullptr;  // That brought the newest of its slices; never dereferenced.
-  std::vector<Payload> slices;    // By local index; empty payloads are not here yet.
-  size_t received = 0;            // Slices.
+  std::optional<float> learning_rate;  // The job's, as its worker tells it.
+  TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
+  KeptVersion pulled;                  // The weights that it was computed on, where delay compensation needs them.
+  const void* session = nullptr;       // That brought the newest of its slices; never dereferenced.
+  std::vector<Payload> slices;         // By local index; empty payloads are not here yet, or not pushed.
+  size_t received = 0;                 // Slices.
+  size_t expected = 0;                 // Likewise, if it is not empty.
   uint64_t reserved_bytes = 0;
 
-  bool has_all() const { return samples == 0 || received == slices.size(); }
+  bool has_all() const { return samples == 0 || received == expected; }
 };
 
 using Pushes = std::vector<std::shared_ptr<Push>>;

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/connection_problem.h"
 #include "common/endpoint.h"
+#include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "server/control_service.h"
 
@@ -70,9 +71,12 @@ int64_t MemoryBytes() {
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
   const bool gradients = MakeMode(options.mode, options.num_workers)->Takes(v1::CONTRIBUTION_GRADIENT);
-  const auto optimizer = gradients ? *MakeOptimizer(options.optimizer) : MakeOuterNesterov(options.mode.outer_momentum);
+  int64_t state = MakeOuterNesterov(options.mode.outer_momentum)->state_tensors();
+  if (gradients) {  // Which a worker may bring.
+    state = options.optimizer == kFromWorker ? kMaxStateTensors : (*MakeOptimizer(options.optimizer))->state_tensors();
+  }
   const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
-  const int64_t floats = 2 + 2 * optimizer->state_tensors() + options.num_workers + kept;
+  const int64_t floats = 2 + 2 * state + options.num_workers + kept;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 

@@ -18,7 +18,7 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       report_(std::move(report)),
       metrics_(metrics),
       state_(options, pool_, [this](size_t slices) { OnBuilt(slices); }),
-      applies_in_place_(state_.applies_in_place),
+      applies_in_place_(state_.applies_in_place()),
       pool_(options.apply_threads) {}
 
 Shard::~Shard() {
@@ -43,17 +43,25 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
 
 void Shard::SetView(const v1::View& view) {
   if (state_.IsReset()) outbox_.Add([old = std::shared_ptr<Parameters>(state_.DropLayout())] {});
-  if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
-    const absl::Status set = state_.SetLayout(view.layout(), [this] {
-      MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
-      if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
-    });
-    if (!set.ok()) Fail(Message(set));
-  }
+  if (state_.layout == nullptr && view.layout().tensors_size() > 0) SetLayout();
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.ForgetHeldOrphans();
   if (!state_.job.running()) Release(state_.cut.End());
   Report({});
+}
+
+void Shard::SetLayout() {
+  const absl::Status set = state_.SetLayout([this] {
+    MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
+    if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+  });
+  applies_in_place_ = state_.applies_in_place();
+  if (!set.ok()) return Fail(Message(set));
+  if (options_.optimizer != kFromWorker) return;
+  nlohmann::ordered_json settings = SettingsOf(state_.setup);
+  spdlog::info("the workers bring --optimizer={}, {}", state_.setup.optimizer,
+               ToString(ValuesOf(state_.setup.hyperparameters, state_.setup.optimizer)));
+  metrics_->Write("optimizer", {{"settings", std::move(settings)}});
 }
 
 void Shard::OnCut(const v1::Cut& cut) {
@@ -228,7 +236,9 @@ void Shard::OnEnded(const Updater::Ended& ended) {
       for (const HyperparameterTimeline::Change& change : state_.updater.TakeEffective(version)) OnChanged(change);
       if (metrics_->enabled()) metrics_->Write("apply", Updater::Update::Fields(version, options_.clock()));
     }
-    if (state_.follows_decisions) Report({});
+    const std::optional<float> told = state_.updater.told_learning_rate();
+    const bool news = std::exchange(told_learning_rate_, told) != told && options_.shard == 0;  // For status.
+    if (state_.follows_decisions || news) Report({});
   }
   AnswerWaits();
 }

@@ -9,9 +9,11 @@
 // hook is locked before this lock.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,7 +69,7 @@ class Shard {
 
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
-  // Whether gradients in shared memory are looked at only as they are applied.
+  // Whether gradients in shared memory are looked at only as they are applied, once the model is known.
   bool applies_in_place() const { return applies_in_place_; }
   // Whether a member may hold one version until it has the next.
   bool allows_views() const { return options_.max_versions > 2; }
@@ -100,6 +102,8 @@ class Shard {
   // Whether the push may still begin or go on: else there is no point in copying what comes of it.
   bool NeedsSlicesOf(const v1::PushRequest& header) const;
   void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The view in force is the first with this model.
+  void SetLayout() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,8 +142,9 @@ class Shard {
   Outbox outbox_;
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
-  const bool applies_in_place_;  // As in the state; read without the lock.
-  ThreadPool pool_;              // Last: its threads end before what they use.
+  std::optional<float> told_learning_rate_ ABSL_GUARDED_BY(mutex_);  // That the chief knows of.
+  std::atomic<bool> applies_in_place_;                               // As in the state; read without the lock.
+  ThreadPool pool_;                                                  // Last: its threads end before what they use.
 };
 
 }  // namespace ps

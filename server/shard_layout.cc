@@ -7,6 +7,9 @@ namespace ps {
 ShardLayout::ShardLayout(Layout model, uint32_t shard, uint32_t num_shards)
     : plan_(std::move(model), num_shards), shard_(shard), local_(plan_.slices().size(), -1) {
   const std::vector<uint32_t>& mine = plan_.shard_slices(shard);
+  for (const uint32_t slice : plan_.pushed_shard_slices(shard)) {
+    pushed_bytes_ += static_cast<uint64_t>(plan_.slices()[slice].bytes());
+  }
   for (size_t local = 0; local < mine.size(); ++local) local_[mine[local]] = static_cast<int32_t>(local);
 }
 

@@ -25,10 +25,15 @@ class ShardLayout {
   const SliceInfo& slice(size_t local) const { return plan_.slices()[plan_.shard_slices(shard_)[local]]; }
   const TensorSpec& tensor(size_t local) const { return plan_.layout()[slice(local).tensor]; }
 
+  // Whether pushes carry the slice; how many they carry, and their bytes.
+  bool is_pushed(size_t local) const { return IsPushed(tensor(local).kind); }
+  size_t pushed_slices() const { return plan_.pushed_shard_slices(shard_).size(); }
+  uint64_t pushed_bytes() const { return pushed_bytes_; }
+
   // Floats of all slices, and of a buffer that holds them (each slice is padded).
   size_t elements() const { return static_cast<size_t>(plan_.shard_elements(shard_)); }
   size_t buffer_elements() const { return static_cast<size_t>(plan_.shard_buffer_elements(shard_)); }
-  // Of a whole push, and of a whole version.
+  // Of a whole version.
   uint64_t bytes() const { return elements() * sizeof(float); }
 
   // The local index of a received slice. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's or
@@ -38,6 +43,7 @@ class ShardLayout {
  private:
   const SlicePlan plan_;
   const uint32_t shard_;
+  uint64_t pushed_bytes_ = 0;
   std::vector<int32_t> local_;  // Of each slice of the model; -1: another shard's.
 };
 

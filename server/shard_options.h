@@ -10,6 +10,7 @@
 #include "common/optimizers/optimizer.h"
 #include "common/schedule.h"
 #include "server/modes/mode_options.h"
+#include "server/optimizer_setup.h"
 
 namespace ps {
 
@@ -19,7 +20,7 @@ struct ShardOptions {
   uint32_t num_shards = 1;
   uint32_t num_workers = 1;
   ModeOptions mode;
-  std::string optimizer = "sgd";
+  std::string optimizer = "sgd";  // kFromWorker: this, hyperparameters and clip come with the layout.
   Hyperparameters hyperparameters;
   ScheduleOptions schedule;
   ClipOptions clip;
@@ -30,6 +31,10 @@ struct ShardOptions {
   size_t max_parked = 64;              // Calls of others than members that may wait at once.
   bool shared_memory = false;          // Weights are where processes of this host may be given them to read.
   std::function<TimePoint()> clock = Now;
+
+  OptimizerSetup optimizer_setup() const {
+    return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
+  }
 };
 
 }  // namespace ps

@@ -16,25 +16,45 @@ absl::Status FencedError(const v1::Identity& id) {
                    ": fenced: the rank has a new owner, or another generation of the job is running"));
 }
 
+// Until workers bring theirs, one stands in its place that applies nothing.
+OptimizerSetup FirstSetup(const ShardOptions& options) {
+  return options.optimizer == kFromWorker ? OptimizerSetup() : options.optimizer_setup();
+}
+
 }  // namespace
 
 ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::function<void(size_t)> on_built)
     : options(given),
-      optimizer(*MakeOptimizer(options.optimizer)),
+      setup(FirstSetup(options)),
+      optimizer(*MakeOptimizer(setup.optimizer)),
       outer_optimizer(MakeOuterNesterov(options.mode.outer_momentum)),
       mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),
-      applies_in_place(mode->synchronous() && mode->OnLoss(0) == LossAction::kFail && !options.clip.needs_norms() &&
-                       !optimizer->uses_trust_ratio() && options.max_versions > 1),
       job(options.job, options.shard),
-      updater(*mode, *optimizer, *outer_optimizer, options.hyperparameters, options.clip, options.max_inline_elements,
-              pool, std::move(on_built)),
+      updater(*mode, *optimizer, *outer_optimizer, setup.hyperparameters, setup.clip, options.max_inline_elements, pool,
+              std::move(on_built)),
       waiters(options.max_parked) {}
 
 // ---- Events
 
-absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<void()> on_release) {
-  layout = std::make_shared<const ShardLayout>(FromProto(model), options.shard, options.num_shards);
+absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
+  absl::StatusOr<OptimizerSetup> taken = SetupOf(message, options.mode, options.num_shards);
+  if (!taken.ok()) return Annotate(taken.status(), "the workers' optimizer");
+  setup = *std::move(taken);
+  std::unique_ptr<Optimizer> next = *MakeOptimizer(setup.optimizer);
+  updater.SetOptimizer(*next, setup.hyperparameters, setup.clip);
+  optimizer = std::move(next);
+  return absl::OkStatus();
+}
+
+bool ShardState::applies_in_place() const {
+  return mode->synchronous() && mode->OnLoss(0) == LossAction::kFail && !setup.clip.needs_norms() &&
+         !optimizer->uses_trust_ratio() && options.max_versions > 1;
+}
+
+absl::Status ShardState::SetLayout(std::function<void()> on_release) {
+  if (options.optimizer == kFromWorker) PS_RETURN_IF_ERROR(TakeOptimizer(job.view().optimizer()));
+  layout = std::make_shared<const ShardLayout>(FromProto(job.view().layout()), options.shard, options.num_shards);
   parameters = std::make_unique<Parameters>(layout, InitialState(), options.max_versions,
                                             mode->delay_compensation() != 0 ? options.num_workers : 0,
                                             std::move(on_release), options.shared_memory);
@@ -43,12 +63,12 @@ absl::Status ShardState::SetLayout(const v1::ModelLayout& model, std::function<v
   if (!schedule.ok()) return schedule.status();
   updater.SetSchedule(*schedule);
   const uint64_t limit =
-      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->bytes();
+      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->pushed_bytes();
   pushes.SetLayout(layout, limit);
   // What is measured over all shards first holds its bytes until all of them have it: two shards that hold one push
   // each, and not the same, would wait for each other.
   const bool all = updater.measures_pushes() && mode->Takes(v1::CONTRIBUTION_GRADIENT);
-  const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->bytes();
+  const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->pushed_bytes();
   if (limit >= needed) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
                                                     mode->name(), " needs at least ", needed, " for this model"));
@@ -60,7 +80,7 @@ std::vector<float> ShardState::InitialState() const {
   std::vector<float> state;
   state.reserve(static_cast<size_t>(stateful.state_tensors()));
   for (int k = 0; k < stateful.state_tensors(); ++k) {
-    state.push_back(stateful.InitialState(k, options.hyperparameters));
+    state.push_back(stateful.InitialState(k, setup.hyperparameters));
   }
   return state;
 }
@@ -134,6 +154,7 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
 
 std::vector<StepSet> ShardState::SetMembers() {
   pushes.DropOrphans(job, *mode);
+  updater.SetLowestRank(job.lowest_rank());
   std::erase_if(pulled, [&](const auto& entry) {
     if (job.Owns(entry.first, entry.second.incarnation)) return false;
     discarded.push_back(entry.second.weights);
@@ -246,7 +267,7 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   ShardAnswer answer = wait.answer;
   answer.weights = parameters->Pin(caller.reader(), now);
   if (caller.member() && mode->policy().has_local_steps()) {
-    answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), options.optimizer);
+    answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), setup.optimizer);
     answer.schedule = updater.next_schedule();
     answer.position = updater.published_position();
   }
@@ -346,6 +367,7 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_highest_step(pushes.HighestStep());
   report->set_waiting_for(stall.text());
   report->set_dropped_samples(pushes.dropped_samples());
+  if (const auto told = updater.told_learning_rate(); told.has_value()) report->set_learning_rate(*told);
 }
 
 v1::ShardStatusReply ShardState::Status(TimePoint now) const {

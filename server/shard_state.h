@@ -29,13 +29,12 @@ struct ShardState {
   // ---- What it is made of
 
   const ShardOptions options;
-  const std::unique_ptr<Optimizer> optimizer;        // Of gradients.
+  // Of gradients. Where workers bring it, it is theirs from SetLayout on; before that nothing is made.
+  OptimizerSetup setup;
+  std::unique_ptr<Optimizer> optimizer;              // That the setup names.
   const std::unique_ptr<Optimizer> outer_optimizer;  // Of differences of weights.
   const std::unique_ptr<Mode> mode;
   const bool follows_decisions;  // The chief names the sets that make a version.
-  // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
-  // comes of a bad one cannot be undone (the job then goes on without it), or where it is read more than once.
-  const bool applies_in_place;
   JobView job;
   PushTable pushes;
   Updater updater;
@@ -59,9 +58,10 @@ struct ShardState {
 
   // ---- Events
 
-  // The model is known, and how long an epoch is. on_release as Parameters'. FAILED_PRECONDITION, naming the flag, if
-  // the limit of gradients does not hold what a version needs, or if the schedule needs to know more.
-  absl::Status SetLayout(const v1::ModelLayout& model, std::function<void()> on_release);
+  // The view in force has the model, how long an epoch is, and what workers bring. on_release as Parameters'.
+  // FAILED_PRECONDITION, naming the flag, if the limit of gradients does not hold what a version needs, or if the
+  // schedule needs to know more; INVALID_ARGUMENT if there is no such optimizer.
+  absl::Status SetLayout(std::function<void()> on_release);
   // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
   // that has failed here has no use for them, and may still be read.
   bool IsReset() const;
@@ -77,6 +77,9 @@ struct ShardState {
   std::vector<StepSet> SetMembers();
   // Whether this push, which is complete here, is measured over all shards before it is decided on.
   bool MeasuresFirst(const Push& push) const;
+  // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
+  // comes of a bad one cannot be undone (the job then goes on without it), or where it is read more than once.
+  bool applies_in_place() const;
   // What has arrived may be built before its step is decided on. Returns what the caller is to build.
   Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
 
@@ -125,6 +128,7 @@ struct ShardState {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
+  absl::Status TakeOptimizer(const v1::OptimizerSettings& message);
   std::vector<float> InitialState() const;
   // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
   absl::Status CheckPulled(const v1::PushRequest& header) const;

@@ -30,7 +30,7 @@ absl::Status ShardTable::CheckSettings(const v1::Registration& registration) con
     return absl::UnimplementedError(absl::StrCat("the shard uses protocol version ", registration.protocol(),
                                                  "; the chief supports version ", int{v1::PROTOCOL_VERSION_1}));
   }
-  std::string differences = DifferentSettings(settings_, registration.settings(), "the chief");
+  std::string differences = DifferentSettings(settings_, registration.settings(), "the chief has");
   if (registration.job() != job_) {
     differences = absl::StrCat("--job=", registration.job(), " (the chief has ", job_, ")",
                                differences.empty() ? "" : ", ", differences);

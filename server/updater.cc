@@ -29,13 +29,22 @@ Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& 
                  const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements,
                  ThreadPool& pool, std::function<void(size_t)> on_built)
     : mode_(mode),
-      gradients_(gradients),
+      gradients_(&gradients),
       differences_(differences),
+      buffers_(mode.buffer_share()),
       timeline_(hyperparameters),
       clip_(clip),
       max_inline_elements_(max_inline_elements),
       pool_(pool),
       on_built_(std::move(on_built)) {}
+
+void Updater::SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters,
+                           const ClipOptions& clip) {
+  Check(idle() && layout_ == nullptr, "an optimizer is set before the model is known");
+  gradients_ = &gradients;
+  timeline_ = HyperparameterTimeline(hyperparameters);
+  clip_ = clip;
+}
 
 void Updater::SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout) {
   Check(idle(), "no version is in the making when the layout changes");
@@ -53,6 +62,9 @@ Updater::Version Updater::MakeVersion(Pushes pushes) const {
     version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
     if (push->clip_factors != nullptr) version.clip_factors = push->clip_factors;  // It is the only one.
   }
+  const Push& lowest = *version.pushes.front();
+  version.has_lowest = mode_.synchronous() || lowest.rank == lowest_rank_;
+  if (version.has_lowest) version.learning_rate = lowest.learning_rate;
   version.position = version.next_position = position();
   for (const auto& push : version.pushes) {
     version.next_position += push->passed;
@@ -74,9 +86,15 @@ bool Updater::Version::empty() const {
   return std::all_of(pushes.begin(), pushes.end(), [](const auto& push) { return push->samples == 0; });
 }
 
+uint64_t Updater::next_committed() const {
+  const bool counts = current_ != nullptr && current_->state == State::kCommitted;
+  return parameters_->version() + (counts ? current_->versions.size() : 0) + committed_.size() + 1;
+}
+
 void Updater::Commit(Pushes pushes, TimePoint now) {
   Version version = MakeVersion(std::move(pushes));
   version.committed_at = now;
+  if (version.learning_rate.has_value()) timeline_.Tell(next_committed(), *version.learning_rate);
   committed_samples_ = version.next_position - dropped_samples_;
   if (current_ != nullptr && current_->state == State::kSpeculative) {
     Version& speculative = current_->versions.front();
@@ -91,7 +109,7 @@ void Updater::Commit(Pushes pushes, TimePoint now) {
 }
 
 UpdateContext Updater::ContextOf(const Version& version, uint64_t number) const {
-  UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number)};
+  UpdateContext context = {.update = number, .hyperparameters = timeline_.At(number, version.learning_rate)};
   float& rate = context.hyperparameters.learning_rate;
   rate = timeline_.ScheduleAt(number).Scaled(rate, version.position);
   // Staleness is a matter of modes in which a version is made of one push.
@@ -103,7 +121,8 @@ std::shared_ptr<Updater::Update> Updater::MakeUpdate(std::vector<Version> versio
   auto update = std::make_shared<Update>();
   const bool difference = versions.front().contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
   update->layout = layout_;
-  update->optimizer = difference ? &differences_ : &gradients_;
+  update->optimizer = difference ? &differences_ : gradients_;
+  update->buffers = &buffers_;
   update->state_tensors = parameters_->state_tensors();
   update->delay_compensation = mode_.delay_compensation();
   if (!difference) update->clip = clip_;
@@ -175,7 +194,8 @@ Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   std::vector<size_t> ready;
   for (size_t local = 0; local < current_->missing.size(); ++local) {
     for (const auto& push : current_->versions.front().pushes) {
-      if (push->samples > 0 && push->slices[local].bytes() == 0) ++current_->missing[local];
+      if (push->samples > 0 && layout_->is_pushed(local) && push->slices[local].bytes() == 0)
+        ++current_->missing[local];
     }
     if (current_->missing[local] == 0) ready.push_back(local);
   }
@@ -249,40 +269,74 @@ void Updater::Update::BuildRange(const SliceRange& range) const {
   const auto copy = [&](const float* from, float* to) {
     if (from != to) std::copy(from + range.elements.begin, from + range.elements.end, to + range.elements.begin);
   };
-  const size_t used = versions.front().empty() ? 0 : static_cast<size_t>(optimizer->state_tensors());
+  const Optimizer& step = StepOf(range.local);
+  const std::vector<VersionInput> inputs = Inputs(range.local);
+  const size_t used = inputs.empty() ? 0 : static_cast<size_t>(step.state_tensors());
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
-  if (versions.front().empty()) return copy(slice.weights, slice.new_weights);
-  if (Apply(range, slice)) return;
+  const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
+  bool finite = range.elements.begin > 0 || UnusedFinite(range.local);
+  if (inputs.empty()) {
+    copy(slice.weights, slice.new_weights);
+  } else {
+    finite = ReduceAndApply(inputs, slice, range.elements, step, UpdaterIsa(), past_caches) && finite;
+  }
+  if (finite) return;
   size_t first = not_finite;
   while (range.local < first && !not_finite.compare_exchange_weak(first, range.local)) {
   }
 }
 
+const Optimizer& Updater::Update::StepOf(size_t local) const {
+  const TensorKind kind = layout->tensor(local).kind;
+  return kind == TensorKind::kWeight ? *optimizer : buffers->Of(kind, versions.front().contribution());
+}
+
+std::vector<VersionInput> Updater::Update::Inputs(size_t local) const {
+  const TensorKind kind = layout->tensor(local).kind;
+  std::vector<VersionInput> inputs;
+  inputs.reserve(versions.size());
+  for (const Version& version : versions) {
+    const bool stays = version.empty() || !IsPushed(kind) || (kind == TensorKind::kBufferLowest && !version.has_lowest);
+    if (!stays) inputs.push_back(Input(version, local));
+  }
+  return inputs;
+}
+
 VersionInput Updater::Update::Input(const Version& version, size_t local) const {
-  const uint32_t tensor = layout->slice(local).tensor;
+  const SliceInfo& info = layout->slice(local);
+  const TensorSpec& tensor = layout->tensor(local);
+  const bool weight = tensor.kind == TensorKind::kWeight;
   VersionInput input;
   input.context = version.context;
-  input.context.hyperparameters = ForTensor(version.context.hyperparameters, layout->tensor(local));
-  if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[tensor];
-  input.clip_value = clip.value;
-  if (version.clip_factors != nullptr) input.clip_factor = (*version.clip_factors)[tensor];
+  if (weight) {
+    input.context.hyperparameters = ForTensor(version.context.hyperparameters, tensor);
+    if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[info.tensor];
+    input.clip_value = clip.value;
+    if (version.clip_factors != nullptr) input.clip_factor = (*version.clip_factors)[info.tensor];
+  }
   for (size_t i = 0; i < version.pushes.size(); ++i) {
     const Push& push = *version.pushes[i];
     if (push.samples == 0) continue;
+    if (tensor.kind == TensorKind::kBufferLowest) {
+      input.terms = {{.gradient = &push.slices[local], .coefficient = 1}};
+      break;
+    }
     input.terms.push_back({.gradient = &push.slices[local], .coefficient = version.coefficients[i]});
-    if (push.pulled == nullptr) continue;
+    if (!weight || push.pulled == nullptr) continue;
     input.delay_compensation = delay_compensation;
-    input.pulled = push.pulled->tensors[0].data() + layout->slice(local).shard_offset;
+    input.pulled = push.pulled->tensors[0].data() + info.shard_offset;
   }
   return input;
 }
 
-bool Updater::Update::Apply(const SliceRange& range, const OptimizerBlock& slice) const {
-  std::vector<VersionInput> inputs;
-  inputs.reserve(versions.size());
-  for (const Version& version : versions) inputs.push_back(Input(version, range.local));
-  const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
-  return ReduceAndApply(inputs, slice, range.elements, *optimizer, UpdaterIsa(), past_caches);
+bool Updater::Update::UnusedFinite(size_t local) const {
+  if (layout->tensor(local).kind != TensorKind::kBufferLowest) return true;
+  const auto is_finite = [local](const std::shared_ptr<Push>& push) {
+    return push->samples == 0 || !push->slices[local].changeable() || AllFinite(push->slices[local], UpdaterIsa());
+  };
+  return std::all_of(versions.begin(), versions.end(), [&](const Version& version) {
+    return std::all_of(version.pushes.begin(), version.pushes.end(), is_finite);
+  });
 }
 
 bool Updater::Update::changeable() const {
@@ -296,22 +350,25 @@ bool Updater::Update::changeable() const {
 }
 
 std::string Updater::Update::NotFinite() const {
+  const TensorSpec& tensor = layout->tensor(not_finite);
+  const bool weight = tensor.kind == TensorKind::kWeight;
   for (const Version& version : versions) {
     for (const std::shared_ptr<Push>& push : version.pushes) {
       // Others were looked at as they came.
       if (push->samples == 0 || !push->slices[not_finite].changeable()) continue;
       if (AllFinite(push->slices[not_finite], UpdaterIsa())) continue;
-      return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the gradient of tensor ",
-                          layout->tensor(not_finite).name, " is not finite; the learning rate may be too large");
+      return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the ", weight ? "gradient" : "value",
+                          " of tensor ", tensor.name, " is not finite",
+                          weight ? "; the learning rate may be too large" : "");
     }
   }
   const UpdateContext& context = versions.front().context;
   const std::string which =
       versions.size() == 1 ? absl::StrCat("version ", context.update)
                            : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
-  return absl::StrCat(which, ": the weights of tensor ", layout->tensor(not_finite).name,
-                      " are not finite; the learning rate, ", context.hyperparameters.learning_rate,
-                      ", may be too large (--learning_rate)");
+  if (!weight) return absl::StrCat(which, ": the values of tensor ", tensor.name, " are not finite");
+  return absl::StrCat(which, ": the weights of tensor ", tensor.name, " are not finite; the learning rate, ",
+                      context.hyperparameters.learning_rate, ", may be too large (--learning_rate)");
 }
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {

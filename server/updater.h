@@ -34,6 +34,7 @@
 #include "common/clipping.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
+#include "server/buffer_steps.h"
 #include "server/hyperparameter_timeline.h"
 #include "server/parameters.h"
 #include "server/push_table.h"
@@ -46,13 +47,15 @@ class Updater {
  public:
   // What one version is made of.
   struct Version {
-    Pushes pushes;                    // Ascending by rank.
-    std::vector<float> coefficients;  // Of each push; an empty contribution's is not used.
-    TensorFactors clip_factors;       // Of the gradient; null: none, or not known yet.
-    TensorFactors trust_ratios;       // Likewise, of the optimizer.
-    UpdateContext context;            // Set when it is begun.
-    uint64_t position = 0;            // Of the schedule: samples that have passed before what it is made of.
-    uint64_t next_position = 0;       // And with it, what the pushes have passed.
+    Pushes pushes;                       // Ascending by rank.
+    std::vector<float> coefficients;     // Of each push; an empty contribution's is not used.
+    TensorFactors clip_factors;          // Of the gradient; null: none, or not known yet.
+    TensorFactors trust_ratios;          // Likewise, of the optimizer.
+    bool has_lowest = false;             // The lowest rank's of all pushes is among them.
+    std::optional<float> learning_rate;  // That a push tells for this version and those after it.
+    UpdateContext context;               // Set when it is begun.
+    uint64_t position = 0;               // Of the schedule: samples that have passed before what it is made of.
+    uint64_t next_position = 0;          // And with it, what the pushes have passed.
     TimePoint committed_at;
 
     v1::Contribution contribution() const;
@@ -68,8 +71,9 @@ class Updater {
     enum class Stage { kNew, kGradientNorms, kTrustRatios, kReady, kBuilding };
 
     std::shared_ptr<const ShardLayout> layout;
-    const Optimizer* optimizer = nullptr;
-    size_t state_tensors = 0;  // Of the parameters; the optimizer uses the first of them.
+    const Optimizer* optimizer = nullptr;  // Of weights.
+    const BufferSteps* buffers = nullptr;  // Of what else is pushed.
+    size_t state_tensors = 0;              // Of the parameters; the optimizer uses the first of them.
     float delay_compensation = 0;
     ClipOptions clip;               // Unset where what is pushed are differences of weights.
     std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
@@ -106,8 +110,12 @@ class Updater {
     };
     std::vector<SliceRange> RangesOf(const std::vector<size_t>& slices) const;
     void BuildRange(const SliceRange& range) const;
-    bool Apply(const SliceRange& range, const OptimizerBlock& slice) const;
+    // What steps this slice, and what it is stepped by: nothing where it stays as it is.
+    const Optimizer& StepOf(size_t local) const;
+    std::vector<VersionInput> Inputs(size_t local) const;
     VersionInput Input(const Version& version, size_t local) const;
+    // Of values that are pushed, but not used.
+    bool UnusedFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;
     // Item i: slice i mod slices of version i / slices.
     void MeasureItem(size_t i);
@@ -135,6 +143,8 @@ class Updater {
           const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
           std::function<void(size_t slices)> on_built);
 
+  // What gradients are applied with from now on, in place of what was given; nothing has been made yet.
+  void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const ClipOptions& clip);
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
 
@@ -142,6 +152,10 @@ class Updater {
   void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
   // So many samples of refused pushes have passed, for the versions that are begun or committed from now on.
   void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
+
+  // Where every push makes a version, only this rank's tell the learning rate and the buffers of the lowest rank;
+  // nothing: nobody's.
+  void SetLowestRank(std::optional<uint32_t> rank) { lowest_rank_ = rank; }
 
   // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
   // exactly these, at this position of the schedule, it is committed, else that is abandoned.
@@ -194,6 +208,8 @@ class Updater {
   }
   // Those of the version that follows the current one.
   Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
+  // The learning rate of the current version, if a push told it and it was not set since.
+  std::optional<float> told_learning_rate() const { return timeline_.told(); }
   // The schedule of that version, and its position: the samples that have passed up to the current version.
   Schedule next_schedule() const { return timeline_.ScheduleAt(parameters_->version() + 1); }
   uint64_t published_position() const { return published_position_; }
@@ -209,6 +225,8 @@ class Updater {
  private:
   // Of the pushes that follow those that are committed.
   Version MakeVersion(Pushes pushes) const;
+  // The number of the version that is committed next.
+  uint64_t next_committed() const;
   // What is made of these versions, the next ones.
   std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
   // The committed update in the making gets memory, and the pool builds it; unless all buffers are held.
@@ -233,10 +251,11 @@ class Updater {
   void SetTotals(size_t i, std::span<const double> squares, std::span<const double> weight_squares);
 
   const Mode& mode_;
-  const Optimizer& gradients_;
+  const Optimizer* gradients_;
   const Optimizer& differences_;
+  const BufferSteps buffers_;
   HyperparameterTimeline timeline_;
-  const ClipOptions clip_;
+  ClipOptions clip_;
   const size_t max_inline_elements_;
   ThreadPool& pool_;
   const std::function<void(size_t)> on_built_;
@@ -246,6 +265,7 @@ class Updater {
   std::deque<Version> committed_;   // And not begun. Bounded by the push table's limit.
   uint64_t committed_samples_ = 0;  // Passed by pushes of all versions that are committed or made.
   uint64_t dropped_samples_ = 0;
+  std::optional<uint32_t> lowest_rank_;
   uint64_t published_position_ = 0;
   std::optional<TimePoint> blocked_since_;
   std::vector<v1::NormSums> sums_;

@@ -28,7 +28,7 @@ bool Updater::NeedsTrustRatios(const Update& update) const {
 
 bool Updater::OneAtATime(const Version& version) const {
   if (version.contribution() != v1::CONTRIBUTION_GRADIENT) return false;
-  return gradients_.uses_trust_ratio() || (clip_.needs_norms() && mode_.delay_compensation() != 0);
+  return gradients_->uses_trust_ratio() || (clip_.needs_norms() && mode_.delay_compensation() != 0);
 }
 
 void Updater::NextStage() {
@@ -53,6 +53,7 @@ void Updater::NextStage() {
 void Updater::Update::MeasureItem(size_t i) {
   static const Isa isa = BestIsa();
   const size_t local = i % layout->slices();
+  if (layout->tensor(local).kind != TensorKind::kWeight) return;  // It is no part of a norm.
   const VersionInput input = Input(versions[i / layout->slices()], local);
   if (stage == Stage::kGradientNorms) {
     squares[i] = GradientSquares(input, Block(local), isa);

@@ -2,8 +2,11 @@
 # Installs, builds and tests the project.
 #
 #   tests/run.sh          the release build; tests labelled `slow` are left out
-#   tests/run.sh --all    all tests, in the release build and under the address, undefined-behaviour and thread
-#                         sanitizers; clang-tidy's checks with Clang's thread-safety analysis; clang-format
+#   tests/run.sh --python the same, and the Python package's tests, in a virtual environment in build/venv, with ruff
+#                         and mypy. What needs PyTorch is skipped where it cannot be installed.
+#   tests/run.sh --all    all tests, also the Python package's, in the release build and under the address,
+#                         undefined-behaviour and thread sanitizers; clang-tidy's checks with Clang's thread-safety
+#                         analysis; clang-format
 #   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
 #                         sanitizers, the enumerations that the release build runs in any case); clang-tidy on each
 #                         source by itself and with Clang's static analyzer
@@ -22,13 +25,14 @@ readonly logs=$root/build/logs
 readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
 readonly sources=(common server worker tests)
 
-all=false full=false
+all=false full=false python=false
 for argument in "$@"; do
   case "$argument" in
-    --all) all=true ;;
-    --full) all=true full=true ;;
+    --python) python=true ;;
+    --all) all=true python=true ;;
+    --full) all=true full=true python=true ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
-    *) echo "tests/run.sh: unknown argument '$argument' (the options are --all and --full)" >&2; exit 2 ;;
+    *) echo "tests/run.sh: unknown argument '$argument' (the options are --python, --all and --full)" >&2; exit 2 ;;
   esac
 done
 
@@ -108,7 +112,7 @@ build() {
 
 # run_tests PRESET FOLDER: adds its tests to the totals; shows what failed and what was skipped.
 run_tests() {
-  local preset=$1 folder=$2 report=$logs/$1-tests.xml summary counts options=()
+  local preset=$1 folder=$2 report=$logs/$1-tests.xml options=()
   if ! $all; then
     options=(-LE '^(slow|full)$')
   elif ! $full; then
@@ -118,6 +122,12 @@ run_tests() {
   local status=0
   phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j2 --timeout 300 --output-junit "$report" \
     --test-output-size-passed 65536 --test-output-size-failed 1048576 --no-tests=error "${options[@]}" || status=$?
+  add_report "$report" "$status"
+}
+
+# add_report REPORT STATUS: adds a JUnit file to the totals; STATUS is that of the program that wrote it.
+add_report() {
+  local report=$1 status=$2 summary counts
   if ! summary=$(python3 tests/junit_summary.py "$report" 2>&1); then
     tail -n 20 "$log"
     failed=$((failed + 1))
@@ -125,9 +135,40 @@ run_tests() {
   fi
   if [[ $summary == *$'\n'* ]]; then printf '%s\n' "${summary%$'\n'*}"; fi
   read -r -a counts <<<"${summary##*$'\n'}"
-  # CTest itself may fail (no tests at all, the limit) with no single test to blame.
+  # The program itself may fail (no tests at all, the limit) with no single test to blame.
   if ((status != 0 && counts[1] == 0)); then counts[1]=1; tail -n 20 "$log"; fi
   passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+}
+
+# run_python: the Python package, built into the release build's folder.
+run_python() {
+  local venv=$root/build/venv report=$logs/python-tests.xml status=0 torch=true
+  if ! phase "python: install" 600 deploy/install-deps.sh --python --venv="$venv"; then
+    tail -n 20 "$log"
+    failed=$((failed + 1))
+    return
+  fi
+  if ! phase "python: install PyTorch" 900 "$venv/bin/pip" install --quiet 'torch>=2.1'; then
+    tail -n 3 "$log"
+    echo "skipped: what needs PyTorch, and mypy: it could not be installed"
+    skipped=$((skipped + 1))
+    torch=false
+  fi
+  local options=(-DPS_BUILD_PYTHON=ON -DPython_EXECUTABLE="$venv/bin/python")
+  local targets=(psgrad_core ps_server ps_ctl ps_worker)
+  if ! phase "python: configure" 300 cmake --preset release "${options[@]}" ||
+    ! phase "python: build" "$build_timeout_s" cmake --build build --target "${targets[@]}"; then
+    tail -n 40 "$log"
+    failed=$((failed + 1))
+    return
+  fi
+  rm -f "$report"
+  PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin phase "python: test" "$test_timeout_s" \
+    "$venv/bin/python" -m pytest tests/python -p no:cacheprovider --junitxml="$report" || status=$?
+  add_report "$report" "$status"
+  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python
+  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python
+  if $torch; then check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad; fi
 }
 
 # show_findings: what a check found, from its log; of wrongly formatted files the names.
@@ -197,7 +238,7 @@ analyse() {
     echo "skipped: clang-format: it is not installed"
     skipped=$((skipped + 1))
   else
-    find "${sources[@]}" -type f -regex '.*\.\(h\|cc\|cu\|cuh\)' -print0 >"$logs/files"
+    find "${sources[@]}" python -type f -regex '.*\.\(h\|cc\|cu\|cuh\)' -print0 >"$logs/files"
     check "clang-format" xargs -0 -a "$logs/files" clang-format --dry-run --Werror
   fi
 }
@@ -217,7 +258,10 @@ if ! phase "install" 2400 "${install[@]}"; then
   failed=1
   finish || exit 1
 fi
-if build release; then run_tests release build; fi
+if build release; then
+  run_tests release build
+  if $python; then run_python; fi
+fi
 if $all; then
   if build asan; then
     ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \

@@ -24,6 +24,8 @@ class EachPush : public Mode {
   uint32_t pushes_held() const override { return 1; }
   bool counts_for_any_owner() const override { return false; }
 
+  float buffer_share() const override { return 1.0F / static_cast<float>(num_workers_); }
+
   std::vector<StepSet> SetMembers(const ModeMembers& /*members*/) override { return {}; }
   Admission Admit(const PushHeader& push, uint64_t expected) const override;
   std::vector<StepSet> Complete(const PushHeader& push) override { return {{.step = push.step, .ranks = {push.rank}}}; }

@@ -111,6 +111,11 @@ class Mode {
   // λ of DC-ASGD: the gradient is g + λ·g⊙g⊙(w − w_pulled). Unless 0, the shard keeps what each worker pulled last.
   virtual float delay_compensation() const { return 0.0F; }
 
+  // ---- What becomes of a buffer of the mean
+
+  // How far a version moves it towards what is pushed: to the mean, where that is of all.
+  virtual float buffer_share() const { return 1.0F; }
+
   // ---- Events and decisions
 
   // Who takes part from now on. Returns the sets that are fixed by it, in order: somebody whom they waited for has

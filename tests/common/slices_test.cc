@@ -52,6 +52,23 @@ TEST_CASE("Shards differ by at most one slice, and their buffers do not overlap"
   }
 }
 
+TEST_CASE("A push carries the slices of all tensors but constants, in the order of the model") {
+  const SlicePlan plan({{"weight", {300000}},
+                        {.name = "constant", .shape = {300000}, .kind = TensorKind::kConstant},
+                        {.name = "lowest", .shape = {5}, .kind = TensorKind::kBufferLowest},
+                        {.name = "mean", .shape = {5}, .kind = TensorKind::kBufferMean}},
+                       2);
+  std::vector<uint32_t> pushed;
+  for (uint32_t shard = 0; shard < 2; ++shard) {
+    const std::vector<uint32_t>& of_shard = plan.pushed_shard_slices(shard);
+    CHECK(std::is_sorted(of_shard.begin(), of_shard.end()));
+    for (const uint32_t index : of_shard) CHECK(plan.slices()[index].shard == shard);
+    pushed.insert(pushed.end(), of_shard.begin(), of_shard.end());
+  }
+  std::sort(pushed.begin(), pushed.end());
+  CHECK(pushed == std::vector<uint32_t>{0, 1, 4, 5});
+}
+
 TEST_CASE("A layout that cannot be right is refused by the tensor's name") {
   CHECK_FALSE(ValidateLayout({}).ok());
   CHECK_FALSE(ValidateLayout({{"", {1}}}).ok());
@@ -62,6 +79,13 @@ TEST_CASE("A layout that cannot be right is refused by the tensor's name") {
   CHECK_FALSE(ValidateLayout({{"a", {0}}}).ok());
   CHECK_FALSE(ValidateLayout({{"a", {-3}}}).ok());
   CHECK(ValidateLayout({{"a", {3, 4}}, {"scalar", {}}}).ok());
+}
+
+TEST_CASE("A tensor has a known kind, and a model has a weight") {
+  CHECK(Message(ValidateLayout({{"a", {1}}, {.name = "b", .shape = {1}, .kind = static_cast<TensorKind>(4)}})) ==
+        "tensor b: there is no kind 4 of tensors");
+  CHECK(Message(ValidateLayout({{.name = "b", .shape = {1}, .kind = TensorKind::kBufferMean}})) ==
+        "the model has no weights: all of its tensors are constants or buffers");
 }
 
 TEST_CASE("A tensor's factors are finite numbers of 0 or more") {

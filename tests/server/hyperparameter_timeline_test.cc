@@ -1,5 +1,6 @@
 #include "server/hyperparameter_timeline.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "common/status.h"
@@ -46,6 +47,26 @@ TEST_CASE("Of two changes at one version the later one counts") {
   timeline.Add({.version = 5, .values = {{"learning_rate", 0.125F}}});
   CHECK(timeline.TakeMade(9) ==
         std::vector<Change>{{.version = 5, .values = {{"learning_rate", 0.125F}, {"momentum", 0.5F}}}});
+}
+
+TEST_CASE("A told learning rate holds from its version on, until a later one is told or set") {
+  HyperparameterTimeline timeline({.learning_rate = 1});
+  timeline.Add({.version = 3, .values = {{"learning_rate", 3}}});
+  timeline.Add({.version = 5, .values = {{"momentum", 0.5F}}});
+  timeline.Tell(2, 20);
+  timeline.Tell(3, 30);
+  timeline.Tell(5, 50);
+  const std::vector<float> rates = {1, 20, 3, 3, 50, 50};
+  for (uint64_t version = 1; version <= rates.size(); ++version) {
+    CHECK(timeline.At(version).learning_rate == rates[version - 1]);
+  }
+  CHECK(timeline.At(4, 7).learning_rate == 7);  // As if it were told.
+  CHECK(timeline.At(3, 7).learning_rate == 3);
+  for (uint64_t version = 1; version <= rates.size(); ++version) {
+    CHECK(timeline.TakeMade(version).size() == (version == 3 || version == 5 ? 1 : 0));
+    CHECK(timeline.At(version + 1).learning_rate == rates[std::min<size_t>(version, rates.size() - 1)]);
+    CHECK(timeline.told().has_value() == (version == 2 || version >= 5));
+  }
 }
 
 TEST_CASE("Every value that cannot be is named, with what can") {

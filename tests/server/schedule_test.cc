@@ -176,7 +176,8 @@ TEST_CASE("The first worker that tells how long an epoch is fixes it for all sha
 
 TEST_CASE("A schedule in epochs needs a worker that tells how long one is, and one that fits") {
   const TestJob job("bsp", 1);
-  JobTerms terms("default", 1, 1000, {.schedule = "cosine", .warmup = "100samples", .schedule_length = "2epochs"});
+  JobTerms terms("default", 1, 1000, OptimizerTerms({}, {}, 1),
+                 {.schedule = "cosine", .warmup = "100samples", .schedule_length = "2epochs"});
   const absl::Status untold = terms.CheckSame(job.Request("a"));
   CHECK(absl::IsFailedPrecondition(untold));
   CHECK(Message(untold).find("--schedule_length=2epochs: ") == 0);

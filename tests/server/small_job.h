@@ -8,6 +8,7 @@
 #include <cmath>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,6 +44,8 @@ class SmallJob {
     uint32_t slices = 1;  // Of each shard. Each is a tensor of one weight, 0 at first.
     ScheduleOptions schedule;
     ClipOptions clip;
+    std::vector<std::array<std::optional<float>, kWorkers>> rates;  // That pushes tell, by step.
+    v1::OptimizerSettings optimizer;  // That the workers bring; without a name the servers have sgd with a rate of 1.
   };
 
   explicit SmallJob(const Plan& plan)
@@ -50,6 +53,7 @@ class SmallJob {
         chief_({.num_workers = kWorkers,
                 .num_shards = kShards,
                 .mode = plan.mode,
+                .optimizer = plan.optimizer.optimizer().empty() ? "sgd" : kFromWorker,
                 .schedule = plan.schedule,
                 .lease = std::chrono::hours(100)},
                [](v1::Phase, const std::string&) {}),
@@ -122,6 +126,9 @@ class SmallJob {
     header.set_step(worker.step);
     header.set_version(worker.pulled[s]);
     header.set_samples(1);
+    if (worker.step < plan_.rates.size() && plan_.rates[worker.step][w].has_value()) {
+      header.set_learning_rate(*plan_.rates[worker.step][w]);
+    }
     const uint32_t slice = slices_[s][worker.pushed[s]++];
     const absl::Status added = shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))});
     // If it is not taken, the shard knows that the job failed, or that the worker is another now.
@@ -169,6 +176,7 @@ class SmallJob {
     request.set_job("default");
     request.set_rank(rank);
     *request.mutable_layout() = ToProto(Model());
+    if (!plan_.optimizer.optimizer().empty()) *request.mutable_optimizer() = plan_.optimizer;
     Worker& worker = workers_[rank];
     chief_.Join(request, now_, now_ + std::chrono::hours(1), [this, &worker](const auto& joined) {
       if (!joined.ok()) return;
@@ -209,6 +217,7 @@ class SmallJob {
     options.schedule = plan_.schedule;
     options.clip = plan_.clip;
     options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+    if (!plan_.optimizer.optimizer().empty()) options.optimizer = kFromWorker;
     options.apply_threads = 0;
     options.clock = [this] { return now_; };
     options.max_inline_elements = 0;  // All is built by Work.

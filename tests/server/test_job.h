@@ -18,15 +18,17 @@ class TestJob {
  public:
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1, bool hands_out_runs = false,
                    MetricsWriter* metrics = nullptr)
+      : TestJob(Options(mode, workers, shards, hands_out_runs), metrics) {}
+  explicit TestJob(const ChiefOptions& options, MetricsWriter* metrics = nullptr)
       : chief(
-            Options(mode, workers, shards, hands_out_runs),
+            options,
             [this](v1::Phase phase, const std::string& failure) {
               ++ends;
               ended = phase;
               reason = failure;
             },
             metrics) {
-    for (uint32_t shard = 0; shard < shards; ++shard) {
+    for (uint32_t shard = 0; shard < options.num_shards; ++shard) {
       v1::Registration registration;
       registration.set_protocol(1);
       registration.set_shard(shard);

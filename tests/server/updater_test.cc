@@ -53,6 +53,23 @@ TEST_CASE("Where every push is a version, those that wait are built in one pass 
   CHECK(bench.updater_.idle());
 }
 
+TEST_CASE("Versions that are made in one pass move buffers one after the other") {
+  for (const TensorKind kind : {TensorKind::kBufferLowest, TensorKind::kBufferMean}) {
+    UpdaterBench bench({.mode = {.name = "asp"}, .layout = {{"a", {1}}, {.name = "b", .shape = {1}, .kind = kind}}});
+    bench.updater_.SetLowestRank(0);
+    bench.updater_.Commit({bench.MakePush(1, 8, 1)}, bench.now_);
+    bench.updater_.Commit({bench.MakePush(1, 16, 0)}, bench.now_);
+    bench.updater_.Commit({bench.MakePush(1, 4, 1)}, bench.now_);
+    bench.updater_.StartNext(bench.now_);
+    CHECK(bench.pool_.RunPosted());
+    CHECK(bench.Ended() == Outcome::kPublished);
+    CHECK(bench.parameters_.version() == 3);
+    CHECK(bench.Weight(0) == -3);
+    // The mean of two workers moves to 4, 10 and 7.
+    CHECK(bench.Weight(1) == (kind == TensorKind::kBufferLowest ? 16 : 7));
+  }
+}
+
 TEST_CASE("A slice is built as soon as it is here of everybody, and published only when the set is committed") {
   UpdaterBench bench;
   const auto first = bench.MakePush(1, UpdaterBench::kMissing, 0);

@@ -123,6 +123,17 @@ class FakeClient::PushExchange final : public Exchange {
   PushExchange(FakeClient& client, PushInfo push, ConstTensors out, MutableTensors in)
       : client_(client), push_(std::move(push)), out_(std::move(out)), in_(std::move(in)) {}
   void TensorReady(size_t /*tensor*/) override {}
+  void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> /*release*/) override {
+    out_[tensor] = gradient;
+  }
+  bool SetSamples(uint32_t samples) override {
+    push_.samples = samples;
+    return true;
+  }
+  std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration /*time*/) override {
+    return WaitTensor(tensor);
+  }
+  std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration /*time*/) override { return Wait(); }
   absl::Status WaitTensor(size_t /*tensor*/) override { return Wait().status(); }
   absl::StatusOr<ExchangeResult> Wait() override {
     if (result_.has_value()) return *result_;
@@ -147,8 +158,8 @@ class FakeClient::PushExchange final : public Exchange {
 
  private:
   FakeClient& client_;
-  const PushInfo push_;
-  const ConstTensors out_;
+  PushInfo push_;
+  ConstTensors out_;
   const MutableTensors in_;
   std::optional<ExchangeResult> result_;
 };

@@ -170,6 +170,7 @@ class ClientImpl final : public Client {
 ClientImpl::~ClientImpl() {
   on_stop_.reset();
   exchanges_.EndAll(absl::CancelledError("the client is shutting down"));
+  context_->sender = nullptr;  // Here, not where the last exchange ends, which may be its own thread.
   if (joined_ && !left_) (void)Leave("the worker ended without leaving");
   watch_.reset();
   timer_.Stop();  // Before what its calls use.
@@ -211,6 +212,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->connect_timeout = ToChrono(options_.connect_timeout);
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
+  if (options_.sender_thread) context_->sender = std::make_unique<SenderThread>();
   std::vector<std::string> over_grpc;
   for (const v1::ShardInfo& info : joined_as_.shards()) {
     const auto shard = static_cast<uint32_t>(context_->links.size());
@@ -372,6 +374,7 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.in = weights;
   request.deferred = deferred;
   request.view = view && can_view();
+  request.empty_contributions = policy_.empty_contributions;
   Share(request);
   return Run(std::move(request), std::move(callback));
 }

@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/connection_problem.h"
-#include "common/finite.h"
 #include "common/status.h"
 
 namespace ps {
@@ -19,9 +18,14 @@ constexpr std::chrono::milliseconds kShortestWait(20);
 // whole, and for each message.
 constexpr std::chrono::seconds kCallMargin(10);
 constexpr double kSlowestBytesPerSecond = 32 << 10;
+constexpr absl::string_view kTooEarly = "it answered before the push was complete";
 
 std::chrono::nanoseconds SlowestTime(double bytes) {
   return std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
+}
+
+TimePoint EndOf(absl::Duration time) {
+  return time == absl::InfiniteDuration() ? TimePoint::max() : Now() + ToChrono(time);
 }
 
 }  // namespace
@@ -31,7 +35,13 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
     : context_(std::move(context)),
       timer_(timer),
       request_(std::move(request)),
+      out_(request_.out),
       tensor_slices_(SlicesOfTensors(context_->plan)),
+      // Values that are copied are in the cache: to look at them costs nothing more.
+      servers_look_(request_.pushes() && !request_.push.skip_not_finite && request_.shared != nullptr &&
+                    !request_.staged &&
+                    std::all_of(context_->links.begin(), context_->links.end(),
+                                [](const auto& link) { return link->server_looks(); })),
       // A pull says which version it wants; what a push brings, its first attempt shows.
       shards_(context_->plan.num_shards(),
               ShardState{.retry = RetryPolicy({.connect_timeout = context_->connect_timeout,
@@ -40,13 +50,11 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
                                                .pause_longest = kPauseLongest},
                                               timer_.now()),
                          .version = request_.version}),
-      ready_(tensor_slices_.size()),
+      ready_(context_->plan, request_.has_constants()),
+      samples_(request_.push.samples),
+      told_samples_(request_.push.samples),
       callback_(std::move(callback)) {
-  // Values that are copied are in the cache: to look at them costs nothing more.
-  servers_look_ = request_.pushes() && request_.shared != nullptr && !request_.staged &&
-                  std::all_of(context_->links.begin(), context_->links.end(),
-                              [](const auto& link) { return link->server_looks(); });
-  if (exact()) arrived_.emplace(context_->plan);
+  if (exact()) arrived_.emplace(context_->plan, request_.has_constants());
 }
 
 std::string RetryingExchange::Where(uint32_t shard) const {
@@ -71,20 +79,28 @@ void RetryingExchange::Begin() {
   }
   for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) StartCall(shard);
   if (!request_.sends_no_slices() && !request_.deferred) {
-    for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) TensorReady(tensor);
+    for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) {
+      if (request_.has_constants() || IsPushed(context_->plan.layout()[tensor].kind)) TensorReady(tensor);
+    }
   }
   ReleaseMemory();  // Begin's own hold: it reads the gradients.
 }
 
+CallKind RetryingExchange::Kind() const {
+  const bool is_push = !request_.pushes() || told_samples_ > 0 || request_.push.samples == 0;
+  return is_push || request_.empty_contributions ? request_.kind : CallKind::kPull;
+}
+
 CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   CallRequest call;
-  call.kind = request_.kind;
+  call.kind = Kind();
   const auto& versions = request_.push.versions;
   call.step = request_.push.step;
   call.version = shard < versions.size() ? versions[shard] : request_.push.version;
-  call.samples = request_.push.samples;
+  call.samples = told_samples_;
   call.contribution = request_.push.contribution;
   call.passed = request_.push.passed;
+  call.learning_rate = request_.push.learning_rate;
   call.exact_version = request_.version;
   call.pull_step = request_.step;
   const auto wait = std::min<std::chrono::nanoseconds>(
@@ -93,13 +109,11 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
   call.view = request_.view;
-  call.out = &request_.out;
+  call.out = &out_;
   call.in = &request_.in;
   if (request_.shared != nullptr && !request_.shared->detached()) call.shared = request_.shared;
-  if (exact()) {
-    call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
-    call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
-  }
+  if (exact() || request_.pushes()) call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
+  if (exact()) call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
   HoldMemory();
   call.memory_in_use = std::shared_ptr<void>(nullptr, [self = shared_from_this()](void*) { self->ReleaseMemory(); });
   return call;
@@ -116,62 +130,15 @@ void RetryingExchange::StartCall(uint32_t shard) {
     CallRequest request = MakeCallRequest(shard, now);
     state.retry.BeginAttempt(now, now + request.timeout);
     state.stalled = false;
+    state.outdated = false;
     call = context_->links[shard]->MakeCall(
         std::move(request), [self = shared_from_this(), shard](const absl::Status& status, const ShardReply& reply) {
           self->OnCallEnd(shard, status, reply);
         });
     state.call = call;
-    if (SendsSlices(request_.kind)) call->Send(ready_.OfShard(context_->plan, shard), ready_.all());
+    if (!PullsOnly()) call->Send(told_samples_ == 0 ? std::vector<uint32_t>() : ready_.OfShard(shard), ready_.all());
   }
   call->Begin();  // Without the lock: it may end at once.
-}
-
-// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never
-// completed, and the servers drop what came of it.
-void RetryingExchange::TensorReady(size_t tensor) {
-  {
-    MutexLock lock(mutex_);
-    if (decided_ || request_.sends_no_slices()) return;
-    if (!ready_.BeginTensor(tensor)) {
-      return End(absl::InvalidArgumentError(
-          absl::StrCat(Who(), ": TensorReady for tensor ", tensor, ", which is ready already or does not exist")));
-    }
-  }
-  const std::vector<uint32_t>& slices = tensor_slices_[tensor];
-  for (const uint32_t slice : slices) {
-    const SliceInfo& info = context_->plan.slices()[slice];
-    const float* values = request_.out[tensor].data() + info.offset;
-    const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
-    if (request_.staged) std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
-    MutexLock lock(mutex_);
-    if (decided_) return;
-    if (!finite) return End(NotFinite(tensor));
-    SliceReady(info, slice == slices.back());
-  }
-}
-
-void RetryingExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
-  ready_.Add(slice.index);
-  told_slices_ = true;
-  if (last_of_tensor) ready_.EndTensor();
-  const bool last = ready_.all();
-  if (last) all_ready_at_ = timer_.now();
-  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
-    ShardCall* call = shards_[shard].call.get();
-    if (call == nullptr) continue;
-    if (shard == slice.shard) {
-      call->Send({slice.index}, last);
-    } else if (last) {
-      call->Send({}, true);
-    }
-  }
-}
-
-absl::Status RetryingExchange::NotFinite(size_t tensor) const {
-  return absl::InvalidArgumentError(absl::StrCat(Who(),
-                                                 request_.pushes() ? ": the gradient of" : ": the initial value of",
-                                                 " tensor ", context_->plan.layout()[tensor].name, " is not finite",
-                                                 request_.pushes() ? "; the learning rate may be too large" : ""));
 }
 
 void RetryingExchange::CheckProgress() {
@@ -196,10 +163,14 @@ void RetryingExchange::OnCallEnd(uint32_t shard, const absl::Status& status, con
     MutexLock lock(mutex_);
     ended = std::move(shards_[shard].call);
     if (decided_) return;
-    if (status.ok()) {
+    // Whatever a server answers, weights must not come before the last gradient is ready: ask again then.
+    const bool too_early = ReceivesSlices(request_.kind) && !all_ready_at_.has_value();
+    if (status.ok() && !too_early) {
       OnAnswer(shard, reply);
+    } else if (shards_[shard].outdated) {
+      AskAgain(shard, timer_.now());
     } else {
-      notice = OnFailure(shard, status, reply);
+      notice = OnFailure(shard, status.ok() ? absl::UnavailableError(kTooEarly) : status, reply);
     }
   }
   if (!notice.empty() && context_->on_notice) context_->on_notice(notice);
@@ -220,10 +191,11 @@ absl::Status RetryingExchange::CheckReply(uint32_t shard, const ShardReply& repl
         absl::StrCat("rank ", context_->rank, ", incarnation ", context_->incarnation, ": fenced by shard ", shard,
                      ": the rank has a new owner, or generation ", reply.generation, " of the job is running"));
   }
-  if (request_.pushes() && reply.answer == PushAnswer::kNone) {
+  if (request_.pushes() && !PullsOnly() && reply.answer == PushAnswer::kNone) {
     return absl::InternalError(absl::StrCat(Where(shard), ": it ended the push without an answer"));
   }
-  const size_t slices = context_->plan.shard_slices(shard).size();
+  const size_t slices =
+      (PullsOnly() ? context_->plan.shard_slices(shard) : context_->plan.pushed_shard_slices(shard)).size();
   if (!ReceivesSlices(request_.kind) || reply.slices == slices) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(Where(shard), ": it sent ", reply.slices, " of its ", slices, " slices"));
 }
@@ -255,12 +227,15 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
     End(EndStatus(shard, decision, status));
     return "";
   }
-  if (!timer_.At(now + decision.pause, [self = shared_from_this(), shard] { self->StartCall(shard); })) {
-    End(absl::CancelledError("the client is shutting down"));
-    return "";
-  }
-  if (!decision.notice) return "";
+  if (!AskAgain(shard, now + decision.pause)) return "";
+  if (!decision.notice || status.message() == kTooEarly) return "";
   return decision.waiting ? Message(status) : absl::StrCat(Where(shard), ": ", ConnectionProblem(status), "; retrying");
+}
+
+bool RetryingExchange::AskAgain(uint32_t shard, TimePoint when) {
+  if (timer_.At(when, [self = shared_from_this(), shard] { self->StartCall(shard); })) return true;
+  End(absl::CancelledError("the client is shutting down"));
+  return false;
 }
 
 absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& decision,
@@ -301,9 +276,18 @@ void RetryingExchange::MaybeFinish() {
   if (!result_.has_value() || memory_users_ > 0 || finished_) return;
   finished_ = true;
   ended_.NotifyAll();
-  if (!callback_) return;
-  timer_.At(timer_.now(),
-            [self = shared_from_this(), callback = std::exchange(callback_, nullptr)] { callback(self->Wait()); });
+  if (!callback_ && releases_.empty()) return;
+  timer_.At(timer_.now(), [self = shared_from_this(), callback = std::exchange(callback_, nullptr),
+                           releases = std::exchange(releases_, {})] {
+    for (const std::function<void()>& release : releases) release();
+    if (callback) callback(self->Wait());
+  });
+}
+
+bool RetryingExchange::TryHoldMemory() {
+  MutexLock lock(end_mutex_);
+  if (!finished_) ++memory_users_;
+  return !finished_;
 }
 
 void RetryingExchange::HoldMemory() {
@@ -326,8 +310,11 @@ void RetryingExchange::Abort(const absl::Status& status) {
 
 // A slice that may already be computed on must not be written again.
 bool RetryingExchange::WantsSlice(uint32_t slice) {
+  // A push that has become a pull brings constants, too, for which there need not be memory.
+  if (request_.pushes() && !IsPushed(context_->plan.layout()[context_->plan.slices()[slice].tensor].kind)) return false;
   MutexLock lock(mutex_);
-  return !arrived_->Has(slice);
+  if (!all_ready_at_.has_value()) return false;  // Gradients may still be computed on what is there.
+  return !arrived_.has_value() || !arrived_->Has(slice);
 }
 
 void RetryingExchange::OnSlice(uint32_t slice) {
@@ -335,27 +322,48 @@ void RetryingExchange::OnSlice(uint32_t slice) {
   if (arrived_->Add(slice)) changed_.NotifyAll();
 }
 
-absl::Status RetryingExchange::WaitTensor(size_t tensor) {
-  if (!ReceivesSlices(request_.kind) || !exact() || tensor >= tensor_slices_.size()) return Wait().status();
-  {
-    MutexLock lock(mutex_);
-    while (!arrived_->HasTensor(tensor) && !decided_) changed_.Wait(mutex_);  // Bounded as in Wait.
-    if (arrived_->HasTensor(tensor)) return absl::OkStatus();
-  }
-  return Wait().status();
+std::optional<absl::Status> RetryingExchange::WaitTensorFor(size_t tensor, absl::Duration time) {
+  return WaitTensorUntil(tensor, EndOf(time));
 }
 
-absl::StatusOr<ExchangeResult> RetryingExchange::Wait() {
+std::optional<absl::Status> RetryingExchange::WaitTensorUntil(size_t tensor, TimePoint end) {
+  if (ReceivesSlices(request_.kind) && exact() && tensor < tensor_slices_.size()) {
+    MutexLock lock(mutex_);
+    // Bounded as in WaitUntil.
+    while (!arrived_->HasTensor(tensor) && !decided_) {
+      if (!changed_.WaitUntil(mutex_, end)) break;
+    }
+    if (arrived_->HasTensor(tensor)) return absl::OkStatus();
+  }
+  const std::optional<absl::StatusOr<ExchangeResult>> result = WaitUntil(end);
+  return result.has_value() ? std::optional<absl::Status>(result->status()) : std::nullopt;
+}
+
+std::optional<absl::StatusOr<ExchangeResult>> RetryingExchange::WaitFor(absl::Duration time) {
+  return WaitUntil(EndOf(time));
+}
+
+std::optional<absl::StatusOr<ExchangeResult>> RetryingExchange::WaitUntil(TimePoint end) {
   MutexLock lock(end_mutex_);
-  // Bounded: ClassifyFailure ends every series of attempts, and a link every call.
-  while (!finished_) ended_.Wait(end_mutex_);
+  // Without an end it is bounded: ClassifyFailure ends every series of attempts, and a link every call.
+  while (!finished_) {
+    if (!ended_.WaitUntil(end_mutex_, end) && !finished_) return std::nullopt;
+  }
   return *result_;
 }
 
 ExchangeResult RetryingExchange::MakeResult() const {
   std::vector<ShardReply> replies;
-  for (const ShardState& state : shards_) replies.push_back(*state.reply);
-  return CombineReplies(request_, replies, all_ready_at_, timer_.now());
+  for (const ShardState& state : shards_) replies.push_back(state.reply.value_or(ShardReply()));
+  ExchangeResult result = CombineReplies(request_, replies, all_ready_at_, timer_.now());
+  if (not_finite_.has_value()) result.skipped = context_->plan.layout()[*not_finite_].name;
+  if (!PullsOnly() || !request_.pushes()) return result;
+  result.next_step = request_.push.step;  // There was no push.
+  if (request_.kind == CallKind::kPush) {
+    result.version = request_.push.version;
+    result.versions = request_.push.versions;
+  }
+  return result;
 }
 
 }  // namespace ps

@@ -16,6 +16,7 @@
 #include "worker/client/exchange_request.h"
 #include "worker/client/exchange_slices.h"
 #include "worker/client/retry_policy.h"
+#include "worker/client/sender_thread.h"
 #include "worker/client/shard_link.h"
 #include "worker/client/timer.h"
 
@@ -31,6 +32,7 @@ struct ExchangeContext {
   std::chrono::nanoseconds connect_timeout{};
   std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
+  std::unique_ptr<SenderThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 
 // Thread-safe.
@@ -46,8 +48,12 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // Once. Makes no call if the exchange was aborted before.
   void Begin();
   void TensorReady(size_t tensor) override;
-  absl::Status WaitTensor(size_t tensor) override;
-  absl::StatusOr<ExchangeResult> Wait() override;
+  void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) override;
+  bool SetSamples(uint32_t samples) override;
+  absl::Status WaitTensor(size_t tensor) override { return *WaitTensorUntil(tensor, TimePoint::max()); }
+  std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration time) override;
+  absl::StatusOr<ExchangeResult> Wait() override { return *WaitUntil(TimePoint::max()); }
+  std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration time) override;
   // Cancels calls that made no progress for too long; they are retried if possible. To be called about every second.
   void CheckProgress();
   // Ends it with this status, also between two attempts. Nothing happens if it has ended.
@@ -57,7 +63,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   struct ShardState {
     RetryPolicy retry;
     std::shared_ptr<ShardCall> call = nullptr;       // Null before the first, between two attempts, and at the end.
-    bool stalled = false;                            // `call` was cancelled because it made no progress.
+    bool stalled = false;                            // `call` was cancelled because it made no progress,
+    bool outdated = false;                           // or because the push has become another.
     std::optional<uint64_t> version = {};            // If exact: the one that all attempts bring; unset: not known yet.
     std::optional<ShardReply> reply = std::nullopt;  // Of the attempt that succeeded.
   };
@@ -69,10 +76,26 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   std::string Where(uint32_t shard) const;
   std::string Who() const;  // The rank, and of a push the step.
 
+  std::optional<absl::StatusOr<ExchangeResult>> WaitUntil(TimePoint end);
+  std::optional<absl::Status> WaitTensorUntil(size_t tensor, TimePoint end);
+
+  // What the shards are asked, now that it is known what has become of the push.
+  CallKind Kind() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool PullsOnly() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !SendsSlices(Kind()); }
   void StartCall(uint32_t shard);
-  CallRequest MakeCallRequest(uint32_t shard, TimePoint now);
+  CallRequest MakeCallRequest(uint32_t shard, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The tensor's slices are to be sent. False: no, or no more.
+  bool BeginTensor(size_t tensor, std::span<const float> gradient);
+  // Looks at them and sends them.
+  void SendTensor(size_t tensor);
+  void ReleaseLater(const std::function<void()>& release);
   // A finite slice may be sent.
   void SliceReady(const SliceInfo& slice, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnNotFinite(size_t tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Nothing is missing any more. Returns whether the push has become another than servers were told of: then they are
+  // told anew.
+  bool OnAllReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
@@ -82,29 +105,36 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   // Returns what the user is to be told, if anything.
   std::string OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckReply(uint32_t shard, const ShardReply& reply) const;
+  absl::Status CheckReply(uint32_t shard, const ShardReply& reply) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // INTERNAL if an exact exchange was sent another version than was asked for, or than in an earlier attempt.
   absl::Status KeepVersion(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes a call to it at this time. False: it has ended instead.
+  bool AskAgain(uint32_t shard, TimePoint when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The error of an exchange that a failed call ends.
   absl::Status EndStatus(uint32_t shard, const RetryDecision& decision, const absl::Status& status) const;
 
   ExchangeResult MakeResult() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void HoldMemory();
+  bool TryHoldMemory();  // False: it has finished.
   void ReleaseMemory();
   void MaybeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(end_mutex_);
 
   const std::shared_ptr<const ExchangeContext> context_;
   Timer& timer_;
   const ExchangeRequest request_;
+  ConstTensors out_;  // A tensor's is set before it is ready, and then constant.
   const std::vector<std::vector<uint32_t>> tensor_slices_;
-  bool servers_look_ = false;  // Constant: nobody need look here whether gradients are finite.
+  const bool servers_look_;  // Nobody need look here whether gradients are finite.
 
   Mutex mutex_;
   CondVar changed_;
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   ReadySlices ready_ ABSL_GUARDED_BY(mutex_);
-  bool told_slices_ ABSL_GUARDED_BY(mutex_) = false;  // Servers may know of some.
+  uint32_t samples_ ABSL_GUARDED_BY(mutex_);                  // Of the push, when all are ready,
+  uint32_t told_samples_ ABSL_GUARDED_BY(mutex_);             // and as servers are told.
+  std::optional<size_t> not_finite_ ABSL_GUARDED_BY(mutex_);  // A tensor for which the push became an empty one.
+  bool told_slices_ ABSL_GUARDED_BY(mutex_) = false;          // Servers may know of some.
   std::optional<TimePoint> all_ready_at_ ABSL_GUARDED_BY(mutex_);
   std::optional<ArrivedSlices> arrived_ ABSL_GUARDED_BY(mutex_);  // If exact.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;                  // The result is fixed, and no call begins any more.
@@ -116,6 +146,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   uint32_t memory_users_ ABSL_GUARDED_BY(end_mutex_) = 1;  // Calls that may use the caller's memory, and Begin.
   std::optional<absl::StatusOr<ExchangeResult>> result_ ABSL_GUARDED_BY(end_mutex_);
   Client::DoneCallback callback_ ABSL_GUARDED_BY(end_mutex_);
+  std::vector<std::function<void()>> releases_ ABSL_GUARDED_BY(end_mutex_);  // To be called when it has finished.
   bool finished_ ABSL_GUARDED_BY(end_mutex_) = false;  // There is a result, and nobody uses the memory.
 };
 

@@ -8,14 +8,17 @@
 namespace ps {
 namespace {
 
+// Of tensors that are not moved, or whose memory is named later, there may be nothing.
 template <typename Tensors>
-absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what) {
+absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what, bool constants,
+                          bool may_be_missing) {
   if (tensors.size() != layout.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": ", tensors.size(), " tensors for a model of ", layout.size()));
   }
   for (size_t i = 0; i < layout.size(); ++i) {
     if (tensors[i].size() == static_cast<size_t>(layout[i].elements())) continue;
+    if (tensors[i].empty() && (may_be_missing || (!constants && !IsPushed(layout[i].kind)))) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(what, ": ", tensors[i].size(), " elements for tensor ", ToString(layout[i])));
   }
@@ -31,9 +34,12 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
         absl::StrCat("PushInfo.versions has ", versions, " versions for ", plan.num_shards(), " shards"));
   }
   if (!request.sends_no_slices()) {
-    PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values"));
+    PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",
+                                    /*constants=*/!request.pushes(), /*may_be_missing=*/request.deferred));
   }
-  return ReceivesSlices(request.kind) ? CheckTensors(plan.layout(), request.in, "weights") : absl::OkStatus();
+  if (!ReceivesSlices(request.kind)) return absl::OkStatus();
+  return CheckTensors(plan.layout(), request.in, "weights", /*constants=*/request.kind == CallKind::kPull,
+                      /*may_be_missing=*/false);
 }
 
 ExchangeResult CombineReplies(const ExchangeRequest& request, const std::vector<ShardReply>& replies,

@@ -22,11 +22,14 @@ struct ExchangeRequest {
   bool staged = false;
   bool view = false;  // As in CallRequest.
   bool deferred = false;
+  bool empty_contributions = false;      // As in ModePolicy: else a push without samples is none.
   TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.
 
   bool pushes() const { return kind == CallKind::kPush || kind == CallKind::kPushPull; }
   // Nothing is sent but a header: a pull, or a push of an empty contribution.
   bool sends_no_slices() const { return !SendsSlices(kind) || (pushes() && push.samples == 0); }
+  // Constants are initialised and pulled, but not pushed.
+  bool has_constants() const { return !pushes(); }
 };
 
 // INVALID_ARGUMENT, naming the tensor or the field, if the request does not fit the model or its shards.

@@ -10,22 +10,49 @@ std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan) {
   return slices;
 }
 
+ReadySlices::ReadySlices(const SlicePlan& plan, bool with_constants)
+    : plan_(plan), missing_slices_(plan.num_shards()), last_(plan.num_shards()) {
+  expected_.reserve(plan.layout().size());
+  for (const TensorSpec& tensor : plan.layout()) {
+    expected_.push_back(with_constants || IsPushed(tensor.kind));
+    if (expected_.back()) ++missing_tensors_;
+  }
+  for (const SliceInfo& slice : plan.slices()) {
+    if (expected_[slice.tensor]) ++missing_slices_[slice.shard];
+  }
+}
+
 bool ReadySlices::BeginTensor(size_t tensor) {
-  if (tensor >= begun_.size() || begun_[tensor]) return false;
-  begun_[tensor] = true;
+  if (tensor >= expected_.size() || !expected_[tensor]) return false;
+  expected_[tensor] = false;
   return true;
 }
 
-std::vector<uint32_t> ReadySlices::OfShard(const SlicePlan& plan, uint32_t shard) const {
+void ReadySlices::Add(uint32_t slice) {
+  const uint32_t shard = plan_.slices()[slice].shard;
+  slices_.push_back(slice);
+  if (--missing_slices_[shard] == 0) last_[shard] = slice;
+}
+
+std::vector<uint32_t> ReadySlices::OfShard(uint32_t shard) const {
   std::vector<uint32_t> slices;
   for (const uint32_t slice : slices_) {
-    if (plan.slices()[slice].shard == shard) slices.push_back(slice);
+    if (plan_.slices()[slice].shard == shard && (all() || last_[shard] != slice)) slices.push_back(slice);
   }
   return slices;
 }
 
-ArrivedSlices::ArrivedSlices(const SlicePlan& plan) : plan_(plan), arrived_(plan.slices().size()) {
-  for (const auto& slices : SlicesOfTensors(plan)) missing_.push_back(slices.size());
+std::vector<uint32_t> ReadySlices::NewOfShard(uint32_t shard, uint32_t added) const {
+  if (all() && last_[shard].has_value()) return {*last_[shard]};
+  if (plan_.slices()[added].shard != shard || last_[shard] == added) return {};
+  return {added};
+}
+
+ArrivedSlices::ArrivedSlices(const SlicePlan& plan, bool with_constants)
+    : plan_(plan), arrived_(plan.slices().size()), missing_(plan.layout().size()) {
+  for (const SliceInfo& slice : plan.slices()) {
+    if (with_constants || IsPushed(plan.layout()[slice.tensor].kind)) ++missing_[slice.tensor];
+  }
 }
 
 bool ArrivedSlices::Add(uint32_t slice) {

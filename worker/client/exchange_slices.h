@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "common/slices.h"
@@ -13,32 +14,42 @@ namespace ps {
 std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan);
 
 // Slices that may be sent, in the order in which they became ready. A call that is made again sends them all again.
+//
+// The slice that completes a shard's is held back until all are ready: no shard has a whole push before that, so what
+// is pushed may still be replaced, and no weights come that are made of it.
 class ReadySlices {
  public:
-  explicit ReadySlices(size_t tensors) : begun_(tensors) {}
+  // Of a push, or of initial values, which have those of constants as well. The plan outlives it.
+  ReadySlices(const SlicePlan& plan, bool with_constants);
 
-  // This tensor's slices follow. False if there is no such tensor, or it was begun before.
+  // This tensor's slices follow. False if there is no such tensor, it is not sent, or it was begun before.
   bool BeginTensor(size_t tensor);
-  void Add(uint32_t slice) { slices_.push_back(slice); }
+  void Add(uint32_t slice);
   // All slices of a tensor that was begun were added.
-  void EndTensor() { ++ended_; }
+  void EndTensor() { --missing_tensors_; }
   // There is nothing to add.
-  void EndAll() { ended_ = begun_.size(); }
+  void EndAll() { missing_tensors_ = 0; }
 
-  bool all() const { return ended_ == begun_.size(); }
-  // Those of one shard.
-  std::vector<uint32_t> OfShard(const SlicePlan& plan, uint32_t shard) const;
+  bool all() const { return missing_tensors_ == 0; }
+  // Those of one shard that may be sent.
+  std::vector<uint32_t> OfShard(uint32_t shard) const;
+  // Those of one shard that may be sent now and could not before this slice was added last.
+  std::vector<uint32_t> NewOfShard(uint32_t shard, uint32_t added) const;
 
  private:
-  std::vector<bool> begun_;  // By tensor.
-  size_t ended_ = 0;         // Tensors.
+  const SlicePlan& plan_;
+  std::vector<bool> expected_;  // By tensor: it is to be begun.
+  size_t missing_tensors_ = 0;  // That have not ended.
   std::vector<uint32_t> slices_;
+  std::vector<size_t> missing_slices_;         // By shard.
+  std::vector<std::optional<uint32_t>> last_;  // By shard: its last slice, once it is ready.
 };
 
 // Slices that have arrived for good: another attempt would bring the same, and they may already be computed on.
 class ArrivedSlices {
  public:
-  explicit ArrivedSlices(const SlicePlan& plan);
+  // Of a pull, which brings constants as well, or of a push_pull.
+  ArrivedSlices(const SlicePlan& plan, bool with_constants);
 
   bool Has(uint32_t slice) const { return arrived_[slice]; }
   bool HasTensor(size_t tensor) const { return missing_[tensor] == 0; }

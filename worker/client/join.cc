@@ -23,6 +23,20 @@ uint64_t RandomJoinRequestId() {
 // Two containers may have the same host name and process number.
 std::string DefaultName() { return absl::StrFormat("%s-%d-%06x", HostName(), getpid(), RandomJoinRequestId() >> 40); }
 
+v1::OptimizerSettings ToProto(const OptimizerSettings& settings) {
+  v1::OptimizerSettings message;
+  message.set_optimizer(settings.optimizer);
+  for (const auto& [name, value] : settings.hyperparameters) {
+    v1::Hyperparameter* const out = message.add_hyperparameters();
+    out->set_name(name);
+    out->set_value(value);
+  }
+  if (settings.clip_value.has_value()) message.set_clip_value(*settings.clip_value);
+  if (settings.clip_tensor_norm.has_value()) message.set_clip_tensor_norm(*settings.clip_tensor_norm);
+  if (settings.clip_norm.has_value()) message.set_clip_norm(*settings.clip_norm);
+  return message;
+}
+
 v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layout) {
   v1::JoinRequest request;
   request.set_protocol(v1::PROTOCOL_VERSION_1);
@@ -32,6 +46,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
   request.set_samples_per_epoch(options.samples_per_epoch);
+  if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());
   request.set_watches(true);

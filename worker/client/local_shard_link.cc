@@ -42,6 +42,8 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
  private:
   void SendReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckWeights(const SharedMemory& weights) const;
+  // That a reply brings.
+  const std::vector<uint32_t>& SlicesOfReply() const;
   void CopyWeights(const SharedMemory& weights);
   WeightsView ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const;
 
@@ -126,9 +128,15 @@ absl::Status LocalShardCall::CheckWeights(const SharedMemory& weights) const {
   return absl::InternalError("the server's memory does not hold its slices");
 }
 
+const std::vector<uint32_t>& LocalShardCall::SlicesOfReply() const {
+  const SlicePlan& plan = *connection_->target().plan;
+  const uint32_t shard = connection_->target().shard;
+  return request_.kind == CallKind::kPull ? plan.shard_slices(shard) : plan.pushed_shard_slices(shard);
+}
+
 void LocalShardCall::CopyWeights(const SharedMemory& weights) {
   const SlicePlan& plan = *connection_->target().plan;
-  for (const uint32_t index : plan.shard_slices(connection_->target().shard)) {
+  for (const uint32_t index : SlicesOfReply()) {
     const SliceInfo& slice = plan.slices()[index];
     if (request_.wants_slice && !request_.wants_slice(index)) continue;
     std::memcpy((*request_.in)[slice.tensor].data() + slice.offset,
@@ -164,8 +172,7 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* we
   if (reply.has_pull()) status = TakePull(reply.pull(), &reply_);
   if (status.ok() && weights != nullptr) status = CheckWeights(*weights);
   if (status.ok() && weights != nullptr) {
-    const SlicePlan& plan = *connection_->target().plan;
-    reply_.slices = plan.shard_slices(connection_->target().shard).size();
+    reply_.slices = SlicesOfReply().size();
     if (request_.view) {
       reply_.view = ViewOf(*weights, pin);
     } else {

@@ -36,6 +36,7 @@ struct CallRequest {
   uint32_t samples = 0;
   PushContribution contribution = PushContribution::kGradient;
   std::optional<uint64_t> passed;
+  std::optional<float> learning_rate;
   std::optional<uint64_t> exact_version;  // Of a pull: this one; unset: the newest.
   std::optional<uint64_t> pull_step;      // Of a pull: as in Client::Pull.
 

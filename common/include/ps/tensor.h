@@ -7,6 +7,17 @@
 
 namespace ps {
 
+// What becomes of a tensor in an update; see ps.proto, TensorKind.
+enum class TensorKind : int {
+  kWeight = 0,        // The optimizer steps it by its gradient.
+  kConstant = 1,      // It stays as it was initialised: it is pulled by Pull and Start alone, and never pushed.
+  kBufferLowest = 2,  // It becomes the value that the lowest rank pushes,
+  kBufferMean = 3,    // or the mean of the pushed values.
+};
+
+// Whether a push carries the tensor.
+constexpr bool IsPushed(TensorKind kind) { return kind != TensorKind::kConstant; }
+
 // One named tensor. Elements are float32 in row-major order.
 struct TensorSpec {
   std::string name;
@@ -14,6 +25,7 @@ struct TensorSpec {
   // The optimizer's learning rate and weight decay, times these, are this tensor's. Finite, at least 0.
   float learning_rate_factor = 1;
   float weight_decay_factor = 1;
+  TensorKind kind = TensorKind::kWeight;
 
   int64_t elements() const {
     int64_t count = 1;
@@ -28,5 +40,8 @@ using Layout = std::vector<TensorSpec>;
 
 // "layer0.weight [64, 784]", for messages.
 std::string ToString(const TensorSpec& tensor);
+
+// "a weight", for messages; "" if there is no such kind.
+std::string ToString(TensorKind kind);
 
 }  // namespace ps

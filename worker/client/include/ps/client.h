@@ -32,6 +32,15 @@
 
 namespace ps {
 
+// The optimizer that a worker was written for; see ps.proto, OptimizerSettings.
+struct OptimizerSettings {
+  std::string optimizer;                         // By the name of its flag.
+  std::map<std::string, float> hyperparameters;  // By the names of their flags; the others have their defaults.
+  std::optional<float> clip_value;
+  std::optional<float> clip_tensor_norm;
+  std::optional<float> clip_norm;
+};
+
 struct ClientOptions {
   std::string server;  // The chief: HOST:PORT or unix:PATH.
   std::string job = "default";
@@ -45,12 +54,17 @@ struct ClientOptions {
   // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
   // the job's schedule has lengths in epochs and no other worker has told it.
   uint64_t samples_per_epoch = 0;
+  // What servers are to apply that leave it to the workers (--optimizer=from_worker); others must have been started
+  // with the same. Unset: whatever the servers apply.
+  std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
   absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
   absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
   std::stop_token stop;
+  // A thread of the client's looks at deferred gradients and passes them on; else the one that calls TensorReady does.
+  bool sender_thread = false;
   // Gets one line on what is waited for or retried. Called from any thread; must not call the client.
   std::function<void(const std::string&)> on_notice;
 };
@@ -73,6 +87,12 @@ struct PushInfo {
   PushContribution contribution = PushContribution::kGradient;
   // Samples that this worker has used since its last push, which schedules count; unset: `samples`.
   std::optional<uint64_t> passed = {};
+  // The job's learning rate from the version on that this push makes: that of the lowest rank counts. See ps.proto,
+  // PushRequest.
+  std::optional<float> learning_rate = {};
+  // Where a gradient turns out not to be finite: the push becomes an empty contribution, or, in a mode without those
+  // (ModePolicy), there is none, and weights are pulled all the same. Else the exchange fails.
+  bool skip_not_finite = false;
 };
 
 // One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
@@ -103,6 +123,8 @@ struct ExchangeResult {
   uint64_t position = 0;
   // Of StartPushView, where the weights could be viewed: then nothing was written to the caller's memory.
   WeightsView view = {};
+  // With PushInfo::skip_not_finite: the tensor whose gradient was not finite; empty: all were.
+  std::string skipped = {};
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
@@ -183,7 +205,8 @@ struct TensorMemory {
   ConstTensors Read() const { return {tensors.begin(), tensors.end()}; }
 };
 
-// An exchange in progress: one push, one pull or both, over all shards.
+// An exchange in progress: one push, one pull or both, over all shards. Of one that is deferred no shard has the whole
+// push, and no weight is written, before the last tensor is ready.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -191,12 +214,23 @@ class Exchange {
   // The exchange fails if it is not finite, or if the tensor was ready already. (In a mode that a lost worker fails, a
   // gradient that servers read in shared memory is looked at there, as it is applied, and then the job fails.)
   virtual void TensorReady(size_t tensor) = 0;
+  // The same, for a gradient whose memory is only known now. It must not change until the
+  // exchange has ended or `release`, if any, is called: once, from any thread, which it must not block, and soon after
+  // the end at the latest.
+  virtual void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) = 0;
+  // The number of samples that the push counts for, if it is another than PushInfo said; 0: it becomes an empty
+  // contribution, as with skip_not_finite. It counts until the last tensor is ready: false, if that is over or the
+  // exchange pushes nothing. A number that changed costs sending the gradients again.
+  virtual bool SetSamples(uint32_t samples) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
   // layers; tensors arrive in layout order. Without exact versions (ModePolicy), a retried pull may bring another
   // one, so there it waits for the whole exchange. Returns the error if the exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the exchange has ended.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
+  // The same, for so long at most. Nothing: it was not long enough, and the exchange goes on.
+  virtual std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration time) = 0;
+  virtual std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration time) = 0;
 };
 
 class Client {

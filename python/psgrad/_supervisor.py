@@ -1,0 +1,232 @@
+"""Starts the processes of a job, waits for them, and ends them in order."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from psgrad import _programs
+from psgrad._children import Child, Process, Server
+from psgrad._lines import READ_BYTES, Lines, Sink
+
+# One that failed because of another may end first.
+_BLAME_S = 1.0
+# Processes that a child has left behind hold its pipes open.
+_DRAIN_S = 1.0
+# What a pipe holds: the kernel's default for what a user without privileges may ask for.
+_PIPE_BYTES_MAX = 1 << 20
+
+
+class Failed(Exception):
+    """A process ended that should not have. `process` is the one to blame, as far as that can be told."""
+
+    def __init__(self, process: Process, text: str | None = None) -> None:
+        super().__init__(text or f"{process.name} {process.ending}")
+        self.process = process
+
+
+class Stopped(Exception):
+    """It was asked to stop, by this signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class Supervisor:
+    """Used by one thread, which is the one that the children are tied to. What they write goes to `sink`, as whole
+    lines with the writer's name before each.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self.servers: list[Server] = []
+        self.workers: list[Process] = []
+        # What is waited for besides the processes: descriptors to read from, and what to do then.
+        self.sources: dict[int, Callable[[], object]] = {}
+        self.stopped_by: int | None = None  # A signal. May be set by its handler.
+        self._sink = sink
+        self._pipes: dict[int, Callable[[], object]] = {}
+
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.workers, *self.servers]
+
+    # ---- Starting
+
+    def start_worker(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+        worker = Child(f"worker {rank}", rank, command, env)
+        self.workers.append(worker)
+        self._read_output(worker)
+
+    def start_servers(self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float) -> str:
+        """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server."""
+        program = _programs.find("ps_server")
+        chief = self._start_server(program, 0, server_flags(0, count, workers, flags, chief=None))
+        self._until_listening(timeout_s)
+        for shard in range(1, count):
+            self._start_server(program, shard, server_flags(shard, count, workers, flags, chief=chief.address))
+        self._until_listening(timeout_s)
+        assert chief.address is not None
+        return chief.address
+
+    def _start_server(self, program: str, shard: int, flags: list[str]) -> Server:
+        server = Server(f"server {shard}", shard, [program, *flags])
+        self.servers.append(server)
+        self._read_output(server)
+        return server
+
+    def _until_listening(self, timeout_s: float) -> None:
+        if not self.until(lambda: all(server.address for server in self.servers), timeout_s):
+            silent = next(server for server in self.servers if server.address is None)
+            raise Failed(silent, f"{silent.name} does not listen after {timeout_s:g} s")
+
+    # ---- Waiting
+
+    def until(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Waits for the condition; False if it is not met in time. Stopped, or Failed, if a process fails meanwhile."""
+        met = self._wait(lambda: condition() or self.stopped_by is not None or self._failed() is not None, timeout_s)
+        if self.stopped_by is not None:
+            raise Stopped(self.stopped_by)
+        if self._failed() is not None:
+            self._wait(lambda: not self._culprit_may_follow(), _BLAME_S)
+            failed = self._failed()
+            assert failed is not None
+            if isinstance(failed, Child):
+                self._read_what_is_there(failed)  # Its last words come before what is said about it.
+            raise Failed(failed)
+        return met
+
+    def _failed(self) -> Process | None:
+        """The one to blame, so far."""
+        failed = [process for process in self.processes if process.failed]
+        return min(failed, key=lambda process: process.blames_another) if failed else None
+
+    def _culprit_may_follow(self) -> bool:
+        failed = self._failed()
+        return failed is not None and failed.blames_another and any(worker.running for worker in self.workers)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not condition():
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _turn(self, timeout_s: float | None) -> None:
+        """Waits for something to happen, and sees to all that has."""
+        ready = {process.fd: process.look for process in self.processes if process.running} | self.sources
+        if not self._sink.full:
+            ready |= self._pipes
+        poll = select.poll()
+        for fd in ready:
+            poll.register(fd, select.POLLIN)
+        if self._sink.fd is not None:
+            poll.register(self._sink.fd, select.POLLOUT)
+        # Rounded up: a turn that ends a moment too early would be followed by many that do not wait at all.
+        happened = poll.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
+        for fd, _ in happened:
+            ready.get(fd, self._sink.write)()
+
+    # ---- Output
+
+    def _read_output(self, child: Child) -> None:
+        for fd, pipe in ((1, child.stdout), (2, child.stderr)):
+            self._pipes[pipe] = functools.partial(self._read, child, fd, pipe, Lines(f"[{child.name}] "))
+
+    def _read(self, child: Child, fd: int, pipe: int, lines: Lines) -> None:
+        try:
+            data = os.read(pipe, READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            del self._pipes[pipe]
+        text = lines.feed(data) if data else lines.end()
+        if isinstance(child, Server) and child.address is None and fd == 1:
+            child.address = _address_in(text)
+        self._sink.put(fd, text)
+
+    def _read_what_is_there(self, child: Child) -> None:
+        for pipe in (child.stdout, child.stderr):
+            for _ in range(_PIPE_BYTES_MAX // READ_BYTES):
+                if pipe in self._pipes:
+                    self._pipes[pipe]()
+
+    # ---- Ending
+
+    def end(self, grace_s: float) -> None:
+        """Ends the workers, then the servers. Each gets `grace_s` to follow one signal before the next, harder one."""
+        self._end(self.workers, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL), grace_s)
+        self._end(self.servers, (signal.SIGTERM, signal.SIGKILL), grace_s)
+        self._wait(lambda: not self._pipes, _DRAIN_S)
+        self._pipes.clear()
+        for process in self.processes:
+            if not process.running:
+                process.release()
+        self._wait(lambda: self._sink.fd is None, _DRAIN_S)
+
+    def _end(self, processes: Sequence[Process], signals: Sequence[int], grace_s: float) -> None:
+        for number in signals:
+            for process in processes:
+                process.signal(number)
+            # What was killed ends, unless the kernel holds it: then nobody can help.
+            if self._wait(lambda: not any(process.running for process in processes), grace_s):
+                return
+
+    def kill(self) -> None:
+        """Ends all at once."""
+        for process in self.processes:
+            process.signal(signal.SIGKILL)
+
+
+def _address_in(output: bytes) -> str | None:
+    found = re.search(rb"listening on (\S+)\n", output)
+    return found[1].decode() if found else None
+
+
+# Flags of ps_server that follow from how the job is started.
+OWN_FLAGS = ("advertise", "chief", "insecure", "listen", "num_shards", "num_workers", "shard")
+# Flags that name a file of each server.
+_FILE_FLAGS = ("local_socket", "metrics_file")
+
+
+def server_flags(shard: int, servers: int, workers: int, flags: Mapping[str, str], chief: str | None) -> list[str]:
+    """The command line of one of the servers. `flags` are the user's, by name."""
+    own = {"listen": "127.0.0.1:0", "num_workers": str(workers)}
+    if servers > 1:
+        own |= {"num_shards": str(servers), "shard": str(shard)}
+    if chief is not None:
+        own["chief"] = chief
+    given = {"optimizer": "from_worker", **flags}
+    if servers > 1:
+        given |= {name: _numbered(given[name], shard) for name in _FILE_FLAGS if given.get(name)}
+    return [f"--{name}={value}" for name, value in {**own, **given}.items()]
+
+
+def _numbered(path: str, number: int) -> str:
+    stem, extension = os.path.splitext(path)
+    return f"{stem}.{number}{extension}"
+
+
+def worker_environment(
+    rank: int, local_rank: int, world: int, local_world: int, server: str, job: str
+) -> dict[str, str]:
+    """What a worker finds in its environment, beside what is there already."""
+    environment = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(local_world),
+        "PS_SERVER": server,
+        "PS_JOB": job,
+    }
+    if "OMP_NUM_THREADS" not in os.environ:  # Else each worker would take all cores.
+        cores = len(os.sched_getaffinity(0))
+        environment["OMP_NUM_THREADS"] = str(max(1, cores // local_world))
+    return environment

@@ -1,0 +1,447 @@
+"""The client: joins a job, pulls weights, pushes gradients."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from psgrad import _core
+
+LOG = logging.getLogger("psgrad")
+
+# Between two looks at signals and at what the client has to say.
+_POLL_S = 0.2
+# For what was interrupted to end.
+_STOP_S = 0.5
+
+Result = _core.Result
+LocalSteps = _core.LocalSteps
+_T = TypeVar("_T")
+
+atexit.register(_core.join_calls)
+
+
+class WaitAgain(Exception):
+    """There is no run now, but one may still come back from a worker that is lost: ask again."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a model's layout.
+
+    ``shape`` is that of a float32 array, row by row. The optimizer's learning rate and weight decay are multiplied by
+    the factors. ``kind`` is what becomes of it: a ``weight`` is stepped by its gradient; a ``constant`` stays as it was
+    initialised, and is never pushed; a ``buffer_lowest`` becomes the value that the lowest rank pushes, and a
+    ``buffer_mean`` the mean of the pushed values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    learning_rate_factor: float = 1.0
+    weight_decay_factor: float = 1.0
+    kind: str = "weight"
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The optimizer that a worker was written for, by the names of ps_server's flags (docs/optimizers.md).
+
+    Servers started with ``--optimizer=from_worker`` apply it; others must have been started with the same.
+    """
+
+    optimizer: str
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    clip_value: float | None = None
+    clip_tensor_norm: float | None = None
+    clip_norm: float | None = None
+
+
+def _spec(tensor: Tensor) -> _core.TensorSpec:
+    return _core.TensorSpec(
+        tensor.name, list(tensor.shape), tensor.learning_rate_factor, tensor.weight_decay_factor, tensor.kind
+    )
+
+
+def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
+    """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends it."""
+    end = None if timeout is None else time.monotonic() + timeout
+    try:
+        while True:
+            left = _POLL_S if end is None else min(_POLL_S, max(0.0, end - time.monotonic()))
+            result = poll(left)
+            if result is not None:
+                return result
+            _log(client)
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{what}: not within {timeout} s")
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C, or what a handler of a signal raises.
+        client.stop()
+        with contextlib.suppress(_core.Error):
+            poll(_STOP_S)
+        raise
+    finally:
+        _log(client)
+
+
+def _log(client: _core.Client) -> None:
+    for notice in client.take_notices():
+        # What it waits for is to be seen also where nobody has set up logging.
+        LOG.log(logging.INFO if notice.startswith("exchanging with ") else logging.WARNING, "%s", notice)
+
+
+def _call(call: _core.Call, client: _core.Client) -> Any:
+    _until(lambda seconds: True if call.wait_for(seconds) else None, client, None, "")
+    return call.result()
+
+
+class Exchange:
+    """An exchange in progress. No weight is written, and no server has the whole push, before the last ``ready``."""
+
+    def __init__(self, core: _core.Exchange, client: _core.Client, rank: int, step: int):
+        self._core = core
+        self._client = client
+        self._where = f"rank {rank}, step {step}"
+        #: ``ready_at(tensor, address)``: as ``ready``, of memory that the caller keeps until the exchange has ended.
+        #: Nothing is checked but that there is such a tensor: this is for hooks, and costs less than a microsecond.
+        self.ready_at: Callable[[int, int], None] = core.ready_at
+
+    def ready(self, tensor: int, gradient: Any = None) -> None:
+        """The gradient of this tensor (its number in the layout) is final, and may be sent.
+
+        ``gradient``: the array that holds it, if ``begin`` was given none: float32, C-contiguous, in this host's
+        memory. It is kept alive and must not be changed until the exchange has ended. Never blocks.
+        """
+        self._core.ready(tensor, gradient)
+
+    def set_samples(self, samples: int) -> bool:
+        """How many samples the gradients are the mean of, where it is not what ``begin`` was told.
+
+        0: nothing counts; the push becomes an empty contribution. Has an effect until the last ``ready``; returns
+        whether it had. A number that changed costs sending the gradients again.
+        """
+        return self._core.set_samples(samples)
+
+    def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
+        """Waits until this tensor's new weights are in place. TimeoutError after ``timeout`` seconds."""
+        _until(
+            lambda seconds: True if self._core.wait_tensor_for(tensor, seconds) else None,
+            self._client,
+            timeout,
+            f"{self._where}: the weights of tensor {tensor}",
+        )
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Waits until the exchange has ended. TimeoutError after ``timeout`` seconds; then it goes on."""
+        return _until(self._core.wait_for, self._client, timeout, f"{self._where}: the exchange")
+
+
+class Client:
+    """One worker of a job. It belongs to the process that joined; threads may share it.
+
+    Waits end when what is waited for has come, the job has failed, or a server has been silent for
+    ``connect_timeout``; whom they wait for is logged (logger ``psgrad``). Ctrl-C ends each within a second with
+    KeyboardInterrupt, and then the client is closed for everything but ``leave``.
+    """
+
+    def __init__(self, core: _core.Client, layout: Sequence[Tensor]):
+        """Use ``join``."""
+        self._core = core
+        self._left = False
+        self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
+        self._gradient_buffers: list[Any] | None = None
+        self._weight_buffers: list[Any] | None = None
+        self.layout = tuple(layout)
+
+    @classmethod
+    def join(
+        cls,
+        server: str,
+        layout: Sequence[Tensor],
+        *,
+        job: str = "default",
+        name: str = "",
+        rank: int | None = None,
+        shared_memory: str = "auto",
+        optimizer: OptimizerSettings | None = None,
+        experiment: Mapping[str, str] | None = None,
+        samples_per_epoch: int = 0,
+        connect_timeout: float = 30.0,
+        start_timeout: float = 600.0,
+        notice_every: float = 10.0,
+    ) -> Client:
+        """Joins the job of the servers whose chief is at ``server`` (HOST:PORT or unix:PATH). Times are in seconds.
+
+        ``rank`` claims one; else it is the lowest that is free. A live worker of the same ``name`` is replaced.
+        ``experiment``: settings that all workers must share. ``samples_per_epoch``: of the training split, for
+        schedules in epochs. Raises Refused, naming what differs, where model, settings or optimizer are not the job's;
+        Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined within
+        ``start_timeout``; JobFailed; ValueError for what cannot be.
+        """
+        options = _core.ClientOptions()
+        options.server = server
+        options.job = job
+        options.name = name
+        options.rank = rank
+        options.shared_memory = shared_memory
+        options.experiment = dict(experiment or {})
+        options.samples_per_epoch = samples_per_epoch
+        if optimizer is not None:
+            options.optimizer = _core.OptimizerSettings(
+                optimizer.optimizer,
+                dict(optimizer.hyperparameters),
+                optimizer.clip_value,
+                optimizer.clip_tensor_norm,
+                optimizer.clip_norm,
+            )
+        options.set_times(connect_timeout, start_timeout, notice_every)
+        core = _core.Client(options, [_spec(tensor) for tensor in layout])
+        _call(core.join(), core)
+        return cls(core, layout)
+
+    # ---- What was joined
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, from 0."""
+        return self._core.rank
+
+    @property
+    def num_workers(self) -> int:
+        """Of the job."""
+        return self._core.num_workers
+
+    @property
+    def num_shards(self) -> int:
+        """Servers that the model is spread over."""
+        return self._core.num_shards
+
+    @property
+    def incarnation(self) -> int:
+        """Grows whenever the rank is handed out again."""
+        return self._core.incarnation
+
+    @property
+    def generation(self) -> int:
+        """Of the job's servers."""
+        return self._core.generation
+
+    @property
+    def name(self) -> str:
+        """Under which the worker has joined."""
+        return self._core.name
+
+    @property
+    def mode(self) -> str:
+        """bsp, asp, ssp, backup, local_sgd or easgd."""
+        return self._core.mode
+
+    @property
+    def synchronous(self) -> bool:
+        """A version is made of one step of all workers: version and step advance together."""
+        return self._core.synchronous
+
+    @property
+    def exact_versions(self) -> bool:
+        """A push_pull of step v brings version v + 1, however often it is asked; else the newest."""
+        return self._core.exact_versions
+
+    @property
+    def empty_contributions(self) -> bool:
+        """A worker without samples in a step pushes an empty contribution; else it pushes nothing."""
+        return self._core.empty_contributions
+
+    @property
+    def local_steps(self) -> LocalSteps | None:
+        """Set in modes in which workers take optimizer steps by themselves (local_sgd, easgd)."""
+        return self._core.local_steps
+
+    @property
+    def start_step(self) -> int:
+        """The first step of this worker."""
+        return self._core.start_step
+
+    @property
+    def lead(self) -> bool:
+        """This worker is the lowest live rank, which evaluates and saves."""
+        return self._core.lead
+
+    @property
+    def replaced(self) -> str:
+        """The live worker whose rank this one took, as "NAME on HOST"; else empty."""
+        return self._core.replaced
+
+    @property
+    def hands_out_runs(self) -> bool:
+        """The servers run with --budget=job: workers take runs of samples from the chief (``take_run``)."""
+        return self._core.hands_out_runs
+
+    @property
+    def closed(self) -> bool:
+        """It has left."""
+        return self._left
+
+    # ---- Memory
+
+    def gradient_buffers(self) -> list[Any]:
+        """Memory for gradients, one array for each tensor, which servers of this host read where it lies."""
+        if self._gradient_buffers is None:
+            self._gradient_buffers = self._core.gradient_buffers()
+            self._keep(self._gradient_buffers, writable=False, what="gradients")
+        return self._gradient_buffers
+
+    def weight_buffers(self) -> list[Any]:
+        """Memory to pull weights into, one array for each tensor.
+
+        Arrays of both kinds are float32, zeroed at first, and of the tensor's shape; ``torch.from_dlpack`` and
+        ``numpy.from_dlpack`` make theirs of them. The memory lives as long as any of these.
+        """
+        if self._weight_buffers is None:
+            self._weight_buffers = self._core.weight_buffers()
+            self._keep(self._weight_buffers, writable=True, what="weights")
+        return self._weight_buffers
+
+    def _keep(self, arrays: list[Any], writable: bool, what: str) -> None:
+        self._prepared[id(arrays)] = (arrays, self._core.prepare(arrays, writable, what))
+
+    def _prepare(self, arrays: Sequence[Any] | None, writable: bool, what: str) -> _core.Tensors | None:
+        if arrays is None:
+            return None
+        known = self._prepared.get(id(arrays))
+        return known[1] if known is not None else self._core.prepare(arrays, writable, what)
+
+    # ---- Exchanges
+
+    def start(self, initial: Sequence[Any], weights: Sequence[Any]) -> Result:
+        """The start of training: waits until the job runs, and pulls the newest version into ``weights``.
+
+        Sends ``initial`` if the chief asks this worker for the initial values.
+        """
+        self._check_open()
+        call = self._core.start(
+            self._prepare(initial, False, "initial values"), self._prepare(weights, True, "weights")
+        )
+        result: Result = _call(call, self._core)
+        return result
+
+    def begin(
+        self,
+        step: int,
+        gradients: Sequence[Any] | None,
+        weights: Sequence[Any] | None,
+        *,
+        version: int = 0,
+        versions: Sequence[int] = (),
+        samples: int = 1,
+        passed: int | None = None,
+        learning_rate: float | None = None,
+        skip_not_finite: bool = False,
+        difference: bool = False,
+        deferred: bool = False,
+    ) -> Exchange:
+        """Begins a push of ``gradients`` (None: only a pull) and a pull into ``weights`` (None: only a push).
+
+        Both are one array for each tensor: float32, C-contiguous, in this host's memory, and weights writable; else
+        TypeError or ValueError, naming the tensor. Nothing is ever copied to make it fit. Until the exchange has ended
+        gradients must not be changed, and weights neither changed nor read. An entry of ``gradients`` may be None
+        where there is none (constants), or, if ``deferred``, where ``ready`` names it.
+
+        ``step`` ascends, from ``start_step``; ``version`` (or ``versions``, by shard): of the weights that the
+        gradients were computed on; ``samples``: that they are the mean of, which is their weight; ``passed``: samples
+        used since the last push, for schedules, if not ``samples``. ``learning_rate``: the job's, from the version on
+        that this push makes; rank 0's counts. ``skip_not_finite``: a push whose gradient is not finite becomes an
+        empty contribution (Result.skipped names the tensor) instead of an error. ``difference``: what is pushed are
+        differences of weights. ``deferred``: each gradient is sent once its ``ready`` is called.
+        """
+        self._check_open()
+        push = _core.PushInfo()
+        push.step = step
+        push.version = version
+        push.versions = list(versions)
+        push.samples = samples
+        push.passed = passed
+        push.learning_rate = learning_rate
+        push.skip_not_finite = skip_not_finite
+        push.is_difference = difference
+        core = self._core.begin(
+            push, self._prepare(gradients, False, "gradients"), self._prepare(weights, True, "weights"), deferred
+        )
+        return Exchange(core, self._core, self.rank, step)
+
+    def push_pull(self, step: int, gradients: Sequence[Any], weights: Sequence[Any], **push: Any) -> Result:
+        """As ``begin``, and waits for the end."""
+        return self.begin(step, gradients, weights, **push).wait()
+
+    def push(self, step: int, gradients: Sequence[Any], **push: Any) -> Result:
+        """Only a push. As ``begin``, and waits for the end."""
+        return self.begin(step, gradients, None, **push).wait()
+
+    def pull(self, weights: Sequence[Any], *, version: int | None = None, step: int | None = None) -> Result:
+        """Pulls exactly this version, or the newest, into ``weights``. ``step``: of the gradient computed on it."""
+        self._check_open()
+        prepared = self._prepare(weights, True, "weights")
+        result: Result = _call(self._core.pull(prepared, version, step), self._core)
+        return result
+
+    # ---- The job
+
+    def take_run(
+        self, number: int, finished: int, samples: int, batch_size: int, runs: int, wait: float | None = None
+    ) -> int | None:
+        """With --budget=job: the next run of samples for this worker; None: all have been used.
+
+        ``number`` counts this worker's runs from 1; ``finished`` of them, the first that it took, have been used;
+        ``samples`` are those of the training split, cut into runs of ``batch_size``, and ``runs`` all of the job.
+        Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain.
+        """
+        self._check_open()
+        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait), self._core)
+        if run == -1:
+            raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
+        return None if run is None else int(run)
+
+    def _check_open(self) -> None:
+        if self._left:
+            raise _core.Cancelled(f"rank {self.rank} has left the job; join again")
+
+    def weights_hash(self) -> str:
+        """The fingerprint of the newest version's weights, and the shards' versions where they differ."""
+        self._check_open()
+        return str(_call(self._core.weights_hash(), self._core))
+
+    def done(self, counts_as_empty: bool = False) -> None:
+        """This worker has used up its budget: waits until all have.
+
+        On the lead it returns first. ``counts_as_empty``: in steps that others still make, this worker counts as an
+        empty contribution; else, in a synchronous mode, they must make none.
+        """
+        self._check_open()
+        _call(self._core.done(counts_as_empty), self._core)
+
+    def leave(self, reason: str = "") -> None:
+        """Leaves the job: normally after ``done``, else for this reason."""
+        if self._left:
+            return
+        self._left = True
+        _call(self._core.leave(reason), self._core)
+
+    def stop(self) -> None:
+        """Ends every wait and every exchange of this client with Cancelled; after that it can only leave."""
+        self._core.stop()
+
+    def close(self) -> None:
+        """Leaves the job, if that was not done."""
+        if not self._left:
+            self.leave("the worker ended without leaving")
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.leave("" if error is None else f"{type(error).__name__}: {error}")

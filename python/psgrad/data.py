@@ -1,0 +1,527 @@
+"""The product's own division of a data set among workers: exact epochs in every mode.
+
+For each epoch there is one permutation of the n samples, from (seed, epoch), the same as the C++ worker's. With N
+workers and batches of B samples, global batch t of the epoch is the next N·B samples of it, and rank r takes the r-th
+run of B of them. The last, smaller batch is used, too. So one worker with batches of N·B sees the same global batches
+as N workers with B, and each sample is used once an epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import math
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+_SAMPLES_MAX = 2**31 - 1
+_MASK = 2**64 - 1
+# Others wait for the contribution of a worker that has no run; but most often the last run is about to be finished.
+_FILLING_WAIT_S = 0.02
+
+_log = logging.getLogger("psgrad")
+
+
+# ---- Drawing, as in common/random.h
+
+
+def _mix_bits(value: int) -> int:
+    """SplitMix64."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mersenne_twister_64(seed: int) -> Iterator[list[int]]:
+    """The numbers of std::mt19937_64, in blocks of 312."""
+    state = [seed]
+    for i in range(1, 312):
+        state.append((6364136223846793005 * (state[-1] ^ (state[-1] >> 62)) + i) & _MASK)
+
+    def twist(high: list[int], low: list[int], other: list[int]) -> list[int]:
+        mixed = [(h & 0xFFFFFFFF80000000) | (x & 0x7FFFFFFF) for h, x in zip(high, low, strict=True)]
+        return [o ^ (m >> 1) ^ (0xB5026F5AA96619E9 if m & 1 else 0) for o, m in zip(other, mixed, strict=True)]
+
+    while True:
+        first = twist(state[:156], state[1:157], state[156:])
+        state = first + twist(state[156:], [*state[157:], first[0]], first)
+        numbers = [x ^ ((x >> 29) & 0x5555555555555555) for x in state]
+        numbers = [x ^ ((x << 17) & 0x71D67FFFEDA60000) for x in numbers]
+        numbers = [x ^ ((x << 37) & 0xFFF7EEE000000000) for x in numbers]
+        yield [x ^ (x >> 43) for x in numbers]
+
+
+def permutation(samples: int, seed: int, epoch: int) -> array[int]:
+    """The order of the samples in an epoch: that of the C++ worker. A million samples take a second or two."""
+    order = array("i", range(samples))
+    i = samples  # So many are still to be placed.
+    for numbers in _mersenne_twister_64(_mix_bits(_mix_bits(seed) ^ epoch)):
+        for number in numbers:
+            if i <= 1:
+                return order
+            product = number * i
+            # Of the few products below, some would make their numbers more likely than others.
+            if (product & _MASK) < i and (product & _MASK) < (2**64 - i) % i:
+                continue
+            i -= 1
+            chosen = product >> 64
+            order[i], order[chosen] = order[chosen], order[i]
+    raise AssertionError("the numbers never end")
+
+
+# ---- Shares, as in worker/data/sampler.h
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One step's share of one rank."""
+
+    epoch: int
+    epoch_step: int  # Below steps_per_epoch.
+    indices: list[int]  # Of this rank's samples. Empty if the epoch's last batch leaves it none.
+
+
+class Sampler:
+    """Which samples each step of a rank uses. A pure function of its arguments: no two workers need to talk to agree.
+
+    batch_size: this rank's samples of a step; "full": a rank's part of all samples.
+    Keeps the permutation of one epoch, so steps are cheap in order.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        *,
+        num_workers: int,
+        rank: int,
+        batch_size: int | Literal["full"],
+        seed: int = 1,
+        shuffle: bool = True,
+    ) -> None:
+        if not 1 <= samples <= _SAMPLES_MAX:
+            raise ValueError(f"the data set has {samples} samples; expected 1 to {_SAMPLES_MAX}")
+        if batch_size != "full" and not (isinstance(batch_size, int) and 1 <= batch_size <= _SAMPLES_MAX):
+            raise ValueError(f"batch_size is {batch_size!r}; expected 1 to {_SAMPLES_MAX}, or 'full'")
+        if not 0 <= rank < num_workers:
+            raise ValueError(f"rank is {rank} of {num_workers}")
+        if not 0 <= seed <= _MASK:
+            raise ValueError(f"seed is {seed}; expected 0 to 2**64 - 1")
+        self.samples = samples
+        self.batch_size = -(-samples // num_workers) if batch_size == "full" else batch_size
+        self._rank = rank
+        self._global_batch = num_workers * self.batch_size
+        self.steps_per_epoch = -(-samples // self._global_batch)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._permuted_epoch = -1
+        self._permutation: Sequence[int] = range(samples)  # File order, where it does not shuffle.
+
+    def plan(self, step: int) -> Plan:
+        """`step` counts from 0 over all epochs."""
+        epoch, epoch_step = divmod(step, self.steps_per_epoch)
+        begin, end = self._share(epoch_step)
+        if begin < end and self._shuffle and epoch != self._permuted_epoch:
+            self._permutation = permutation(self.samples, self._seed, epoch)
+            self._permuted_epoch = epoch
+        return Plan(epoch, epoch_step, list(self._permutation[begin:end]))
+
+    def samples_of(self, step: int) -> int:
+        begin, end = self._share(step % self.steps_per_epoch)
+        return end - begin
+
+    def _share(self, epoch_step: int) -> tuple[int, int]:
+        start = epoch_step * self._global_batch
+        global_end = min(start + self._global_batch, self.samples)
+        begin = min(start + self._rank * self.batch_size, global_end)
+        return begin, min(begin + self.batch_size, global_end)
+
+
+def budget_of(epochs: float, batches_per_epoch: int) -> int:
+    """Batches of so many epochs; at least 1."""
+    return max(1, math.floor(epochs * batches_per_epoch + 0.5))
+
+
+def _first_batch(step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int) -> int:
+    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/steps/steps.h."""
+    if local is None:
+        return min(step * accumulate, total)
+    if local.exchange != "average_gradients":
+        return min(step * int(local.steps), total)
+    if step == 0:
+        return 0
+    # What is exchanged after which batch: as in worker/steps/averaging.cc.
+    every_steps = getattr(local, "average_every_steps", 0)
+    weights_every = every_steps if every_steps > 0 else local.average_every_epochs * batches_per_epoch
+    batch = exchanges = 0
+    while exchanges < step and batch < total:
+        batch += 1
+        averages_weights = math.floor(batch / weights_every + 1e-9) > math.floor((batch - 1) / weights_every + 1e-9)
+        exchanges += averages_weights or (local.steps > 0 and batch % local.steps == 0)
+    return batch
+
+
+# ---- Where batches come from, as in worker/batch_source.h
+
+
+class _Source(Protocol):
+    def take(self, finished: int) -> Plan | None:
+        """The next share, or None when the budget is spent. The first `finished` that were taken are used: the pushes
+        that they went into are answered.
+        """
+
+    def skip_to(self, batch: int) -> int:
+        """The job has gone on to this batch without this worker, if it is ahead. Returns how many samples are jumped
+        over.
+        """
+
+
+class _FixedShare:
+    """The same share of every epoch for a rank."""
+
+    def __init__(self, sampler: Sampler, first: int, total: int) -> None:
+        self._sampler = sampler
+        self._total = total
+        self._next = first
+
+    def take(self, finished: int) -> Plan | None:
+        if self._next >= self._total:
+            return None
+        self._next += 1
+        return self._sampler.plan(self._next - 1)
+
+    def skip_to(self, batch: int) -> int:
+        jumped_over = range(self._next, min(batch, self._total))
+        self._next = max(self._next, batch)
+        return sum(self._sampler.samples_of(each) for each in jumped_over)
+
+
+class _HandedOutRuns:
+    """--budget=job: the chief hands out runs of samples, until the whole job's are used. As in
+    worker/handed_out_runs.cc.
+
+    take_run: Client.take_run. settle: completes the exchange that shares which are not finished wait for.
+    fills_steps: others need a contribution of this worker to every step, if only an empty one: while it has to wait for
+    a run it gets shares without samples.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        total: int,
+        *,
+        take_run: Callable[..., int | None],
+        fills_steps: bool,
+        settle: Callable[[], object],
+    ) -> None:
+        self._sampler = sampler  # Of a single worker: its steps are the runs.
+        self._total = total
+        self._take_run = take_run
+        self._fills_steps = fills_steps
+        self._settle = settle
+        self._taken = 0
+        self._finished = 0
+        self._last = 0
+        self._open: deque[bool] = deque()  # For each share that is not finished: whether it is a run.
+        self._finished_shares = 0
+
+    def take(self, finished: int) -> Plan | None:
+        self._finish(finished)
+        wait_s = _FILLING_WAIT_S if self._fills_steps else None
+        try:
+            if self._open:
+                # Others may wait for what this worker has not pushed yet, so it must not wait for them.
+                try:
+                    return self._next(wait_s=0.0)
+                except _wait_again():
+                    self._settle()
+                    self._finish(self._finished_shares + len(self._open))
+            return self._next(wait_s)
+        except _wait_again():
+            if self._fills_steps:
+                self._open.append(False)
+                place = self._sampler.plan(self._last)
+                return Plan(place.epoch, place.epoch_step, [])
+            unfinished = self._taken - self._finished
+            raise RuntimeError(
+                f"waiting for a run of samples while {unfinished} of this worker's are not finished"
+            ) from None
+
+    def skip_to(self, batch: int) -> int:
+        return 0  # Steps have no batches of their own.
+
+    def _next(self, wait_s: float | None) -> Plan | None:
+        terms = (self._sampler.samples, self._sampler.batch_size, self._total)
+        run = self._take_run(self._taken + 1, self._finished, *terms, wait=wait_s)
+        if run is None:
+            return None
+        if not 0 <= run < self._total:
+            raise RuntimeError(f"the chief handed out run {run} of {self._total}")
+        self._taken += 1
+        self._last = run
+        self._open.append(True)
+        return self._sampler.plan(run)
+
+    def _finish(self, shares: int) -> None:
+        while self._finished_shares < shares and self._open:
+            self._finished += self._open.popleft()
+            self._finished_shares += 1
+
+
+def _wait_again() -> type[BaseException]:
+    psgrad: Any = importlib.import_module("psgrad")
+    wait_again: type[BaseException] = psgrad.WaitAgain
+    return wait_again
+
+
+# ---- For training loops
+
+
+class _Job:
+    """What the optimizer says, or else its client, or the client alone."""
+
+    def __init__(self, optimizer_or_client: Any) -> None:
+        self._sources = [optimizer_or_client, getattr(optimizer_or_client, "client", None)]
+        for name in ("rank", "num_workers"):
+            if self.get(name, None) is None:
+                kind = type(optimizer_or_client).__name__
+                raise TypeError(f"{kind} has no {name}; expected a psgrad optimizer or client")
+
+    def get(self, name: str, otherwise: Any) -> Any:
+        for source in self._sources:
+            if hasattr(source, name):
+                return getattr(source, name)
+        return otherwise
+
+
+class Batches:
+    """This rank's batches of all epochs, for one loop over them:
+
+        for x, y in Batches(data, opt, batch_size=32, epochs=8):
+            opt.zero_grad(); loss(model(x), y).backward(); opt.step()
+
+    dataset: has len() and dataset[index]; __getitems__ is used where it is there.
+    opt_or_client: a psgrad optimizer or client, which says rank, number of workers, mode and where to begin. The
+        optimizer is told the samples of each step (set_samples), so that means are weighted by them.
+    batch_size: this worker's samples of a step; "full": its part of all samples. The same on all workers, as are seed,
+        shuffle and epochs.
+    epochs: passes of all workers over the data; decimals allowed.
+    collate: makes a batch of a list of samples. None: torch's default_collate where torch is used, else lists.
+    loader: keyword arguments of a torch DataLoader that is to load the batches, as in {"num_workers": 4,
+        "pin_memory": True}; None: they are loaded as they are asked for.
+    empty_step: called instead of a batch where this worker has no samples in an epoch's last one, and others need a
+        contribution of it; None: the optimizer's.
+
+    Where the chief hands out the samples (--budget=job), the batches are what it gives this worker.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        opt_or_client: Any,
+        *,
+        batch_size: int | Literal["full"],
+        seed: int = 1,
+        shuffle: bool = True,
+        epochs: float = 1,
+        collate: Callable[[list[Any]], Any] | None = None,
+        loader: Mapping[str, Any] | None = None,
+        empty_step: Callable[[], object] | None = None,
+    ) -> None:
+        if not (math.isfinite(epochs) and epochs > 0):
+            raise ValueError(f"epochs is {epochs}; expected more than 0")
+        self._dataset = dataset
+        self._job = _Job(opt_or_client)
+        self._collate = collate
+        self._loader_options = loader
+        self._empty_step = empty_step or self._job.get("empty_step", None)
+        self._seed = seed
+        self._shuffle = shuffle
+        # Not known of every client: then as in bsp, where nothing hangs for want of a contribution.
+        self._empty_contributions = bool(self._job.get("empty_contributions", True))
+        self._hands_out_runs = bool(self._job.get("hands_out_runs", False))
+        self._sampler = self._make_sampler(batch_size)
+        if self._hands_out_runs:
+            self._sampler = Sampler(
+                len(dataset), num_workers=1, rank=0, batch_size=self._sampler.batch_size, seed=seed, shuffle=shuffle
+            )
+        self.steps_per_epoch = self._sampler.steps_per_epoch  # Runs of all workers, where they are handed out.
+        self.total = budget_of(epochs, self.steps_per_epoch)  # Likewise.
+        self._check()
+        self._first = self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
+        if self._first >= self.total and not self._hands_out_runs:
+            _log.warning("the job has made %d of %d steps already: there are no batches left", self._first, self.total)
+        self._source = self._make_source()
+        self._loaded: Iterator[tuple[int, Any]] | None = None
+        self._peeked: Plan | None = None
+        self._taken = 0
+        self._spent = False
+        self.plan: Plan | None = None  # Of the batch that the loop is at.
+
+    def __iter__(self) -> Iterator[Any]:
+        """Goes on where an earlier loop was left. RuntimeError if there is nothing left at all."""
+        for _, part in self.by_epoch():
+            yield from part
+
+    def by_epoch(self) -> Iterator[tuple[int, Iterator[Any]]]:
+        """Each epoch's number, from 0, and batches. Where samples are handed out, late ones of an earlier epoch are
+        among those of a later one. Batches that a loop leaves come in the next.
+        """
+        if self._spent:
+            raise RuntimeError("all batches have been used; `epochs` says how many there are, of all loops together")
+        while (plan := self._peek()) is not None:
+            yield plan.epoch, self._part(plan.epoch)
+
+    def __len__(self) -> int:
+        """Batches that a loop gets. TypeError where samples are handed out: nobody knows."""
+        if self._hands_out_runs:
+            raise TypeError("how many batches the chief will hand out to this worker is not known")
+        return sum(self._sampler.samples_of(step) > 0 for step in range(self._first, self.total))
+
+    def sampler(self, epoch: int) -> list[int]:
+        """This rank's samples of an epoch in order, for a DataLoader of your own with the same batch_size. Then tell
+        the optimizer the samples of each step, and call its empty_step() in steps that only others have a batch for.
+        """
+        return [index for batch in self.batch_sampler(epoch) for index in batch]
+
+    def batch_sampler(self, epoch: int) -> list[list[int]]:
+        """The same, as batches. There are none without samples."""
+        if self._hands_out_runs:
+            raise ValueError("with --budget=job the chief hands out the samples as they are needed")
+        begin = epoch * self.steps_per_epoch
+        plans = (self._sampler.plan(step) for step in range(begin, begin + self.steps_per_epoch))
+        return [plan.indices for plan in plans if plan.indices]
+
+    # ---- Inside
+
+    def _make_sampler(self, batch_size: int | Literal["full"]) -> Sampler:
+        return Sampler(
+            len(self._dataset),
+            num_workers=int(self._job.get("num_workers", 1)),
+            rank=int(self._job.get("rank", 0)),
+            batch_size=batch_size,
+            seed=self._seed,
+            shuffle=self._shuffle,
+        )
+
+    def _check(self) -> None:
+        if self._hands_out_runs and self._loader_options is not None:
+            raise ValueError("loader: with --budget=job batches are not known ahead, so nothing can load them ahead")
+        needs_empty = self._hands_out_runs or self._sampler.samples_of(self.steps_per_epoch - 1) == 0
+        if needs_empty and self._empty_contributions and self._empty_step is None:
+            raise ValueError(
+                "empty_step: this worker needs one, to push an empty contribution in steps that it has no samples for"
+            )
+
+    def _batch_of(self, step: int) -> int:
+        local = self._job.get("local_steps", None)
+        accumulate = int(self._job.get("accumulate", 1))
+        return _first_batch(step, local, accumulate, self.steps_per_epoch, self.total)
+
+    def _make_source(self) -> _Source:
+        if not self._hands_out_runs:
+            return _FixedShare(self._sampler, self._first, self.total)
+        return _HandedOutRuns(
+            self._sampler,
+            self.total,
+            take_run=self._job.get("take_run", None),
+            fills_steps=self._empty_contributions,
+            settle=self._job.get("settle", lambda: None),
+        )
+
+    def _peek(self) -> Plan | None:
+        """The share that comes next. The loop is through with all before it."""
+        if self._peeked is None and not self._spent:
+            self._skip_what_others_have_passed()
+            self._peeked = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
+            self._taken += self._peeked is not None
+            if self._peeked is None:
+                self._spent = True
+                self._loaded = None  # Ends its processes.
+        return self._peeked
+
+    def _part(self, epoch: int) -> Iterator[Any]:
+        while (plan := self._peek()) is not None and plan.epoch <= epoch:
+            self._peeked = None
+            if plan.indices:
+                batch = self._load(plan)
+                self.plan = plan
+                self._job.get("set_samples", lambda samples: None)(len(plan.indices))
+                yield batch
+            elif self._empty_contributions:
+                assert self._empty_step is not None
+                self._empty_step()
+
+    def _skip_what_others_have_passed(self) -> None:
+        """In a synchronous mode that does not wait for everyone (backup), each step has its batch."""
+        step_number = self._job.get("step_number", None)
+        waits_for_all = self._job.get("exact_versions", True) or self._job.get("local_steps", None) is not None
+        if step_number is None or waits_for_all or not self._job.get("synchronous", False):
+            return
+        jumped_over = self._source.skip_to(self._batch_of(int(step_number)))
+        if jumped_over:
+            self._job.get("add_passed", lambda samples: None)(jumped_over)
+
+    def _load(self, plan: Plan) -> Any:
+        if self._loader_options is not None:
+            return self._load_ahead(plan)
+        if hasattr(self._dataset, "__getitems__"):
+            samples = self._dataset.__getitems__(plan.indices)
+        else:
+            samples = [self._dataset[index] for index in plan.indices]
+        return (self._collate or _default_collate())(samples)
+
+    def _load_ahead(self, plan: Plan) -> Any:
+        step = plan.epoch * self.steps_per_epoch + plan.epoch_step
+        if self._loaded is None:
+            self._loaded = self._start_loader(step)
+        for loaded_step, batch in self._loaded:
+            if loaded_step == step:
+                return batch
+        raise AssertionError("the loader has each step that has samples")
+
+    def _start_loader(self, first: int) -> Iterator[tuple[int, Any]]:
+        """Each step from this one on that has samples, and its batch."""
+        data: Any = importlib.import_module("torch.utils.data")
+        # A sampler of its own: it is some steps ahead, and may be in another epoch.
+        sampler = copy.copy(self._sampler)
+        steps = [step for step in range(first, self.total) if sampler.samples_of(step) > 0]
+        options = {"collate_fn": self._collate} if self._collate else {}
+        loader = data.DataLoader(
+            self._dataset, batch_sampler=_LazyBatches(sampler, steps), **options, **(self._loader_options or {})
+        )
+        return zip(steps, loader, strict=True)
+
+
+class _LazyBatches:
+    """The indices of these steps; each epoch's permutation is made when it is needed."""
+
+    def __init__(self, sampler: Sampler, steps: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (self._sampler.plan(step).indices for step in self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+def _default_collate() -> Callable[[list[Any]], Any]:
+    if "torch" in sys.modules:
+        data: Any = importlib.import_module("torch.utils.data")
+        collate: Callable[[list[Any]], Any] = data.default_collate
+        return collate
+    return _as_lists
+
+
+def _as_lists(samples: list[Any]) -> Any:
+    """A tuple of lists, if a sample is a tuple."""
+    if isinstance(samples[0], tuple):
+        return tuple(list(column) for column in zip(*samples, strict=True))
+    return samples

@@ -1,0 +1,291 @@
+"""psrun: starts the servers and workers of a job on this machine, and ends them together."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from psgrad._lines import Output
+from psgrad._supervisor import OWN_FLAGS, Failed, Stopped, Supervisor, worker_environment
+
+_USAGE = """\
+usage: psrun [flags] SCRIPT.py [argument …]
+       psrun [flags] -m MODULE [argument …]
+
+Starts the servers and workers of a job on this machine. What they write comes with [worker 1] or [server 0] before each
+line. When one fails, or on Ctrl-C, all are ended: workers first, by SIGINT, SIGTERM and SIGKILL, then servers; a second
+Ctrl-C kills them at once.
+
+  --workers=N             processes that run the script (1)
+  --servers=N             ps_server processes that hold the model (1)
+  --server=ADDRESS        start no servers; the workers are those of the job whose chief has this address
+  --job=NAME              name of the job (default)
+  --grace=10s             how long processes that are to end may take before the next, harder signal
+  --server_timeout=30s    how long servers may take to start, and to end after the workers
+  --FLAG=VALUE            any other flag goes to ps_server, as in --mode=asp --staleness=3 (see ps_server --help). The
+                          optimizer is the script's unless --optimizer says otherwise. With several servers, each has a
+                          metrics file of its own: --metrics_file=a.jsonl makes a.0.jsonl, a.1.jsonl, …
+
+Workers find RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, PS_SERVER, PS_JOB and, unless it is set, OMP_NUM_THREADS in
+their environment.
+
+On several machines, start ps_server by hand and on each machine psrun --server=ADDRESS --workers=N. The ranks follow
+from torchrun's RANK and WORLD_SIZE, which may be set by hand, or else from Slurm's SLURM_PROCID and SLURM_NTASKS: each
+of their processes stands for N workers. Under torchrun psrun is not needed: a script needs only PS_SERVER beside it.
+
+Exit status: 0 if all ended with 0; 1 if one failed; 2 for a wrong flag; 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+_EXIT_FAILED = 1
+_EXIT_USAGE = 2
+_EXIT_SIGNAL = 128  # Plus its number, as shells have it.
+
+
+class UsageError(Exception):
+    """What is wrong with the command line."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    command: list[str]  # Of a worker.
+    workers: int
+    servers: int
+    server: str | None
+    job: str
+    grace_s: float
+    server_timeout_s: float
+    server_flags: dict[str, str]  # By name.
+
+
+_OWN = ("workers", "servers", "server", "job", "grace", "server_timeout")
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """The options; UsageError. Flags end with the first argument that is none."""
+    own: dict[str, str] = {}
+    for_servers: dict[str, str] = {}
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
+        flag = rest.pop(0)
+        name, equals, value = flag.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        if name in _OWN:
+            if not equals:  # As in --workers 4.
+                if not rest:
+                    raise UsageError(f"{flag}: a value is missing")
+                value = rest.pop(0)
+            own[name] = value
+        elif name in OWN_FLAGS:
+            raise UsageError(f"{flag}: psrun itself sets --{name} of ps_server")
+        elif not flag.startswith("--"):
+            raise UsageError(f"{flag}: not a flag; those of psrun and ps_server begin with --")
+        else:
+            for_servers[name] = value if equals else "true"
+    options = Options(
+        command=_command(rest, for_servers),
+        workers=_count("workers", own),
+        servers=_count("servers", own),
+        server=own.get("server"),
+        job=own.get("job", "default"),
+        grace_s=_seconds("grace", own, 10),
+        server_timeout_s=_seconds("server_timeout", own, 30),
+        server_flags=for_servers,
+    )
+    if options.server is not None and (for_servers or "servers" in own):
+        wrong = next(iter(for_servers), "servers")
+        raise UsageError(f"--{wrong} is for servers that psrun starts; with --server it starts none")
+    return options
+
+
+def _command(rest: list[str], flags: Mapping[str, str]) -> list[str]:
+    if rest and rest[0] == "--":
+        rest = rest[1:]
+    elif rest and rest[0] == "-m":
+        if len(rest) == 1:
+            raise UsageError("-m: the module is missing")
+        return [sys.executable, *rest]
+    if not rest:
+        raise UsageError("the script is missing")
+    if not os.path.exists(rest[0]):
+        hint = "; flags of ps_server are given as --FLAG=VALUE" if flags else ""
+        raise UsageError(f"{rest[0]}: there is no such script{hint}")
+    return [sys.executable, *rest]
+
+
+def _count(name: str, flags: Mapping[str, str]) -> int:
+    text = flags.get(name, "1")
+    if re.fullmatch("[0-9]{1,5}", text) is None or int(text) < 1:
+        raise UsageError(f"--{name}={text}: expected a number from 1 on")
+    return int(text)
+
+
+def _seconds(name: str, flags: Mapping[str, str], otherwise_s: float) -> float:
+    if name not in flags:
+        return otherwise_s
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|)", flags[name])
+    if parts is None:
+        raise UsageError(f"--{name}={flags[name]}: expected a duration, as in 10s or 500ms")
+    return float(parts[1]) * {"": 1, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[parts[2]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of several launchers of one job this is, and which of those on this machine."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+
+def place_in(environment: Mapping[str, str]) -> Place:
+    """What torchrun says, or else Slurm. UsageError for what cannot be."""
+    for rank, world, local_rank, local_world in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    ):
+        if rank not in environment or world not in environment:
+            continue
+        try:
+            place = Place(
+                rank=int(environment[rank]),
+                world=int(environment[world]),
+                local_rank=int(environment.get(local_rank, "0")),
+                local_world=int(environment.get(local_world, "1")),
+            )
+        except ValueError as error:
+            raise UsageError(f"{rank}, {world}, {local_rank} and {local_world} in the environment: {error}") from None
+        if not (0 <= place.rank < place.world and 0 <= place.local_rank < place.local_world):
+            raise UsageError(f"{rank}={place.rank} of {world}={place.world} in the environment cannot be")
+        return place
+    return Place()
+
+
+class Run:
+    """One run of psrun."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        # Servers of its own make a job of its own, whatever this process is part of.
+        self._place = place_in(os.environ) if options.server else Place()
+        self._output = Output(on_closed=lambda: self._on_signal(signal.SIGPIPE))
+        self._supervisor = Supervisor(self._output)
+
+    def run(self) -> int:
+        """The exit status."""
+        self._watch_signals()
+        try:
+            self._start()
+            self._supervisor.until(lambda: not any(worker.running for worker in self._supervisor.workers))
+            status = self._await_servers()
+        except FileNotFoundError as error:
+            self._say(str(error))
+            status = _EXIT_FAILED
+        except Failed as failure:
+            self._say(f"{failure}: ending the others" if self._any_run() else str(failure))
+            status = self._status_of(failure)
+        except Stopped as stopped:
+            self._say(f"{stopped}: ending all")
+            status = _EXIT_SIGNAL + stopped.number
+        self._supervisor.end(self._options.grace_s)
+        return status
+
+    def _start(self) -> None:
+        options, place = self._options, self._place
+        address = options.server or self._supervisor.start_servers(
+            options.servers,
+            options.workers,
+            {**options.server_flags, "job": options.job},
+            options.server_timeout_s,
+        )
+        for number in range(options.workers):
+            rank = place.rank * options.workers + number
+            environment = worker_environment(
+                rank=rank,
+                local_rank=place.local_rank * options.workers + number,
+                world=place.world * options.workers,
+                local_world=place.local_world * options.workers,
+                server=address,
+                job=options.job,
+            )
+            # Else an interpreter would hold lines back, as nobody seems to read them.
+            unbuffered = {"PYTHONUNBUFFERED": "1", **os.environ}
+            self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
+
+    def _await_servers(self) -> int:
+        """All workers have ended well: so will the servers."""
+        supervisor, timeout_s = self._supervisor, self._options.server_timeout_s
+        if self._options.server_flags.get("keep_running", "false") == "true":
+            self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
+            with contextlib.suppress(Stopped):
+                supervisor.until(lambda: not self._any_run())
+            return 0
+        if supervisor.until(lambda: not self._any_run(), timeout_s):
+            return 0
+        running = next(server.name for server in supervisor.servers if server.running)
+        self._say(f"{running} still runs {timeout_s:g} s after the workers have ended: did they all join the job?")
+        return _EXIT_FAILED
+
+    def _any_run(self) -> bool:
+        return any(process.running for process in self._supervisor.processes)
+
+    def _status_of(self, failure: Failed) -> int:
+        process = failure.process
+        refused = process in self._supervisor.servers and not self._supervisor.workers
+        return _EXIT_USAGE if refused and process.ending and process.ending.status == _EXIT_USAGE else _EXIT_FAILED
+
+    def _say(self, text: str) -> None:
+        self._output.put(2, f"psrun: {text}\n".encode(errors="surrogateescape"))
+
+    # ---- Signals
+
+    def _watch_signals(self) -> None:
+        # A signal wakes poll() through this socket; its handler runs between two instructions of the interpreter.
+        self._wakeup, send = socket.socketpair()
+        for end in (self._wakeup, send):
+            end.setblocking(False)
+        signal.set_wakeup_fd(send.detach(), warn_on_full_buffer=False)
+        self._supervisor.sources[self._wakeup.fileno()] = lambda: len(self._wakeup.recv(4096))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What is ignored stays so: SIGINT in a shell's background job, SIGHUP under nohup.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self._on_signal(number))
+
+    def _on_signal(self, number: int) -> None:
+        supervisor = self._supervisor
+        if supervisor.stopped_by is None:
+            supervisor.stopped_by = number
+        elif number != signal.SIGPIPE:
+            supervisor.kill()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program; its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for standard in range(3):  # So that no pipe or socket takes the place of one that is closed.
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    flags = itertools.takewhile(lambda argument: argument.startswith("-"), arguments)
+    if any(flag in ("-h", "--help") for flag in flags):
+        print(_USAGE, end="")
+        return 0
+    try:
+        return Run(parse(arguments)).run()
+    except UsageError as error:
+        print(f"psrun: {error} (psrun --help)", file=sys.stderr)
+        return _EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,344 @@
+"""psgrad.spawn: what psrun does, for a function of a script or a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal
+
+from psgrad._children import Ending, Process, ending_of, tie_to
+from psgrad._supervisor import OWN_FLAGS, Failed, Supervisor, worker_environment
+
+_LINES_KEPT = 20  # Of what servers wrote, for an error.
+
+
+class SpawnError(RuntimeError):
+    """A worker or server failed. `rank` is the worker's, None for a server; `traceback` is the text of a worker's
+    exception, empty if there was none.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    *,
+    workers: int = 2,
+    servers: int = 1,
+    mode: str = "bsp",
+    server: str | None = None,
+    context: Literal["spawn", "fork"] = "spawn",
+    grace: float = 10.0,
+    server_timeout: float = 30.0,
+    **server_flags: object,
+) -> list[Any]:
+    """Runs fn(*args) in `workers` processes of a job, with servers of its own; returns their results by rank.
+
+    The workers find RANK, WORLD_SIZE, PS_SERVER and what else psrun gives them in their environment.
+
+    fn: a function of a module, or of a script whose own work is under `if __name__ == "__main__":`. It, its arguments
+        and its results are pickled.
+    server: the address of a job's chief; then no servers are started, and the workers are that job's.
+    context: "spawn" starts the workers as fresh processes. "fork" makes them copies of this one, for a function that is
+        defined in a notebook; nothing may have been trained in this process before, as threads are not copied.
+    grace: seconds for processes that are to end before the next, harder signal.
+    server_timeout: seconds for servers to start, and to end after the workers.
+    server_flags: any other flag of ps_server, as in optimizer="adam", staleness=3.
+
+    SpawnError if a worker or server fails: with the first failed worker's rank and traceback. Then, and on Ctrl-C, all
+    are ended: workers first, then servers. ValueError, TypeError for arguments that cannot be; FileNotFoundError if
+    there is no ps_server.
+    """
+    flags = {"mode": mode, **_texts(server_flags)}
+    _check(fn, args, workers, servers, context, server, flags)
+    sink = _Stderr()
+    supervisor = Supervisor(sink)
+    job = _Job(supervisor, context, workers, server_timeout)
+    try:
+        address = server or supervisor.start_servers(servers, workers, flags, server_timeout)
+        job.start(fn, args, address, flags.get("job", "default"))
+        job.wait()
+    except Failed as failure:
+        _end(supervisor, grace)
+        raise _error(failure, sink) from None
+    except BaseException:
+        _end(supervisor, grace)
+        raise
+    _end(supervisor, grace)
+    return [worker.result for worker in job.workers]
+
+
+def _end(supervisor: Supervisor, grace_s: float) -> None:
+    try:
+        supervisor.end(grace_s)
+    except KeyboardInterrupt:  # Once more: then without grace.
+        supervisor.kill()
+        supervisor.end(0)
+        raise
+
+
+def _error(failure: Failed, sink: _Stderr) -> SpawnError:
+    process = failure.process
+    if not isinstance(process, _Worker):
+        return SpawnError("\n".join([str(failure), *sink.last_lines]))
+    if process.traceback:
+        return SpawnError(f"{process.name} failed:\n{process.traceback}", process.number, process.traceback)
+    return SpawnError(str(failure), process.number)
+
+
+# ---- Arguments
+
+
+def _texts(flags: Mapping[str, object]) -> dict[str, str]:
+    """As ps_server takes them. None stands for a flag that is not given."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flags.items()
+        if value is not None
+    }
+
+
+def _check(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    workers: int,
+    servers: int,
+    context: str,
+    server: str | None,
+    flags: Mapping[str, str],
+) -> None:
+    for name, value in (("workers", workers), ("servers", servers)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; expected at least 1")
+    for name in flags:
+        if name in OWN_FLAGS:
+            raise TypeError(f"spawn itself sets --{name} of ps_server")
+        if server is not None and name not in ("mode", "job"):
+            raise TypeError(f"{name} is for servers that spawn starts; with server={server!r} it starts none")
+    if context == "spawn":
+        _check_can_start_afresh(fn, args)
+    elif context == "fork":
+        _check_can_fork()
+    else:
+        raise ValueError(f"context is {context!r}; expected 'spawn' or 'fork'")
+
+
+def _check_can_start_afresh(fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "spawn was called while a worker imported the script; put what the script does under "
+            'if __name__ == "__main__":'
+        )
+    in_main = getattr(fn, "__module__", None) == "__main__"
+    if in_main and not hasattr(sys.modules["__main__"], "__file__"):
+        raise ValueError(
+            f"{_name_of(fn)} is defined in a notebook or at a prompt, from where a fresh process cannot import it: "
+            "write it into a module (%%writefile train.py, then: from train import …), or pass context='fork'"
+        )
+    try:
+        ForkingPickler.dumps((fn, tuple(args)))
+    except Exception as error:  # Whatever a __reduce__ raises.
+        raise ValueError(
+            f"{_name_of(fn)} or its arguments cannot be passed to a fresh process: {error}; use a function that is "
+            "defined at the top level of a module, or pass context='fork'"
+        ) from error
+
+
+def _check_can_fork() -> None:
+    core = sys.modules.get("psgrad._core")
+    if core is not None and getattr(core, "was_used", lambda: False)():
+        raise ValueError(
+            "context='fork': a psgrad client was used in this process, and its threads and connections are not copied "
+            "by a fork: restart the notebook's kernel, or use a function of a module and context='spawn'"
+        )
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return str(getattr(fn, "__qualname__", fn))
+
+
+# ---- The workers
+
+
+class _Job:
+    """The workers of one call."""
+
+    def __init__(self, supervisor: Supervisor, context: str, count: int, server_timeout_s: float) -> None:
+        self.workers: list[_Worker] = []
+        self._supervisor = supervisor
+        self._context: Any = multiprocessing.get_context(context)
+        self._count = count
+        self._server_timeout_s = server_timeout_s
+
+    def start(self, fn: Callable[..., Any], args: Sequence[Any], address: str, job: str) -> None:
+        for rank in range(self._count):
+            environment = worker_environment(rank, rank, self._count, self._count, address, job)
+            receive, send = self._context.Pipe(duplex=False)
+            process = self._context.Process(
+                target=_run,
+                args=(os.getpid(), environment.get("OMP_NUM_THREADS"), fn, tuple(args), send),
+                name=f"worker {rank}",
+            )
+            with _environment(environment):
+                process.start()
+            send.close()
+            worker = _Worker(rank, process, receive)
+            self.workers.append(worker)
+            self._supervisor.workers.append(worker)
+            self._supervisor.sources[receive.fileno()] = functools.partial(self._receive, worker)
+
+    def wait(self) -> None:
+        supervisor = self._supervisor
+        supervisor.until(lambda: not any(worker.running for worker in self.workers))
+        if not supervisor.until(lambda: not any(each.running for each in supervisor.servers), self._server_timeout_s):
+            running = next(each for each in supervisor.servers if each.running)
+            late = f"{running.name} still runs {self._server_timeout_s:g} s after the workers have ended"
+            raise Failed(running, f"{late}: did they all join the job?")
+
+    def _receive(self, worker: _Worker) -> None:
+        fd = worker.connection.fileno()
+        if not worker.receive():
+            del self._supervisor.sources[fd]
+
+
+class _Worker(Process):
+    """A process of multiprocessing."""
+
+    def __init__(self, rank: int, process: Any, connection: Connection) -> None:
+        super().__init__(f"worker {rank}", rank)
+        self.connection = connection
+        self.result: Any = None
+        self.traceback = ""
+        self._process = process
+        self._is_victim = False
+        self._reaped = False
+
+    @property
+    def fd(self) -> int:
+        return int(self._process.sentinel)
+
+    @property
+    def blames_another(self) -> bool:
+        return self._is_victim
+
+    def look(self) -> None:
+        if self.ending is not None:
+            return
+        try:
+            self.ending = ending_of(self._process.pid)
+        except ChildProcessError:  # multiprocessing reaps what has ended whenever it starts another process.
+            self._reaped = True
+            code = self._process.exitcode
+            self.ending = Ending(status=code) if code >= 0 else Ending(signal=-code)
+        if self.ending is not None:
+            while self.receive():
+                pass
+
+    def receive(self) -> bool:
+        """Takes what it has sent, if that is there; False if nothing will come any more."""
+        if self.connection.closed or not self.connection.poll():
+            return False
+        try:
+            kind, *content = self.connection.recv()
+        except EOFError:
+            return False
+        if kind == "result":
+            (self.result,) = content
+        else:
+            self.traceback, self._is_victim = content
+        return True
+
+    def signal(self, number: int) -> None:
+        if not self.running:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            pid = self._process.pid
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, number)
+            else:  # It has not come so far yet.
+                os.kill(pid, number)
+
+    def release(self) -> None:
+        if not self._reaped:
+            with contextlib.suppress(ProcessLookupError):  # It never had a group.
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.join()
+        self.connection.close()
+
+
+def _run(parent: int, threads: str | None, fn: Callable[..., Any], args: tuple[Any, ...], pipe: Connection) -> None:
+    """What a worker does."""
+    tie_to(parent)
+    os.setsid()  # A terminal's Ctrl-C is for the parent, which passes it on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if threads is not None and (torch := sys.modules.get("torch")):  # A fork has torch as the parent set it up.
+        torch.set_num_threads(int(threads))
+    try:
+        pipe.send(("result", fn(*args)))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None  # Without this one.
+        text = "".join(traceback.format_exception(type(error), error, frames))
+        pipe.send(("error", text, _is_of_another(error)))
+        sys.exit(1)
+
+
+def _is_of_another(error: BaseException) -> bool:
+    """The job failed, which is somebody else's doing."""
+    psgrad = sys.modules["psgrad"]
+    job_failed = getattr(psgrad, "JobFailed", None)
+    return job_failed is not None and isinstance(error, job_failed)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """For a process that is started in it: some libraries read theirs when they are loaded, before fn runs."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class _Stderr:
+    """Shows what servers log, also in a notebook."""
+
+    def __init__(self) -> None:
+        self.last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
+
+    def put(self, fd: int, data: bytes) -> None:
+        if fd == 2 and data:
+            text = data.decode(errors="replace")
+            self.last_lines.extend(text.splitlines())
+            print(text, end="", file=sys.stderr, flush=True)
+
+    @property
+    def fd(self) -> int | None:
+        return None
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    def write(self) -> None:
+        pass

@@ -1,0 +1,260 @@
+"""The client on real servers: arrays, errors, Ctrl-C, forks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psgrad
+from conftest import ServerProcesses
+
+LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
+SGD = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})
+
+
+def arrays(value: float) -> list[Any]:
+    """One for each tensor of LAYOUT."""
+    return [np.full(tensor.shape, value, np.float32) for tensor in LAYOUT]
+
+
+def join(address: str, **options: Any) -> psgrad.Client:
+    """A member of the job whose optimizer is SGD."""
+    return psgrad.Client.join(address, LAYOUT, **{"optimizer": SGD, **options})
+
+
+def test_a_push_pull_brings_weights_that_the_gradient_has_stepped(servers: ServerProcesses) -> None:
+    """Into arrays of the caller's, and into the client's."""
+    client = join(servers.start(1, shards=2))
+    weights = arrays(0)
+    result = client.start(arrays(1), weights)
+    assert result.version == 0
+    result = client.push_pull(result.next_step, arrays(2), weights, version=result.version)
+    assert result.version == 1
+    assert result.answers == ["applied", "applied"]
+    assert all((array == 0).all() for array in weights)
+    own = client.weight_buffers()
+    client.pull(own)
+    assert all((np.from_dlpack(array) == 0).all() for array in own)
+    client.done()
+    client.leave()
+    assert servers.wait() == [0, 0]
+
+
+def test_the_clients_memory_outlives_the_client(servers: ServerProcesses) -> None:
+    """It lives as long as any array of it."""
+    client = join(servers.start(1))
+    kept = np.from_dlpack(client.weight_buffers()[1])
+    client.start(arrays(7), client.weight_buffers())
+    client.done()
+    client.leave()
+    del client
+    assert kept.tolist() == [7, 7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("array", "problem"),
+    [
+        (np.zeros((3, 4), np.float64), "float64"),
+        (np.zeros((4, 3), np.float32).T, "C-contiguous"),
+        ([[0.0] * 4] * 3, "list"),
+    ],
+)
+def test_an_array_that_would_have_to_be_copied_is_refused_by_its_tensor(
+    servers: ServerProcesses, array: Any, problem: str
+) -> None:
+    """Never a silent copy."""
+    with join(servers.start(1)) as client:
+        weights = arrays(0)
+        client.start(arrays(0), weights)
+        with pytest.raises(TypeError, match=rf"gradients of tensor w \[3, 4\].*{problem}"):
+            client.push_pull(0, [array, weights[1]], weights)
+        client.done()
+
+
+def test_weights_that_cannot_be_written_are_refused(servers: ServerProcesses) -> None:
+    """A read-only array is no place for weights."""
+    with join(servers.start(1)) as client:
+        weights = arrays(0)
+        weights[1].flags.writeable = False
+        with pytest.raises(TypeError, match=r"weights of tensor b \[4\]: expected a writable"):
+            client.start(arrays(0), weights)
+        client.start(arrays(0), arrays(0))
+        client.done()
+
+
+def test_an_array_of_another_size_is_refused(servers: ServerProcesses) -> None:
+    """Also one that is named when it is ready."""
+    with join(servers.start(1)) as client:
+        weights = arrays(0)
+        client.start(arrays(0), weights)
+        with pytest.raises(ValueError, match=r"gradients of tensor b \[4\]: the array has 3 elements"):
+            client.push_pull(0, [weights[0], np.zeros(3, np.float32)], weights)
+        exchange = client.begin(0, [None, None], weights, deferred=True)
+        with pytest.raises(ValueError, match=r"tensor b \[4\]: the array has 5 elements"):
+            exchange.ready(1, np.zeros(5, np.float32))
+        exchange.ready(1, weights[1])
+        exchange.ready(0, weights[0])
+        assert exchange.wait().version == 1
+        client.done()
+
+
+def test_no_weight_is_written_before_the_last_gradient_is_ready(servers: ServerProcesses) -> None:
+    """Whatever another worker does meanwhile."""
+    address = servers.start(2, shards=2, mode="asp")
+    first, second = join(address), join(address)
+    begin = threading.Thread(target=second.start, args=(arrays(1), arrays(0)))
+    begin.start()
+    weights = arrays(0)
+    first.start(arrays(1), weights)
+    begin.join()
+    exchange = first.begin(0, arrays(2), weights, deferred=True)
+    exchange.ready(0)
+    second.push(0, arrays(2))
+    with pytest.raises(TimeoutError, match=r"rank 0, step 0: the exchange: not within 0.3 s"):
+        exchange.wait(0.3)
+    assert all((array == 1).all() for array in weights)
+    exchange.ready(1)
+    exchange.wait()
+    assert all((array == -1).all() for array in weights)
+    leaving = threading.Thread(target=lambda: (second.done(), second.leave()))
+    leaving.start()
+    first.done()
+    first.leave()
+    leaving.join()
+
+
+def test_a_step_that_is_not_finite_changes_nothing_where_it_may_be_skipped(servers: ServerProcesses) -> None:
+    """The result names the tensor."""
+    with join(servers.start(1)) as client:
+        weights, bad = arrays(0), arrays(1)
+        bad[1][2] = np.inf
+        result = client.start(arrays(3), weights)
+        result = client.push_pull(0, bad, weights, version=result.version, skip_not_finite=True)
+        assert result.skipped == "b"
+        assert result.version == 1
+        assert all((array == 3).all() for array in weights)
+        with pytest.raises(ValueError, match="the gradient of tensor b is not finite"):
+            client.push_pull(1, bad, weights, version=1)
+        client.done()
+
+
+def test_a_rank_that_is_done_counts_as_empty_and_the_other_goes_on(servers: ServerProcesses) -> None:
+    """Two and five steps: nobody is stuck."""
+    address = servers.start(2)
+    clients = [join(address, rank=rank) for rank in range(2)]
+    final: list[Any] = [None, None]
+
+    def train(rank: int) -> None:
+        weights = arrays(0)
+        result = clients[rank].start(arrays(0), weights)
+        for _ in range((2, 5)[rank]):
+            result = clients[rank].push_pull(result.next_step, arrays(1), weights, version=result.version)
+        clients[rank].done(counts_as_empty=True)
+        assert clients[rank].pull(weights).version == 5
+        clients[rank].leave()
+        final[rank] = weights[1][0]
+
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert final == [-2.5, -2.5]
+    assert servers.wait() == [0]
+
+
+def test_a_model_that_is_not_the_jobs_is_refused_by_what_differs(servers: ServerProcesses) -> None:
+    """Refused, and not a wait."""
+    address = servers.start(2)
+    client = join(address)
+    with pytest.raises(psgrad.Refused, match=r"tensor 1 of the worker's model is c \[4\], but the job's is b \[4\]"):
+        psgrad.Client.join(address, [LAYOUT[0], psgrad.Tensor("c", (4,))], optimizer=SGD)
+    with pytest.raises(psgrad.Refused, match="learning_rate"):
+        join(address, optimizer=psgrad.OptimizerSettings("sgd", {"learning_rate": 0.25}))
+    client.close()
+
+
+def test_servers_that_are_not_there_are_unavailable_by_their_address() -> None:
+    """After connect_timeout."""
+    with pytest.raises(psgrad.Unavailable, match=r"127\.0\.0\.1:1.*refused"):
+        join("127.0.0.1:1", connect_timeout=0.3)
+
+
+def test_a_client_that_has_left_says_so(servers: ServerProcesses) -> None:
+    """And not that the servers are gone."""
+    client = join(servers.start(1))
+    client.start(arrays(0), arrays(0))
+    client.done()
+    client.leave()
+    with pytest.raises(psgrad.Cancelled, match="rank 0 has left the job"):
+        client.pull(arrays(0))
+
+
+def test_a_process_may_join_one_job_after_another(servers: ServerProcesses) -> None:
+    """As a notebook does."""
+    for value in (1, 2):
+        with join(servers.start(1)) as client:
+            weights = arrays(0)
+            client.start(arrays(value), weights)
+            assert weights[1][0] == value
+            client.done()
+    assert servers.wait() == [0, 0]
+
+
+def test_a_forked_process_cannot_use_the_client_and_does_not_end_it(servers: ServerProcesses) -> None:
+    """A forked loader has a copy of it."""
+    client = join(servers.start(1))
+    client.start(arrays(0), arrays(0))
+    exchange = client.begin(0, arrays(1), arrays(0), deferred=True)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: client.pull(arrays(0)), exchange.wait, lambda: exchange.ready(0)):
+            try:
+                use()
+            except psgrad.Error as error:
+                os.write(writer, str(error).encode())
+        del client, exchange
+        os._exit(0)
+    os.close(writer)
+    assert os.waitpid(child, 0)[1] == 0
+    said = os.read(reader, 10_000).decode()
+    os.close(reader)
+    assert said.count(f"belongs to process {os.getpid()}") == 3
+    for tensor in range(2):
+        exchange.ready(tensor)
+    assert exchange.wait().version == 1
+    client.done()
+    client.leave()
+
+
+WAITS = ("join", "start", "exchange", "tensor", "pull", "done")
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_a_wait_at_once(servers: ServerProcesses, wait: str) -> None:
+    """What is waited for never comes: another shard, another worker, a gradient."""
+    if wait == "join":
+        address = servers.start(1, "--num_shards=2")
+    else:
+        address = servers.start(2 if wait in ("start", "done") else 1)
+    other = psgrad.Client.join(address, LAYOUT[:1], optimizer=SGD) if wait == "done" else None
+    script = pathlib.Path(__file__).with_name("waiting_worker.py")
+    with subprocess.Popen([sys.executable, script, wait, address], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        if other is not None:
+            other.start(arrays(0)[:1], arrays(0)[:1])
+        assert worker.stdout.readline() == "waiting\n"
+        worker.send_signal(signal.SIGINT)
+        assert worker.stdout.readline() == "interrupted\n"
+        assert worker.wait(10) == 0
+    if other is not None:
+        other.close()

@@ -1,0 +1,175 @@
+"""The servers' steps are those of torch.optim: every class that they have, one worker and two, groups and schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from torch_support import Jobs, largest_difference, loss_of, mlp, weights_of
+
+pytest_plugins = ["torch_fixtures"]
+
+STEPS = 10
+Make = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+CLASSES: dict[str, Make] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "sgd_decay": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.8, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.99)),
+    "adam_l2": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1, eps=1e-6),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05, lr_decay=0.1, initial_accumulator_value=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, alpha=0.9, weight_decay=0.01),
+}
+
+
+def alone(make: Make, workers: int, parameters: Callable[[torch.nn.Module], Any], schedule: Any = None) -> Any:
+    """What torch.optim makes of the mean loss of all workers' batches."""
+    model = mlp()
+    optimizer = make(parameters(model))
+    scheduler = schedule(optimizer) if schedule else None
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (sum(loss_of(model, step, rank) for rank in range(workers)) / workers).backward()
+        optimizer.step()
+        if scheduler:
+            scheduler.step()
+    return weights_of(model)
+
+
+def together(
+    job: Any, make: Make, parameters: Callable[[torch.nn.Module], Any], schedule: Any = None, **options: Any
+) -> Any:
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(make(parameters(model)), model, **options) as optimizer:
+            scheduler = schedule(optimizer) if schedule else None
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+                if scheduler:
+                    scheduler.step()
+        return weights_of(model)
+
+    return job.run(work)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", CLASSES)
+def test_each_class_steps_as_torch_optim_does(jobs: Jobs, name: str, workers: int) -> None:
+    expected = alone(CLASSES[name], workers, lambda model: model.parameters())
+    for weights in together(jobs(workers), CLASSES[name], lambda model: model.parameters()):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_two_servers_step_as_one_does(jobs: Jobs, name: str) -> None:
+    expected = alone(CLASSES[name], 2, lambda model: model.parameters())
+    for weights in together(jobs(2, shards=2), CLASSES[name], lambda model: model.parameters()):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+@pytest.mark.parametrize("overlap", ["backward", "none"])
+def test_overlap_changes_no_bit(jobs: Jobs, overlap: str) -> None:
+    first = together(jobs(2), CLASSES["momentum"], lambda model: model.parameters())
+    second = together(jobs(2), CLASSES["momentum"], lambda model: model.parameters(), overlap=overlap)
+    assert largest_difference(first[0], second[0]) == 0
+
+
+def groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    named = dict(model.named_parameters())
+    return [
+        {"params": [named["0.weight"]], "weight_decay": 0.0},
+        {"params": [named["0.bias"]], "lr": 0.02, "weight_decay": 0.1},
+        {"params": [named["2.weight"], named["2.bias"]], "lr": 0.003, "weight_decay": 0.05},
+    ]
+
+
+@pytest.mark.parametrize("name", ["sgd_decay", "adamw"])
+def test_groups_have_rates_and_decays_of_their_own(jobs: Jobs, name: str) -> None:
+    expected = alone(CLASSES[name], 2, groups)
+    for weights in together(jobs(2), CLASSES[name], groups):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "step": lambda o: torch.optim.lr_scheduler.StepLR(o, 3, 0.5),
+    "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, STEPS),
+    "warmup_from_0": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda step: min(1.0, step / 4)),
+    "onecycle": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=STEPS + 1, cycle_momentum=False),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedulers_move_the_servers_rate(jobs: Jobs, name: str) -> None:
+    expected = alone(CLASSES["momentum"], 2, lambda model: model.parameters(), SCHEDULES[name])
+    for weights in together(jobs(2), CLASSES["momentum"], lambda model: model.parameters(), SCHEDULES[name]):
+        assert largest_difference(weights, expected) < 1e-6
+
+
+def test_a_scheduler_scales_all_groups(jobs: Jobs) -> None:
+    expected = alone(CLASSES["sgd_decay"], 1, groups, SCHEDULES["cosine"])
+    (weights,) = together(jobs(1), CLASSES["sgd_decay"], groups, SCHEDULES["cosine"])
+    assert largest_difference(weights, expected) < 1e-6
+
+
+def test_a_scheduler_of_the_wrapped_optimizer_moves_the_servers_rate(
+    jobs: Jobs, recwarn: pytest.WarningsRecorder
+) -> None:
+    expected = alone(CLASSES["sgd"], 1, lambda model: model.parameters(), SCHEDULES["step"])
+    job = jobs(1)
+    model = mlp()
+    inner = CLASSES["sgd"](model.parameters())
+    scheduler = SCHEDULES["step"](inner)
+    with job.wrap(inner, model) as optimizer:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+            scheduler.step()
+    assert largest_difference(weights_of(model), expected) < 1e-6
+    assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def test_samples_weight_the_workers(jobs: Jobs) -> None:
+    """Batches of 2 and 6 samples, weighted, are one batch of 8."""
+    sizes = {0: 2, 1: 6}
+    expected_model = mlp()
+    optimizer = CLASSES["momentum"](expected_model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for rank, size in sizes.items():
+            (loss_of(expected_model, step, rank, size) * size / 8).backward()
+        optimizer.step()
+    job = jobs(2)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(CLASSES["momentum"](model.parameters()), model, samples=2) as optimizer:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank, sizes[optimizer.rank]).backward()
+                optimizer.set_samples(sizes[optimizer.rank])
+                optimizer.step()
+        return weights_of(model)
+
+    for weights in job.run(work):
+        assert largest_difference(weights, weights_of(expected_model)) < 1e-6
+
+
+def test_the_norm_is_clipped_after_averaging(jobs: Jobs) -> None:
+    expected = mlp()
+    optimizer = CLASSES["momentum"](expected.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        (sum(loss_of(expected, step, rank) for rank in range(2)) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.3)
+        optimizer.step()
+    for weights in together(jobs(2), CLASSES["momentum"], lambda model: model.parameters(), clip_norm=0.3):
+        assert largest_difference(weights, weights_of(expected)) < 1e-6

@@ -1,0 +1,205 @@
+"""Modes in which the worker takes steps by itself: the wrapped optimizer does, and differences are exchanged."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from fake_client import LocalSteps
+from torch_support import Jobs, largest_difference, loss_of, mlp, psgrad, seeded, weights_of
+
+pytest_plugins = ["torch_fixtures"]
+
+STEPS = 4
+LOCAL = LocalSteps("average_weights", steps=STEPS, optimizer="momentum")
+
+
+def momentum(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def average(models: list[torch.nn.Module]) -> None:
+    with torch.no_grad():
+        for together in zip(*(model.parameters() for model in models), strict=True):
+            mean = sum(together) / len(together)
+            for parameter in together:
+                parameter.copy_(mean)
+
+
+@pytest.mark.parametrize("batches", [8, 10])
+def test_local_sgd_averages_weights_after_each_round(jobs: Jobs, batches: int) -> None:
+    """The last round may be shorter. State is each worker's own."""
+    models = [mlp(), mlp()]
+    optimizers = [momentum(model) for model in models]
+    for step in range(batches):
+        for rank in range(2):
+            optimizers[rank].zero_grad()
+            loss_of(models[rank], step, rank).backward()
+            optimizers[rank].step()
+        if (step + 1) % STEPS == 0 or step + 1 == batches:
+            average(models)  # type: ignore[arg-type]
+    job = jobs(2, "local_sgd", f"--local_steps={STEPS}", local=LOCAL)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(momentum(model), model) as optimizer:
+            for step in range(batches):
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+            assert optimizer.state_dict()["state"]
+        assert optimizer.version == -(-batches // STEPS)
+        return weights_of(model)
+
+    for weights in job.run(work):
+        assert largest_difference(weights, weights_of(models[0])) < 2e-6
+
+
+def test_local_sgd_has_the_schedulers_rate(jobs: Jobs) -> None:
+    def train(model: torch.nn.Module, optimizer: Any) -> None:
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(8):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+            scheduler.step()
+
+    expected, model = mlp(), mlp()
+    train(expected, momentum(expected))
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model) as optimizer:
+        train(model, optimizer)
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+def test_local_sgd_averages_gradients_in_between(jobs: Jobs) -> None:
+    """Every 2nd batch the gradient is pushed instead of applied, and after every 6th weights are averaged."""
+    local = LocalSteps("average_gradients", steps=2, average_every_steps=6, optimizer="sgd")
+    flags = ("--local_sync=gradients", "--local_steps=2", "--average_every=6")
+    models = [mlp(), mlp()]
+    servers = mlp()  # Takes the averaged gradients, from the last averaging of weights on.
+    for number in range(1, 13):
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            loss_of(model, number, rank).backward()
+        with torch.no_grad():
+            for place, (one, other) in enumerate(zip(models[0].parameters(), models[1].parameters(), strict=True)):
+                server = list(servers.parameters())[place]
+                if number % 6 and number % 2 == 0:
+                    mean = (one.grad + other.grad) / 2  # type: ignore[operator]
+                    for weights in (one, other, server):
+                        weights.sub_(0.1 * mean)
+                    continue
+                one.sub_(0.1 * one.grad)  # type: ignore[operator]
+                other.sub_(0.1 * other.grad)  # type: ignore[operator]
+        if number % 6 == 0:
+            average([models[0], models[1]])
+    job = jobs(2, "local_sgd", *flags, local=local)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model) as optimizer:
+            for number in range(1, 13):
+                optimizer.zero_grad()
+                loss_of(model, number, optimizer.rank).backward()
+                optimizer.step()
+        return weights_of(model)
+
+    for weights in job.run(work):
+        assert largest_difference(weights, weights_of(models[0])) < 2e-6
+
+
+def test_easgd_draws_worker_and_centre_together(jobs: Jobs) -> None:
+    alpha, rounds = 0.4, 3
+    local = LocalSteps("elastic", steps=STEPS, alpha=alpha, optimizer="momentum")
+    expected = mlp()
+    centre = copy.deepcopy(expected)
+    reference = momentum(expected)
+    for step in range(rounds * STEPS):
+        reference.zero_grad()
+        loss_of(expected, step, 0).backward()
+        reference.step()
+        if (step + 1) % STEPS == 0:
+            with torch.no_grad():
+                for x, c in zip(expected.parameters(), centre.parameters(), strict=True):
+                    difference = alpha * (x - c)
+                    x.sub_(difference)
+                    c.add_(difference)
+    own: dict[str, torch.Tensor] = {}
+    model = mlp()
+    flags = (f"--local_steps={STEPS}", f"--easgd_alpha={alpha}")
+    with jobs(1, "easgd", *flags, local=local).wrap(momentum(model), model) as optimizer:
+        for step in range(rounds * STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+        own = weights_of(model)
+    assert largest_difference(own, weights_of(expected)) < 2e-6
+    assert largest_difference(weights_of(model), weights_of(centre)) < 2e-6  # At the end it has the servers'.
+    assert optimizer.version == rounds
+
+
+def test_buffers_and_half_precision_are_averaged_too(jobs: Jobs) -> None:
+    job = jobs(2, "local_sgd", "--local_steps=2", local=LocalSteps("average_weights", steps=2, optimizer="sgd"))
+
+    def work() -> Any:
+        layers = (lambda: torch.nn.Linear(6, 5), lambda: torch.nn.BatchNorm1d(5), lambda: torch.nn.Linear(5, 3))
+        model = seeded(lambda: torch.nn.Sequential(*(make() for make in layers)))
+        model[2].to(torch.bfloat16)
+        with job.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model, buffers="average") as optimizer:
+            for step in range(4):
+                optimizer.zero_grad()
+                x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + optimizer.rank))
+                model[2](model[1](model[0](x)).to(torch.bfloat16)).float().square().mean().backward()
+                optimizer.step()
+        return weights_of(model)
+
+    one, other = job.run(work)
+    assert largest_difference(one, other) == 0
+    assert float(one["1.running_mean"].abs().max()) > 0
+
+
+def test_clipping_is_the_workers(fakes: Jobs) -> None:
+    expected, model = mlp(), mlp()
+    reference = momentum(expected)
+    local = LocalSteps("average_weights", steps=2, optimizer="momentum", clip_norm=0.2)
+    optimizer = fakes(1, "local_sgd", local=local).wrap(momentum(model), model, clip_norm=0.2)
+    for step in range(4):
+        reference.zero_grad()
+        loss_of(expected, step, 0).backward()
+        torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.2)
+        reference.step()
+        optimizer.zero_grad()
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+def test_epochs_that_a_worker_does_not_know_are_refused(fakes: Jobs) -> None:
+    local = LocalSteps("average_gradients", steps=2, average_every_epochs=1.0)
+    model = mlp()
+    with pytest.raises(psgrad.Refused, match="--average_every=N, in steps"):
+        fakes(1, "local_sgd", local=local).wrap(momentum(model), model)
+
+
+def test_step_without_backward(fakes: Jobs) -> None:
+    model = mlp()
+    optimizer = fakes(1, "local_sgd", local=LOCAL).wrap(momentum(model), model)
+    with pytest.raises(RuntimeError, match=r"without a backward\(\)"):
+        optimizer.step()
+
+
+def test_what_is_open_can_be_settled(jobs: Jobs) -> None:
+    """As psgrad.data.Batches does before it waits for others."""
+    model = mlp()
+    job = jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL)
+    with job.wrap(momentum(model), model) as optimizer:
+        for step in range(STEPS + 2):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+        assert (optimizer.open_batches, optimizer.version) == (2, 1)
+        optimizer.settle()
+        assert (optimizer.open_batches, optimizer.version) == (0, 2)

@@ -1,0 +1,120 @@
+// What an exchange sends: gradients as they become ready, and what becomes of the push when all are.
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/finite.h"
+#include "worker/client/exchange.h"
+
+namespace ps {
+
+void RetryingExchange::TensorReady(size_t tensor) { TensorReady(tensor, {}, nullptr); }
+
+void RetryingExchange::TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) {
+  if (!BeginTensor(tensor, gradient) || !TryHoldMemory()) {
+    if (release) release();
+    return;
+  }
+  auto send = [self = shared_from_this(), tensor, release = std::move(release)] {
+    self->SendTensor(tensor);
+    if (release) self->ReleaseLater(release);
+    self->ReleaseMemory();
+  };
+  if (context_->sender == nullptr) return send();
+  context_->sender->Post(std::move(send));
+}
+
+bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradient) {
+  MutexLock lock(mutex_);
+  if (decided_ || request_.sends_no_slices()) return false;
+  const Layout& layout = context_->plan.layout();
+  if (!ready_.BeginTensor(tensor)) {
+    End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady for tensor ", tensor,
+                                                ", which is ready already, is not pushed or does not exist")));
+    return false;
+  }
+  if (!gradient.empty()) out_[tensor] = gradient;
+  if (out_[tensor].size() == static_cast<size_t>(layout[tensor].elements())) return true;
+  End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with ", out_[tensor].size(),
+                                              " elements for tensor ", ToString(layout[tensor]))));
+  return false;
+}
+
+// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never
+// completed, and the servers drop what came of it.
+void RetryingExchange::SendTensor(size_t tensor) {
+  const std::vector<uint32_t>& slices = tensor_slices_[tensor];
+  for (const uint32_t slice : slices) {
+    const SliceInfo& info = context_->plan.slices()[slice];
+    const float* values = out_[tensor].data() + info.offset;
+    const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
+    if (request_.staged && finite) {
+      std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
+    }
+    MutexLock lock(mutex_);
+    if (decided_) return;
+    if (!finite) return OnNotFinite(tensor);
+    SliceReady(info, slice == slices.back());
+  }
+}
+
+void RetryingExchange::ReleaseLater(const std::function<void()>& release) {
+  MutexLock lock(end_mutex_);
+  releases_.push_back(release);
+}
+
+void RetryingExchange::OnNotFinite(size_t tensor) {
+  if (!request_.push.skip_not_finite) return End(NotFinite(tensor));
+  not_finite_ = not_finite_.value_or(tensor);
+  ready_.EndTensor();
+  if (ready_.all()) (void)OnAllReady();
+}
+
+void RetryingExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
+  ready_.Add(slice.index);
+  told_slices_ = true;
+  if (last_of_tensor) ready_.EndTensor();
+  const bool last = ready_.all();
+  if (last && OnAllReady()) return;
+  for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
+    ShardCall* call = shards_[shard].call.get();
+    if (call == nullptr) continue;
+    const std::vector<uint32_t> slices = ready_.NewOfShard(shard, slice.index);
+    if (last || !slices.empty()) call->Send(slices, last);
+  }
+}
+
+bool RetryingExchange::SetSamples(uint32_t samples) {
+  MutexLock lock(mutex_);
+  if (decided_ || !request_.pushes() || request_.sends_no_slices() || ready_.all()) return false;
+  samples_ = samples;
+  return true;
+}
+
+bool RetryingExchange::OnAllReady() {
+  all_ready_at_ = timer_.now();
+  if (not_finite_.has_value()) samples_ = 0;
+  if (samples_ == told_samples_) return false;
+  told_samples_ = samples_;
+  AskAnew();
+  return true;
+}
+
+// No shard has all of the push that it was told of, so it may still be replaced.
+void RetryingExchange::AskAnew() {
+  if (request_.kind == CallKind::kPush && PullsOnly()) return End(absl::OkStatus());
+  for (ShardState& state : shards_) {
+    if (state.call == nullptr) continue;
+    state.outdated = true;
+    state.call->Cancel();
+  }
+}
+
+absl::Status RetryingExchange::NotFinite(size_t tensor) const {
+  return absl::InvalidArgumentError(absl::StrCat(Who(),
+                                                 request_.pushes() ? ": the gradient of" : ": the initial value of",
+                                                 " tensor ", context_->plan.layout()[tensor].name, " is not finite",
+                                                 request_.pushes() ? "; the learning rate may be too large" : ""));
+}
+
+}  // namespace ps
