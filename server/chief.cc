@@ -18,6 +18,8 @@ absl::Status FencedError(uint32_t rank) {
   return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", rank, " belongs to another worker, or was lost"));
 }
 
+constexpr size_t kMaxBusyBytes = 256;
+
 void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1::ChiefUpdate& update) {
   for (const StepSet& set : sets) {
     v1::StepDecision* decision = update.add_decisions();
@@ -136,6 +138,7 @@ void Chief::OnJoinGone(uint64_t join, TimePoint now) {
 }
 
 absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {
+  OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (job_.ended()) {
     v1::HeartbeatReply ended;
@@ -145,7 +148,9 @@ absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& 
   }
   const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
   if (!member.ok()) return member.status();
-  job_.OnHeartbeat(*member, request.step(), now);
+  PS_RETURN_IF_ERROR(
+      CheckText(absl::StrCat("rank ", request.id().rank(), ": busy_with"), request.busy_with(), kMaxBusyBytes));
+  if (job_.OnHeartbeat(*member, request.step(), request.busy_with(), now)) ChangeView(now);
   return MakeMemberState(job_, **member, now);
 }
 

@@ -78,6 +78,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
     out->set_initialiser(job.initialiser() == rank);
     out->set_done(member.done);
     out->set_counts_as_empty(member.counts_as_empty);
+    out->set_busy_with(member.busy_with);
   }
   view.set_waiting_for(WaitingFor(job, now));
   view.set_samples_per_epoch(job.samples_per_epoch());

@@ -168,9 +168,10 @@ absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
           : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
 }
 
-void JobState::OnHeartbeat(Member* member, uint64_t step, TimePoint now) {
-  if (step != member->step) last_progress_ = now;
+bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now) {
+  if (step != member->step || !busy_with.empty()) last_progress_ = now;
   member->step = step;
+  return std::exchange(member->busy_with, busy_with) != busy_with;
 }
 
 void JobState::OnWatchOpened(Member* member, uint64_t watch) {

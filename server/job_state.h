@@ -122,7 +122,8 @@ class JobState {
   // there is none. The pointer lasts until the next event.
   absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
   Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
-  void OnHeartbeat(Member* member, uint64_t step, TimePoint now);
+  // Returns whether what the member is busy with has changed, so that a view is due.
+  bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);
   void OnWatchOpened(Member* member, uint64_t watch);
   void OnWatchGone(uint64_t watch, TimePoint now);
   // Returns whether that is new; then a view is due.

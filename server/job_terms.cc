@@ -91,6 +91,13 @@ absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
     return absl::FailedPreconditionError(absl::StrCat("samples_per_epoch: an epoch of the worker has ", theirs,
                                                       " samples, but the job's has ", samples_per_epoch_));
   }
+  const bool has_schedule = schedule_.schedule != ScheduleOptions().schedule || !schedule_.warmup.empty();
+  if (request.counts_steps() && has_schedule) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("samples: each push of the worker counts for 1 sample, but the schedule of the job (--schedule=",
+                     schedule_.schedule, schedule_.warmup.empty() ? "" : " --warmup=", schedule_.warmup,
+                     ") counts samples; the worker has to say how many its gradients are of (psgrad: samples=)"));
+  }
   const absl::Status resolved =
       ResolveSchedule(schedule_, samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs).status();
   return resolved.ok() ? resolved : absl::FailedPreconditionError(Message(resolved));

@@ -58,6 +58,11 @@ bool JobView::Owns(uint32_t rank, uint64_t incarnation) const {
   return member != members_.end() && member->second.incarnation() == incarnation;
 }
 
+std::string JobView::BusyWith(uint32_t rank) const {
+  const auto member = members_.find(rank);
+  return member == members_.end() ? "" : member->second.busy_with();
+}
+
 bool JobView::IsInitialiser(const v1::Identity& id) const {
   return IsMember(id) && members_.at(id.rank()).initialiser();
 }

@@ -61,6 +61,8 @@ class JobView {
   // Of the members that are not done; nothing: all are, or there are none.
   std::optional<uint32_t> lowest_rank() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
+  // What keeps a rank from its next step, though nothing is wrong; empty: nothing that it told of.
+  std::string BusyWith(uint32_t rank) const;
 
  private:
   const std::string job_;

@@ -21,6 +21,7 @@ struct Member {
   uint64_t join_request_id = 0;  // Of its join; 0 if it has none.
   uint64_t start_step = 0;       // Known once its join is answered.
   uint64_t step = 0;             // As last told.
+  std::string busy_with;         // As in HeartbeatRequest.
   bool done = false;             // Its budget is spent.
   bool counts_as_empty = false;  // With done: steps that others still make do not need it.
   bool watches = false;          // It says that it opens a stream once its join is answered.

@@ -19,7 +19,8 @@ std::string Describe(const v1::PushRequest& push) {
   return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
                       int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
-                      push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "");
+                      push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "",
+                      ", edition ", push.edition());
 }
 
 }  // namespace

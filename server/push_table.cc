@@ -49,6 +49,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.version = header.version();
   push.samples = header.samples();
   push.passed = PassedOf(header);
+  push.edition = header.edition();
   push.contribution = header.contribution();
   push.learning_rate = LearningRateOf(header);
   return push;
@@ -68,7 +69,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
                                                   std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite,
                                                   const Mode& mode, uint64_t newest) {
   const uint32_t rank = header.id().rank();
-  if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step())) return Arrival();
+  if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step()) || IsReplaced(header)) return Arrival();
   PS_RETURN_IF_ERROR(CheckContribution(header, mode));
   PS_RETURN_IF_ERROR(CheckNumbers(header));
   const Admission admission = Admit(header, mode);
@@ -95,6 +96,13 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
     arrival.slices.push_back(*local);
   }
   return arrival;
+}
+
+// A message of a call that was given up may come after those of the call that took its place.
+bool PushTable::IsReplaced(const v1::PushRequest& header) const {
+  const auto found = assembling_.find(header.id().rank());
+  return found != assembling_.end() && found->second->incarnation == header.id().incarnation() &&
+         found->second->edition > header.edition();
 }
 
 void PushTable::Refuse(const Push& push) {
@@ -164,7 +172,7 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
     const Push& push = *found->second;
     if (push.step == header.step() && push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
-        push.learning_rate == LearningRateOf(header)) {
+        push.learning_rate == LearningRateOf(header) && push.edition == header.edition()) {
       return found->second;
     }
     Drop(rank);  // The rank restarts this push, or begins another.

@@ -41,6 +41,7 @@ struct Push {
   uint64_t version = 0;  // That the gradient was computed on.
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
+  uint64_t edition = 0;  // Of what its sender pushes.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
   std::optional<float> learning_rate;  // The job's, as its worker tells it.
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
@@ -69,9 +70,10 @@ class PushTable {
   };
   // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is one of
   // them with a value that is not, or null. Begins the push if the mode admits it; another one that the rank had begun
-  // is then dropped. A push that the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT
-  // names the slice or tensor that is wrong, and drops what is here of the push; FAILED_PRECONDITION or the mode's
-  // error if the push may not come now; RESOURCE_EXHAUSTED past the limit.
+  // is then dropped. Of an earlier edition than that nothing is needed. A push that the mode calls stale is recorded as
+  // such, and nothing of it is kept. INVALID_ARGUMENT names the slice or tensor that is wrong, and drops what is here
+  // of the push; FAILED_PRECONDITION or the mode's error if the push may not come now; RESOURCE_EXHAUSTED past the
+  // limit.
   absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                               const ReceivedSlice* not_finite, const Mode& mode, uint64_t newest);
   // All of the rank's push is here.
@@ -143,6 +145,7 @@ class PushTable {
   uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
 
  private:
+  bool IsReplaced(const v1::PushRequest& header) const;
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
   // Of a push, or of what begins one: its rank, incarnation and the like.

@@ -322,9 +322,9 @@ absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
 // ---- What is waited for
 
 std::string ShardState::WaitingForRanks(TimePoint now) const {
-  std::vector<uint32_t> missing;
+  std::map<uint32_t, std::string> missing;
   for (const uint32_t rank : mode->WaitsFor()) {
-    if (!pushes.HasComplete(rank)) missing.push_back(rank);
+    if (!pushes.HasComplete(rank)) missing[rank] = job.BusyWith(rank);
   }
   return stall.DescribeRanks(mode->step(), missing, now);
 }

@@ -13,14 +13,16 @@ constexpr std::chrono::seconds kTellEvery(1);
 
 }  // namespace
 
-std::string StallReport::DescribeRanks(uint64_t step, const std::vector<uint32_t>& ranks, TimePoint now) const {
+std::string StallReport::DescribeRanks(uint64_t step, const std::map<uint32_t, std::string>& ranks,
+                                       TimePoint now) const {
   if (ranks.empty()) return "";
-  const auto describe = [&](std::string* out, uint32_t rank) {
+  const auto describe = [&](std::string* out, const auto& waited_for) {
+    const auto& [rank, busy_with] = waited_for;
     const auto heard = last_heard_.find(rank);
     const std::string when = heard == last_heard_.end()
                                  ? "not heard from yet"
                                  : absl::StrCat("last heard from ", FormatSeconds(now - heard->second), " ago");
-    absl::StrAppend(out, "rank ", rank, " (", when, ")");
+    absl::StrAppend(out, "rank ", rank, " (", busy_with, busy_with.empty() ? "" : ", ", when, ")");
   };
   return absl::StrCat("step ", step, ": waiting for ", absl::StrJoin(ranks, ", ", describe));
 }

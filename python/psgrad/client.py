@@ -172,6 +172,7 @@ class Client:
         optimizer: OptimizerSettings | None = None,
         experiment: Mapping[str, str] | None = None,
         samples_per_epoch: int = 0,
+        counts_steps: bool = False,
         connect_timeout: float = 30.0,
         start_timeout: float = 600.0,
         notice_every: float = 10.0,
@@ -180,7 +181,8 @@ class Client:
 
         ``rank`` claims one; else it is the lowest that is free. A live worker of the same ``name`` is replaced.
         ``experiment``: settings that all workers must share. ``samples_per_epoch``: of the training split, for
-        schedules in epochs. Raises Refused, naming what differs, where model, settings or optimizer are not the job's;
+        schedules in epochs. ``counts_steps``: each push counts for 1 sample, whatever it was computed on, so that no
+        schedule can count samples. Raises Refused, naming what differs, where model, settings or optimizer are not the job's;
         Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined within
         ``start_timeout``; JobFailed; ValueError for what cannot be.
         """
@@ -192,6 +194,7 @@ class Client:
         options.shared_memory = shared_memory
         options.experiment = dict(experiment or {})
         options.samples_per_epoch = samples_per_epoch
+        options.counts_steps = counts_steps
         if optimizer is not None:
             options.optimizer = _core.OptimizerSettings(
                 optimizer.optimizer,
@@ -414,6 +417,15 @@ class Client:
         """The fingerprint of the newest version's weights, and the shards' versions where they differ."""
         self._check_open()
         return str(_call(self._core.weights_hash(), self._core))
+
+    def set_busy(self, what: str) -> None:
+        """Says that this worker makes no step for a while though nothing is wrong ("evaluating"); "": that is over.
+
+        Those who wait for it are told, and the servers' --progress_timeout does not count meanwhile. It is told within
+        a third of the lease, so what is over sooner may not be.
+        """
+        self._check_open()
+        self._core.set_busy(what)
 
     def done(self, counts_as_empty: bool = False) -> None:
         """This worker has used up its budget: waits until all have.

@@ -208,6 +208,7 @@ class CoreClient {
   Call Done(bool counts_as_empty) {
     return Calling([counts_as_empty](Client& client) { return client.Done(counts_as_empty); });
   }
+  void SetBusy(const std::string& what) { client().SetBusy(what); }
   Call Leave(const std::string& reason) {
     return Calling([reason](Client& client) { return client.Leave(reason); });
   }
@@ -321,6 +322,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("shared_memory", &ClientOptions::shared_memory)
       .def_rw("experiment", &ClientOptions::experiment)
       .def_rw("samples_per_epoch", &ClientOptions::samples_per_epoch)
+      .def_rw("counts_steps", &ClientOptions::counts_steps)
       .def_rw("optimizer", &ClientOptions::optimizer)
       .def("set_times", [](ClientOptions& self, double connect_timeout, double start_timeout, double notice_every) {
         self.connect_timeout = absl::Seconds(connect_timeout);
@@ -404,6 +406,7 @@ void DefineClient(nb::module_& module) {
       .def("start", &CoreClient::Start)
       .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none())
       .def("done", &CoreClient::Done)
+      .def("set_busy", &CoreClient::SetBusy)
       .def("leave", &CoreClient::Leave)
       .def("weights_hash", &CoreClient::WeightsHash)
       .def(

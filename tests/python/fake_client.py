@@ -333,6 +333,7 @@ class FakeClient:
         self.rank = rank
         self.layout = list(layout)
         self.closed = False
+        self.busy_with: list[str] = []
         self.stopped = False
         zeros = {kind: [np.zeros(spec.shape, np.float32) for spec in layout] for kind in ("weights", "gradients")}
         self.buffers: dict[str, list[np.ndarray]] = zeros
@@ -447,6 +448,9 @@ class FakeClient:
         with self.server.condition:
             self.bring(weights)
             return FakeResult(self.server.version, [self.server.version])
+
+    def set_busy(self, what: str) -> None:
+        self.busy_with.append(what)
 
     def done(self, counts_as_empty: bool = False) -> None:
         server = self.server

@@ -236,6 +236,74 @@ def test_a_forked_process_cannot_use_the_client_and_does_not_end_it(servers: Ser
     client.leave()
 
 
+def test_who_is_waited_for_and_what_it_does_is_told(
+    servers: ServerProcesses, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log of the worker that waits."""
+    address = servers.start(2, "--lease=1.5")
+    clients = [join(address, rank=rank, notice_every=0.5) for rank in range(2)]
+    weights = [arrays(0), arrays(0)]
+    starts = [threading.Thread(target=clients[rank].start, args=(arrays(1), weights[rank])) for rank in range(2)]
+    for start in starts:
+        start.start()
+    for start in starts:
+        start.join(30)
+    clients[1].set_busy("evaluating")
+    exchange = clients[0].begin(0, arrays(1), weights[0])
+    with caplog.at_level("WARNING"):
+        while "waiting for rank 1 (evaluating, " not in caplog.text:
+            exchange.wait(0.2)
+    clients[1].set_busy("")
+    clients[1].push_pull(0, arrays(1), weights[1])
+    assert exchange.wait().version == 1
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_a_worker_that_is_killed_fails_a_job_that_needs_it_and_no_other(servers: ServerProcesses, mode: str) -> None:
+    """With the rank in the text; where nobody waits for it, the other one trains to its end."""
+    address = servers.start(2, "--reconnect_grace=0.5", mode=mode)
+    script = pathlib.Path(__file__).with_name("waiting_worker.py")
+    layout = LAYOUT[:1]
+    with subprocess.Popen([sys.executable, script, "tensor", address], stdout=subprocess.PIPE, text=True) as worker:
+        client = psgrad.Client.join(address, layout, optimizer=SGD)
+        weights = arrays(0)[:1]
+        result = client.start(arrays(0)[:1], weights)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "waiting\n"
+        worker.kill()
+        assert worker.wait(10) == -signal.SIGKILL
+    if mode == "bsp":
+        with pytest.raises(psgrad.JobFailed, match="rank [01].* was lost: its connection broke"):
+            client.push_pull(result.next_step, arrays(1)[:1], weights)
+        client.close()
+        return
+    for _ in range(3):
+        result = client.push_pull(result.next_step, arrays(1)[:1], weights, version=result.version)
+    assert result.version == 3
+    client.done()
+    client.leave()
+    assert servers.wait() == [0]
+
+
+def test_a_worker_that_takes_a_live_ones_name_fences_it(servers: ServerProcesses) -> None:
+    """The one that was replaced is told so, as an error of its own."""
+    address = servers.start(1, mode="asp")
+    first = join(address, name="w")
+    result = first.start(arrays(1), arrays(0))
+    second = join(address, name="w")
+    weights = arrays(0)
+    taken_over = second.start(arrays(1), weights)
+    with pytest.raises(psgrad.Fenced, match="rank 0"):
+        first.push_pull(result.next_step, arrays(1), arrays(0), version=result.version)
+    first.close()
+    assert second.push_pull(taken_over.next_step, arrays(2), weights, version=taken_over.version).version == 1
+    assert all((array == 0).all() for array in weights)
+    second.done()
+    second.leave()
+
+
 WAITS = ("join", "start", "exchange", "tensor", "pull", "done")
 
 

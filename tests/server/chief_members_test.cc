@@ -107,6 +107,38 @@ TEST_CASE("Without a step for progress_timeout a job fails, but not while the le
   CHECK(other.reason.find("--progress_timeout") != std::string::npos);
 }
 
+TEST_CASE("What a member is busy with is told to the shards, and is no lack of progress while it lasts") {
+  TestJob job("asp", 2);
+  const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
+  job.Initialised(0);
+  const auto pass = [&](int seconds, const std::string& busy_with) {
+    for (int second = 0; second < seconds; ++second) {
+      job.now += std::chrono::seconds(1);
+      v1::HeartbeatRequest beat = Beat(ids[1]);
+      beat.set_busy_with(busy_with);
+      REQUIRE(job.chief.Heartbeat(Beat(ids[0]), job.now).ok());
+      REQUIRE(job.chief.Heartbeat(beat, job.now).ok());
+      job.chief.Tick(job.now);
+    }
+  };
+  const uint64_t before = job.view.number();
+  pass(700, "evaluating");
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+  CHECK(job.view.number() == before + 1);
+  CHECK(job.view.members(0).busy_with().empty());
+  CHECK(job.view.members(1).busy_with() == "evaluating");
+  pass(599, "");
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+  CHECK(job.view.number() == before + 2);
+  CHECK(job.view.members(1).busy_with().empty());
+
+  v1::HeartbeatRequest bad = Beat(ids[0]);
+  bad.set_busy_with("a\nb");
+  CHECK(Message(job.chief.Heartbeat(bad, job.now).status()).find("rank 0: busy_with") != std::string::npos);
+  bad.set_busy_with(std::string(257, 'a'));
+  CHECK(absl::IsInvalidArgument(job.chief.Heartbeat(bad, job.now).status()));
+}
+
 TEST_CASE("Before the job runs, the last member's leaving resets model and experiment") {
   for (const bool initialised : {false, true}) {
     TestJob job("bsp", 2);

@@ -12,10 +12,11 @@ namespace {
 
 // A push table on a model of two slices, a and b, of 8 bytes each, that is told events in words and answers in words:
 //
-//   RANK:STEP SLICES [samples N] [version V] [incarnation I] [session S]     some slices of a push ("-": none)
+//   RANK:STEP SLICES [samples N] [version V] [edition E] [incarnation I] [session S]   some slices of a push
+//                                    ("-": none)
 //   end RANK:STEP session S          no more slices come
 //   take STEP: RANKS                 these make a version;   record RANK / release: how that ended
-//   owner RANK I                     the rank has a new owner
+//   owner RANK I                     the rank has a new owner;   newest V: the shard's version
 class Scenario {
  public:
   explicit Scenario(const std::string& mode, uint64_t max_bytes = 64)
@@ -34,6 +35,7 @@ class Scenario {
                        : first == "record"  ? Record(words)
                        : first == "release" ? Release()
                        : first == "owner"   ? NewOwner(words)
+                       : first == "newest"  ? NewVersion(words)
                                             : Push(first, words);
     if (!table_.TakeDropped().empty()) said += ", dropped";
     return absl::StrCat(said, ", ", table_.inflight_bytes(), " B");
@@ -72,6 +74,7 @@ class Scenario {
     for (uint64_t value = 0; words >> key >> value;) {
       if (key == "samples") header.set_samples(static_cast<uint32_t>(value));
       if (key == "version") header.set_version(value);
+      if (key == "edition") header.set_edition(value);
       if (key == "incarnation") header.mutable_id()->set_incarnation(value);
       if (key == "session") session = value;
     }
@@ -141,6 +144,11 @@ class Scenario {
     return "owned";
   }
 
+  std::string NewVersion(std::istringstream& words) {
+    words >> newest_;
+    return "newest";
+  }
+
   const std::unique_ptr<Mode> mode_;
   PushTable table_;
   JobView job_ = JobView("default", 0);
@@ -200,6 +208,29 @@ TEST_CASE("A push that is begun anew, or differs, drops what was here of the ran
                {"1:0 a", "new: a, 32 B"},
                {"1:0 B", "rank 1, step 0: slice 1 of tensor b: 12 bytes, expected 8, dropped, 16 B"},
                {"1:0 - samples 0", "new:, complete, 16 B"}});
+}
+
+TEST_CASE("A push is made of slices of one edition, the newest, and what is late of an earlier one does no harm") {
+  Scenario given_up("asp");
+  Follow(given_up, {{"0:0 a edition 2 session 1", "new: a, 16 B"},
+                    {"0:0 b edition 4 session 2", "new: b, dropped, 16 B"},  // As equal as it may be in the rest.
+                    {"0:0 a edition 2 session 1", "not needed, 16 B"},
+                    {"end 0:0 session 1", "ended, 16 B"},
+                    {"0:0 ab edition 3 session 1", "not needed, 16 B"},
+                    {"0:0 a edition 4 session 2", "new: a, complete, 16 B"},
+                    {"0:0 ab edition 6 session 3", "not needed, 16 B"}});  // It counts already.
+  // The next owner of the rank begins to count anew.
+  Follow(given_up, {{"1:0 a edition 8", "new: a, 32 B"},
+                    {"owner 1 2", "owned, dropped, 16 B"},
+                    {"1:0 a edition 2", "new: a, 32 B"}});
+}
+
+TEST_CASE("What is late of an earlier edition is not refused as stale in the place of the later one") {
+  Scenario mode(std::make_unique<NewVersionsOnly>());
+  Follow(mode, {{"newest 1", "newest, 0 B"},
+                {"0:0 a version 1 edition 4", "new: a, 16 B"},
+                {"0:0 b version 0 edition 2", "not needed, 16 B"},
+                {"0:0 b version 1 edition 4", "new: b, complete, 16 B"}});
 }
 
 TEST_CASE("The end of a session drops its push if slices are missing, unless another session has taken it over") {

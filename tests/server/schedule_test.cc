@@ -191,6 +191,21 @@ TEST_CASE("A schedule in epochs needs a worker that tells how long one is, and o
   CHECK_FALSE(terms.CheckSame(job.Request("b")).ok());
 }
 
+TEST_CASE("A worker whose pushes count steps is refused where a schedule counts samples") {
+  const TestJob job("bsp", 1);
+  v1::JoinRequest request = job.Request("a");
+  request.set_counts_steps(true);
+  const auto check = [&](const ScheduleOptions& schedule) {
+    return JobTerms("default", 1, 1000, OptimizerTerms({}, {}, 1), schedule).CheckSame(request);
+  };
+  CHECK(check({}).ok());
+  const absl::Status refused = check({.schedule = "cosine", .schedule_length = "100samples"});
+  CHECK(absl::IsFailedPrecondition(refused));
+  CHECK(Message(refused).find("samples: each push of the worker counts for 1 sample, but the schedule of the job "
+                              "(--schedule=cosine) counts samples") == 0);
+  CHECK(Message(check({.warmup = "10samples"})).find("(--schedule=constant --warmup=10samples)") != std::string::npos);
+}
+
 TEST_CASE("A step is named with the samples that shard 0 had refused before it, whatever the others have") {
   TestJob job("backup", 3, 2);
   for (const char* name : {"a", "b", "c"}) REQUIRE(job.Join(job.Request(name)).ok());

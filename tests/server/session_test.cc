@@ -119,8 +119,8 @@ TEST_CASE("What an update waits for is told when it takes long, again and again,
   const TimePoint start = TimePoint() + std::chrono::hours(1);
   const auto at = [&](int ms) { return start + std::chrono::milliseconds(ms); };
   stall.Heard(1, start);
-  CHECK(stall.DescribeRanks(4, {1, 2}, at(2500)) ==
-        "step 4: waiting for rank 1 (last heard from 2.5 s ago), rank 2 (not heard from yet)");
+  CHECK(stall.DescribeRanks(4, {{1, "evaluating"}, {2, ""}}, at(2500)) ==
+        "step 4: waiting for rank 1 (evaluating, last heard from 2.5 s ago), rank 2 (not heard from yet)");
   const StallReport::Situation ranks = {.step = 4, .ranks = "ranks", .blocked_since = {}, .readers = ""};
   CHECK_FALSE(stall.Update(ranks, at(0)));
   CHECK_FALSE(stall.Update(ranks, at(5000)));

@@ -109,6 +109,7 @@ class ClientImpl final : public Client {
   }
 
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
+  void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
   absl::Status Done(bool counts_as_empty) override;
   absl::Status Leave(const std::string& reason) override;
   absl::StatusOr<HashedWeights> WeightsHash() override;
@@ -147,6 +148,7 @@ class ClientImpl final : public Client {
   v1::JoinReply joined_as_;                               // Constant once joined.
   ModePolicy policy_;                                     // Likewise.
   bool joined_ = false;                                   // Likewise.
+  std::atomic<uint64_t> begun_ = 0;                       // Pushes.
   bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
   std::atomic<bool> left_ = false;
   std::atomic<bool> initialise_ = false;
@@ -370,6 +372,7 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   ExchangeRequest request;
   request.kind = !pushes ? CallKind::kPull : pulls ? CallKind::kPushPull : CallKind::kPush;
   request.push = push;
+  if (pushes) request.begun = ++begun_;
   request.out = gradients;
   request.in = weights;
   request.deferred = deferred;

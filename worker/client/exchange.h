@@ -135,6 +135,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   uint32_t told_samples_ ABSL_GUARDED_BY(mutex_);             // and as servers are told.
   std::optional<size_t> not_finite_ ABSL_GUARDED_BY(mutex_);  // A tensor for which the push became an empty one.
   bool told_slices_ ABSL_GUARDED_BY(mutex_) = false;          // Servers may know of some.
+  bool anew_ ABSL_GUARDED_BY(mutex_) = false;                 // Servers are told of it a second time, as of another.
   std::optional<TimePoint> all_ready_at_ ABSL_GUARDED_BY(mutex_);
   std::optional<ArrivedSlices> arrived_ ABSL_GUARDED_BY(mutex_);  // If exact.
   bool decided_ ABSL_GUARDED_BY(mutex_) = false;                  // The result is fixed, and no call begins any more.

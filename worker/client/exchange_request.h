@@ -12,7 +12,8 @@ namespace ps {
 
 struct ExchangeRequest {
   CallKind kind = CallKind::kPull;
-  PushInfo push;                    // Of a push.
+  PushInfo push;                    // Of a push,
+  uint64_t begun = 0;               // and how many the client has begun, with this one.
   std::optional<uint64_t> version;  // Of a pull: exactly this one.
   std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
   ConstTensors out;

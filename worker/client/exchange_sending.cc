@@ -103,6 +103,7 @@ bool RetryingExchange::OnAllReady() {
 // No shard has all of the push that it was told of, so it may still be replaced.
 void RetryingExchange::AskAnew() {
   if (request_.kind == CallKind::kPush && PullsOnly()) return End(absl::OkStatus());
+  anew_ = true;
   for (ShardState& state : shards_) {
     if (state.call == nullptr) continue;
     state.outdated = true;

@@ -6,12 +6,14 @@
 
 #include <grpcpp/client_context.h>
 #include "common/grpc_status.h"
+#include "common/text.h"
 #include "worker/client/deadline.h"
 
 namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kCallTime(10);
+constexpr size_t kMaxBusyBytes = 256;  // As servers take.
 
 }  // namespace
 
@@ -36,6 +38,11 @@ void Heartbeats::SetStep(uint64_t step) {
   step_ = std::max(step_, step);
 }
 
+void Heartbeats::SetBusy(const std::string& what) {
+  MutexLock lock(mutex_);
+  busy_with_ = Printable(what, kMaxBusyBytes);
+}
+
 void Heartbeats::Send() {
   auto beat = std::make_shared<Beat>();
   SetDeadline(beat->context, std::min<std::chrono::nanoseconds>(kCallTime, lease_));
@@ -44,6 +51,7 @@ void Heartbeats::Send() {
     MutexLock lock(mutex_);
     if (stopped_) return;
     beat->request.set_step(step_);
+    beat->request.set_busy_with(busy_with_);
     sending_ = true;
   }
   chief_.async()->Heartbeat(&beat->context, &beat->request, &beat->reply,

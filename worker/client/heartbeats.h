@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <string>
 
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
@@ -27,6 +28,8 @@ class Heartbeats {
 
   // The member begins this step. A step before the highest that was named changes nothing.
   void SetStep(uint64_t step);
+  // As HeartbeatRequest.busy_with: told with the next heartbeat.
+  void SetBusy(const std::string& what);
 
  private:
   struct Beat;
@@ -43,6 +46,7 @@ class Heartbeats {
   Mutex mutex_;
   CondVar ended_;
   uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string busy_with_ ABSL_GUARDED_BY(mutex_);
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };

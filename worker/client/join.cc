@@ -46,6 +46,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   *request.mutable_layout() = ToProto(layout);
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
   request.set_samples_per_epoch(options.samples_per_epoch);
+  request.set_counts_steps(options.counts_steps);
   if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());

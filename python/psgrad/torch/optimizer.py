@@ -51,6 +51,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         buffers: of BatchNorm's statistics and the like: "rank0": the lowest rank's are everybody's after each step,
             "average": the workers' mean is, "local": each worker has its own after the same start.
         metrics_file: JSON lines (`start`, `step`, `end`) are written to it; `{rank}` in the name is replaced.
+        samples_per_epoch: of all the training data, for a schedule that was given to the servers in epochs.
 
     Raises:
         ValueError, TypeError: an argument, or something of the model or optimizer that servers do not have, by name.
@@ -75,6 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         unused: Literal["skip", "error"] = "skip",
         buffers: Buffers = "rank0",
         metrics_file: str | os.PathLike[str] | None = None,
+        samples_per_epoch: int = 0,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             raise TypeError("optimizer: this is a DistributedOptimizer already")
@@ -83,6 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         check_arguments(
             overlap=overlap, accumulate=accumulate, samples=samples, clip_norm=clip_norm, unused=unused, buffers=buffers
         )
+        check_whole("samples_per_epoch", samples_per_epoch, 0)
         address = server_of(server)
         groups = Groups(optimizer)
         settings = optimizer_settings(optimizer, groups.base_learning_rate, groups.base_weight_decay, clip_norm)
@@ -105,7 +108,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._state_said = False
         self._entries = entries
         self._client = psgrad.Client.join(
-            address, [entry.spec() for entry in entries], optimizer=settings, **environment()
+            address,
+            [entry.spec() for entry in entries],
+            optimizer=settings,
+            samples_per_epoch=samples_per_epoch,
+            counts_steps=samples is None,
+            **environment(),
         )
         life.watch(self)
         try:
@@ -298,11 +306,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def idle(self, what: str = "evaluating") -> AbstractContextManager[None]:
         """Says that this worker makes no step for a while and nothing is wrong: `with opt.idle("evaluating"): …`.
 
-        Servers wait for a worker as long as it lives, so this is for those who read the log.
+        Servers wait for a worker as long as it lives; with this, those who wait for it are told what it does, and the
+        servers' --progress_timeout does not count meanwhile.
         """
         self._check_usable()
         log.info("rank %d: %s; its next step is %d", self.rank, what, self.step_number)
-        return _Idle(self.rank, what)
+        return _Idle(self._client, what)
 
     def record(self, **values: float) -> None:
         """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""
@@ -458,15 +467,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 
 class _Idle(AbstractContextManager[None]):
-    """Says when it is over."""
+    """Says that it is so, and when it is over."""
 
-    def __init__(self, rank: int, what: str) -> None:
-        self._rank = rank
+    def __init__(self, client: psgrad.Client, what: str) -> None:
+        self._client = client
         self._what = what
         self._began = time.monotonic()
+        client.set_busy(what)
 
     def __exit__(self, *_: object) -> None:
-        log.info("rank %d: %s took %.1f s", self._rank, self._what, time.monotonic() - self._began)
+        log.info("rank %d: %s took %.1f s", self._client.rank, self._what, time.monotonic() - self._began)
+        if not self._client.closed:
+            self._client.set_busy("")
 
 
 def _refuse_second(entries: Iterable[Entry]) -> None:

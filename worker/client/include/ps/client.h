@@ -54,6 +54,9 @@ struct ClientOptions {
   // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
   // the job's schedule has lengths in epochs and no other worker has told it.
   uint64_t samples_per_epoch = 0;
+  // Pushes say that they count for 1 sample each, whatever their gradients were computed on. The join is refused where
+  // a schedule of the servers counts samples.
+  bool counts_steps = false;
   // What servers are to apply that leave it to the workers (--optimizer=from_worker); others must have been started
   // with the same. Unset: whatever the servers apply.
   std::optional<OptimizerSettings> optimizer;
@@ -317,6 +320,11 @@ class Client {
   // a wait, as above; FAILED_PRECONDITION if the job hands out no runs, its runs are others, or too many are not
   // finished.
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
+
+  // Says that this worker makes no step for a while though nothing is wrong ("evaluating"), so that those who wait for
+  // it are told, and --progress_timeout does not count meanwhile. It is told within a third of the lease, so what is
+  // over sooner may not be. "": that is over. Thread-safe; does not wait.
+  virtual void SetBusy(const std::string& what) = 0;
 
   // Reports that this worker has used up its budget, and waits until all workers have. It then returns on the lead
   // first: lead() is true, and this worker must pull, evaluate and save before it leaves. On the others it returns when
