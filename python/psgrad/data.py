@@ -352,6 +352,7 @@ class Batches:
             )
         self.steps_per_epoch = self._sampler.steps_per_epoch  # Runs of all workers, where they are handed out.
         self.total = budget_of(epochs, self.steps_per_epoch)  # Likewise.
+        self._accumulate = int(self._job.get("accumulate", 1))
         self._check()
         self._first = self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
         if self._first >= self.total and not self._hands_out_runs:
@@ -412,6 +413,11 @@ class Batches:
     def _check(self) -> None:
         if self._hands_out_runs and self._loader_options is not None:
             raise ValueError("loader: with --budget=job batches are not known ahead, so nothing can load them ahead")
+        if self._hands_out_runs and self._accumulate > 1:
+            raise ValueError(
+                f"accumulate={self._accumulate}: with --budget=job a run of samples counts as used when the next one is "
+                "asked for, so each has to make a step of its own"
+            )
         needs_empty = self._hands_out_runs or self._sampler.samples_of(self.steps_per_epoch - 1) == 0
         if needs_empty and self._empty_contributions and self._empty_step is None:
             raise ValueError(
@@ -420,8 +426,7 @@ class Batches:
 
     def _batch_of(self, step: int) -> int:
         local = self._job.get("local_steps", None)
-        accumulate = int(self._job.get("accumulate", 1))
-        return _first_batch(step, local, accumulate, self.steps_per_epoch, self.total)
+        return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total)
 
     def _make_source(self) -> _Source:
         if not self._hands_out_runs:
@@ -453,7 +458,7 @@ class Batches:
                 self.plan = plan
                 self._job.get("set_samples", lambda samples: None)(len(plan.indices))
                 yield batch
-            elif self._empty_contributions:
+            elif self._empty_contributions and self._accumulate == 1:  # Else it has one batch less to add up.
                 assert self._empty_step is not None
                 self._empty_step()
 

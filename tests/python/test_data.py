@@ -307,8 +307,11 @@ class Chief:
 
     hands_out_runs = True
 
-    def __init__(self, answers: list[Any], *, fills: bool = False, open_batches: int = 0) -> None:
+    def __init__(
+        self, answers: list[Any], *, fills: bool = False, open_batches: int = 0, accumulate: int = 1
+    ) -> None:
         self.rank, self.num_workers = 0, 2
+        self.accumulate = accumulate
         self.empty_contributions = fills
         self.open_batches = open_batches
         self.asked: list[tuple[Any, ...]] = []
@@ -377,10 +380,11 @@ def test_an_answer_that_cannot_be_is_an_error(answers: list[Any], message: str) 
         list(Batches(samples(10), Chief(answers), batch_size=4))
 
 
-def test_nothing_can_load_ahead_what_the_chief_hands_out() -> None:
+def test_nothing_can_load_ahead_or_add_up_what_the_chief_hands_out() -> None:
     refusals: list[Callable[[], object]] = [
         lambda: Batches(samples(10), Chief([]), batch_size=4, loader={"num_workers": 2}),
         lambda: Batches(samples(10), Chief([]), batch_size=4).sampler(0),
+        lambda: Batches(samples(10), Chief([], accumulate=2), batch_size=4),
     ]
     for refused in refusals:
         with pytest.raises(ValueError, match="--budget=job"):

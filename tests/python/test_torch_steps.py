@@ -524,6 +524,49 @@ def test_samples_add_up_over_an_accumulation(fakes: Jobs) -> None:
     assert [push.samples for push in job.server.pushes] == [7, 3]
 
 
+def test_samples_add_up_over_no_sync(fakes: Jobs) -> None:
+    job = fakes()
+    model = mlp()
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1), model)
+    for samples in ((4, 3), (2, 1)):
+        optimizer.set_samples(samples[0])
+        with optimizer.no_sync():
+            loss_of(model, 0, 0).backward()
+        optimizer.set_samples(samples[1])
+        loss_of(model, 1, 0).backward()
+        optimizer.step()
+    optimizer.set_samples(5)
+    optimizer.set_samples(6)
+    loss_of(model, 2, 0).backward()
+    optimizer.step()
+    assert job.server is not None
+    assert [push.samples for push in job.server.pushes] == [7, 3, 6]
+
+
+def test_psgrad_data_with_accumulation_loses_no_batch(jobs: Jobs) -> None:
+    """Ten samples, two workers with batches of 4: rank 0 has two batches an epoch and rank 1 one."""
+    from psgrad.data import Batches
+
+    x, y = torch.randn(10, 6), torch.randn(10, 3)
+    job = jobs(2)
+
+    def work() -> tuple[int, int]:
+        model = mlp()
+        backwards = 0
+        with job.wrap(SGD(model.parameters(), lr=0.1), model, accumulate=2) as optimizer:
+            optimizer.zero_grad()
+            for inputs, targets in Batches(torch.utils.data.TensorDataset(x, y), optimizer, batch_size=4, epochs=4):
+                (torch.nn.functional.mse_loss(model(inputs), targets) / 2).backward()
+                backwards += 1
+                if backwards % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            steps = optimizer.step_number
+        return steps, backwards
+
+    assert sorted(job.run(work)) == [(2, 4), (4, 8)]
+
+
 def test_psgrad_data_divides_the_samples(jobs: Jobs) -> None:
     """Ten samples, two workers with batches of 4: the second global batch is of two samples, and all are rank 0's."""
     from psgrad.data import Batches

@@ -103,6 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.accumulate = accumulate
         self._samples = samples
         self._next_samples: int | None = None
+        self._adds_up = False  # Several backward passes make the coming step, by no_sync().
         self._pid = os.getpid()
         self._ended = ""  # Why it cannot be used any more.
         self._state_said = False
@@ -257,6 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _passed(self, step: int, samples: int, result: psgrad.Result | None, entered: float) -> None:
         now = time.monotonic()
         self._next_samples = None
+        self._adds_up = False
         began = self._steps.began
         first = began if self._step_ended < began < entered else self._step_ended
         forward_s, backward_s = first - self._step_ended, entered - first
@@ -266,11 +268,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def set_samples(self, samples: int) -> None:
         """So many samples made the mean gradient of the coming step: a last, smaller batch, say. 0 makes it empty.
 
-        With accumulate= it is told of each backward pass, and adds up. ValueError if it is not from 0 to 2^32 - 1.
+        With accumulate= or no_sync() it is told of each backward pass, and adds up. ValueError if it is not from 0 to 2^32 - 1.
         """
         check_whole("samples", samples, 0)
-        before = self._next_samples if self.accumulate > 1 else None
-        self._next_samples = (before or 0) + samples
+        adds_up = self.accumulate > 1 or self._adds_up
+        self._next_samples = samples + ((self._next_samples or 0) if adds_up else 0)
 
     def add_passed(self, samples: int) -> None:
         """So many samples of this worker's share were left out; schedules over samples are to count them, though."""
@@ -291,6 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it add to `.grad` and send nothing; one outside of it, before step(), sends the sum."""
         self._check_usable()
+        self._adds_up = True
         return self._steps.no_sync()
 
     def pull(self) -> None:
