@@ -20,7 +20,7 @@ std::string Describe(const v1::PushRequest& push) {
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
                       int{push.contribution()}, push.has_passed() ? absl::StrCat(", passed ", push.passed()) : "",
                       push.has_learning_rate() ? ", learning rate " + ExactText(push.learning_rate()) : "",
-                      ", edition ", push.edition());
+                      push.edition() > 0 ? absl::StrCat(", edition ", push.edition()) : "");
 }
 
 }  // namespace

@@ -448,12 +448,22 @@ class Client:
         self._core.stop()
 
     def close(self) -> None:
-        """Leaves the job, if that was not done."""
-        if not self._left:
-            self.leave("the worker ended without leaving")
+        """Leaves the job, if that was not done. Never raises: that it could not be told is logged."""
+        self._leave_anyhow("the worker ended without leaving")
 
     def __enter__(self) -> Client:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self.leave("" if error is None else f"{type(error).__name__}: {error}")
+        if error is None:
+            self.leave()
+        else:  # What is raised is that one.
+            self._leave_anyhow(f"{type(error).__name__}: {error}")
+
+    def _leave_anyhow(self, reason: str) -> None:
+        if self._left:
+            return
+        try:
+            self.leave(reason)
+        except _core.Error as failed:
+            LOG.warning("%s", failed)

@@ -126,6 +126,28 @@ TEST_CASE("A number of samples that changed before the last gradient is told to 
   CHECK(test.notices.empty());
 }
 
+TEST_CASE("A push tried again keeps its edition, one that is told anew has a later one, the next push one above that") {
+  TestExchange test;
+  TestRequest request = DeferredPushPull();
+  request.request.begun = 5;
+  const auto exchange = test.Begin(request.request);
+  const uint64_t first = test.call().request.edition;
+  test.call().End(absl::UnavailableError("broken"));
+  test.timer.Advance(std::chrono::seconds(1));
+  CHECK(test.call().request.edition == first);
+  CHECK(exchange->SetSamples(9));
+  for (const size_t tensor : {0, 1, 2}) exchange->TensorReady(tensor);
+  test.call().End(absl::CancelledError(""));
+  test.timer.RunDue();
+  const uint64_t anew = test.call().request.edition;
+  CHECK(anew > first);
+
+  TestExchange next;
+  request.request.begun = 6;
+  next.Begin(request.request);
+  CHECK(next.call().request.edition > anew);
+}
+
 TEST_CASE("The number of samples that was told already costs nothing") {
   TestExchange test;
   TestRequest request = DeferredPushPull();

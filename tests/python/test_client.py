@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -236,11 +237,9 @@ def test_a_forked_process_cannot_use_the_client_and_does_not_end_it(servers: Ser
     client.leave()
 
 
-def test_who_is_waited_for_and_what_it_does_is_told(
-    servers: ServerProcesses, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_is_waited_for_and_what_it_does_is_told(servers: ServerProcesses, caplog: pytest.LogCaptureFixture) -> None:
     """In the log of the worker that waits."""
-    address = servers.start(2, "--lease=1.5")
+    address = servers.start(2, "--lease=1500ms")
     clients = [join(address, rank=rank, notice_every=0.5) for rank in range(2)]
     weights = [arrays(0), arrays(0)]
     starts = [threading.Thread(target=clients[rank].start, args=(arrays(1), weights[rank])) for rank in range(2)]
@@ -251,8 +250,12 @@ def test_who_is_waited_for_and_what_it_does_is_told(
     clients[1].set_busy("evaluating")
     exchange = clients[0].begin(0, arrays(1), weights[0])
     with caplog.at_level("WARNING"):
-        while "waiting for rank 1 (evaluating, " not in caplog.text:
-            exchange.wait(0.2)
+        for _ in range(100):
+            with contextlib.suppress(TimeoutError):
+                exchange.wait(0.2)
+            if "waiting for rank 1 (evaluating, " in caplog.text:
+                break
+    assert "waiting for rank 1 (evaluating, " in caplog.text
     clients[1].set_busy("")
     clients[1].push_pull(0, arrays(1), weights[1])
     assert exchange.wait().version == 1
@@ -263,7 +266,7 @@ def test_who_is_waited_for_and_what_it_does_is_told(
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
 def test_a_worker_that_is_killed_fails_a_job_that_needs_it_and_no_other(servers: ServerProcesses, mode: str) -> None:
     """With the rank in the text; where nobody waits for it, the other one trains to its end."""
-    address = servers.start(2, "--reconnect_grace=0.5", mode=mode)
+    address = servers.start(2, "--reconnect_grace=500ms", mode=mode)
     script = pathlib.Path(__file__).with_name("waiting_worker.py")
     layout = LAYOUT[:1]
     with subprocess.Popen([sys.executable, script, "tensor", address], stdout=subprocess.PIPE, text=True) as worker:

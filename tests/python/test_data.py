@@ -307,9 +307,7 @@ class Chief:
 
     hands_out_runs = True
 
-    def __init__(
-        self, answers: list[Any], *, fills: bool = False, open_batches: int = 0, accumulate: int = 1
-    ) -> None:
+    def __init__(self, answers: list[Any], *, fills: bool = False, open_batches: int = 0, accumulate: int = 1) -> None:
         self.rank, self.num_workers = 0, 2
         self.accumulate = accumulate
         self.empty_contributions = fills

@@ -246,7 +246,7 @@ absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& de
       return absl::DeadlineExceededError(absl::StrCat(Where(shard), ": ", Message(status)));
     case RetryDecision::Outcome::kUnreachable:
       return absl::UnavailableError(absl::StrCat(
-          Where(shard), ": not reachable for ", FormatSeconds(decision.silent),
+          Who(), ": ", Where(shard), ": not reachable for ", FormatSeconds(decision.silent),
           decision.silent > context_->connect_timeout ? " (--connect_timeout): " : ": ", ConnectionProblem(status)));
     default:
       return Annotate(status, Where(shard));
