@@ -182,9 +182,9 @@ class Client:
         ``rank`` claims one; else it is the lowest that is free. A live worker of the same ``name`` is replaced.
         ``experiment``: settings that all workers must share. ``samples_per_epoch``: of the training split, for
         schedules in epochs. ``counts_steps``: each push counts for 1 sample, whatever it was computed on, so that no
-        schedule can count samples. Raises Refused, naming what differs, where model, settings or optimizer are not the job's;
-        Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined within
-        ``start_timeout``; JobFailed; ValueError for what cannot be.
+        schedule can count samples. Raises Refused, naming what differs, where model, settings or optimizer are not
+        the job's; Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined
+        within ``start_timeout``; JobFailed; ValueError for what cannot be.
         """
         options = _core.ClientOptions()
         options.server = server

@@ -415,8 +415,8 @@ class Batches:
             raise ValueError("loader: with --budget=job batches are not known ahead, so nothing can load them ahead")
         if self._hands_out_runs and self._accumulate > 1:
             raise ValueError(
-                f"accumulate={self._accumulate}: with --budget=job a run of samples counts as used when the next one is "
-                "asked for, so each has to make a step of its own"
+                f"accumulate={self._accumulate}: with --budget=job a run of samples counts as used when the next one "
+                "is asked for, so each has to make a step of its own"
             )
         needs_empty = self._hands_out_runs or self._sampler.samples_of(self.steps_per_epoch - 1) == 0
         if needs_empty and self._empty_contributions and self._empty_step is None:

@@ -278,7 +278,7 @@ def test_a_worker_that_is_killed_fails_a_job_that_needs_it_and_no_other(servers:
         worker.kill()
         assert worker.wait(10) == -signal.SIGKILL
     if mode == "bsp":
-        with pytest.raises(psgrad.JobFailed, match="rank [01].* was lost: its connection broke"):
+        with pytest.raises(psgrad.JobFailed, match=r"rank [01].* was lost: its connection broke"):
             client.push_pull(result.next_step, arrays(1)[:1], weights)
         client.close()
         return

@@ -268,7 +268,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def set_samples(self, samples: int) -> None:
         """So many samples made the mean gradient of the coming step: a last, smaller batch, say. 0 makes it empty.
 
-        With accumulate= or no_sync() it is told of each backward pass, and adds up. ValueError if it is not from 0 to 2^32 - 1.
+        With accumulate= or no_sync() it is told of each backward pass, and adds up. ValueError if it is not from 0 to
+        2^32 - 1.
         """
         check_whole("samples", samples, 0)
         adds_up = self.accumulate > 1 or self._adds_up
