@@ -23,6 +23,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 readonly logs=$root/build/logs
 readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
+readonly test_jobs=$(($(nproc) + 1))  # Many tests wait for most of their time.
 readonly sources=(common server worker tests)
 
 all=false full=false python=false
@@ -120,7 +121,7 @@ run_tests() {
   fi
   rm -f "$report"
   local status=0
-  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j2 --timeout 300 --output-junit "$report" \
+  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j "$test_jobs" --timeout 300 --output-junit "$report" \
     --test-output-size-passed 65536 --test-output-size-failed 1048576 --no-tests=error "${options[@]}" || status=$?
   add_report "$report" "$status"
 }
