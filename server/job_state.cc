@@ -254,7 +254,8 @@ void JobState::LoseMember(const Member& member, const std::string& why) {
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
   if (action == LossAction::kFail) {
-    SetPhase(v1::PHASE_FAILED, absl::StrCat(member.ToString(), " ", why, ", last known at step ", member.step));
+    SetPhase(v1::PHASE_FAILED,
+             absl::StrCat(member.ToString(), " ", why, "; its last heartbeat was at step ", member.step));
   } else if (action == LossAction::kContinue && members_.members().empty()) {
     if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
@@ -366,7 +367,8 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   if (phase_ == v1::PHASE_RUNNING && members_.all_done()) finishing_ = true;
   if (!initialised && (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
     initialiser_.reset();
-    if (members_.Lead() != nullptr) initialiser_ = members_.Lead()->rank;
+    // Not whoever comes first: workers may bring weights of their own, and which of them count must not be by chance.
+    if (members_.members().contains(0)) initialiser_ = 0;
     initialiser_view_ = view_ + 1;
   }
   ++view_;

@@ -76,6 +76,13 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   PS_RETURN_IF_ERROR(optimizer_.CheckSame(request));
   PS_RETURN_IF_ERROR(CheckEpoch(request));
   if (!plan_.has_value()) return absl::OkStatus();
+  if (request.counts_steps() != counts_steps_) {
+    const char* const step = "for 1 sample";
+    const char* const sample = "for the samples of its gradient";
+    return absl::FailedPreconditionError(absl::StrCat("samples: a push of the worker counts ",
+                                                      counts_steps_ ? sample : step, ", but one of the job's others ",
+                                                      counts_steps_ ? step : sample, " (psgrad: samples=)"));
+  }
   const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job has");
   if (differences.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
@@ -139,6 +146,7 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
   if (plan_.has_value()) return;
   plan_.emplace(FromProto(request.layout()), num_shards_);
   experiment_ = {request.experiment().begin(), request.experiment().end()};
+  counts_steps_ = request.counts_steps();
 }
 
 void JobTerms::Reset() {

@@ -63,6 +63,7 @@ class JobTerms {
   std::optional<SlicePlan> plan_;
   std::map<std::string, std::string> experiment_;
   uint64_t samples_per_epoch_ = 0;
+  bool counts_steps_ = false;  // As in JoinRequest.
 };
 
 // Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `who_has` is "the job has".

@@ -186,6 +186,10 @@ class Client:
         the job's; Unavailable if the servers are not reached within ``connect_timeout``, or others have not joined
         within ``start_timeout``; JobFailed; ValueError for what cannot be.
         """
+        if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < 2**32):
+            raise ValueError(f"rank={rank!r}: a whole number from 0 to {2**32 - 1} is expected")
+        if not isinstance(server, str):
+            raise TypeError(f"server={server!r}: HOST:PORT or unix:PATH is expected")
         options = _core.ClientOptions()
         options.server = server
         options.job = job

@@ -62,6 +62,8 @@ def spawn(
     are ended: workers first, then servers. ValueError, TypeError for arguments that cannot be; FileNotFoundError if
     there is no ps_server.
     """
+    if not isinstance(mode, str):
+        raise TypeError(f"mode is {mode!r}; expected the name of one")
     flags = {"mode": mode, **_texts(server_flags)}
     _check(fn, args, workers, servers, context, server, flags)
     sink = _Stderr()
@@ -121,6 +123,8 @@ def _check(
     flags: Mapping[str, str],
 ) -> None:
     for name, value in (("workers", workers), ("servers", servers)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}; expected a whole number")
         if value < 1:
             raise ValueError(f"{name} is {value}; expected at least 1")
     for name in flags:

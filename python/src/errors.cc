@@ -39,6 +39,8 @@ PyObject* ClassOf(const absl::Status& status) {
       return errors.job_failed;
     case absl::StatusCode::kFailedPrecondition:
       return IsFenced(status) ? errors.fenced : errors.refused;
+    case absl::StatusCode::kAlreadyExists:
+      return errors.refused;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kResourceExhausted:

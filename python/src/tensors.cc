@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace ps::python {
 
@@ -27,9 +28,12 @@ std::span<float> Cast(const TensorSpec& tensor, nb::handle array, const std::str
                                       got)
                              .c_str());
   }
-  if (view.size() != static_cast<size_t>(tensor.elements())) {
-    throw nb::value_error(
-        absl::StrCat(what, " of tensor ", ToString(tensor), ": the array has ", view.size(), " elements").c_str());
+  std::vector<int64_t> shape;
+  for (size_t i = 0; i < view.ndim(); ++i) shape.push_back(static_cast<int64_t>(view.shape(i)));
+  if (shape != tensor.shape && (view.size() != 1 || tensor.elements() != 1)) {
+    throw nb::value_error(absl::StrCat(what, " of tensor ", ToString(tensor), ": the array has the shape (",
+                                       absl::StrJoin(shape, ", "), ")")
+                              .c_str());
   }
   const std::span<float> values = {const_cast<float*>(static_cast<const float*>(view.data())), view.size()};
   keep->push_back(std::make_shared<T>(std::move(view)));

@@ -96,10 +96,10 @@ def test_an_array_of_another_size_is_refused(servers: ServerProcesses) -> None:
     with join(servers.start(1)) as client:
         weights = arrays(0)
         client.start(arrays(0), weights)
-        with pytest.raises(ValueError, match=r"gradients of tensor b \[4\]: the array has 3 elements"):
+        with pytest.raises(ValueError, match=r"gradients of tensor b \[4\]: the array has the shape \(3\)"):
             client.push_pull(0, [weights[0], np.zeros(3, np.float32)], weights)
         exchange = client.begin(0, [None, None], weights, deferred=True)
-        with pytest.raises(ValueError, match=r"tensor b \[4\]: the array has 5 elements"):
+        with pytest.raises(ValueError, match=r"tensor b \[4\]: the array has the shape \(5\)"):
             exchange.ready(1, np.zeros(5, np.float32))
         exchange.ready(1, weights[1])
         exchange.ready(0, weights[0])
@@ -288,6 +288,41 @@ def test_a_worker_that_is_killed_fails_a_job_that_needs_it_and_no_other(servers:
     client.done()
     client.leave()
     assert servers.wait() == [0]
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_rank_0_brings_the_initial_weights_whoever_comes_first(servers: ServerProcesses, mode: str) -> None:
+    """Workers may have values of their own, and which of them count is not by chance."""
+    address = servers.start(2, mode=mode, shards=2)
+    first = join(address, rank=1)
+    weights = [arrays(0), arrays(0)]
+    start = threading.Thread(target=first.start, args=(arrays(2), weights[1]))
+    start.start()
+    second = join(address, rank=0)
+    second.start(arrays(1), weights[0])
+    start.join(30)
+    for each in weights:
+        assert all((array == 1).all() for array in each)
+    for client in (first, second):
+        client.close()
+
+
+def test_a_rank_or_array_that_cannot_be_is_refused_by_name(servers: ServerProcesses) -> None:
+    """In one sentence, without the names of our functions."""
+    address = servers.start(1)
+    for rank in (-1, 2**32, "0", 1.0):
+        with pytest.raises(ValueError, match=f"rank={rank!r}: a whole number from 0"):
+            join(address, rank=rank)
+    with pytest.raises(TypeError, match="server=None: HOST:PORT"):
+        join(None)  # type: ignore[arg-type]
+    client = join(address)
+    client.start(arrays(1), arrays(0))
+    for shape in ((4, 3), (12,), (1, 3, 4)):
+        bad = [np.zeros(shape, np.float32), np.zeros(4, np.float32)]
+        with pytest.raises(ValueError, match=r"tensor w \[3, 4\]: the array has the shape"):
+            client.push_pull(0, bad, arrays(0))
+    client.done()
+    client.leave()
 
 
 def test_a_worker_that_takes_a_live_ones_name_fences_it(servers: ServerProcesses) -> None:

@@ -232,17 +232,6 @@ def test_an_exponential_average_after_step(jobs: Jobs) -> None:
     assert largest_difference(weights_of(ours), weights_of(plain)) < 1e-6
 
 
-def test_load_state_dict_of_the_model_before_wrapping(jobs: Jobs) -> None:
-    """And in place afterwards: the next pull has the servers' weights again."""
-    model = mlp()
-    optimizer = jobs().wrap(SGD(model.parameters(), lr=0.1), model)
-    model.load_state_dict(mlp(5).state_dict())
-    loss_of(model, 0, 0).backward()
-    optimizer.step()
-    assert largest_difference(weights_of(model), weights_of(mlp(5))) > 0.01
-    optimizer.finish()
-
-
 def test_a_session_joins_twice(jobs: Jobs) -> None:
     model = mlp()
     for _ in range(2):
@@ -296,3 +285,69 @@ def test_psgrad_torch_is_not_imported_by_psgrad() -> None:
     if not hasattr(psgrad, "_core"):
         pytest.skip("psgrad._core has not been built")
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=60)
+
+
+def test_weights_that_are_written_to_between_steps_are_named_and_can_be_brought_back(jobs: Jobs) -> None:
+    """A checkpoint that is loaded too late would be lost; an average for an evaluation is put back."""
+    model = mlp()
+    optimizer = jobs().wrap(SGD(model.parameters(), lr=0.1), model)
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    before = weights_of(model)
+    with torch.no_grad():
+        model[2].weight.clamp_(-0.01, 0.01)
+    optimizer.zero_grad()
+    loss_of(model, 1, 0).backward()
+    with pytest.raises(RuntimeError, match=r"2\.weight was written to since the last step\(\).*opt\.pull\(\)"):
+        optimizer.step()
+    optimizer.empty_step()
+    assert largest_difference(weights_of(model), before) == 0
+    model.load_state_dict(mlp(seed=3).state_dict())
+    optimizer.pull()
+    assert largest_difference(weights_of(model), before) == 0
+    optimizer.zero_grad()
+    loss_of(model, 2, 0).backward()
+    optimizer.step()
+    assert optimizer.version == 3
+    optimizer.finish()
+
+
+def test_a_parameter_that_is_unfrozen_later_is_named(jobs: Jobs) -> None:
+    model = mlp()
+    model[0].bias.requires_grad_(False)
+    optimizer = jobs().wrap(SGD([p for p in model.parameters() if p.requires_grad], lr=0.1), model)
+    model[0].bias.requires_grad_(True)
+    loss_of(model, 0, 0).backward()
+    with pytest.raises(RuntimeError, match=r"0\.bias was frozen when this worker joined"):
+        optimizer.step()
+    model[0].bias.requires_grad_(False)
+    optimizer.empty_step()
+    optimizer.finish()
+
+
+def test_a_metrics_file_that_is_full_does_not_end_the_training(fakes: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp()
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, metrics_file="/dev/full")
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, step, 0).backward()
+        optimizer.step()
+    optimizer.finish()
+    assert caplog.text.count("metrics_file: /dev/full: No space left on device; nothing is written") == 1
+    other = mlp()
+    with pytest.raises(FileNotFoundError, match=r"metrics_file: No such file.*/no/such"):
+        fakes().wrap(SGD(other.parameters(), lr=0.1), other, metrics_file="/no/such/file")
+
+
+def test_records_stay_json_whatever_is_recorded(fakes: Jobs, tmp_path: Path) -> None:
+    model = mlp()
+    path = tmp_path / "worker.jsonl"
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, metrics_file=path)
+    loss_of(model, 0, 0).backward()
+    optimizer.record(loss=float("nan"), step=77)
+    with pytest.raises(TypeError, match=r"loss=tensor.*a number is expected"):
+        optimizer.record(loss=torch.ones(3))
+    optimizer.step()
+    optimizer.finish()
+    line = json.loads(path.read_text().splitlines()[1])
+    assert (line["event"], line["step"], line["loss"]) == ("step", 0, None)

@@ -203,3 +203,34 @@ def test_what_is_open_can_be_settled(jobs: Jobs) -> None:
         assert (optimizer.open_batches, optimizer.version) == (2, 1)
         optimizer.settle()
         assert (optimizer.open_batches, optimizer.version) == (0, 2)
+
+
+@pytest.mark.parametrize("exchange", ["average_weights", "elastic"])
+def test_a_gradient_that_is_not_finite_takes_no_step_and_spoils_no_state(
+    jobs: Jobs, exchange: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The batch is left out, as if it had not been there."""
+    mode = {"average_weights": "local_sgd", "elastic": "easgd"}[exchange]
+    local = LocalSteps(exchange, steps=STEPS, alpha=0.4, optimizer="momentum")
+    model = mlp()
+    bad = 1
+    flags = (f"--local_steps={STEPS}", *(("--easgd_alpha=0.4",) if mode == "easgd" else ()))
+    expected = mlp()
+    reference = momentum(expected)
+    for step in range(STEPS - 1):
+        if step != bad:
+            reference.zero_grad()
+            loss_of(expected, step, 0).backward()
+            reference.step()
+    with jobs(1, mode, *flags, local=local).wrap(momentum(model), model) as optimizer:
+        for step in range(2 * STEPS):
+            optimizer.zero_grad()
+            (loss_of(model, step, 0) * (float("inf") if step == bad else 1.0)).backward()
+            optimizer.step()
+            if step == STEPS - 2:
+                assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+        assert optimizer.skipped == 1
+        assert optimizer.open_batches in (0, STEPS)
+    assert optimizer.version == 2
+    assert all(tensor.isfinite().all() for tensor in model.parameters())
+    assert caplog.text.count("is not finite: the batch was skipped") == 1

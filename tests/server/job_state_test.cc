@@ -67,7 +67,7 @@ TEST_CASE("A mode that fails on a loss ends the job with the worker's name") {
   RunningJob running(LossAction::kFail);
   running.Leave(running.ids[1]);
   CHECK(running.job.phase() == v1::PHASE_FAILED);
-  CHECK(running.job.failure().find("rank 1 (b on ) left: stopped, last known at step 0") == 0);
+  CHECK(running.job.failure().find("rank 1 (b on ) left: stopped; its last heartbeat was at step 0") == 0);
 }
 
 TEST_CASE("A mode that goes on after a loss does so until nobody is left") {

@@ -206,6 +206,24 @@ TEST_CASE("A worker whose pushes count steps is refused where a schedule counts 
   CHECK(Message(check({.warmup = "10samples"})).find("(--schedule=constant --warmup=10samples)") != std::string::npos);
 }
 
+TEST_CASE("Workers whose pushes count steps do not train with workers whose pushes count samples") {
+  const TestJob job("bsp", 2);
+  v1::JoinRequest steps = job.Request("a");
+  steps.set_counts_steps(true);
+  const v1::JoinRequest samples = job.Request("b");
+  for (const bool steps_first : {true, false}) {
+    JobTerms terms("default", 1, 1000, OptimizerTerms({}, {}, 1), {});
+    terms.Fix(steps_first ? steps : samples);
+    CHECK(terms.CheckSame(steps_first ? steps : samples).ok());
+    const absl::Status refused = terms.CheckSame(steps_first ? samples : steps);
+    CHECK(absl::IsFailedPrecondition(refused));
+    CHECK(Message(refused).find(steps_first ? "samples: a push of the worker counts for the samples of its gradient"
+                                            : "samples: a push of the worker counts for 1 sample") == 0);
+    terms.Reset();
+    CHECK(terms.CheckSame(steps_first ? samples : steps).ok());
+  }
+}
+
 TEST_CASE("A step is named with the samples that shard 0 had refused before it, whatever the others have") {
   TestJob job("backup", 3, 2);
   for (const char* name : {"a", "b", "c"}) REQUIRE(job.Join(job.Request(name)).ok());

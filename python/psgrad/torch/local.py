@@ -6,6 +6,7 @@ x are the model's weights here, and the tensors of the layout are those that ser
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,6 +17,8 @@ from psgrad.torch.groups import LearningRate
 from psgrad.torch.memory import Memory
 from psgrad.torch.progress import Progress
 from psgrad.torch.steps import Unused
+
+log = logging.getLogger("psgrad")
 
 
 class LocalTraining:
@@ -54,7 +57,29 @@ class LocalTraining:
         self.memory.check_bound()
         self._unused.check(unused, self.progress.step)
 
-    def apply(self) -> None:
+    def not_finite(self) -> str:
+        """The name of a weight whose gradient is not finite, or "". One that is applied would stay in the state."""
+        entries = [entry for entry in self._weights if entry.tensor.grad is not None]
+        gradients = [_values(entry.tensor.grad) for entry in entries]
+        if torch.stack([gradient.sum(dtype=torch.float64) for gradient in gradients]).isfinite().all():
+            return ""
+        # Of finite gradients this large the sum may not be: so each is looked at.
+        found = (entry for entry, gradient in zip(entries, gradients, strict=True) if not gradient.isfinite().all())
+        return next((entry.name for entry in found), "")
+
+    def train(self, samples: int) -> int:
+        """Takes a step with the batch's gradients, and returns its samples; 0 if a gradient is not finite."""
+        skipped = self.not_finite()
+        if not skipped:
+            self._apply()
+            return samples
+        progress = self.progress
+        progress.skipped += 1
+        progress.jumped_over += samples
+        log.warning("step %d: the gradient of %s is not finite: the batch was skipped", progress.step, skipped)
+        return 0
+
+    def _apply(self) -> None:
         """One step of the optimizer: gradients are clipped, and the rate is scheduled, as the servers' flags say.
 
         The schedule is at the place where it was when weights came last.
@@ -170,8 +195,7 @@ class AverageWeights(LocalTraining):
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
-        self.apply()
-        return self._passed(samples)
+        return self._passed(self.train(samples))
 
     def empty(self) -> psgrad.Result | None:
         return self._passed(0)
@@ -225,24 +249,25 @@ class AverageGradients(LocalTraining):
         self._batches += 1
         self._open += 1
         self._moved = True
-        self._samples += samples
-        if self._batches % self.local.average_every_steps == 0:
-            self.apply()
-            return self._exchange_weights()
-        if self.local.steps and self._batches % self.local.steps == 0:
+        if self.local.steps and self._batches % self.local.steps == 0 and not self._averages():
+            self._samples += samples
             return self._exchange_gradients(samples)
-        self.apply()
-        return None
+        self._samples += self.train(samples)
+        return self._exchange_weights() if self._averages() else None
 
     def empty(self) -> psgrad.Result | None:
         self._batches += 1
         self._open += 1
         self._moved = True
-        if self._batches % self.local.average_every_steps == 0:
+        if self._averages():
             return self._exchange_weights()
         if self.local.steps and self._batches % self.local.steps == 0:
             return self._exchange_gradients(0)
         return None
+
+    def _averages(self) -> bool:
+        """Whether the batch is one after which weights are averaged."""
+        return bool(self._batches % self.local.average_every_steps == 0)
 
     def settle(self) -> None:
         if self._moved:
@@ -294,8 +319,7 @@ class Elastic(LocalTraining):
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
         result = self._end_exchange()
-        self.apply()
-        self._passed(samples)
+        self._passed(self.train(samples))
         return result
 
     def empty(self) -> psgrad.Result | None:
@@ -376,3 +400,9 @@ def local_steps(
         "elastic": Elastic,
     }
     return ways[client.local_steps.exchange](client, memory, progress, optimizer, learning_rate, unused)
+
+
+def _values(gradient: torch.Tensor | None) -> torch.Tensor:
+    """All that a gradient has, without the zeros of a sparse one."""
+    assert gradient is not None
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

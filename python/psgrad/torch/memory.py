@@ -17,7 +17,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import psgrad
-from psgrad.torch.tensors import Entry
+from psgrad.torch.tensors import Entry, shortened
 
 
 class Memory:
@@ -39,6 +39,9 @@ class Memory:
         self._buffers = [entry for entry in entries if entry.kind in ("buffer_lowest", "buffer_mean")]
         # What a pull writes: autograd is to know.
         self._written = [entry.tensor for entry in entries if entry.shared]
+        self._weights = [entry for entry in entries if entry.kind == "weight"]
+        self._frozen = [entry for entry in entries if entry.place is None and not entry.tensor.requires_grad]
+        self._versions: list[int] = []  # Of their tensors, as weights came last.
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -74,6 +77,7 @@ class Memory:
                 entry.tensor.data = self.weights[entry.index]
             else:
                 entry.tensor.copy_(self.weights[entry.index])
+        self._versions = [entry.tensor._version for entry in self._weights]
         self._addresses = [
             (entry, entry.tensor.data_ptr()) for entry in self.entries if entry.in_place and entry.shared
         ]
@@ -89,13 +93,33 @@ class Memory:
                 self.weights[entry.index].copy_(current)
 
     def check_bound(self) -> None:
-        """RuntimeError, naming the tensor, if a parameter has been given other memory or another type."""
+        """RuntimeError, naming the tensor, if a parameter has been given other memory or another type, or unfrozen."""
+        for entry in self._frozen:
+            if entry.tensor.requires_grad:
+                raise RuntimeError(
+                    f"{entry.name} was frozen when this worker joined the job, so no server steps it, but it requires "
+                    "a gradient now. To train it from here on: opt.finish(), and a new DistributedOptimizer in a new job"
+                )
         for entry, address in self._addresses:
             if entry.tensor.data_ptr() != address:
                 raise RuntimeError(
                     f"{entry.name}: its memory is not the one that weights are pulled to any more. Something gave it "
                     "other memory after DistributedOptimizer was made (model.to(…), .half(), .data = …): do that before"
                 )
+
+    def check_unwritten(self, step: int) -> None:
+        """RuntimeError, naming them, if weights were written to since they came: that would be lost."""
+        written = [
+            entry.name
+            for entry, version in zip(self._weights, self._versions, strict=True)
+            if entry.tensor._version != version
+        ]
+        if written:
+            raise RuntimeError(
+                f"step {step}: {shortened(written)} was written to since the last step(), and would be lost with this "
+                "one: the servers hold the weights. Load a checkpoint before DistributedOptimizer is made; after a "
+                "change for a while, such as an average for an evaluation, opt.pull() brings the servers' weights back"
+            )
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -108,6 +132,7 @@ class Memory:
                 current.copy_(self.weights[entry.index])
         # A backward pass through them would be computed on the wrong weights, silently; so it raises.
         _bump(self._written)
+        self._versions = [entry.tensor._version for entry in self._weights]
 
     @torch.no_grad()
     def take_buffers(self) -> list[Entry]:

@@ -99,7 +99,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._wrapped = optimizer
         self._joined = True
 
-        self.skipped = 0
         self.accumulate = accumulate
         self._samples = samples
         self._next_samples: int | None = None
@@ -206,6 +205,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Pushes of this worker that a server refused as too old (stale)."""
         return self._progress.dropped
 
+    @property
+    def skipped(self) -> int:
+        """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
+        return self._progress.skipped
+
     # ---- Training
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -237,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         result = self._steps.step(samples)
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
         if result is not None and result.skipped:
-            self.skipped += 1
+            self._progress.skipped += 1
             log.warning("step %d: the gradient of %s is not finite: the step was skipped", step, result.skipped)
         self._passed(step, samples, result, entered)
 
@@ -298,13 +302,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._steps.no_sync()
 
     def pull(self) -> None:
-        """Brings the newest weights, between steps. RuntimeError in a synchronous mode: step() has brought them."""
+        """Brings the newest weights, between steps; what was written to them here is gone.
+
+        In bsp they are those that step() has brought. RuntimeError where workers have weights of their own between
+        exchanges.
+        """
         self._check_usable()
-        if self._client.synchronous or self._client.local_steps is not None:
-            raise RuntimeError(
-                f"pull(): in {self.mode} step() brings the weights that the next gradient is computed on"
-            )
-        self._progress.pull(self._memory.weight_buffers)
+        if self._client.local_steps is not None:
+            raise RuntimeError(f"pull(): in {self.mode} this worker's weights are its own until the next exchange")
+        self._progress.renew(self._memory.weight_buffers)
         self._memory.publish()
 
     def idle(self, what: str = "evaluating") -> AbstractContextManager[None]:

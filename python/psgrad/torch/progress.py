@@ -20,6 +20,7 @@ class Progress:
         self.versions: list[int] = list(started.versions)
         self.learning_rate_factor = started.learning_rate_factor  # Of the servers' schedule, where the worker steps.
         self.jumped_over = 0  # Samples that others have trained in this worker's place, not told yet.
+        self.skipped = 0  # Steps or batches whose gradient was not finite.
         self.dropped = 0  # Pushes that a server refused, as too old.
 
     def ended(self, result: psgrad.Result, pulled_to: list[Any] | None) -> None:
@@ -35,6 +36,11 @@ class Progress:
     def pull(self, weights: list[Any]) -> None:
         """The newest weights."""
         self._brought(self._client.pull(weights, step=self.step))
+
+    def renew(self, weights: list[Any]) -> None:
+        """The newest weights, of one step where the mode is synchronous."""
+        self.pull(weights)
+        self._catch_up(weights)
 
     def _brought(self, result: psgrad.Result) -> None:
         self.version = result.version

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
+import logging
+import math
 import os
 import platform
 import socket
+import stat
 import time
 from typing import Any, TextIO
 
@@ -15,6 +19,8 @@ import torch
 import psgrad
 
 _FLUSH_EVERY_S = 1.0
+
+log = logging.getLogger("psgrad")
 
 
 class Records:
@@ -31,14 +37,18 @@ class Records:
         self._file: TextIO | None = None
         self._rank = client.rank
         self._flushed = 0.0
-        self._extra: dict[str, float] = {}
+        self._extra: dict[str, float | None] = {}
         self.steps = 0
         self.samples = 0
         self._busy_s = 0.0
         if path is None:
             return
         path = path.replace("{rank}", str(client.rank))
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (it stays open)
+        try:
+            file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (it stays open)
+        except OSError as error:
+            raise type(error)(error.errno, f"metrics_file: {error.strerror}", path) from None
+        self._path = path
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -47,7 +57,7 @@ class Records:
                 f"metrics_file: {path} belongs to a running process; a file by worker: "
                 f"metrics_file='worker{{rank}}.jsonl'"
             ) from None
-        if not append:
+        if not append and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.truncate(0)
         self._file = file
         self._write(
@@ -72,7 +82,7 @@ class Records:
     def add(self, values: dict[str, float]) -> None:
         """To the next step's line: its loss, say."""
         if self._file is not None:
-            self._extra.update((name, float(value)) for name, value in values.items())
+            self._extra.update(_numbers(values))
 
     def step(
         self, step: int, version: int, samples: int, result: psgrad.Result | None, times: tuple[float, float, float]
@@ -84,7 +94,8 @@ class Records:
         if self._file is None:
             return
         forward_s, backward_s, step_s = times
-        line: dict[str, Any] = {"step": step, "version": version, "samples": samples, **self._extra}
+        fixed = {"step": step, "version": version, "samples": samples}
+        line: dict[str, Any] = {**fixed, **self._extra, **fixed}
         self._extra.clear()
         line.update(forward_s=forward_s, backward_s=backward_s)
         if result is None:
@@ -99,8 +110,8 @@ class Records:
 
     def evaluated(self, step: int, version: int, split: str, values: dict[str, float]) -> None:
         """An `eval` line of the weights of this version."""
-        line = {"step": step, "version": version, "split": split}
-        self._write("eval", {**line, **{name: float(value) for name, value in values.items()}})
+        fixed = {"step": step, "version": version, "split": split}
+        self._write("eval", {**fixed, **_numbers(values), **fixed})
 
     def end(self, dropped: int, skipped: int) -> None:
         if self._file is None:
@@ -116,15 +127,37 @@ class Records:
                 "skipped": skipped,
             },
         )
-        self._file.close()
+        if self._file is not None:
+            self._close(self._file)
+
+    def _close(self, file: TextIO) -> None:
         self._file = None
+        with contextlib.suppress(OSError):  # What could not be written is tried once more.
+            file.close()
 
     def _write(self, event: str, values: dict[str, Any]) -> None:
         if self._file is None:
             return
         now = time.monotonic()
-        line = {"event": event, "t": round(now - self._began, 6), "rank": self._rank, **values}
-        self._file.write(json.dumps(line) + "\n")
-        if event != "step" or now - self._flushed > _FLUSH_EVERY_S:
-            self._file.flush()
-            self._flushed = now
+        fixed = {"event": event, "t": round(now - self._began, 6), "rank": self._rank}
+        line = {**fixed, **values, **fixed}  # First in the line, whatever a user's value is called.
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            if event != "step" or now - self._flushed > _FLUSH_EVERY_S:
+                self._file.flush()
+                self._flushed = now
+        except OSError as error:  # Training is worth more than its records.
+            log.warning("metrics_file: %s: %s; nothing is written to it any more", self._path, error.strerror)
+            self._close(self._file)
+
+
+def _numbers(values: dict[str, float]) -> dict[str, float | None]:
+    """None in place of what JSON has no number for. TypeError, naming the value, for what is none."""
+    numbers: dict[str, float | None] = {}
+    for name, value in values.items():
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"{name}={value!r}: a number is expected") from None
+        numbers[name] = number if math.isfinite(number) else None
+    return numbers

@@ -91,6 +91,7 @@ class PushGradients:
                 "send. A worker without samples in this step calls opt.empty_step()"
             )
         self._memory.check_bound()
+        self._memory.check_unwritten(self._progress.step)
         sender.check_unchanged()
         self._unused.check(sender.unused(), self._progress.step)
         return self._took(sender.complete(samples))
