@@ -98,7 +98,7 @@ class Memory:
             if entry.tensor.requires_grad:
                 raise RuntimeError(
                     f"{entry.name} was frozen when this worker joined the job, so no server steps it, but it requires "
-                    "a gradient now. To train it from here on: opt.finish(), and a new DistributedOptimizer in a new job"
+                    "a gradient now. To train it: opt.finish(), and a new DistributedOptimizer in a new job"
                 )
         for entry, address in self._addresses:
             if entry.tensor.data_ptr() != address:
