@@ -8,8 +8,8 @@
 #                         undefined-behaviour and thread sanitizers; clang-tidy's checks with Clang's thread-safety
 #                         analysis; clang-format
 #   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
-#                         sanitizers, the enumerations that the release build runs in any case); clang-tidy on each
-#                         source by itself and with Clang's static analyzer
+#                         sanitizers, the enumerations that the release build runs in any case); the Python package
+#                         beside TensorFlow; clang-tidy on each source by itself and with Clang's static analyzer
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
 # format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
@@ -154,6 +154,12 @@ run_python() {
     echo "skipped: what needs PyTorch, and mypy: it could not be installed"
     skipped=$((skipped + 1))
     torch=false
+  fi
+  # Its libraries are visible to all that is loaded later; one more look at how ours get on with them.
+  if $full && ! phase "python: install TensorFlow" 900 "$venv/bin/pip" install --quiet tensorflow-cpu; then
+    tail -n 3 "$log"
+    echo "skipped: what needs TensorFlow: it could not be installed"
+    skipped=$((skipped + 1))
   fi
   local options=(-DPS_BUILD_PYTHON=ON -DPython_EXECUTABLE="$venv/bin/python")
   local targets=(psgrad_core ps_server ps_ctl ps_worker)

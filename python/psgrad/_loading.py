@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -9,8 +10,15 @@ import sys
 
 
 def _has_foreign_grpc() -> bool:
-    """Whether symbols of a gRPC are visible to all libraries, as TensorFlow's are: ours would be bound to them."""
-    return hasattr(ctypes.CDLL(None), "grpc_init")
+    """Whether a gRPC's symbols are visible to all libraries, as TensorFlow's are: some of ours would be bound to them.
+
+    TensorFlow 2.21 has libraries in which dlsym() finds nothing of gRPC, but the loader does; so they are told by name.
+    """
+    if hasattr(ctypes.CDLL(None), "grpc_init"):
+        return True
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        return any("/libtensorflow_" in line for line in maps)
+    return "tensorflow" in sys.modules
 
 
 def _preloaded_malloc() -> str:
