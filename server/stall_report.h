@@ -19,8 +19,8 @@ class StallReport {
   // Something of this rank arrived.
   void Heard(uint32_t rank, TimePoint now) { last_heard_[rank] = now; }
 
-  // "step 4: waiting for rank 1 (evaluating, last heard from 2.5 s ago)"; empty without ranks. Each rank comes with what
-  // it is busy with.
+  // "step 4: waiting for rank 1 (evaluating, last heard from 2.5 s ago)"; empty without ranks. Each rank comes with
+  // what it is busy with.
   std::string DescribeRanks(uint64_t step, const std::map<uint32_t, std::string>& ranks, TimePoint now) const;
 
   // The situation now. `step`: the one in the making, which some call waits for; nothing if none does. `ranks`: whom it
