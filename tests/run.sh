@@ -23,7 +23,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 readonly logs=$root/build/logs
 readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
-readonly test_jobs=$(($(nproc) + 1))  # Many tests wait for most of their time.
 readonly sources=(common server worker tests)
 
 all=false full=false python=false
@@ -113,7 +112,9 @@ build() {
 
 # run_tests PRESET FOLDER: adds its tests to the totals; shows what failed and what was skipped.
 run_tests() {
-  local preset=$1 folder=$2 report=$logs/$1-tests.xml options=()
+  local preset=$1 folder=$2 report=$logs/$1-tests.xml options=() jobs
+  jobs=$(nproc)
+  if [[ $preset == release ]]; then jobs=$((jobs + 1)); fi  # There, tests wait for most of their time.
   if ! $all; then
     options=(-LE '^(slow|full)$')
   elif ! $full; then
@@ -121,7 +122,7 @@ run_tests() {
   fi
   rm -f "$report"
   local status=0
-  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j "$test_jobs" --timeout 300 --output-junit "$report" \
+  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j "$jobs" --timeout 300 --output-junit "$report" \
     --test-output-size-passed 65536 --test-output-size-failed 1048576 --no-tests=error "${options[@]}" || status=$?
   add_report "$report" "$status"
 }
