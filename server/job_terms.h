@@ -34,9 +34,9 @@ class JobTerms {
         schedule_(std::move(schedule)) {}
 
   // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
-  // the job, the tensor, the samples of an epoch, or all settings of the optimizer or the experiment; or that the model
-  // does not fit into the servers' memory, or that the schedule cannot be with these samples of an epoch. Of the
-  // optimizer also what OptimizerTerms says.
+  // the job, the tensor, the samples of an epoch, whether pushes count samples or steps, or all settings of the
+  // optimizer or the experiment; or that the model does not fit into the servers' memory, or that the schedule cannot
+  // be with these samples of an epoch, or with pushes that count steps. Of the optimizer also what OptimizerTerms says.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
 
   // Takes from a join that was checked what no join has fixed yet.
