@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 Servers = Callable[..., str]
+EXIT_TIMEOUT_S = 30.0
+
+
+def await_exit_of(pids: Sequence[int]) -> None:
+    """They end within a deadline."""
+    for pid in pids:
+        try:
+            ended = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        assert select.select([ended], [], [], EXIT_TIMEOUT_S)[0], f"process {pid} still runs"
+        os.close(ended)
 
 
 class ServerProcesses:

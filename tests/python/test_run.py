@@ -10,12 +10,13 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from conftest import await_exit_of
 from psgrad import _programs, run
 from psgrad._lines import Lines
 from psgrad._supervisor import server_flags
@@ -106,17 +107,6 @@ class Script:
             "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(source)
         )
         return self._path
-
-
-def await_exit_of(pids: Sequence[int]) -> None:
-    """They end within a deadline."""
-    for pid in pids:
-        try:
-            ended = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([ended], [], [], TIMEOUT_S)[0], f"process {pid} still runs"
-        os.close(ended)
 
 
 def children_of(pid: int, program: str) -> list[int]:

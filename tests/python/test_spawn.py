@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 import psgrad
+from conftest import await_exit_of
 from psgrad.spawn import SpawnError, spawn
 
 TIMEOUT_S = 30.0
@@ -232,16 +232,6 @@ def start_waiting(tmp_path: Path) -> tuple[subprocess.Popen[str], list[int]]:
                                start_new_session=True)  # fmt: skip
     assert process.stdout is not None
     return process, [int(process.stdout.readline().split()[1]) for _ in range(2)]
-
-
-def await_exit_of(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            ended = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        assert select.select([ended], [], [], TIMEOUT_S)[0], f"process {pid} still runs"
-        os.close(ended)
 
 
 def test_ctrl_c_ends_the_workers_in_order(tmp_path: Path) -> None:
