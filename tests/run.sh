@@ -8,8 +8,8 @@
 #                         undefined-behaviour and thread sanitizers; clang-tidy's checks with Clang's thread-safety
 #                         analysis; clang-format
 #   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
-#                         sanitizers, the enumerations that the release build runs in any case); the Python package
-#                         beside TensorFlow; clang-tidy on each source by itself and with Clang's static analyzer
+#                         sanitizers, the enumerations and comparisons of numbers that the release build runs in any
+#                         case); the Python package beside TensorFlow; clang-tidy on each source by itself and with Clang's static analyzer
 #
 # The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
 # format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none

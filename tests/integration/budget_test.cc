@@ -96,7 +96,8 @@ TEST_CASE("A replacement goes on with the job's runs where all others are") {
   CheckEachRunOnce(division);
 }
 
-TEST_CASE("In every mode the workers together use the job's samples once an epoch, also where the last step is short") {
+TEST_CASE("In every mode the workers together use the job's samples once an epoch, also where the last step is short",
+          "[unsanitized]") {
   for (const char* mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"}) {
     for (const uint32_t servers : {1U, 2U}) {
       INFO(mode << " on " << servers);

@@ -29,7 +29,7 @@ std::string HashOf(std::vector<std::string> flags, uint32_t shards) {
   return output.substr(hash);
 }
 
-TEST_CASE("bsp that clips ends with the same weights on one server and on three") {
+TEST_CASE("bsp that clips ends with the same weights on one server and on three", "[unsanitized]") {
   const std::vector<std::vector<std::string>> clips = {
       {"--clip_norm=0.5"},
       {"--clip_tensor_norm=0.3"},
@@ -44,7 +44,7 @@ TEST_CASE("bsp that clips ends with the same weights on one server and on three"
   }
 }
 
-TEST_CASE("lamb ends with the same weights on one server and on three, with clipping and without") {
+TEST_CASE("lamb ends with the same weights on one server and on three, with clipping and without", "[unsanitized]") {
   const std::vector<std::string> plain = {"--optimizer=lamb", "--learning_rate=0.01", "--weight_decay=0.01"};
   std::vector<std::string> clipped = plain;
   clipped.push_back("--clip_norm=0.5");

@@ -129,7 +129,7 @@ TEST_CASE("In asp the lowest live rank evaluates at the end and along the way") 
   CHECK(cluster.servers[0]->Wait().ok());
 }
 
-TEST_CASE("Staleness counts the versions of each shard, not the lowest of all") {
+TEST_CASE("Staleness counts the versions of each shard, not the lowest of all", "[unsanitized]") {
   ServerOptions options;
   options.num_workers = 2;
   options.num_shards = 2;

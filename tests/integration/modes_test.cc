@@ -63,7 +63,7 @@ TEST_CASE("Every mode trains on 1 and on 3 servers") {
   }
 }
 
-TEST_CASE("local_sgd gives the same weights each time, on 1 and on 3 servers") {
+TEST_CASE("local_sgd gives the same weights each time, on 1 and on 3 servers", "[unsanitized]") {
   for (const ModeOptions& mode :
        {ModeOptions{.name = "local_sgd", .local_steps = 3, .outer_momentum = 0.5F},
         ModeOptions{.name = "local_sgd", .local_steps = 2, .local_sync = "gradients", .average_every = "5"}}) {
@@ -108,7 +108,8 @@ TEST_CASE("backup in a scripted order gives the same weights on 1 and on 3 serve
   CHECK(PlayBackup(3) == hash);
 }
 
-TEST_CASE("With a schedule bsp and local_sgd give the same weights on 1 and on 3 servers, and others than without") {
+TEST_CASE("With a schedule bsp and local_sgd give the same weights on 1 and on 3 servers, and others than without",
+          "[unsanitized]") {
   const ScheduleOptions schedule = {.schedule = "cosine", .warmup = "30samples", .schedule_length = "5epochs"};
   for (const ModeOptions& mode :
        {ModeOptions{.name = "bsp"}, ModeOptions{.name = "local_sgd", .local_steps = 3},
@@ -129,7 +130,7 @@ TEST_CASE(
   CHECK(PlayBackup(1) != hash);
 }
 
-TEST_CASE("Modes in which shards differ or workers step by themselves train with a schedule too") {
+TEST_CASE("Modes in which shards differ or workers step by themselves train with a schedule too", "[unsanitized]") {
   for (const ModeOptions& mode :
        {ModeOptions{.name = "asp", .max_staleness = 1}, ModeOptions{.name = "ssp", .staleness = 1},
         ModeOptions{.name = "backup"}, ModeOptions{.name = "easgd", .local_steps = 3}}) {

@@ -50,7 +50,7 @@ nlohmann::json Metadata(const std::string& path) {
   return nlohmann::json::parse(header)["__metadata__"];
 }
 
-TEST_CASE("A badly scaled table is learnt with the default, and not as it is") {
+TEST_CASE("A badly scaled table is learnt with the default, and not as it is", "[unsanitized]") {
   for (const Normalize normalize : {Normalize::kAuto, Normalize::kMinMax, Normalize::kNone}) {
     Cluster cluster(ForTwo(0.3F));
     const std::string table = cluster.folder.File("corners.csv");
@@ -75,7 +75,8 @@ std::vector<double> Numbers(const nlohmann::json& metadata, const std::string& k
   return nlohmann::json::parse(metadata[key].get<std::string>()).get<std::vector<double>>();
 }
 
-TEST_CASE("Losses of a regression are in the target's own units, and the saved model says how to use it") {
+TEST_CASE("Losses of a regression are in the target's own units, and the saved model says how to use it",
+          "[unsanitized]") {
   Cluster cluster(ForTwo(0.2F));
   const std::string table = cluster.folder.File("plane.csv");
   std::ofstream out(table);

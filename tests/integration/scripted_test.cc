@@ -81,7 +81,8 @@ TEST_CASE("In bsp a tensor that is spread over servers is clipped by norms, and 
   CheckNorms("bsp");
 }
 
-TEST_CASE("In backup a tensor that is spread over servers is clipped by norms, and scaled by lamb, as on one") {
+TEST_CASE("In backup a tensor that is spread over servers is clipped by norms, and scaled by lamb, as on one",
+          "[unsanitized]") {
   CheckNorms("backup");
 }
 

@@ -194,7 +194,8 @@ void CheckDt42(const std::string& device) {
   }
 }
 
-TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch, with 1 and 3 servers") {
+TEST_CASE("PyTorch's traces are followed by one worker, and by two that share each batch, with 1 and 3 servers",
+          "[unsanitized]") {
   // Matrix products of each instruction set sum in an order of their own. Where the input of a relu is 0 but for
   // rounding, the gradient then is another one, as plain SGD's with two workers is with AVX2 on some processors: losses
   // differ by 0.2 % from there on. One set for all processors, so that it is no matter of the processor who passes.
@@ -203,7 +204,8 @@ TEST_CASE("PyTorch's traces are followed by one worker, and by two that share ea
   CheckPyTorch("cpu");
 }
 
-TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers") {
+TEST_CASE("The 400-25-10 sigmoid network follows NumPy's trace and learns its digits, with 1 and with 4 workers",
+          "[unsanitized]") {
   CheckDt42("cpu");
 }
 

@@ -378,7 +378,7 @@ Counts Enumerate(const Limits& limits) {
   return counts;
 }
 
-TEST_CASE("Whatever the order of pushes and messages, a cut is at the same pushes on all shards", "[enumeration]") {
+TEST_CASE("Whatever the order of pushes and messages, a cut is at the same pushes on all shards", "[unsanitized]") {
   const Counts counts = Enumerate({.steps = 2, .losses = 0, .jumps = 0});
   CHECK(counts.states > 10000);
   CHECK(counts.committed > 1000);
@@ -387,7 +387,7 @@ TEST_CASE("Whatever the order of pushes and messages, a cut is at the same pushe
 }
 
 TEST_CASE("A worker that is lost or replaced in the middle of a cut, or stalls, holds nothing for good",
-          "[enumeration]") {
+          "[unsanitized]") {
   const Counts lost = Enumerate({.steps = 1, .losses = 1, .jumps = 0});
   CHECK(lost.states > 10000);
   CHECK(lost.committed > 1000);

@@ -203,16 +203,16 @@ void CheckReached(const Counts& counts, size_t states, const std::set<uint64_t>&
 }
 
 TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost, a step is on all shards or on none",
-          "[enumeration]") {
+          "[unsanitized]") {
   CheckReached(Enumerate({.steps = 2, .slices = 1}), 5000, {0, 1, 2});
 }
 
 TEST_CASE("2 shards of 2 slices: a step that is half pushed, or built ahead, is on all shards or on none",
-          "[enumeration]") {
+          "[unsanitized]") {
   CheckReached(Enumerate({.steps = 1, .slices = 2}), 1000, {0, 1});
 }
 
-TEST_CASE("backup: the first push makes a step, the same on 2 shards, and a loss blocks nobody", "[enumeration]") {
+TEST_CASE("backup: the first push makes a step, the same on 2 shards, and a loss blocks nobody", "[unsanitized]") {
   const Counts counts = Enumerate({.steps = 1, .slices = 1, .mode = "backup"});
   CHECK(counts.states > 100);
   CHECK(counts.failed == 0);

@@ -69,14 +69,14 @@ class Explorer {
 
 Seen Play(const Plan& plan) { return Explorer(plan).Run(); }
 
-TEST_CASE("bsp: in every order each step is made of one push of each rank", "[enumeration]") {
+TEST_CASE("bsp: in every order each step is made of one push of each rank", "[unsanitized]") {
   CHECK(Play({.mode = {.name = "bsp"}, .workers = 3, .steps = 3}).versions == std::set<uint64_t>{3});
   CHECK(Play({.mode = {.name = "bsp"}, .workers = 2, .steps = 3, .slow_apply = true}).versions ==
         std::set<uint64_t>{3});
   CHECK(Play({.mode = {.name = "local_sgd"}, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{2});
 }
 
-TEST_CASE("bsp and local_sgd: a worker that is done, and counts as empty, blocks nobody", "[enumeration]") {
+TEST_CASE("bsp and local_sgd: a worker that is done, and counts as empty, blocks nobody", "[unsanitized]") {
   for (const char* mode : {"bsp", "local_sgd"}) {
     CHECK(Play({.mode = {.name = mode}, .workers = 3, .steps = 3, .fewer = {{1, 1}}}).versions ==
           std::set<uint64_t>{3});
@@ -85,14 +85,14 @@ TEST_CASE("bsp and local_sgd: a worker that is done, and counts as empty, blocks
   }
 }
 
-TEST_CASE("asp and easgd: in every order each push is a version, with losses and replacements", "[enumeration]") {
+TEST_CASE("asp and easgd: in every order each push is a version, with losses and replacements", "[unsanitized]") {
   for (const char* mode : {"asp", "easgd"}) {
     CHECK(Play({.mode = {.name = mode}, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{6});
     CHECK(Play({.mode = {.name = mode}, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).orders > 1000);
   }
 }
 
-TEST_CASE("asp refuses what is older than max_staleness, and nothing else", "[enumeration]") {
+TEST_CASE("asp refuses what is older than max_staleness, and nothing else", "[unsanitized]") {
   ModeOptions mode = {.name = "asp"};
   mode.max_staleness = 2;
   const Seen none = Play({.mode = mode, .workers = 3, .steps = 1});
@@ -105,7 +105,7 @@ TEST_CASE("asp refuses what is older than max_staleness, and nothing else", "[en
 }
 
 TEST_CASE("ssp: the bound is reached and never exceeded, and nobody waits for one who left or is done",
-          "[enumeration]") {
+          "[unsanitized]") {
   for (const uint32_t staleness : {0U, 1U, 2U}) {
     ModeOptions mode = {.name = "ssp"};
     mode.staleness = staleness;
@@ -119,21 +119,21 @@ TEST_CASE("ssp: the bound is reached and never exceeded, and nobody waits for on
   }
 }
 
-TEST_CASE("ssp: an empty contribution advances the clock and makes no version", "[enumeration]") {
+TEST_CASE("ssp: an empty contribution advances the clock and makes no version", "[unsanitized]") {
   ModeOptions mode = {.name = "ssp"};
   mode.staleness = 0;
   const Seen seen = Play({.mode = mode, .workers = 2, .steps = 3, .empty = {{1, 0}, {1, 1}, {0, 2}}});
   CHECK(seen.versions == std::set<uint64_t>{3});
 }
 
-TEST_CASE("ssp without staleness waits as bsp does", "[enumeration]") {
+TEST_CASE("ssp without staleness waits as bsp does", "[unsanitized]") {
   ModeOptions ssp = {.name = "ssp"};
   ssp.staleness = 0;
   CHECK(Play({.mode = ssp, .workers = 3, .steps = 2}).orders ==
         Play({.mode = {.name = "bsp"}, .workers = 3, .steps = 2}).orders);
 }
 
-TEST_CASE("backup: each step is made of the first max(1, L - b) pushes, and later ones are stale", "[enumeration]") {
+TEST_CASE("backup: each step is made of the first max(1, L - b) pushes, and later ones are stale", "[unsanitized]") {
   for (const uint32_t b : {0U, 1U, 2U}) {
     ModeOptions mode = {.name = "backup"};
     mode.backup_workers = b;
@@ -147,7 +147,7 @@ TEST_CASE("backup: each step is made of the first max(1, L - b) pushes, and late
 }
 
 TEST_CASE("backup: empty contributions are not waited for, and a step of only empty ones makes a version",
-          "[enumeration]") {
+          "[unsanitized]") {
   ModeOptions mode = {.name = "backup"};
   CHECK(Play({.mode = mode, .workers = 3, .steps = 2, .empty = {{2, 1}}}).versions == std::set<uint64_t>{2});
   CHECK(Play({.mode = mode, .workers = 3, .steps = 2, .empty = {{1, 1}, {2, 1}}, .loses = true}).versions ==

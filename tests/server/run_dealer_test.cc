@@ -295,7 +295,7 @@ class World {
 };
 
 TEST_CASE("However two workers ask, repeat, finish, end and are lost or replaced, every run is used once an epoch",
-          "[enumeration]") {
+          "[unsanitized]") {
   std::set<std::string> seen;
   std::vector<World> open = {World()};
   seen.insert(open[0].Key());
