@@ -56,13 +56,11 @@ absl::Status Evaluator::KeepSamples() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Evaluation> Evaluator::Test(uint64_t step, uint64_t version) {
-  return Evaluate(*test_, "test", step, version);
-}
+absl::StatusOr<Evaluation> Evaluator::Test(const Mark& mark) { return Evaluate(*test_, "test", mark); }
 
-absl::StatusOr<Evaluation> Evaluator::Validation(uint64_t step, uint64_t version) {
+absl::StatusOr<Evaluation> Evaluator::Validation(const Mark& mark) {
   if (validation_ == nullptr) return Evaluation();
-  return Evaluate(*validation_, "validation", step, version);
+  return Evaluate(*validation_, "validation", mark);
 }
 
 absl::StatusOr<LossSums> Evaluator::Sum(Batches& split) {
@@ -84,14 +82,17 @@ absl::StatusOr<LossSums> Evaluator::Sum(Batches& split) {
   return sums;
 }
 
-absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string& name, uint64_t step,
-                                               uint64_t version) {
+absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string& name, const Mark& mark) {
   const absl::StatusOr<LossSums> sums = Sum(split);
   if (!sums.ok()) return sums.status();
   const auto size = static_cast<double>(split.dataset().size());
   Evaluation found = {.loss = sums->loss * loss_unit_ / size};
-  nlohmann::ordered_json fields = {{"step", step}, {"version", version}, {"split", name}, {"loss", found.loss}};
-  std::string line = absl::StrFormat("%s split: loss %.5g", name, found.loss);
+  nlohmann::ordered_json fields = {{"step", mark.step},
+                                   {"version", mark.version},
+                                   {"copied_t", mark.copied_t},
+                                   {"split", name},
+                                   {"loss", found.loss}};
+  std::string line = absl::StrFormat("version %d, %s split: loss %.5g", mark.version, name, found.loss);
   if (split.dataset().classes() > 0) {
     found.accuracy = static_cast<double>(sums->correct) / size;
     fields["accuracy"] = *found.accuracy;

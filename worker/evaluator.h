@@ -37,6 +37,13 @@ class EvaluationRhythm {
   double next_ = 0;  // In epochs.
 };
 
+// Which weights are evaluated.
+struct Mark {
+  uint64_t step = 0;     // After so many steps of the worker.
+  uint64_t version = 0;  // Of the weights.
+  double copied_t = 0;   // When they were copied, in seconds since the process started.
+};
+
 // What was found on a split.
 struct Evaluation {
   double loss = 0;                 // The mean over its samples, in the units of the targets as read.
@@ -57,16 +64,16 @@ class Evaluator {
   // As Batches::KeepSamples, for each split.
   absl::Status KeepSamples();
 
-  // Evaluates the parameters in the network's host memory, which are `version` after `step` steps. Writes an `eval`
-  // event, and a line to the log. Nothing, not even an event, comes of a validation split that is empty.
-  absl::StatusOr<Evaluation> Test(uint64_t step, uint64_t version);
-  absl::StatusOr<Evaluation> Validation(uint64_t step, uint64_t version);
+  // Evaluates the parameters in the network's host memory, which are those of `mark`. Writes an `eval` event, and a
+  // line to the log. Nothing, not even an event, comes of a validation split that is empty.
+  absl::StatusOr<Evaluation> Test(const Mark& mark);
+  absl::StatusOr<Evaluation> Validation(const Mark& mark);
 
  private:
   Evaluator(Network& network, MetricsWriter& metrics, double loss_unit)
       : network_(network), metrics_(metrics), loss_unit_(loss_unit) {}
   absl::StatusOr<LossSums> Sum(Batches& split);
-  absl::StatusOr<Evaluation> Evaluate(Batches& split, const std::string& name, uint64_t step, uint64_t version);
+  absl::StatusOr<Evaluation> Evaluate(Batches& split, const std::string& name, const Mark& mark);
 
   Network& network_;
   MetricsWriter& metrics_;

@@ -60,6 +60,17 @@ ABSL_FLAG(std::string, device, "cpu",
           "else cpu");
 ABSL_FLAG(std::string, math, "float32", "precision of the GPU's matrix products: float32, tf32 or bfloat16");
 ABSL_FLAG(int, threads, 1, "CPU threads for the matrix products");
+ABSL_FLAG(absl::Duration, experiment_step_time, absl::ZeroDuration(),
+          "experiment: every batch takes at least this long; the worker idles before it pushes; 0: no idling");
+ABSL_FLAG(std::string, experiment_straggler, "",
+          "experiment: RANK:FACTOR; the batches of this rank take this many times --experiment_step_time");
+ABSL_FLAG(
+    std::string, experiment_delays, "",
+    "experiment: SHARE:FACTOR; this share of each worker's batches, drawn by --seed, take this many times as long");
+ABSL_FLAG(
+    int64_t, experiment_staleness, 0,
+    "experiment, for one worker in asp: every gradient is pushed when this many later ones have been computed, and "
+    "so has exactly this staleness");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
 namespace ps {
@@ -105,6 +116,8 @@ WorkerOptions ReadPlainFlags() {
   options.device.device = absl::GetFlag(FLAGS_device);
   options.device.threads = absl::GetFlag(FLAGS_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  options.pace.step_time = absl::GetFlag(FLAGS_experiment_step_time);
+  options.delayed_pushes = absl::GetFlag(FLAGS_experiment_staleness);
   return options;
 }
 
@@ -139,6 +152,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseNormalize(absl::GetFlag(FLAGS_normalize)), options.data.normalize);
   problems.Read(ParseBatchSize(absl::GetFlag(FLAGS_batch_size)), options.batch_size);
   problems.Read(ParseMath(absl::GetFlag(FLAGS_math)), options.device.math);
+  problems.Read(ParseStraggler(absl::GetFlag(FLAGS_experiment_straggler)), options.pace.straggler);
+  problems.Read(ParseDelays(absl::GetFlag(FLAGS_experiment_delays)), options.pace.delays);
   problems.Check(ValidateWorkerOptions(options));
   problems.Check(CheckIdleFlags(line, IdleFlags()));
   if (absl::Status status = problems.ToStatus(); !status.ok()) return status;

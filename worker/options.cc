@@ -54,6 +54,8 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   problems.Check(ValidateDatasetOptions(options.data));
   problems.Check(CheckDeviceOptions(options.device));
   problems.CheckRange("threads", options.device.threads, 1, kMaxThreads);
+  problems.Check(ValidatePace(options.pace));
+  problems.CheckRange("experiment_staleness", options.delayed_pushes, int64_t{0}, kDelayedPushesMax);
   CheckFiles(options, problems);
   CheckBudget(options, problems);
   return problems.ToStatus();

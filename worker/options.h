@@ -10,11 +10,13 @@
 #include "worker/data/load.h"
 #include "worker/model/device.h"
 #include "worker/model/options.h"
+#include "worker/pace.h"
 #include "worker/param_groups.h"
 
 namespace ps {
 
 inline constexpr int64_t kBatchSizeMax = 1 << 24;
+inline constexpr int64_t kDelayedPushesMax = 1024;
 
 // Fields are the flags of the same name, parsed, with the flags' defaults.
 struct WorkerOptions {
@@ -35,7 +37,9 @@ struct WorkerOptions {
   bool overlap = true;
   DeviceOptions device;
   std::string metrics_file;
-  int64_t warm_up_steps = 0;  // Left out of StepTotals. No flag: for benchmarks.
+  PaceOptions pace;            // The experiment_ flags, and the next.
+  int64_t delayed_pushes = 0;  // --experiment_staleness.
+  int64_t warm_up_steps = 0;   // Left out of StepTotals. No flag: for benchmarks.
 };
 
 // INVALID_ARGUMENT naming every problem, one a line, each by its flag. What is looked at are the options alone, and not

@@ -62,6 +62,7 @@ nlohmann::ordered_json Fields(const StepRecord& step, const ExchangeTimes& times
   fields["samples"] = step.samples;
   fields["forward_s"] = step.computed.forward_s;
   fields["backward_s"] = step.computed.backward_s;
+  if (step.computed.idle_s > 0) fields["idle_s"] = step.computed.idle_s;
   fields["push_s"] = times.push_s;
   fields["wait_s"] = times.wait_s;
   fields["pull_s"] = times.pull_s;

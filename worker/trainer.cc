@@ -123,8 +123,8 @@ absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
 absl::Status Trainer::MakeNetwork() {
   absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
   if (!memory.ok()) return memory.status();
-  const int64_t max_batch = std::max(source_->batch_size(), Evaluator::kBatch);
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options_.model, *backend_, max_batch, *memory);
+  absl::StatusOr<std::unique_ptr<Network>> network =
+      Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
   for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
@@ -141,12 +141,16 @@ absl::Status Trainer::MakeBatches() {
   if (!batches.ok()) return batches.status();
   train_batches_ = *std::move(batches);
   feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
-  absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
-      Evaluator::Create(prepared_.data, *backend_, *network_, *prepared_.metrics);
-  if (!evaluator.ok()) return evaluator.status();
-  evaluator_ = *std::move(evaluator);
-  PS_RETURN_IF_ERROR(train_batches_->KeepSamples());
-  return evaluator_->KeepSamples();
+  absl::StatusOr<std::unique_ptr<EvaluationThread>> evaluation =
+      EvaluationThread::Create({.data = prepared_.data,
+                                .model = options_.model,
+                                .device = prepared_.device,
+                                .rank = client_->rank(),
+                                .metrics = *prepared_.metrics});
+  if (!evaluation.ok()) return evaluation.status();
+  evaluation_ = *std::move(evaluation);
+  if (!backend_->unified()) PS_RETURN_IF_ERROR(evaluation_->SetUp());
+  return train_batches_->KeepSamples();
 }
 
 void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
@@ -179,14 +183,18 @@ absl::Status Trainer::Train() {
   const int64_t first = feed_->next_place();
   const int64_t total = source_->total_batches();
   stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
-  absl::StatusOr<std::unique_ptr<Steps>> steps = MakeSteps({.client = *client_,
-                                                            .exchanges = *exchanges_,
-                                                            .network = *network_,
-                                                            .feed = *feed_,
-                                                            .stats = *stats_,
-                                                            .layout = prepared_.layout,
-                                                            .loss_unit = prepared_.data.scaling.squared_error_unit(),
-                                                            .overlap = options_.overlap});
+  pace_.emplace(options_.pace, options_.seed, client_->rank(), stop_.get_token());
+  absl::StatusOr<std::unique_ptr<Steps>> steps =
+      MakeSteps({.client = *client_,
+                 .exchanges = *exchanges_,
+                 .network = *network_,
+                 .feed = *feed_,
+                 .stats = *stats_,
+                 .layout = prepared_.layout,
+                 .loss_unit = prepared_.data.scaling.squared_error_unit(),
+                 .overlap = options_.overlap,
+                 .pace = &*pace_,
+                 .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes)});
   if (!steps.ok()) return steps.status();
   steps_ = *std::move(steps);
   EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
@@ -208,9 +216,19 @@ absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& r
   const bool due = evaluation_due_ && steps_->at_exchange() && *next != NextBatch::Kind::kSpent;
   if (due) evaluation_due_ = false;  // Also where another worker is the lead.
   const bool evaluates = due && client_->lead();
-  if (evaluates || *next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
+  if (*next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
   stats_->AddTime(batch.place, Seconds(Now() - began));
-  return evaluates ? steps_->Evaluate(*evaluator_) : absl::OkStatus();
+  return evaluates ? EvaluateOnTheWay() : absl::OkStatus();
+}
+
+// It only waits where copies come faster than they are evaluated.
+absl::Status Trainer::EvaluateOnTheWay() {
+  const absl::StatusOr<ConstTensors> weights = steps_->ServersWeights();
+  if (!weights.ok()) return weights.status();
+  client_->SetBusy("evaluating");
+  absl::Status added = evaluation_->Add(*weights, exchanges_->step(), exchanges_->version());
+  client_->SetBusy("");
+  return added;
 }
 
 absl::Status Trainer::Finish() {
@@ -219,12 +237,12 @@ absl::Status Trainer::Finish() {
   // Where ranks have different numbers of batches, others may have steps to make.
   PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
   result_.lead = client_->lead();
-  if (!result_.lead) return absl::OkStatus();
+  if (!result_.lead) return evaluation_->Drain();
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
   if (!last.ok()) return last.status();
   result_.version = last->version;
-  PS_RETURN_IF_ERROR(evaluator_->Validation(exchanges_->step(), last->version).status());
-  const absl::StatusOr<Evaluation> test = evaluator_->Test(exchanges_->step(), last->version);
+  const absl::StatusOr<Evaluation> test =
+      evaluation_->Last({weights_.begin(), weights_.end()}, exchanges_->step(), last->version);
   if (!test.ok()) return test.status();
   result_.test = *test;
   result_.end_status = Keep();
@@ -240,6 +258,11 @@ absl::Status Trainer::Keep() {
 }
 
 absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
+  if (!status.ok()) {
+    // So that the job need not wait for the lease. An error here does not matter.
+    (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
+    if (evaluation_ != nullptr && !stop_.stop_requested()) (void)evaluation_->Drain();
+  }
   if (stats_.has_value()) result_.steps = stats_->totals();
   const StepTotals& steps = result_.steps;
   prepared_.metrics->Write(
@@ -249,11 +272,7 @@ absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
               {"dropped_samples", steps.dropped_samples},
               {"samples_per_s", steps.train_s > 0 ? static_cast<double>(steps.samples) / steps.train_s : 0.0},
               {"status", status.ToString()}});
-  if (!status.ok()) {
-    // So that the job need not wait for the lease. An error here does not matter.
-    (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
-    return status;
-  }
+  if (!status.ok()) return status;
   // If hashing or saving failed, the next lead tries.
   const absl::Status left =
       client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));

@@ -14,6 +14,7 @@
 #include "worker/batch_feed.h"
 #include "worker/batch_source.h"
 #include "worker/batches.h"
+#include "worker/evaluation_thread.h"
 #include "worker/evaluator.h"
 #include "worker/model/network.h"
 #include "worker/options.h"
@@ -62,8 +63,9 @@ class Trainer {
   absl::Status Start();
 
   absl::Status Train();
-  // One batch, and the evaluation that it makes due.
+  // One batch, and a copy of the weights where an evaluation is due.
   absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);
+  absl::Status EvaluateOnTheWay();
 
   absl::Status Finish();
   // Saves and hashes the weights, each whether or not the other fails.
@@ -79,12 +81,13 @@ class Trainer {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;
-  std::unique_ptr<Evaluator> evaluator_;
+  std::unique_ptr<EvaluationThread> evaluation_;
   std::unique_ptr<Client> client_;
   std::unique_ptr<BatchSource> source_;
   std::unique_ptr<BatchFeed> feed_;
   std::optional<StepStats> stats_;  // From the first batch on, and the next two.
   std::optional<Exchanges> exchanges_;
+  std::optional<Pace> pace_;
   std::unique_ptr<Steps> steps_;
   MutableTensors weights_;
   bool evaluation_due_ = false;  // At the next exchange.

@@ -65,7 +65,7 @@ TEST_CASE("An evaluation is the mean over all samples of a split, in however man
   const double right = std::log(1 + std::exp(-1.0));
   const double wrong = std::log(1 + std::exp(1.0));
   for (const bool test : {true, false}) {
-    const absl::StatusOr<Evaluation> found = test ? evaluator->Test(7, 6) : evaluator->Validation(9, 8);
+    const absl::StatusOr<Evaluation> found = test ? evaluator->Test({7, 6, 1.5}) : evaluator->Validation({9, 8, 2.5});
     REQUIRE(found.ok());
     CHECK(found->accuracy == 0.8);
     CHECK(found->loss == Approx(0.8 * right + 0.2 * wrong).epsilon(1e-5));
@@ -75,6 +75,7 @@ TEST_CASE("An evaluation is the mean over all samples of a split, in however man
   CHECK(lines[0]["event"] == "eval");
   CHECK(lines[0]["step"] == 7);
   CHECK(lines[0]["version"] == 6);
+  CHECK(lines[0]["copied_t"] == 1.5);
   CHECK(lines[0]["split"] == "test");
   CHECK(lines[0]["accuracy"] == 0.8);
   CHECK(lines[1]["split"] == "validation");
@@ -91,11 +92,11 @@ TEST_CASE("A regression's loss is in the units of its targets, and it has no acc
   data.scaling.targets = {.offset = {100}, .scale = {10}};
   const auto evaluator = *Evaluator::Create(data, *backend, *network, metrics.writer());
   REQUIRE(evaluator->KeepSamples().ok());
-  const absl::StatusOr<Evaluation> found = evaluator->Test(0, 0);
+  const absl::StatusOr<Evaluation> found = evaluator->Test({});
   REQUIRE(found.ok());
   CHECK_FALSE(found->accuracy.has_value());
   CHECK(found->loss == Approx(100 * (1 + 4 + 9) / 3.0));  // All outputs are 0.
-  REQUIRE(evaluator->Validation(0, 0).ok());
+  REQUIRE(evaluator->Validation({}).ok());
   const auto lines = metrics.Take();
   REQUIRE(lines.size() == 1);  // No validation split, no line.
   CHECK_FALSE(lines[0].contains("accuracy"));

@@ -45,6 +45,7 @@ class FakeClient final : public Client {
   Schedule schedule;
   uint64_t position = 0;
   uint32_t workers = 1;
+  std::string named_mode = "asp";
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
   std::deque<ExchangeResult> scripted;
@@ -55,7 +56,7 @@ class FakeClient final : public Client {
   uint32_t num_workers() const override { return workers; }
   uint32_t num_shards() const override { return 1; }
   const std::string& name() const override { return text_; }
-  const std::string& mode() const override { return text_; }
+  const std::string& mode() const override { return named_mode; }
   bool synchronous() const override { return synchronous_; }
   const ModePolicy& policy() const override { return policy_; }
   uint64_t start_step() const override { return 0; }

@@ -11,6 +11,7 @@
 #include "tests/catch.h"
 #include "tests/worker/fake_client.h"
 #include "tests/worker/metrics_lines.h"
+#include "worker/evaluator.h"
 #include "worker/model/cpu_backend.h"
 #include "worker/steps/steps.h"
 
@@ -81,12 +82,22 @@ struct TestWorker {
     for (size_t tensor = 0; tensor < 2; ++tensor) x.push_back(network->parameters(tensor));
     absl::StatusOr<ExchangeResult> started = client->Start({}, x);
     exchanges = std::make_unique<Exchanges>(*client, *std::move(started));
-    absl::StatusOr<std::unique_ptr<Steps>> made = MakeSteps({.client = *client,
-                                                             .exchanges = *exchanges,
-                                                             .network = *network,
-                                                             .feed = feed,
-                                                             .stats = stats,
-                                                             .layout = layout});
+    absl::StatusOr<std::unique_ptr<Steps>> made = MakeDelayed(0);
+    REQUIRE(made.ok());
+    steps = *std::move(made);
+  }
+
+  absl::StatusOr<std::unique_ptr<Steps>> MakeDelayed(uint32_t delayed_pushes) {
+    return MakeSteps({.client = *client,
+                      .exchanges = *exchanges,
+                      .network = *network,
+                      .feed = feed,
+                      .stats = stats,
+                      .layout = layout,
+                      .delayed_pushes = delayed_pushes});
+  }
+  void UseDelayedPushes(uint32_t delayed_pushes) {
+    absl::StatusOr<std::unique_ptr<Steps>> made = MakeDelayed(delayed_pushes);
     REQUIRE(made.ok());
     steps = *std::move(made);
   }

@@ -216,6 +216,11 @@ absl::Status FileReader::AddEval(const json& line, double time) {
   const absl::StatusOr<double> accuracy = Number(line, "accuracy");
   if (!accuracy.ok()) return accuracy.status();
   if (*accuracy > 1) return Error(absl::StrCat("'accuracy' is ", *accuracy, ", expected a number from 0 to 1"));
+  if (line.contains("copied_t")) {  // Before it was evaluated.
+    const absl::StatusOr<double> copied = Number(line, "copied_t");
+    if (!copied.ok()) return copied.status();
+    time = *unix_zero_ + *copied;
+  }
   totals_.test_evals.push_back({time, *accuracy});
   return absl::OkStatus();
 }

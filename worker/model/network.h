@@ -42,6 +42,7 @@ struct StepResult {
   // Together the step's time but for what parameters_needed and before_backward took.
   double forward_s = 0;
   double backward_s = 0;
+  double idle_s = 0;  // That who trains added (worker/pace.h).
 };
 
 // Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateHost of the backend

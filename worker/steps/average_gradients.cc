@@ -25,12 +25,7 @@ class AverageGradients final : public Steps {
   absl::Status Train(const TrainingBatch& batch) override;
   absl::Status Settle() override { return absl::OkStatus(); }  // No exchange outlasts Train.
   bool at_exchange() const override { return exchanged_; }
-  absl::Status Evaluate(Evaluator& evaluator) override {
-    return training_.EvaluateServers(evaluator, spare_.tensors, [this] {
-      CopyTensors(pulled_.Read(), training_.weights());
-      return absl::OkStatus();
-    });
-  }
+  absl::StatusOr<ConstTensors> ServersWeights() override { return pulled_.Read(); }
 
  private:
   // Each pushes, and brings what was pulled to x.

@@ -22,11 +22,7 @@ class Elastic final : public Steps {
   absl::Status Train(const TrainingBatch& batch) override;
   absl::Status Settle() override;
   bool at_exchange() const override { return batches_ == 0; }
-  absl::Status Evaluate(Evaluator& evaluator) override {
-    PS_RETURN_IF_ERROR(Settle());
-    return training_.EvaluateServers(evaluator, centre_.tensors,
-                                     [this] { return context_.exchanges.Pull(training_.weights()).status(); });
-  }
+  absl::StatusOr<ConstTensors> ServersWeights() override;
 
  private:
   absl::Status EndRound(const TrainingBatch& batch, StepRecord record);
@@ -82,6 +78,12 @@ absl::Status Elastic::EndRound(const TrainingBatch& batch, StepRecord record) {
   pushed_ = batch;
   record_ = std::move(record);
   return absl::OkStatus();
+}
+
+absl::StatusOr<ConstTensors> Elastic::ServersWeights() {
+  PS_RETURN_IF_ERROR(Settle());
+  PS_RETURN_IF_ERROR(context_.exchanges.Pull(centre_.tensors).status());
+  return centre_.Read();
 }
 
 absl::Status Elastic::Settle() {

@@ -42,6 +42,15 @@ void Exchanges::Start(uint32_t samples, PushContribution contribution, const Con
   exchange_ = client_.StartPushPull(push_, out, in, deferred);
 }
 
+void Exchanges::StartEarlier(uint32_t samples, uint64_t version, std::vector<uint64_t> versions,
+                             const ConstTensors& out, const MutableTensors& in, std::optional<uint64_t> passed) {
+  SetPush(samples, PushContribution::kGradient, in, passed);
+  push_.version = version;
+  push_.versions = std::move(versions);
+  viewing_ = false;
+  exchange_ = client_.StartPushPull(push_, out, in, /*deferred=*/false);
+}
+
 void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                           std::optional<uint64_t> passed) {
   SetPush(samples, PushContribution::kGradient, in, passed);

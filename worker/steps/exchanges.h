@@ -45,6 +45,9 @@ class Exchanges {
   // exchange is under way at a time. `passed` as in PushInfo.
   void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
              bool deferred, std::optional<uint64_t> passed = std::nullopt);
+  // The same, with gradients that were computed on earlier weights, of these versions.
+  void StartEarlier(uint32_t samples, uint64_t version, std::vector<uint64_t> versions, const ConstTensors& out,
+                    const MutableTensors& in, std::optional<uint64_t> passed);
   // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
   void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                  std::optional<uint64_t> passed);

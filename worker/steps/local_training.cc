@@ -81,12 +81,18 @@ absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return Alloca
 
 absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
                                                   const std::function<absl::Status()>& before_backward) {
+  const TimePoint began = Now();
   StepHooks hooks;
   hooks.before_backward = before_backward;
   absl::StatusOr<StepResult> result = context_.network.TrainStep(batch.data, hooks);
   if (!result.ok()) return result.status();
   result->loss *= context_.loss_unit;
   result->forward_s += batch.loading_s;
+  if (context_.pace != nullptr && batch.samples > 0) {
+    const absl::StatusOr<double> idled = context_.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    result->idle_s = *idled;
+  }
   return result;
 }
 
@@ -157,15 +163,6 @@ absl::Status LocalTraining::EndExchange(StepRecord& record) {
   record.exchanged.wait_s += ended->result.wait_s;
   record.exchanged.pull_s += ended->result.pull_s;
   record.exposed_s += ended->exposed_s;
-  return absl::OkStatus();
-}
-
-absl::Status LocalTraining::EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
-                                            const std::function<absl::Status()>& bring) {
-  CopyTensors(Read(weights_), spare);
-  PS_RETURN_IF_ERROR(bring());
-  PS_RETURN_IF_ERROR(evaluator.Test(context_.exchanges.step(), context_.exchanges.version()).status());
-  CopyTensors(Read(spare), weights_);
   return absl::OkStatus();
 }
 

@@ -38,7 +38,7 @@ class LocalTraining {
 
   // The gradient of the batch's loss at x, to gradients(). `before_backward`, if there is one, is called before the
   // first gradient is written, and before the first is there. The result's loss is in the targets' units, and its
-  // forward pass includes loading the batch.
+  // forward pass includes loading the batch. Where the worker has a pace, it idles afterwards.
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
                                      const std::function<absl::Status()>& before_backward = {});
   // One step of the optimizer: x from x and gradients(), which are clipped as the policy says, at the schedule's
@@ -59,9 +59,6 @@ class LocalTraining {
   StepRecord Record(const TrainingBatch& batch, const StepResult& computed) const;
   // Ends the exchange under way, and adds it to the record.
   absl::Status EndExchange(StepRecord& record);
-  // Sets x aside in `spare`, lets `bring` put the servers' weights in its place, evaluates them, and puts x back.
-  absl::Status EvaluateServers(Evaluator& evaluator, const MutableTensors& spare,
-                               const std::function<absl::Status()>& bring);
 
  private:
   LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer);

@@ -20,7 +20,7 @@ class PushGradients final : public Steps {
   absl::Status Train(const TrainingBatch& batch) override;
   absl::Status Settle() override;
   bool at_exchange() const override { return true; }
-  absl::Status Evaluate(Evaluator& evaluator) override;
+  absl::StatusOr<ConstTensors> ServersWeights() override;
 
  private:
   absl::Status Compute(const TrainingBatch& batch);
@@ -56,7 +56,10 @@ absl::Status PushGradients::Train(const TrainingBatch& batch) {
 // The exchange begins before the gradients are there, and takes each as soon as it is final. While the servers are at
 // work the next batch is prepared.
 absl::Status PushGradients::Compute(const TrainingBatch& batch) {
-  const bool overlap = context_.overlap && batch.samples > 0;
+  const bool idles = context_.pace != nullptr && context_.pace->idles();
+  const bool overlap = context_.overlap && batch.samples > 0 && !idles;
+  if (idles) PS_RETURN_IF_ERROR(Settle());  // The batch's time begins when its weights are there.
+  const TimePoint began = Now();
   StepHooks hooks;
   hooks.parameters_needed = [this](size_t tensor) { return AwaitWeights(tensor); };
   hooks.before_backward = [&]() -> absl::Status {
@@ -72,6 +75,11 @@ absl::Status PushGradients::Compute(const TrainingBatch& batch) {
   }
   absl::StatusOr<StepResult> computed = context_.network.TrainStep(batch.data, hooks);
   if (!computed.ok()) return computed.status();
+  if (idles && batch.samples > 0) {
+    const absl::StatusOr<double> idled = context_.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    computed->idle_s = *idled;
+  }
   if (batch.samples == 0) PS_RETURN_IF_ERROR(Settle());
   if (!overlap) Start(batch.samples, /*deferred=*/false);
   computed_ = *computed;
@@ -99,11 +107,10 @@ absl::Status PushGradients::Settle() {
   return absl::OkStatus();
 }
 
-absl::Status PushGradients::Evaluate(Evaluator& evaluator) {
+absl::StatusOr<ConstTensors> PushGradients::ServersWeights() {
   PS_RETURN_IF_ERROR(Settle());
-  PS_RETURN_IF_ERROR(evaluator.Test(context_.exchanges.step(), context_.exchanges.version()).status());
-  // In the other modes the others went on meanwhile; a gradient on these weights would be needlessly stale.
-  return context_.client.synchronous() ? absl::OkStatus() : context_.exchanges.Pull(weights_).status();
+  const ConstTensors& view = context_.exchanges.view().tensors;
+  return view.empty() ? ConstTensors(weights_.begin(), weights_.end()) : view;
 }
 
 }  // namespace

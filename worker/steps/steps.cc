@@ -8,6 +8,7 @@ namespace ps {
 
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
   const ModePolicy& policy = context.client.policy();
+  if (context.delayed_pushes > 0) return MakeDelayedGradients(context);
   if (!policy.local_steps.has_value()) return MakePushGradients(context);
   switch (policy.local_steps->exchange) {
     case LocalSteps::Exchange::kAverageWeights:

@@ -13,8 +13,8 @@
 #include "ps/client.h"
 #include "ps/tensor.h"
 #include "worker/batch_feed.h"
-#include "worker/evaluator.h"
 #include "worker/model/network.h"
+#include "worker/pace.h"
 #include "worker/step_stats.h"
 #include "worker/steps/exchanges.h"
 
@@ -27,9 +27,11 @@ struct StepsContext {
   Network& network;
   BatchFeed& feed;
   StepStats& stats;
-  const Layout& layout;  // The network's, with the tensors' factors.
-  double loss_unit = 1;  // Of the targets as read.
-  bool overlap = true;   // Gradients are sent, and weights come, while others are being computed.
+  const Layout& layout;         // The network's, with the tensors' factors.
+  double loss_unit = 1;         // Of the targets as read.
+  bool overlap = true;          // Gradients are sent, and weights come, while others are being computed.
+  Pace* pace = nullptr;         // None: the worker never idles.
+  uint32_t delayed_pushes = 0;  // MakeDelayedGradients.
 };
 
 // Used by the backend's thread.
@@ -48,14 +50,18 @@ class Steps {
   // After Train: whether the batch ended with an exchange, so that an evaluation may follow. It may be under way.
   virtual bool at_exchange() const = 0;
 
-  // Evaluates the weights of the servers on the test split. Where the worker trains weights of its own, these are set
-  // aside meanwhile, and the servers' are the ones that came with the last exchange, or, of kElastic, the newest.
-  // Elsewhere, where others go on meanwhile, the newest weights are pulled afterwards.
-  virtual absl::Status Evaluate(Evaluator& evaluator) = 0;
+  // Where the servers' weights are, until the next call: as they came with the last exchange, which it settles, or, of
+  // kElastic, the newest. They are of the exchanges' version. What the worker trains is left as it is.
+  virtual absl::StatusOr<ConstTensors> ServersWeights() = 0;
 };
 
 // Each batch gives a gradient, which is pushed, and the next one is computed on the weights that come back.
 std::unique_ptr<Steps> MakePushGradients(const StepsContext& context);
+// An experiment: the same, but a gradient is pushed when `delayed_pushes` later ones have been computed, so that its
+// staleness is exactly that, where no other worker pushes; the first ones', for which there are not as many versions
+// yet, is 0, 1, 2 and so on. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough memory for as many
+// gradients.
+absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& context);
 // LocalSteps::Exchange::kAverageWeights, kAverageGradients and kElastic. The weights, which are the servers' now, are
 // where the worker begins. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough memory for the copies of
 // weights and the optimizer's state; INVALID_ARGUMENT if the optimizer is unknown to this worker.
@@ -63,7 +69,7 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeAverageWeights(const StepsContext& co
 absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& context);
 absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
 
-// What the client's policy asks for.
+// What the client's policy, or an experiment, asks for.
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
 
 // The batch, of a fixed share, that a worker begins with which joins at `start_step`.

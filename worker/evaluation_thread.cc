@@ -1,0 +1,134 @@
+#include "worker/evaluation_thread.h"
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr int kNiceness = 10;  // About a tenth of a core that training wants too.
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EvaluationThread>> EvaluationThread::Create(const Context& context) {
+  if (context.data.test.size() == 0) return absl::InvalidArgumentError("--dataset: the test split has no samples");
+  std::unique_ptr<EvaluationThread> made(new EvaluationThread(context));
+  made->thread_ = std::thread([evaluation = made.get()] { evaluation->Run(); });
+  return made;
+}
+
+EvaluationThread::~EvaluationThread() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    if (!waiting_.empty()) spdlog::warn("{} evaluations of earlier weights are left out", waiting_.size());
+    waiting_.clear();
+    changed_.NotifyAll();
+  }
+  thread_.join();
+}
+
+absl::Status EvaluationThread::SetUp() {
+  PS_RETURN_IF_ERROR(Enqueue({}, {}, /*last=*/false));
+  return Drain();
+}
+
+absl::Status EvaluationThread::Add(const ConstTensors& weights, uint64_t step, uint64_t version) {
+  return Enqueue(weights, {.step = step, .version = version, .copied_t = SecondsSinceStart()}, /*last=*/false);
+}
+
+absl::StatusOr<Evaluation> EvaluationThread::Last(const ConstTensors& weights, uint64_t step, uint64_t version) {
+  PS_RETURN_IF_ERROR(
+      Enqueue(weights, {.step = step, .version = version, .copied_t = SecondsSinceStart()}, /*last=*/true));
+  PS_RETURN_IF_ERROR(Drain());
+  const MutexLock lock(mutex_);
+  return last_;
+}
+
+absl::Status EvaluationThread::Drain() {
+  const MutexLock lock(mutex_);
+  while (busy_ || !waiting_.empty()) changed_.Wait(mutex_);
+  return status_;
+}
+
+absl::Status EvaluationThread::Enqueue(const ConstTensors& weights, const Mark& mark, bool last) {
+  Copy copy = {.weights = {}, .mark = mark, .last = last};
+  try {
+    for (const std::span<const float> tensor : weights) copy.weights.emplace_back(tensor.begin(), tensor.end());
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("version ", mark.version, ": not enough memory for a copy of the weights to be evaluated"));
+  }
+  const MutexLock lock(mutex_);
+  while (waiting_.size() >= kMaxWaiting && status_.ok()) changed_.Wait(mutex_);
+  if (!status_.ok()) return status_;
+  waiting_.push_back(std::move(copy));
+  changed_.NotifyAll();
+  return absl::OkStatus();
+}
+
+void EvaluationThread::Run() {
+  (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNiceness);
+  for (;;) {
+    Copy copy;
+    {
+      const MutexLock lock(mutex_);
+      while (waiting_.empty() && !stopping_) changed_.Wait(mutex_);
+      if (waiting_.empty()) break;
+      copy = std::move(waiting_.front());
+      waiting_.pop_front();
+      busy_ = true;
+      changed_.NotifyAll();  // There is room.
+    }
+    const absl::Status status = Evaluate(copy);
+    const MutexLock lock(mutex_);
+    busy_ = false;
+    if (!status.ok()) waiting_.clear();
+    status_.Update(status);
+    changed_.NotifyAll();
+  }
+  // They belong to this thread.
+  evaluator_.reset();
+  network_.reset();
+  backend_.reset();
+}
+
+absl::Status EvaluationThread::MakeReady() {
+  if (evaluator_ != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(context_.device, context_.rank);
+  if (!backend.ok()) return backend.status();
+  backend_ = *std::move(backend);
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(context_.model, *backend_, Evaluator::kBatch);
+  if (!network.ok()) return network.status();
+  network_ = *std::move(network);
+  absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
+      Evaluator::Create(context_.data, *backend_, *network_, context_.metrics);
+  if (!evaluator.ok()) return evaluator.status();
+  evaluator_ = *std::move(evaluator);
+  return absl::OkStatus();
+}
+
+absl::Status EvaluationThread::Evaluate(const Copy& copy) {
+  PS_RETURN_IF_ERROR(MakeReady());
+  if (copy.weights.empty()) return absl::OkStatus();
+  if (!std::exchange(keeps_samples_, true)) PS_RETURN_IF_ERROR(evaluator_->KeepSamples());
+  for (size_t tensor = 0; tensor < copy.weights.size(); ++tensor) {
+    std::copy(copy.weights[tensor].begin(), copy.weights[tensor].end(), network_->parameters(tensor).begin());
+  }
+  if (copy.last) PS_RETURN_IF_ERROR(evaluator_->Validation(copy.mark).status());
+  const absl::StatusOr<Evaluation> test = evaluator_->Test(copy.mark);
+  if (!test.ok()) return test.status();
+  const MutexLock lock(mutex_);
+  if (copy.last) last_ = *test;
+  return absl::OkStatus();
+}
+
+}  // namespace ps
