@@ -1,4 +1,4 @@
-// Metrics files: one JSON object a line (docs in README, "Metrics").
+// Metrics files: one JSON object a line (docs/metrics.md).
 #pragma once
 
 #include <atomic>

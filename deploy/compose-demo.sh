@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Two servers and three workers in containers, one worker four times as slow as the others, train Fashion-MNIST first in
+# sync and then in async mode; at the end it says what the slow worker cost, with figures.
+#
+#   deploy/compose-demo.sh [--no-build]
+#
+#   --no-build   uses the image ps:latest as it is
+#
+# Needs Docker with Compose, and Python 3.10. The workers are slow because they idle (--experiment_step_time), so that what
+# is compared are the modes, also on a machine of two cores. Metrics and the report are in runs/compose/. Under four minutes
+# once the image is built.
+#
+#   EPOCHS=4             passes over the training data
+#   STEP_TIME_MS=6       time of a batch; the slow worker's is four times that
+#
+# Exit status: 0 if all verdicts are "yes", 1 if one is "no" or something failed, 2 bad usage.
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+readonly UP_LIMIT_S=${UP_LIMIT_S:-1200} RUNS=runs/compose
+export EPOCHS=${EPOCHS:-4}
+step_time_ms=${STEP_TIME_MS:-6}
+
+fail() {
+  echo "compose-demo: $1" >&2
+  exit 1
+}
+
+build=(--build)
+for argument in "$@"; do
+  case "$argument" in
+    --no-build) build=() ;;
+    -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    *) echo "compose-demo: unknown argument '$argument' (the option is --no-build)" >&2; exit 2 ;;
+  esac
+done
+[[ $EPOCHS =~ ^[1-9][0-9]*$ ]] || { echo "compose-demo: EPOCHS is '$EPOCHS', expected a whole number" >&2; exit 2; }
+[[ $step_time_ms =~ ^[1-9][0-9]*$ ]] ||
+  { echo "compose-demo: STEP_TIME_MS is '$step_time_ms', expected a whole number" >&2; exit 2; }
+export STEP_TIME=${step_time_ms}ms SLOW_STEP_TIME=$((4 * step_time_ms))ms
+
+if docker compose version >/dev/null 2>&1; then
+  compose=(docker compose)
+elif command -v docker-compose >/dev/null; then
+  compose=(docker-compose)
+else
+  fail "there is no Docker Compose (docker compose, or docker-compose)"
+fi
+docker info >/dev/null 2>&1 || fail "no Docker engine runs, or it may not be used by $(id -un)"
+command -v python3 >/dev/null || fail "python3 is not installed"
+compose+=(-p ps-demo -f deploy/docker-compose.yml)
+
+# However this ends, no container stays.
+down() { timeout 120 "${compose[@]}" --profile expected down --volumes >/dev/null 2>&1 || true; }
+trap down EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# train MODE: the whole job; its containers' output in runs/compose/MODE.log.
+train() {
+  local mode=$1 log=$RUNS/$1.log container state
+  echo "compose-demo: $mode: 2 servers, 3 workers, one of them with $SLOW_STEP_TIME instead of $STEP_TIME a batch" >&2
+  MODE=$mode timeout "$UP_LIMIT_S" "${compose[@]}" up "${build[@]}" >"$log" 2>&1 </dev/null ||
+    { tail -n 20 "$log" >&2; fail "$mode: docker compose up failed or took longer than $UP_LIMIT_S s; its output is in $log"; }
+  build=()
+  for container in $(MODE=$mode "${compose[@]}" ps -a -q); do
+    state=$(docker inspect --format '{{.Name}} {{.State.Status}} {{.State.ExitCode}}' "$container")
+    [[ $state == *' exited 0' ]] || fail "$mode: a container ended badly: $state; its output is in $log"
+  done
+  MODE=$mode "${compose[@]}" down --volumes >>"$log" 2>&1
+}
+
+# hash_in LOG: the weights hash that the job printed.
+hash_in() { sed -n 's/.*weights hash: \([0-9a-f]\{32\}\).*/\1/p' "$1" | tail -n 1; }
+
+mkdir -p "$RUNS"
+train bsp
+train asp
+echo "compose-demo: the same sync job once more on one server, without a slow worker, for its weights" >&2
+MODE=bsp timeout "$UP_LIMIT_S" "${compose[@]}" --profile expected run --rm -T expected >"$RUNS/expected.log" 2>&1 </dev/null ||
+  { tail -n 20 "$RUNS/expected.log" >&2; fail "the job on one server failed; its output is in $RUNS/expected.log"; }
+found=$(hash_in "$RUNS/bsp.log")
+expected=$(hash_in "$RUNS/expected.log")
+[[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
+python3 -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected"
