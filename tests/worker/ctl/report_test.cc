@@ -145,6 +145,16 @@ TEST_CASE("The last evaluation is the latest by time even when rank 0 had two ow
   CHECK(summary->seconds_to_target[1] == 50.0);
 }
 
+TEST_CASE("A target is reached when the weights were copied, not when they had been evaluated") {
+  TempRun run;
+  run.Write("rank-0.jsonl", worker_start + Step(1, 0) +
+                                R"({"event":"eval","t":9,"rank":0,"copied_t":5,"split":"test","accuracy":0.81})"
+                                "\n");
+  const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
+  REQUIRE(summary.ok());
+  CHECK(summary->seconds_to_target[0] == 5.0);
+}
+
 TEST_CASE("Evaluations count whoever made them: another rank leads where rank 0 was lost") {
   TempRun run;
   run.Write("rank-0.jsonl", worker_start + Step(1, 0) +
