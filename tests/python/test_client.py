@@ -342,25 +342,39 @@ def test_a_worker_that_takes_a_live_ones_name_fences_it(servers: ServerProcesses
     second.leave()
 
 
-WAITS = ("join", "start", "exchange", "tensor", "pull", "done")
+WAITS = ("join", "start", "exchange", "tensor", "pull", "done", "run", "weights_hash")
 
 
 @pytest.mark.parametrize("wait", WAITS)
 def test_ctrl_c_ends_a_wait_at_once(servers: ServerProcesses, wait: str) -> None:
-    """What is waited for never comes: another shard, another worker, a gradient."""
+    """What is waited for never comes: another shard, another worker, a gradient, a run, an answer."""
     if wait == "join":
         address = servers.start(1, "--num_shards=2")
+    elif wait == "run":
+        address = servers.start(2, "--budget=job", mode="asp")
     else:
         address = servers.start(2 if wait in ("start", "done") else 1)
-    other = psgrad.Client.join(address, LAYOUT[:1], optimizer=SGD) if wait == "done" else None
+    other = psgrad.Client.join(address, LAYOUT[:1], optimizer=SGD) if wait in ("done", "run") else None
     script = pathlib.Path(__file__).with_name("waiting_worker.py")
-    with subprocess.Popen([sys.executable, script, wait, address], stdout=subprocess.PIPE, text=True) as worker:
+    command = [sys.executable, script, wait, address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdin is not None
         assert worker.stdout is not None
         if other is not None:
             other.start(arrays(0)[:1], arrays(0)[:1])
+        if wait == "run":
+            assert other is not None
+            assert other.take_run(1, 0, samples=4, batch_size=4, runs=1) == 0
+        if wait == "weights_hash":
+            assert worker.stdout.readline() == "ready\n"
+            servers.processes[0].send_signal(signal.SIGSTOP)
+            worker.stdin.write("\n")
+            worker.stdin.flush()
         assert worker.stdout.readline() == "waiting\n"
         worker.send_signal(signal.SIGINT)
         assert worker.stdout.readline() == "interrupted\n"
+        if wait == "weights_hash":
+            servers.processes[0].send_signal(signal.SIGCONT)
         assert worker.wait(10) == 0
     if other is not None:
         other.close()

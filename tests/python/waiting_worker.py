@@ -33,7 +33,14 @@ def main(wait: str, address: str) -> None:
             if wait == "tensor":
                 exchange.wait_tensor(0)
             exchange.wait()
+        if wait == "weights_hash":
+            print("ready", flush=True)
+            sys.stdin.readline()  # Until the server is stopped.
         waiting()
+        if wait == "run":
+            client.take_run(1, 0, samples=4, batch_size=4, runs=1)
+        if wait == "weights_hash":
+            client.weights_hash()
         if wait == "pull":
             client.pull(values, version=1)
         client.done()
