@@ -1,0 +1,192 @@
+"""A comparison from start to end: the runs that are not there yet, one after the other."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import tuning
+from commands import script_problem
+from estimate import Estimate
+from flags import UsageError
+from folder import OutputFolder, check_same
+from job import Interrupted, Job, write_json
+from machine import commit, hashes, machine
+from outcome import last_result
+from plan import Rates, RunSpec, make_plan
+from process import Stop
+from progress import cpu_share, duration, run_line, say
+from settings import Settings, check_programs
+from step_time import probe
+
+# A run may take this many times as long as it is expected to, and so many seconds more.
+_TIMEOUT_FACTOR = 5
+_TIMEOUT_MORE_S = 120.0
+
+
+class Comparison:
+    """Makes the runs. Interrupted if it is to stop: what has ended stays."""
+
+    def __init__(self, settings: Settings, arguments: Sequence[str], output: OutputFolder, stop: Stop) -> None:
+        """UsageError; Refused."""
+        self._settings = settings
+        self._output = output
+        self._stop = stop
+        self._results: list[dict[str, Any]] = []
+        self._number = 0
+        if settings.command:
+            problem = script_problem(settings)
+            if problem:
+                raise UsageError(problem)
+        else:
+            check_programs(settings)
+        self._plan = self._identity(arguments)
+        begun = output.read_plan()
+        if begun is not None:
+            check_same(begun, self._plan, output.path)
+            self._plan = begun
+        self._begun = begun is not None
+
+    def _identity(self, arguments: Sequence[str]) -> dict[str, Any]:
+        head, dirty = commit()
+        return {
+            "command": f"deploy/compare.sh {shlex.join(arguments)}".strip(),
+            "commit": head,
+            "dirty": dirty,
+            "programs": hashes([self._settings.bin / name for name in ("ps_server", "ps_worker")]),
+            "machine": machine(),
+            "settings": self._settings.as_json(),
+        }
+
+    def run(self) -> None:
+        """ProbeFailed; Interrupted."""
+        if not self._begun:
+            self._prepare()
+        settings, step_time_s = self._settings, self._plan["step_time_s"]
+        measured = self._plan["probe"] or {}
+        self._estimate = Estimate(measured.get("samples"), measured.get("compute_s", 0.0))
+        rates = Rates(settings)
+        items = tuning.items_of(settings) if settings.tune else []
+        self._todo = self._trials(items) + make_plan(settings, rates, step_time_s)
+        self._total = len(self._todo)
+        self._announce()
+        self._tune(items, rates)
+        for spec in make_plan(settings, rates, step_time_s):
+            self._make(spec)
+
+    @property
+    def failures(self) -> int:
+        """Runs that failed or timed out, of those that are reported."""
+        ended = [result for result in self._results if result["kind"] != "tuning"]
+        return sum(result["status"] in ("failed", "timeout") for result in ended)
+
+    @property
+    def left(self) -> int:
+        """How many runs are not there yet."""
+        return len(self._todo) if hasattr(self, "_todo") else 0
+
+    # ---- Before the first run
+
+    def _prepare(self) -> None:
+        """Measures, and writes plan.json: from here on the folder is this comparison's."""
+        settings = self._settings
+        step_time_s, measured = 0.0, None
+        if not settings.command:
+            say("measuring how long a batch takes")
+            measured = probe(settings, self._output.path / "probe", self._stop)
+            if not settings.real:
+                step_time_s = settings.step_time_s or measured.step_time_s(self._plan["machine"]["cores"])
+        self._plan |= {
+            "step_time_s": step_time_s,
+            "probe": None if measured is None else measured.as_json(),
+            "runs": [spec.id for spec in make_plan(settings, Rates(settings), step_time_s)],
+        }
+        self._output.write_plan(self._plan)
+
+    def _announce(self) -> None:
+        there = sum(self._output.read_run(run_id) is not None for run_id in self._plan["runs"])
+        if self._begun:
+            say(f"going on with {self._output.path}: {there} of {len(self._plan['runs'])} runs are there")
+        if self._plan["step_time_s"] > 0:
+            compute_ms = self._plan["probe"]["compute_s"] * 1000
+            say(
+                f"a batch takes {compute_ms:.2f} ms to compute with all workers, and is made to last "
+                f"{self._plan['step_time_s'] * 1000:g} ms"
+            )
+        left = [spec for spec in self._todo if self._output.read_run(spec.id) is None]
+        about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
+        say(f"{len(left)} runs to make{about}; Ctrl-C stops, and the same command goes on")
+
+    # ---- Runs
+
+    def _make(self, spec: RunSpec) -> dict[str, Any]:
+        """The run's run.json; made now if it is not there yet."""
+        self._number += 1
+        self._todo = self._todo[1:]
+        result = self._output.read_run(spec.id)
+        if result is None:
+            if self._stop.requested:
+                self._todo.insert(0, spec)
+                raise Interrupted
+            folder = self._output.run_folder(spec.id)
+            limit_s = self._settings.run_timeout_s or _TIMEOUT_MORE_S + _TIMEOUT_FACTOR * self._limit_base_s(spec)
+            try:
+                result = Job(spec, self._settings, folder, self._stop).run(limit_s)
+            except Interrupted:
+                self._todo.insert(0, spec)
+                raise
+            self._estimate.learn(spec, result["total_wall_s"])
+            left = [other for other in self._todo if self._output.read_run(other.id) is None]
+            tail = f"; {duration(self._estimate.left_s(left))} left" if left else ""
+            say(run_line(self._number, self._total, result, folder, tail))
+        self._results.append(result)
+        return result
+
+    def _limit_base_s(self, spec: RunSpec) -> float:
+        """Of a script nothing is known: ten minutes and more."""
+        return self._estimate.of(spec) if self._plan["probe"] else 600.0
+
+    # ---- Tuning
+
+    def _trials(self, items: list[tuning.Item]) -> list[RunSpec]:
+        """As many as there will be; their rates are known only one after the other."""
+        return [
+            tuning.trial_spec(item, self._settings, number + 1, (item.untuned, 0.0), self._plan["step_time_s"])
+            for item in items
+            for number in range(tuning.TRIALS)
+        ]
+
+    def _tune(self, items: list[tuning.Item], rates: Rates) -> None:
+        """Each item's result goes to tuning.json once it is there."""
+        found: dict[str, Any] = {}
+        for item in items:
+            rate, entry = tuning.tune(item, self._settings, self._plan["step_time_s"], self._trial)
+            rates.set(item.name, rate)
+            found[item.name] = entry
+            write_json(
+                self._output.path / "tuning.json",
+                {"validation_split": tuning.VALIDATION_SPLIT, "seed": tuning.SEED, "trials_each": tuning.TRIALS,
+                 "items": found},
+            )  # fmt: skip
+            note = " (no trial ended well: not tuned)" if not rate.tuned else ""
+            note = note or (" (still at the edge of what was tried)" if entry["at_edge"] else "")
+            say(f"{item.name}: learning rate {rate.learning_rate:g}, momentum {rate.momentum:g}{note}")
+
+    def _trial(self, spec: RunSpec) -> tuning.Trial:
+        result = self._make(spec)
+        measured = last_result(self._output.run_folder(spec.id), "validation")
+        return tuning.Trial(
+            id=spec.id,
+            learning_rate=spec.rate.learning_rate,
+            momentum=spec.rate.momentum,
+            status=result["status"],
+            loss=measured.loss,
+            accuracy=measured.accuracy,
+        )
+
+    # ---- Afterwards
+
+    def busiest(self) -> float:
+        """The highest share of the cores that a run with idle time took; 0 without such runs."""
+        return max((cpu_share(result) for result in self._results if result["step_time_s"] > 0), default=0.0)
