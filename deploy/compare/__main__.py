@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from commands import check_programs
 from comparison import Comparison
 from flags import UsageError
 from folder import OutputFolder, Refused
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def compare(settings: Settings, arguments: Sequence[str]) -> int:
     """UsageError; Refused; ProbeFailed."""
+    check_programs(settings)
     stop = Stop()
     stop.watch()
     output = OutputFolder(settings.output)
@@ -51,7 +53,7 @@ def compare(settings: Settings, arguments: Sequence[str]) -> int:
             status = _EXIT_SIGNAL + stop.signals[0]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # From here on, one is enough.
             signal.signal(number, signal.SIG_DFL)
-        if (settings.output / "plan.json").exists() and (settings.output / "runs").exists():
+        if comparison.ended:
             show_report(settings.output)
         if comparison.failures:
             say(f"{comparison.failures} runs failed or timed out: the report has their reasons")

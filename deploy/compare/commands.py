@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from flags import REPOSITORY
+from flags import UsageError
 from plan import RunSpec, experiment_flags
 from settings import Settings
 
 # For workers to wait for each other before the training; reading the data takes a second.
 _START_TIMEOUT = "2m"
+_IMPORT_LIMIT_S = 120
 
 
 def server_flags(spec: RunSpec, settings: Settings) -> list[str]:
@@ -69,7 +72,7 @@ def script_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]
     words = list(settings.command)
     # psrun runs scripts with the interpreter that it runs in itself.
     interpreter = sys.executable
-    if os.path.basename(words[0]).startswith("python"):
+    if _is_python(words[0]):
         interpreter = words.pop(0)
     own = [
         f"--workers={spec.workers}",
@@ -96,19 +99,35 @@ def name_script_metrics(folder: Path) -> None:
         path.rename(folder / f"server{number or 0}.jsonl")
 
 
-def script_problem(settings: Settings) -> str | None:
-    """Why the user's script cannot be started by psrun, if it cannot."""
-    words = settings.command
-    python = os.path.basename(words[0]).startswith("python")
+def check_programs(settings: Settings) -> None:
+    """UsageError if a program that will be started is not there."""
+    if settings.command:
+        _check_script(settings.command)
+        return
+    for name in ("ps_server", "ps_worker"):
+        if not os.access(settings.bin / name, os.X_OK):
+            raise UsageError(f"--bin={settings.bin}: there is no program {name}; without --no-build it is built")
+
+
+def _check_script(words: Sequence[str]) -> None:
+    python = _is_python(words[0])
     if python and shutil.which(words[0]) is None:
-        return f"--command: there is no program {words[0]}"
+        raise UsageError(f"--command: there is no program {words[0]}")
     rest = words[1:] if python else words
     if not rest:
-        return "--command: the script is missing, as in 'python train.py'"
+        raise UsageError("--command: the script is missing, as in 'python train.py'")
     if rest[0].startswith("-") and rest[0] != "-m":
-        return f"--command: {rest[0]}: flags of Python cannot be passed on; expected a script or -m MODULE"
+        raise UsageError(f"--command: {rest[0]}: Python's flags cannot be passed on; expected a script or -m MODULE")
     if rest[0] != "-m" and not Path(rest[0]).exists():
-        return f"--command: there is no script {rest[0]}"
-    if not (python or shutil.which("psrun")) and not (REPOSITORY / "python/psgrad").exists():
-        return "--command: psgrad is not installed (pip install .)"
-    return None
+        raise UsageError(f"--command: there is no script {rest[0]}")
+    interpreter = words[0] if python else sys.executable
+    found = subprocess.run(
+        [interpreter, "-c", "import psgrad"], capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False
+    )
+    if found.returncode != 0:
+        why = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        raise UsageError(f"--command: {interpreter} cannot import psgrad: {why}")
+
+
+def _is_python(word: str) -> bool:
+    return os.path.basename(word).startswith("python")

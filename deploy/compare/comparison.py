@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import tuning
-from commands import script_problem
 from estimate import Estimate
-from flags import UsageError
 from folder import OutputFolder, check_same
-from job import Interrupted, Job, write_json
+from job import Interrupted, Job
 from machine import commit, hashes, machine
 from outcome import last_result
 from plan import Rates, RunSpec, make_plan
 from process import Stop
-from progress import cpu_share, duration, run_line, say
-from settings import Settings, check_programs
+from progress import duration, run_line, say
+from settings import Settings
 from step_time import probe
 
 # A run may take this many times as long as it is expected to, and so many seconds more.
@@ -29,18 +28,14 @@ class Comparison:
     """Makes the runs. Interrupted if it is to stop: what has ended stays."""
 
     def __init__(self, settings: Settings, arguments: Sequence[str], output: OutputFolder, stop: Stop) -> None:
-        """UsageError; Refused."""
+        """Refused."""
         self._settings = settings
         self._output = output
         self._stop = stop
         self._results: list[dict[str, Any]] = []
+        self._todo: list[RunSpec] = []
+        self._there = {_key(path.parent.name) for path in (output.path / "runs").glob("*/run.json")}
         self._number = 0
-        if settings.command:
-            problem = script_problem(settings)
-            if problem:
-                raise UsageError(problem)
-        else:
-            check_programs(settings)
         self._plan = self._identity(arguments)
         begun = output.read_plan()
         if begun is not None:
@@ -68,23 +63,37 @@ class Comparison:
         self._estimate = Estimate(measured.get("samples"), measured.get("compute_s", 0.0))
         rates = Rates(settings)
         items = tuning.items_of(settings) if settings.tune else []
-        self._todo = self._trials(items) + make_plan(settings, rates, step_time_s)
+        found = self._output.read_tuning()
+        self._todo = self._trials([item for item in items if item.name not in found]) + make_plan(
+            settings, rates, step_time_s
+        )
         self._total = len(self._todo)
         self._announce()
-        self._tune(items, rates)
+        self._tune(items, found, rates)
         for spec in make_plan(settings, rates, step_time_s):
             self._make(spec)
 
     @property
+    def ended(self) -> int:
+        """How many reported runs have ended, in this process or before."""
+        return len(self._reported)
+
+    @property
     def failures(self) -> int:
-        """Runs that failed or timed out, of those that are reported."""
-        ended = [result for result in self._results if result["kind"] != "tuning"]
-        return sum(result["status"] in ("failed", "timeout") for result in ended)
+        """How many of them failed or timed out."""
+        return sum(result["status"] in ("failed", "timeout") for result in self._reported)
 
     @property
     def left(self) -> int:
         """How many runs are not there yet."""
-        return len(self._todo) if hasattr(self, "_todo") else 0
+        return len(self._left())
+
+    def _left(self) -> list[RunSpec]:
+        return [spec for spec in self._todo if _key(spec.id) not in self._there]
+
+    @property
+    def _reported(self) -> list[dict[str, Any]]:
+        return [result for result in self._results if result["kind"] != "tuning"]
 
     # ---- Before the first run
 
@@ -105,7 +114,7 @@ class Comparison:
         self._output.write_plan(self._plan)
 
     def _announce(self) -> None:
-        there = sum(self._output.read_run(run_id) is not None for run_id in self._plan["runs"])
+        there = sum(run_id in self._there for run_id in self._plan["runs"])
         if self._begun:
             say(f"going on with {self._output.path}: {there} of {len(self._plan['runs'])} runs are there")
         if self._plan["step_time_s"] > 0:
@@ -114,7 +123,7 @@ class Comparison:
                 f"a batch takes {compute_ms:.2f} ms to compute with all workers, and is made to last "
                 f"{self._plan['step_time_s'] * 1000:g} ms"
             )
-        left = [spec for spec in self._todo if self._output.read_run(spec.id) is None]
+        left = self._left()
         about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
         say(f"{len(left)} runs to make{about}; Ctrl-C stops, and the same command goes on")
 
@@ -137,7 +146,8 @@ class Comparison:
                 self._todo.insert(0, spec)
                 raise
             self._estimate.learn(spec, result["total_wall_s"])
-            left = [other for other in self._todo if self._output.read_run(other.id) is None]
+            self._there.add(_key(spec.id))
+            left = self._left()
             tail = f"; {duration(self._estimate.left_s(left))} left" if left else ""
             say(run_line(self._number, self._total, result, folder, tail))
         self._results.append(result)
@@ -157,21 +167,14 @@ class Comparison:
             for number in range(tuning.TRIALS)
         ]
 
-    def _tune(self, items: list[tuning.Item], rates: Rates) -> None:
-        """Each item's result goes to tuning.json once it is there."""
-        found: dict[str, Any] = {}
+    def _tune(self, items: list[tuning.Item], found: dict[str, Any], rates: Rates) -> None:
+        """Each item's result goes to tuning.json once it is there. `found` are those of before."""
         for item in items:
-            rate, entry = tuning.tune(item, self._settings, self._plan["step_time_s"], self._trial)
-            rates.set(item.name, rate)
-            found[item.name] = entry
-            write_json(
-                self._output.path / "tuning.json",
-                {"validation_split": tuning.VALIDATION_SPLIT, "seed": tuning.SEED, "trials_each": tuning.TRIALS,
-                 "items": found},
-            )  # fmt: skip
-            note = " (no trial ended well: not tuned)" if not rate.tuned else ""
-            note = note or (" (still at the edge of what was tried)" if entry["at_edge"] else "")
-            say(f"{item.name}: learning rate {rate.learning_rate:g}, momentum {rate.momentum:g}{note}")
+            if item.name not in found:
+                found[item.name] = tuning.tune(item, self._settings, self._plan["step_time_s"], self._trial)
+                self._output.write_tuning(found)
+                say(tuning.line_of(item, found[item.name]))
+            rates.set(item.name, tuning.rate_of(found[item.name]))
 
     def _trial(self, spec: RunSpec) -> tuning.Trial:
         result = self._make(spec)
@@ -185,8 +188,7 @@ class Comparison:
             accuracy=measured.accuracy,
         )
 
-    # ---- Afterwards
 
-    def busiest(self) -> float:
-        """The highest share of the cores that a run with idle time took; 0 without such runs."""
-        return max((cpu_share(result) for result in self._results if result["step_time_s"] > 0), default=0.0)
+def _key(run_id: str) -> str:
+    """Of a trial only its item and number: its rates are known only when those before it are."""
+    return re.sub(r"^(tune-.*)-lr.*-(t\d+)$", r"\1-\2", run_id)

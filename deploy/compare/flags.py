@@ -65,7 +65,7 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--epochs", default="5", help="passes over the training samples in each run (%(default)s)")
+    add("--epochs", default="4", help="passes over the training samples in each run (%(default)s)")
     add("--batch_size", default="64", help="samples of a worker's batch (%(default)s)")
     add(
         "--learning_rate",

@@ -14,6 +14,7 @@ from job import write_json
 
 _LOCK = ".lock"
 _PLAN = "plan.json"
+_TUNING = "tuning.json"
 
 
 class Refused(Exception):
@@ -47,9 +48,7 @@ class OutputFolder:
         self._lock.flush()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            (self.path / _LOCK).unlink()
-        self._lock.close()
+        self._lock.close()  # The file stays: another process may have it open, and lock it next.
 
     def read_plan(self) -> dict[str, Any] | None:
         """None if there is none yet."""
@@ -64,6 +63,16 @@ class OutputFolder:
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         write_json(self.path / _PLAN, plan)
+
+    def read_tuning(self) -> dict[str, Any]:
+        """What --tune has found so far, by item."""
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / _TUNING).read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def write_tuning(self, found: dict[str, Any]) -> None:
+        write_json(self.path / _TUNING, found)
 
     def run_folder(self, run_id: str) -> Path:
         return self.path / "runs" / run_id

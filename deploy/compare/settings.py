@@ -149,15 +149,6 @@ def _check_relations(settings: Settings) -> None:
             raise UsageError("--tune: the rates of --command are the script's own")
 
 
-def check_programs(settings: Settings) -> None:
-    """UsageError if a program that will be started is not there."""
-    names = () if settings.command else ("ps_server", "ps_worker")
-    for name in names:
-        path = settings.bin / name
-        if not os.access(path, os.X_OK):
-            raise UsageError(f"--bin={settings.bin}: there is no program {name}; run without --no-build to build it")
-
-
 def fail_usage(error: UsageError) -> int:
     """Says what is wrong; the exit status."""
     print(f"compare: {error} (--help lists the flags)", file=sys.stderr)

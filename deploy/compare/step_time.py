@@ -20,7 +20,7 @@ _LIMIT_S = 180.0
 _TIMES_COMPUTE = 4
 _LEAST_S = 0.002
 # What all processes of the machine's cores may be busy with, if a round of batches takes a step's time.
-_BUSY_SHARE = 0.5
+_BUSY_SHARE = 0.6
 
 
 class ProbeFailed(Exception):

@@ -129,11 +129,9 @@ def trial_spec(item: Item, settings: Settings, number: int, point: tuple[float, 
     )
 
 
-def tune(
-    item: Item, settings: Settings, step_time_s: float, make: Callable[[RunSpec], Trial]
-) -> tuple[Rate, dict[str, Any]]:
-    """The rate, and what goes into tuning.json about it. `make` runs a trial, or finds the one that was run. Where no
-    trial has ended well, the rate is the untuned one and says so.
+def tune(item: Item, settings: Settings, step_time_s: float, make: Callable[[RunSpec], Trial]) -> dict[str, Any]:
+    """What goes into tuning.json about the item. `make` runs a trial, or finds the one that was run. Where no trial has
+    ended well, the rate is the untuned one and says so.
     """
     trials: list[Trial] = []
     while len(trials) < TRIALS:
@@ -141,11 +139,25 @@ def tune(
         trials.append(make(spec))
     best = max(trials, key=lambda trial: trial.score)
     ended_well = best.status == "done" and best.loss is not None
-    rate = Rate(best.learning_rate, best.momentum, tuned=True) if ended_well else Rate(item.untuned, settings.momentum)
-    return rate, {
-        "learning_rate": rate.learning_rate,
-        "momentum": rate.momentum,
-        "tuned": rate.tuned,
+    return {
+        "learning_rate": best.learning_rate if ended_well else item.untuned,
+        "momentum": best.momentum if ended_well else settings.momentum,
+        "tuned": ended_well,
         "at_edge": ended_well and edge_of(best, trials) != 0,
+        "validation_split": VALIDATION_SPLIT,
+        "seed": SEED,
         "trials": [asdict(trial) for trial in trials],
     }
+
+
+def rate_of(entry: dict[str, Any]) -> Rate:
+    """Of an item of tuning.json."""
+    return Rate(entry["learning_rate"], entry["momentum"], entry["tuned"])
+
+
+def line_of(item: Item, entry: dict[str, Any]) -> str:
+    """For people."""
+    note = " (still at the edge of what was tried)" if entry["at_edge"] else ""
+    if not entry["tuned"]:
+        note = " (no trial ended well: not tuned)"
+    return f"{item.name}: learning rate {entry['learning_rate']:g}, momentum {entry['momentum']:g}{note}"
