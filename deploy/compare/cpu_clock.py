@@ -40,14 +40,12 @@ class CpuClock:
         return self._cpu_s[after - 1] + share * (self._cpu_s[after] - self._cpu_s[after - 1])
 
 
-def training_unix_s(folder: Path) -> tuple[float, float] | None:
-    """When the chief had applied the first and the last version; None if there are not two."""
-    zero, times = None, []
+def applied_unix_s(folder: Path) -> list[float]:
+    """When the chief had applied each version."""
+    zero, times = 0.0, []
     for event in read_lines(folder / "server0.jsonl"):
         if event.get("event") == "start" and "unix_time" in event:
             zero = event["unix_time"] - event["t"]
         elif event.get("event") == "apply":
             times.append(event["t"])
-    if zero is None or len(times) < 2:
-        return None
-    return zero + times[0], zero + times[-1]
+    return [zero + t for t in times]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import commands
-from cpu_clock import CpuClock, training_unix_s
+from cpu_clock import CpuClock, applied_unix_s
 from outcome import last_line, status_of_ended
 from plan import RunSpec
 from process import Child, Stop, end_all, running, wait_until
@@ -69,7 +69,7 @@ class Job:
         self._stop = stop
         self._servers: list[Child] = []
         self._workers: list[Child] = []
-        self._clock = CpuClock()
+        self.clock = CpuClock()
 
     def run(self, limit_s: float) -> dict[str, Any]:
         """What is in run.json then. Interrupted, without one, if it was to stop."""
@@ -165,7 +165,7 @@ class Job:
         """Until all have ended well. RunFailed; Interrupted."""
 
         def over() -> bool:
-            self._clock.look(self._children)
+            self.clock.look(self._children)
             running(self._servers)  # They may have failed.
             return not running(self._workers) or self._blamed() is not None
 
@@ -201,11 +201,10 @@ class Job:
     def _times(self, total_wall_s: float) -> dict[str, float]:
         """wall_s and cpu_s are the training's, from the first version to the last; of the whole run if it has none."""
         total_cpu_s = sum(child.cpu_s for child in self._children)
-        training = training_unix_s(self._folder)
-        if training is None:
-            wall_s, cpu_s = total_wall_s, total_cpu_s
-        else:
-            wall_s, cpu_s = training[1] - training[0], self._clock.between_s(*training)
+        applied = applied_unix_s(self._folder)
+        wall_s, cpu_s = total_wall_s, total_cpu_s
+        if len(applied) > 1:
+            wall_s, cpu_s = applied[-1] - applied[0], self.clock.between_s(applied[0], applied[-1])
         return {
             "wall_s": round(wall_s, 3),
             "cpu_s": round(cpu_s, 3),

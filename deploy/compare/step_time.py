@@ -8,17 +8,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cpu_clock import applied_unix_s
 from job import Job
-from modes import Mode
+from modes import ONE_BY_ONE
 from outcome import read_lines
 from plan import Rate, RunSpec
 from process import Stop
 from settings import Settings
 
-STEPS = 60  # Of each worker.
+STEPS = 100  # Of each worker.
+_WARM_UP_SHARE = 0.25  # Of the steps: the first ones take long.
 _LIMIT_S = 180.0
 _TIMES_COMPUTE = 4
 _LEAST_S = 0.002
+# In the short run itself: without idle time, workers that share cores would wait for each other while they compute.
+_FIRST_STEP_TIME_S = 0.01
 # What all processes of the machine's cores may be busy with, if a round of batches takes a step's time.
 _BUSY_SHARE = 0.6
 
@@ -49,7 +53,7 @@ def probe(settings: Settings, folder: Path, stop: Stop) -> Probe:
     spec = RunSpec(
         id="probe",
         kind="probe",
-        mode=Mode("bsp"),
+        mode=ONE_BY_ONE,  # It makes the most versions, and so the most work.
         condition="even",
         seed=1,
         workers=settings.workers,
@@ -57,16 +61,20 @@ def probe(settings: Settings, folder: Path, stop: Stop) -> Probe:
         epochs=0,
         rate=Rate(1e-4, 0),
         steps=STEPS,
+        step_time_s=0 if settings.real else settings.step_time_s or _FIRST_STEP_TIME_S,
     )
-    result = Job(spec, settings, folder, stop).run(_LIMIT_S)
+    job = Job(spec, settings, folder, stop)
+    result = job.run(_LIMIT_S)
     if result["status"] not in ("done", "diverged"):  # It has learned next to nothing.
         raise ProbeFailed(f"a first short run {result['status']}: {result['reason']}; logs in {folder}")
     times = []
     for path in folder.glob("worker*.jsonl"):
-        times += [
-            event["forward_s"] + event["backward_s"] for event in read_lines(path) if event.get("event") == "step"
-        ]
+        steps = (event for event in read_lines(path) if event.get("event") == "step")
+        times += [step["forward_s"] + step["backward_s"] for step in steps]
     samples = [event["samples"] for event in read_lines(folder / "server0.jsonl") if event.get("event") == "runs"]
-    if not times or not samples:
+    applied = applied_unix_s(folder)
+    applied = applied[int(len(applied) * _WARM_UP_SHARE) :]
+    if not times or not samples or len(applied) < 2:
         raise ProbeFailed(f"a first short run left no times of steps; logs in {folder}")
-    return Probe(statistics.median(times), result["cpu_s"] / (STEPS - 1), samples[0])
+    rounds = (len(applied) - 1) / settings.workers
+    return Probe(statistics.median(times), job.clock.between_s(applied[0], applied[-1]) / rounds, samples[0])
