@@ -13,7 +13,7 @@ from flags import UsageError
 from folder import OutputFolder, Refused
 from job import Interrupted
 from process import Stop
-from progress import say
+from progress import runs, say
 from settings import Settings, fail_usage, parse
 from step_time import ProbeFailed
 
@@ -56,9 +56,9 @@ def compare(settings: Settings, arguments: Sequence[str]) -> int:
         if comparison.ended:
             show_report(settings.output)
         if comparison.failures:
-            say(f"{comparison.failures} runs failed or timed out: the report has their reasons")
+            say(f"{runs(comparison.failures)} failed or timed out: the report has the reasons")
         if stop.requested:
-            say(f"stopped with {comparison.left} runs to make; the same command goes on with them")
+            say(f"stopped with {runs(comparison.left)} to make; the same command goes on")
         return status
     finally:
         output.close()

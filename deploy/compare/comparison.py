@@ -15,7 +15,7 @@ from machine import commit, hashes, machine
 from outcome import last_result
 from plan import Rates, RunSpec, make_plan
 from process import Stop
-from progress import duration, run_line, say
+from progress import duration, run_line, runs, say
 from settings import Settings
 from step_time import probe
 
@@ -125,7 +125,7 @@ class Comparison:
             )
         left = self._left()
         about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
-        say(f"{len(left)} runs to make{about}; Ctrl-C stops, and the same command goes on")
+        say(f"{runs(len(left))} to make{about}; Ctrl-C stops, and the same command goes on")
 
     # ---- Runs
 

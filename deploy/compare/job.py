@@ -24,6 +24,8 @@ GRACE_S = 10.0  # For a process to end after SIGTERM, before SIGKILL.
 # One that failed because of another may end first; so may the others, with the servers' reason in their logs.
 BLAME_S = 1.0
 _LISTENING = "listening on "
+# What is the script's own.
+_OF_A_SCRIPT = {"learning_rate": None, "momentum": None, "batch_size": 0, "epochs": 0}
 
 
 class RunFailed(Exception):
@@ -91,6 +93,7 @@ class Job:
         status, reason = self._outcome(failure)
         result = {
             **self._spec.as_json(),
+            **(_OF_A_SCRIPT if self._settings.command else {}),
             "status": status,
             "reason": reason,
             "began_unix": began_unix,

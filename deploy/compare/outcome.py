@@ -14,6 +14,8 @@ from process import Child
 
 _NOT_FINITE = re.compile("(?:is|are|was|were) not finite")
 _LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ")
+# As psrun says it: "psrun: worker 1 ended with status 1: ending the others".
+_PSRUN_BLAMES = re.compile(r"psrun: ((?:worker|server) \d+) (?:ended with|was killed by) [^:]*")
 _TAIL_BYTES = 64 << 10
 _REASON_CHARACTERS = 300
 # Of guessing: a network that is not above it has learned nothing, or has lost what it had.
@@ -91,6 +93,12 @@ def not_finite_line(children: Sequence[Child]) -> str | None:
 def failure_reason(child: Child) -> str:
     """How this process failed, in a line."""
     said = last_line(child)
+    blamed = _PSRUN_BLAMES.match(said)
+    if blamed:  # What the blamed one said is above.
+        prefix = f"[{blamed[1]}] "
+        own = [line for line in _tail(child.log) if line.startswith(prefix)]
+        name = blamed[0].removeprefix("psrun: ")
+        return name + (f": {own[-1].removeprefix(prefix)[:_REASON_CHARACTERS]}" if own else "")
     return f"{child.name} {child.ending()}" + (f": {said}" if said else "")
 
 

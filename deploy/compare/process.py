@@ -73,14 +73,8 @@ class Child:
         return self.status is None
 
     def cpu_now_s(self) -> float:
-        """Processor time so far."""
-        if not self.running:
-            return self.cpu_s
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # The name, in parentheses, may have spaces; utime, stime, cutime and cstime are fields 14 to 17.
-            fields = Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()
-            return sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
-        return 0.0
+        """Processor time so far, with that of all that it has started."""
+        return _tree_cpu_s(self._popen.pid) if self.running else self.cpu_s
 
     def signal(self, number: int) -> None:
         """Sends it to the whole group."""
@@ -98,6 +92,18 @@ class Child:
             except ValueError:  # A real-time signal.
                 return f"was killed by signal {-self.status}"
         return f"ended with status {self.status}"
+
+
+def _tree_cpu_s(pid: int) -> float:
+    """Of a process and its descendants; 0 for those that have ended in the meantime."""
+    cpu_s = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name, in parentheses, may have spaces; utime, stime, cutime and cstime are fields 14 to 17.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu_s = sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        cpu_s += sum(_tree_cpu_s(int(child)) for child in children)
+    return cpu_s
 
 
 def running(children: Sequence[Child]) -> bool:

@@ -16,6 +16,10 @@ def say(text: str) -> None:
     print(f"compare: {text}", file=sys.stderr, flush=True)
 
 
+def runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
 def duration(seconds: float) -> str:
     """For people: "8 s", "12 min", "1 h 05 min"."""
     if seconds < 90:

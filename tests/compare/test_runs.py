@@ -67,7 +67,7 @@ class RunsTest(unittest.TestCase):
                 assert run["status"] == expected, run["reason"]
                 assert reason in run["reason"]
                 assert "\n" not in run["reason"]
-        assert "3 runs failed or timed out" in err
+        assert "3 runs failed or timed out: the report" in err
 
     def test_timeout_ends_what_ignores_sigterm(self) -> None:
         began = time.monotonic()
