@@ -67,7 +67,8 @@ class Comparison:
         self._todo = self._trials([item for item in items if item.name not in found]) + make_plan(
             settings, rates, step_time_s
         )
-        self._total = len(self._todo)
+        self._number = tuning.TRIALS * sum(item.name in found for item in items)
+        self._total = self._number + len(self._todo)
         self._announce()
         self._tune(items, found, rates)
         for spec in make_plan(settings, rates, step_time_s):
