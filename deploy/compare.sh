@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Compares synchronous and asynchronous training on this machine: one job under several modes and conditions, with
+# several seeds, and a report of what each gains and costs.
+#
+#   deploy/compare.sh [--no-build] [--FLAG=VALUE …]    deploy/compare.sh --help lists the flags
+#   deploy/compare.sh report OUTPUT                    writes the report of a comparison anew
+#
+# On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. Exit status: 0
+# done, 1 failed, 2 wrong flags, 130 interrupted.
+set -euo pipefail
+
+readonly BUILD_LIMIT_S=3600
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly root
+
+fail() {
+  printf 'compare: %s\n' "$1" >&2
+  exit "${2:-1}"
+}
+
+run() { exec python3 -B "$root/deploy/compare" "$@"; }
+
+# In the foreground: Ctrl-C ends it too.
+limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
+
+build() {
+  local log=$root/build/compare-build.log options=()
+  mkdir -p "$root/build"
+  if command -v ccache >/dev/null; then
+    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  printf 'compare: building\n' >&2
+  if ! (cd "$root" && limited cmake --preset release "${options[@]}" &&
+    limited cmake --build --preset release --parallel "$(nproc)" --target ps_server ps_worker ps_ctl) \
+    >"$log" 2>&1 </dev/null; then
+    tail -n 15 "$log" | sed 's/^/    /' >&2
+    fail "the build failed (last lines of $log above)"
+  fi
+}
+
+arguments=()
+to_build=1
+for argument in "$@"; do
+  case $argument in
+    --no-build) to_build=0 ;;
+    --help | -h) to_build=0 arguments+=("$argument") ;;
+    *) arguments+=("$argument") ;;
+  esac
+done
+if [[ ${arguments[0]:-} == report ]]; then to_build=0; fi
+
+if ((to_build)); then
+  # What is wrong with the flags is better said before the build than after it.
+  if command -v python3 >/dev/null; then python3 -B "$root/deploy/compare" --check "${arguments[@]}"; fi
+  bash "$root/deploy/install-deps.sh" >&2 || fail "the packages could not be installed"
+  build
+fi
+command -v python3 >/dev/null || fail "python3 is missing; run without --no-build to install it"
+run "${arguments[@]}"

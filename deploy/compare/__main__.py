@@ -1,0 +1,91 @@
+"""deploy/compare.sh: see --help."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from commands import check_programs
+from comparison import Comparison
+from flags import UsageError
+from folder import OutputFolder, Refused
+from job import Interrupted
+from process import Stop
+from progress import runs, say
+from settings import Settings, fail_usage, parse
+from step_time import ProbeFailed
+
+_EXIT_FAILED = 1
+_EXIT_SIGNAL = 128  # Plus its number, as shells have it.
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit status."""
+    try:
+        if arguments[:1] == ["report"]:
+            return report(arguments[1:])
+        # deploy/compare.sh asks before it builds.
+        only_check = arguments[:1] == ["--check"]
+        settings = parse(arguments[1:] if only_check else arguments)
+        return 0 if only_check else compare(settings, arguments)
+    except UsageError as error:
+        return fail_usage(error)
+    except (Refused, ProbeFailed) as error:
+        say(str(error))
+        return _EXIT_FAILED
+
+
+def compare(settings: Settings, arguments: Sequence[str]) -> int:
+    """UsageError; Refused; ProbeFailed."""
+    check_programs(settings)
+    stop = Stop()
+    stop.watch()
+    output = OutputFolder(settings.output)
+    try:
+        comparison = Comparison(settings, arguments, output, stop)
+        status = _EXIT_FAILED
+        try:
+            comparison.run()
+            status = _EXIT_FAILED if comparison.failures else 0
+        except Interrupted:
+            status = _EXIT_SIGNAL + stop.signals[0]
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # From here on, one is enough.
+            signal.signal(number, signal.SIG_DFL)
+        if comparison.ended:
+            show_report(settings.output)
+        if comparison.failures:
+            say(f"{runs(comparison.failures)} failed or timed out: the report has the reasons")
+        if stop.requested:
+            say(f"stopped with {runs(comparison.left)} to make; the same command goes on")
+        return status
+    finally:
+        output.close()
+
+
+def report(arguments: Sequence[str]) -> int:
+    """The report alone. UsageError."""
+    if len(arguments) != 1 or not (Path(arguments[0]) / "plan.json").is_file():
+        raise UsageError("report: expected the folder of a comparison, with its plan.json")
+    show_report(Path(arguments[0]))
+    return 0
+
+
+def show_report(output: Path) -> None:
+    """Writes it, and prints its first table."""
+    from report import write_reports
+
+    write_reports(output)
+    shown = False
+    for line in (output / "report.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            print(line)
+            shown = True
+        elif shown:
+            break
+    say(f"the report: {output / 'report.html'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,195 @@
+"""A comparison from start to end: the runs that are not there yet, one after the other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import tuning
+from estimate import Estimate
+from folder import OutputFolder, check_same
+from job import Interrupted, Job
+from machine import commit, hashes, machine
+from outcome import last_result
+from plan import Rates, RunSpec, make_plan
+from process import Stop
+from progress import duration, run_line, runs, say
+from settings import Settings
+from step_time import probe
+
+# A run may take this many times as long as it is expected to, and so many seconds more.
+_TIMEOUT_FACTOR = 5
+_TIMEOUT_MORE_S = 120.0
+
+
+class Comparison:
+    """Makes the runs. Interrupted if it is to stop: what has ended stays."""
+
+    def __init__(self, settings: Settings, arguments: Sequence[str], output: OutputFolder, stop: Stop) -> None:
+        """Refused."""
+        self._settings = settings
+        self._output = output
+        self._stop = stop
+        self._results: list[dict[str, Any]] = []
+        self._todo: list[RunSpec] = []
+        self._there = {_key(path.parent.name) for path in (output.path / "runs").glob("*/run.json")}
+        self._number = 0
+        self._plan = self._identity(arguments)
+        begun = output.read_plan()
+        if begun is not None:
+            check_same(begun, self._plan, output.path)
+            self._plan = begun
+        self._begun = begun is not None
+
+    def _identity(self, arguments: Sequence[str]) -> dict[str, Any]:
+        head, dirty = commit()
+        return {
+            "command": f"deploy/compare.sh {shlex.join(arguments)}".strip(),
+            "commit": head,
+            "dirty": dirty,
+            "programs": hashes([self._settings.bin / name for name in ("ps_server", "ps_worker")]),
+            "machine": machine(),
+            "settings": self._settings.as_json(),
+        }
+
+    def run(self) -> None:
+        """ProbeFailed; Interrupted."""
+        if not self._begun:
+            self._prepare()
+        settings, step_time_s = self._settings, self._plan["step_time_s"]
+        measured = self._plan["probe"] or {}
+        self._estimate = Estimate(measured.get("samples"), measured.get("compute_s", 0.0))
+        rates = Rates(settings)
+        items = tuning.items_of(settings) if settings.tune else []
+        found = self._output.read_tuning()
+        self._todo = self._trials([item for item in items if item.name not in found]) + make_plan(
+            settings, rates, step_time_s
+        )
+        self._number = tuning.TRIALS * sum(item.name in found for item in items)
+        self._total = self._number + len(self._todo)
+        self._announce()
+        self._tune(items, found, rates)
+        for spec in make_plan(settings, rates, step_time_s):
+            self._make(spec)
+
+    @property
+    def ended(self) -> int:
+        """How many reported runs have ended, in this process or before."""
+        return len(self._reported)
+
+    @property
+    def failures(self) -> int:
+        """How many of them failed or timed out."""
+        return sum(result["status"] in ("failed", "timeout") for result in self._reported)
+
+    @property
+    def left(self) -> int:
+        """How many runs are not there yet."""
+        return len(self._left())
+
+    def _left(self) -> list[RunSpec]:
+        return [spec for spec in self._todo if _key(spec.id) not in self._there]
+
+    @property
+    def _reported(self) -> list[dict[str, Any]]:
+        return [result for result in self._results if result["kind"] != "tuning"]
+
+    # ---- Before the first run
+
+    def _prepare(self) -> None:
+        """Measures, and writes plan.json: from here on the folder is this comparison's."""
+        settings = self._settings
+        step_time_s, measured = 0.0, None
+        if not settings.command:
+            say("measuring how long a batch takes")
+            measured = probe(settings, self._output.path / "probe", self._stop)
+            if not settings.real:
+                step_time_s = settings.step_time_s or measured.step_time_s(self._plan["machine"]["cores"])
+        self._plan |= {
+            "step_time_s": step_time_s,
+            "probe": None if measured is None else measured.as_json(),
+            "runs": [spec.id for spec in make_plan(settings, Rates(settings), step_time_s)],
+        }
+        self._output.write_plan(self._plan)
+
+    def _announce(self) -> None:
+        there = sum(run_id in self._there for run_id in self._plan["runs"])
+        if self._begun:
+            say(f"going on with {self._output.path}: {there} of {len(self._plan['runs'])} runs are there")
+        if self._plan["step_time_s"] > 0:
+            compute_ms = self._plan["probe"]["compute_s"] * 1000
+            say(
+                f"a batch takes {compute_ms:.2f} ms to compute with all workers, and is made to last "
+                f"{self._plan['step_time_s'] * 1000:g} ms"
+            )
+        left = self._left()
+        about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
+        say(f"{runs(len(left))} to make{about}; Ctrl-C stops, and the same command goes on")
+
+    # ---- Runs
+
+    def _make(self, spec: RunSpec) -> dict[str, Any]:
+        """The run's run.json; made now if it is not there yet."""
+        self._number += 1
+        self._todo = self._todo[1:]
+        result = self._output.read_run(spec.id)
+        if result is None:
+            if self._stop.requested:
+                self._todo.insert(0, spec)
+                raise Interrupted
+            folder = self._output.run_folder(spec.id)
+            limit_s = self._settings.run_timeout_s or _TIMEOUT_MORE_S + _TIMEOUT_FACTOR * self._limit_base_s(spec)
+            try:
+                result = Job(spec, self._settings, folder, self._stop).run(limit_s)
+            except Interrupted:
+                self._todo.insert(0, spec)
+                raise
+            self._estimate.learn(spec, result["total_wall_s"])
+            self._there.add(_key(spec.id))
+            left = self._left()
+            tail = f"; {duration(self._estimate.left_s(left))} left" if left else ""
+            say(run_line(self._number, self._total, result, folder, tail))
+        self._results.append(result)
+        return result
+
+    def _limit_base_s(self, spec: RunSpec) -> float:
+        """Of a script nothing is known: ten minutes and more."""
+        return self._estimate.of(spec) if self._plan["probe"] else 600.0
+
+    # ---- Tuning
+
+    def _trials(self, items: list[tuning.Item]) -> list[RunSpec]:
+        """As many as there will be; their rates are known only one after the other."""
+        return [
+            tuning.trial_spec(item, self._settings, number + 1, (item.untuned, 0.0), self._plan["step_time_s"])
+            for item in items
+            for number in range(tuning.TRIALS)
+        ]
+
+    def _tune(self, items: list[tuning.Item], found: dict[str, Any], rates: Rates) -> None:
+        """Each item's result goes to tuning.json once it is there. `found` are those of before."""
+        for item in items:
+            if item.name not in found:
+                found[item.name] = tuning.tune(item, self._settings, self._plan["step_time_s"], self._trial)
+                self._output.write_tuning(found)
+                say(tuning.line_of(item, found[item.name]))
+            rates.set(item.name, tuning.rate_of(found[item.name]))
+
+    def _trial(self, spec: RunSpec) -> tuning.Trial:
+        result = self._make(spec)
+        measured = last_result(self._output.run_folder(spec.id), "validation")
+        return tuning.Trial(
+            id=spec.id,
+            learning_rate=spec.rate.learning_rate,
+            momentum=spec.rate.momentum,
+            status=result["status"],
+            loss=measured.loss,
+            accuracy=measured.accuracy,
+        )
+
+
+def _key(run_id: str) -> str:
+    """Of a trial only its item and number: its rates are known only when those before it are."""
+    return re.sub(r"^(tune-.*)-lr.*-(t\d+)$", r"\1-\2", run_id)

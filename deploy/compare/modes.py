@@ -1,0 +1,79 @@
+"""The modes that are compared, as they are written on the command line, and the rates that they get untuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# What the number after the colon is, by mode; None: the mode takes none.
+_NUMBER_FLAG = {
+    "bsp": None,
+    "asp": None,
+    "ssp": "staleness",
+    "backup": "backup_workers",
+    "local_sgd": "local_steps",
+    "easgd": "local_steps",
+}
+_LEAST = {"ssp": 0, "backup": 1, "local_sgd": 1, "easgd": 1}
+_ALIASES = {"sync": "bsp", "async": "asp"}
+_NUMBER_MAX = 1_000_000
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of ps_server, with its number if it has one."""
+
+    name: str
+    number: int | None = None
+
+    def __str__(self) -> str:
+        """As on the command line: "ssp:2"."""
+        return self.name if self.number is None else f"{self.name}:{self.number}"
+
+    @property
+    def id(self) -> str:
+        """For names of files: "ssp_2"."""
+        return str(self).replace(":", "_")
+
+    @property
+    def server_flags(self) -> list[str]:
+        """Flags of ps_server."""
+        flag = _NUMBER_FLAG[self.name]
+        return [f"--mode={self.name}"] + ([] if flag is None else [f"--{flag}={self.number}"])
+
+    def applies_of(self, workers: int) -> float:
+        """How many workers' batches one update is made of: the divisor of an untuned rate is `workers` over this.
+
+        A rate belongs to so many samples. bsp applies one update with the mean of N batches where asp and ssp make N
+        updates of one batch each, so each of theirs gets an N-th of the rate. backup's update is the mean of N - B
+        batches. In local_sgd and easgd workers step by themselves from about the same weights, and what N workers did
+        is averaged: the rate is bsp's.
+        """
+        if self.name in ("asp", "ssp"):
+            return 1
+        if self.name == "backup":
+            return workers - (self.number or 0)
+        return workers
+
+    def untuned_rate(self, rate_of_bsp: float, workers: int) -> float:
+        """The learning rate without --tune, from bsp's."""
+        return rate_of_bsp * self.applies_of(workers) / workers
+
+
+def parse_mode(text: str) -> Mode:
+    """ValueError, with what is wrong."""
+    name, colon, number = text.strip().partition(":")
+    name = _ALIASES.get(name, name)
+    if name not in _NUMBER_FLAG:
+        raise ValueError(f"unknown mode '{name}'; the modes are bsp, ssp:S, asp, backup:B, local_sgd:K and easgd:K")
+    flag = _NUMBER_FLAG[name]
+    if flag is None:
+        if colon:
+            raise ValueError(f"'{text.strip()}': {name} takes no number")
+        return Mode(name)
+    if not number.isascii() or not number.isdigit() or not _LEAST[name] <= int(number) <= _NUMBER_MAX:
+        raise ValueError(f"'{text.strip()}': expected {name}:N, with {flag} N of at least {_LEAST[name]}")
+    return Mode(name, int(number))
+
+
+# The enforced staleness, and the references, are one worker's pushes in asp.
+ONE_BY_ONE = Mode("asp")

@@ -1,0 +1,134 @@
+"""Child processes with a process group of their own, which end with this one, and their processor time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+POLL_S = 0.02
+_KILL_S = 5.0  # For a process to end after SIGKILL.
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Stop:
+    """Whether a signal has asked to stop. A second one asks to hurry."""
+
+    def __init__(self) -> None:
+        self.signals: list[int] = []
+
+    def watch(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What is ignored stays so: SIGINT in a shell's background job, SIGHUP under nohup.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, _: self.signals.append(number))
+
+    @property
+    def requested(self) -> bool:
+        return bool(self.signals)
+
+    @property
+    def hurry(self) -> bool:
+        return len(self.signals) > 1
+
+
+class Child:
+    """A running program; its stderr goes to FOLDER/NAME.log, its stdout to FOLDER/NAME.out. OSError if it cannot be
+    started.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self.out = folder / f"{name}.out"
+        self.status: int | None = None  # As subprocess has it: below 0 for a signal. None: it runs.
+        self.cpu_s = 0.0  # Once it has ended: user and system, with the children that it has waited for.
+        # The kernel ends it if this process dies without a chance to.
+        tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        with self.log.open("wb") as log, self.out.open("wb") as out:
+            self._popen = subprocess.Popen(
+                [*tied, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                start_new_session=True,
+                env=None if environment is None else {**os.environ, **environment},
+            )
+
+    @property
+    def running(self) -> bool:
+        """Looks whether it has ended. Never waits."""
+        if self.status is None and os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            self.signal(signal.SIGKILL)  # To what it has left behind, while its number is still its own.
+            _, status, usage = os.wait4(self._popen.pid, 0)
+            self.status = self._popen.returncode = os.waitstatus_to_exitcode(status)
+            self.cpu_s = usage.ru_utime + usage.ru_stime
+        return self.status is None
+
+    def cpu_now_s(self) -> float:
+        """Processor time so far, with that of all that it has started."""
+        return _tree_cpu_s(self._popen.pid) if self.running else self.cpu_s
+
+    def signal(self, number: int) -> None:
+        """Sends it to the whole group."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, number)
+
+    def ending(self) -> str:
+        """How it ended, for people."""
+        if self.status is None:
+            return "runs"
+        if self.status < 0:
+            try:
+                return f"was killed by {signal.Signals(-self.status).name}"
+            except ValueError:  # A real-time signal.
+                return f"was killed by signal {-self.status}"
+        return f"ended with status {self.status}"
+
+
+def _tree_cpu_s(pid: int) -> float:
+    """Of a process and its descendants; 0 for those that have ended in the meantime."""
+    cpu_s = 0.0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The name, in parentheses, may have spaces; utime, stime, cutime and cstime are fields 14 to 17.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu_s = sum(int(field) for field in fields[11:15]) / _TICKS_PER_S
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        cpu_s += sum(_tree_cpu_s(int(child)) for child in children)
+    return cpu_s
+
+
+def running(children: Sequence[Child]) -> bool:
+    """Whether any of them runs. Looks at all."""
+    return sum(child.running for child in children) > 0
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float, given_up: Callable[[], bool] = lambda: False) -> bool:
+    """Whether the condition was met in time, and before it was given up."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if given_up() or time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def end_all(children: Sequence[Child], grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
+    """SIGTERM to all that run, and after `grace_s`, or when it is to hurry, SIGKILL."""
+    for number, limit_s, given_up in (
+        (signal.SIGTERM, grace_s, hurry),
+        (signal.SIGKILL, _KILL_S, lambda: False),
+    ):
+        if not running(children):
+            return
+        for child in children:
+            child.signal(number)
+        wait_until(lambda: not running(children), limit_s, given_up)
