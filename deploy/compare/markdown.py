@@ -8,8 +8,8 @@ from content import Section
 from tables import Table
 
 
-def markdown(title: str, lead: str, sections: list[Section], provenance: str, drawn: bool) -> str:
-    """The whole file. Figures are links to the SVG files beside it, if they were drawn."""
+def markdown(title: str, lead: str, sections: list[Section], provenance: str) -> str:
+    """The whole file. Figures are links to the SVG files beside it."""
     parts = [f"# {title}", lead]
     for section in sections:
         parts.append(f"## {section.title}")
@@ -18,7 +18,7 @@ def markdown(title: str, lead: str, sections: list[Section], provenance: str, dr
             parts.append("\n".join(f"- {_text(bullet)}" for bullet in section.bullets))
         for caption, table in section.tables:
             parts += [f"**{_text(caption)}**"] * bool(caption) + [_table(table)]
-        for figure in section.figures if drawn else []:
+        for figure in section.figures:
             parts.append(f"![{figure.title}](plots/{figure.name}.svg)")
             parts.append(f"*{_text(figure.caption)}* {_text(provenance)}")
         parts += [_text(note) for note in section.notes]

@@ -36,9 +36,9 @@ def write_reports(output: Path) -> list[Verdict]:
     comparison = compare(runs)
     verdicts = verdicts_of(comparison, plan.get("settings") or {})
     write_csv(comparison, output / "results.csv")
-    figures = figures_of(comparison)
     can_draw = plots.available()
-    drawn = plots.draw_all(figures, output / "plots") if can_draw else []
+    figures = figures_of(comparison) if can_draw else []
+    drawn = plots.draw_all(figures, output / "plots")
     sections = sections_of(comparison, plan, figures, verdicts)
     missing = [run for run in plan.get("runs", []) if run not in {each.id for each in runs}]
     if missing:
@@ -46,7 +46,7 @@ def write_reports(output: Path) -> list[Verdict]:
     if not can_draw:
         sections[0].notes.append(HOW_TO_GET_PLOTS)
     origin = provenance(plan, comparison)
-    _write(output / "report.md", markdown(_TITLE, _LEAD, sections, origin, can_draw))
+    _write(output / "report.md", markdown(_TITLE, _LEAD, sections, origin))
     svgs = {each.figure.name: each.svg for each in drawn}
     _write(output / "report.html", page(_TITLE, _LEAD, sections, origin, svgs))
     return verdicts

@@ -6,6 +6,7 @@ from records import TARGETS
 from spread import Ratio
 from summary import Comparison, Group
 
+LOSS_POINTS_THAT_MATTER = 1.0  # Of accuracy. A mode is recommended where the interval excludes such a loss.
 WORTH_RATIO = 1.05  # A mode that is faster by less is not recommended for it.
 CONDITION_WORDS = {
     "even": "When workers are alike",
@@ -101,14 +102,18 @@ def _choice(groups: list[Group], condition: str) -> str:
     speeds = {group.mode: group.speed_ratio.mean for group in others if group.speed_ratio and group.speed_ratio.differs}
     faster = sorted((group for group in others if speeds.get(group.mode, 0) > 1), key=lambda each: -speeds[each.mode])
     worth = [group for group in faster if speeds[group.mode] >= WORTH_RATIO]
-    equal = [group for group in worth if _no_loss_shown(group)]
-    costly = [group for group in worth if group not in equal]
+    equal = [group for group in worth if _loss_excluded(group)]
+    costly = [group for group in worth if _loss_shown(group)]
+    unknown = [group for group in worth if group not in equal and group not in costly]
     parts = []
     if equal:
-        parts.append(f"{begin}, choose {_or(equal)}: faster than bsp, and no loss of accuracy shown.")
+        parts.append(f"{begin}, choose {_or(equal)}: faster than bsp without a loss of accuracy that matters.")
     if costly:
-        begin_costly = "Other modes were faster too" if equal else f"{begin}, some modes were faster"
-        parts.append(f"{begin_costly}, at a price in accuracy: {_or(costly, '; ')}.")
+        start = "Faster" if parts else f"{begin}, faster"
+        parts.append(f"{start} at a price in accuracy: {_or(costly, '; ')}.")
+    if unknown:
+        start = "Faster" if parts else f"{begin}, faster"
+        parts.append(f"{start}, but these runs do not tell at what price in accuracy: {_or(unknown, '; ')}.")
     if not worth:
         least = f"{100 * (WORTH_RATIO - 1):.0f} %"
         parts.append(
@@ -125,12 +130,17 @@ def _or(groups: list[Group], separator: str = " or ") -> str:
                           for each in groups if each.speed_ratio)  # fmt: skip
 
 
-def _no_loss_shown(group: Group) -> bool:
-    """Accuracy was compared, and not shown to be worse."""
+def _loss_shown(group: Group) -> bool:
+    """Accuracy was shown to be worse than bsp's."""
     found = group.accuracy_difference
-    return (
-        not _lost(group) and found is not None and found.half is not None and not (found.excludes(0) and found.mean < 0)
-    )
+    return not _lost(group) and found is not None and found.excludes(0) and found.mean < 0
+
+
+def _loss_excluded(group: Group) -> bool:
+    """Accuracy was neither shown to be worse, nor can it be by an amount that matters."""
+    found = group.accuracy_difference
+    low = None if found is None or _lost(group) else found.low
+    return low is not None and not _loss_shown(group) and low >= -LOSS_POINTS_THAT_MATTER
 
 
 def _price(group: Group) -> str:
@@ -140,7 +150,7 @@ def _price(group: Group) -> str:
         return "price not known"
     if found.excludes(0):
         return f"{abs(found.mean):.2f} ± {found.half:.2f} points {'less' if found.mean < 0 else 'more'} accurate"
-    return f"a loss of more than {max(-found.low, 0):.2f} points is excluded"
+    return f"{found.mean:+.2f} ± {found.half:.2f} points"
 
 
 def about_staleness(comparison: Comparison) -> list[str]:

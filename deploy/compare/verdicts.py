@@ -54,15 +54,15 @@ def _speed(group: Group) -> Verdict:
 
 
 def _accuracy(group: Group, test_samples: int) -> Verdict:
-    """Good unless the loss is shown to exceed what is accepted."""
+    """Good unless the mean loss exceeds what is accepted by more than the error of the test split's size."""
     found = group.accuracy_difference
     if found is None:
         return Verdict("accuracy of async not below that of sync (not measured)", False)
+    accuracy = group.mean(lambda run: run.final_accuracy) or 0.0
+    error = 100 * 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / test_samples)
     half, origin = found.half, f"{found.count} seeds"
     if half is None:
-        accuracies = [run.final_accuracy or 0.0 for run in group.done]
-        p = min(max(accuracies[0] if accuracies else 0.5, 0.0), 1.0)
-        half = 100 * 1.96 * math.sqrt(2 * p * (1 - p) / test_samples)
+        half = error
         origin = f"one seed, the error of {test_samples} test samples"
     text = f"accuracy difference {found.mean:+.2f} ± {half:.2f} points ({origin}), a loss of at most "
-    return Verdict(f"{text}{ACCURACY_LOSS_MAX_POINTS:g} is accepted", found.mean + half >= -ACCURACY_LOSS_MAX_POINTS)
+    return Verdict(f"{text}{ACCURACY_LOSS_MAX_POINTS:g} is accepted", found.mean + error >= -ACCURACY_LOSS_MAX_POINTS)
