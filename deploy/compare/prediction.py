@@ -1,0 +1,87 @@
+"""The throughput that measured step times predict for a mode, when nothing but the mode's rule makes workers wait."""
+
+from __future__ import annotations
+
+import heapq
+
+from records import Run, StepTimes
+
+_SIMULATED_STEPS_PER_WORKER = 400  # Of ssp's clocks.
+
+
+def batch_s(times: StepTimes, worker: int, index: int) -> float:
+    """A batch that is exchanged; indices beyond the measured ones begin again."""
+    index %= len(times.compute_s[worker])
+    return times.compute_s[worker][index] + times.exchange_s[worker][index]
+
+
+def round_s(times: StepTimes, worker: int, first: int, steps: int) -> float:
+    """`steps` batches from `first` on with one exchange at their end."""
+    compute = times.compute_s[worker]
+    indices = [index % len(compute) for index in range(first, first + steps)]
+    return sum(compute[index] for index in indices) + times.exchange_s[worker][indices[-1]]
+
+
+def predicted_samples_per_s(mode: str, times: StepTimes) -> float | None:
+    """By the mode's rule alone: bsp has the slowest of N, backup:b the (N-b)-th fastest, and so on."""
+    name, _, argument = mode.partition(":")
+    workers, rounds = range(len(times.compute_s)), min(map(len, times.compute_s))
+    if name in ("bsp", "sync", "backup"):
+        used = len(times.compute_s) - (int(argument or 1) if name == "backup" else 0)
+        if used < 1:
+            return None
+        total_s = sum(sorted(batch_s(times, worker, step) for worker in workers)[used - 1] for step in range(rounds))
+        return used * times.samples * rounds / total_s
+    if name in ("asp", "async"):
+        return times.samples * sum(1 / _mean_s(times, worker, 1) for worker in workers)
+    if name == "easgd":
+        steps = int(argument or 8)
+        return steps * times.samples * sum(1 / _mean_s(times, worker, steps) for worker in workers)
+    if name == "local_sgd":
+        steps = int(argument or 8)
+        starts = range(0, max(rounds - steps + 1, 1), steps)
+        total_s = sum(max(round_s(times, worker, start, steps) for worker in workers) for start in starts)
+        return len(times.compute_s) * steps * times.samples * len(starts) / total_s
+    if name == "ssp":
+        return _ssp_samples_per_s(times, int(argument or 3))
+    return None
+
+
+def _mean_s(times: StepTimes, worker: int, steps: int) -> float:
+    """Mean seconds of an exchange with `steps` batches."""
+    starts = range(0, max(len(times.compute_s[worker]) - steps + 1, 1), steps)
+    return sum(round_s(times, worker, start, steps) for start in starts) / len(starts)
+
+
+def _ssp_samples_per_s(times: StepTimes, bound: int) -> float:
+    """Runs the clocks: a worker begins step c when the slowest has c - bound steps behind it."""
+    clocks = [0] * len(times.compute_s)
+    running = [(batch_s(times, worker, 0), worker) for worker in range(len(times.compute_s))]
+    heapq.heapify(running)
+    waiting: set[int] = set()
+    now_s = 0.0
+    while min(clocks) < _SIMULATED_STEPS_PER_WORKER:
+        now_s, worker = heapq.heappop(running)
+        clocks[worker] += 1
+        waiting.add(worker)
+        slowest = min(clocks)
+        for each in [each for each in waiting if clocks[each] - slowest <= bound]:
+            waiting.remove(each)
+            heapq.heappush(running, (now_s + batch_s(times, each, clocks[each]), each))
+    return sum(clocks) * times.samples / now_s
+
+
+def predict(run: Run, runs: list[Run]) -> float | None:
+    """For a run's mode, from the step times of bsp under its condition and seed where it ran, else from its own."""
+    source = next(
+        (
+            each
+            for each in runs
+            if each.done
+            and each.mode in ("bsp", "sync")
+            and (each.kind, each.condition, each.seed) == (run.kind, run.condition, run.seed)
+        ),
+        run,
+    )
+    times = source.step_times or run.step_times
+    return predicted_samples_per_s(run.mode, times) if times else None

@@ -1,0 +1,181 @@
+"""Reports from runs that are not as they should be: cut off, alone, without evaluations, diverged, killed, or none."""
+
+# ruff: noqa: PT009 (these tests need no pytest)
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from report_case import ReportCase  # isort: skip
+
+import make_runs
+
+REPORT = Path(__file__).parents[2] / "deploy" / "compare" / "report.py"
+
+
+class OddRuns(ReportCase):
+    """Each makes a report that says what it lacks."""
+
+    def test_cut_off_file(self) -> None:
+        """A line that a kill cut off is passed over, in each file."""
+        folder = make_runs.make_run(self.output, "bsp", "even", 1)
+        for path in folder.glob("*.jsonl"):
+            make_runs.cut_off(path, 0.6)
+        self.write()
+        row = self.csv()["even-bsp-s1"]
+        self.assertLess(int(row["samples_applied"]), 480 * make_runs.BATCH)
+        self.assertGreater(float(row["samples_per_s"]), 0)
+        self.parse_html()
+
+    def test_missing_and_empty_files(self) -> None:
+        """No worker's file, an empty server's file."""
+        folder = make_runs.make_run(self.output, "bsp", "even", 1)
+        for path in folder.glob("worker*.jsonl"):
+            path.unlink()
+        (folder / "server0.jsonl").write_text("")
+        self.write()
+        self.assertEqual(self.csv()["even-bsp-s1"]["samples_per_s"], "")
+
+    def test_one_mode_one_seed(self) -> None:
+        """Says that nothing can be compared."""
+        make_runs.make_run(self.output, "asp", "even", 1)
+        self.write()
+        self.assertIn("nothing can be said, since bsp and another mode are needed", self.markdown())
+        self.parse_html()
+
+    def test_one_seed(self) -> None:
+        """Figures, but no statement."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (0, 8))
+        self.write()
+        text = self.markdown()
+        self.assertIn("one seed, no interval", text)
+        self.assertIn("with one seed, which allows no statement", text)
+        self.assertIn("There is one seed: no interval", text)
+        self.assertNotIn("choose asp", text)
+
+    def test_two_seeds_with_noise_allow_no_statement(self) -> None:
+        """With one degree of freedom, t is 12.7."""
+        make_runs.make_comparison(self.output, ("bsp", "local_sgd:8"), ("even",), (1, 2), ())
+        self.write()
+        self.assertIn("the runs do not show another accuracy than bsp's", self.markdown())
+
+    def test_no_evaluations(self) -> None:
+        """Accuracy is missing, throughput is there."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1, 2), ())
+        for path in self.output.glob("runs/*/worker*.jsonl"):
+            path.write_text("".join(line for line in path.read_text().splitlines(True) if '"eval"' not in line))
+        self.write()
+        self.assertIn("no statement about accuracy, since nothing was evaluated on a test split", self.markdown())
+        rows = self.tables()["A constant straggler", "Gains and losses"]
+        self.assertEqual([row[2] for row in rows], ["—", "—"])
+        self.assertEqual(rows[1][5].split()[0], "3.07")
+
+    def test_diverged_run(self) -> None:
+        """Is counted, listed, and forbids a statement on accuracy; the mean is of the others."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), staleness=())
+        folder = self.output / "runs/even-asp-s2"
+        self.change(folder, status="diverged", reason="dense1/weights is not finite")
+        text = (folder / "worker0.jsonl").read_text()
+        lines = text.splitlines()
+        lines[40:] = [
+            '{"event":"eval","t":1,"rank":0,"step":30,"version":30,"split":"test","loss":null,"accuracy":0.1}'
+        ]
+        (folder / "worker0.jsonl").write_text("\n".join(lines))
+        self.write()
+        row = self.tables()["Even workers", "Gains and losses"][1]
+        self.assertEqual(row[1], "2 of 3, 1 diverged")
+        self.assertIn("no statement about accuracy, since 1 of 3 runs of asp did not end", self.markdown())
+        self.assertIn("dense1/weights is not finite", self.markdown())
+
+    def test_killed_run_without_metrics(self) -> None:
+        """A run of which nothing is left but run.json."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), staleness=())
+        folder = self.output / "runs/even-bsp-s3"
+        self.change(folder, status="failed", reason="server 0 was killed (SIGKILL)")
+        for path in folder.glob("*.jsonl"):
+            path.unlink()
+        self.write()
+        self.assertIn("2 of 3, 1 failed", self.markdown())
+        self.parse_html()
+
+    def test_broken_run_json(self) -> None:
+        """Counts as a failed run."""
+        make_runs.make_run(self.output, "bsp", "even", 1)
+        (self.output / "runs/even-bsp-s1/run.json").write_text('{"id":')
+        self.write()
+        self.assertEqual(self.csv()["even-bsp-s1"]["status"], "failed")
+
+    def test_cpu_bound(self) -> None:
+        """Marks the row, and no statement about speed is made."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), staleness=())
+        for path in (self.output / "runs").iterdir():
+            self.change(path, cpu_s=11.0)
+        self.write()
+        text = self.markdown()
+        self.assertIn("CPU-bound, not comparable", text)
+        self.assertIn("nothing can be said about speed, since the processors were busy", text)
+
+    def test_run_that_is_not_over(self) -> None:
+        """Is not in the report, which says how many are missing."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), staleness=())
+        (self.output / "runs/even-asp-s3/run.json").unlink()
+        self.write()
+        self.assertNotIn("even-asp-s3", self.csv())
+        self.assertIn("1 of 6 planned runs are still to be made", self.markdown())
+
+    def test_alone(self) -> None:
+        """report.py OUTPUT; without runs it fails, with a line that says why."""
+        command = [sys.executable, "-B", str(REPORT), str(self.output)]
+        failed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(failed.returncode, 1)
+        self.assertIn("there are no runs that have ended", failed.stderr)
+        make_runs.make_run(self.output, "bsp", "even", 1, batches=40)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertTrue((self.output / "report.html").exists())
+
+    def test_without_matplotlib(self) -> None:
+        """Everything else is there, and a line says how to get the plots."""
+        make_runs.make_run(self.output, "bsp", "even", 1)
+        self.write(draw=False)
+        self.assertIn("install it with deploy/install-deps.sh --plots", self.markdown())
+        self.assertNotIn("plots/", self.markdown())
+        self.assertIn("--plots", "".join(self.parse_html().text))
+
+
+class Verdicts(ReportCase):
+    """Of the Compose demo."""
+
+    def test_yes(self) -> None:
+        """Faster, about as accurate, the hash as expected."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
+        self.change(self.output / "runs/straggler-bsp-s1", weights_hash="abc")
+        self.plan_settings(expected_weights_hash="abc")
+        verdicts = self.write()
+        self.assertEqual([verdict.good for verdict in verdicts], [True] * 4)
+        self.assertRegex(str(verdicts[1]), r"^async 2\.\d\d times the throughput of sync, at least 1\.5 wanted: yes$")
+        self.assertIn("± ", str(verdicts[2]))
+
+    def test_no(self) -> None:
+        """Another hash, a run that failed."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
+        self.change(self.output / "runs/straggler-bsp-s1", weights_hash="abd")
+        self.change(self.output / "runs/straggler-asp-s1", status="failed")
+        self.plan_settings(expected_weights_hash="abc")
+        verdicts = self.write()
+        self.assertEqual([verdict.good for verdict in verdicts], [False] * 4)
+        self.assertIn("weights hash of sync as expected: no", self.markdown())
+
+    def plan_settings(self, **settings: object) -> None:
+        """Puts them into plan.json."""
+        import json
+
+        path = self.output / "plan.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
+
+
+if __name__ == "__main__":
+    unittest.main()
