@@ -148,7 +148,7 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
                 if found.half is not None:
                     axes.errorbar(place, found.mean, yerr=found.half, color=colours["asp"], capsize=4, linewidth=1.4)
         axes.plot(places, means, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
-        low, high = axes.get_ylim()
+        low, high = _around([value for group in comparison.staleness for value in group.values(accuracy_percent)])
         for place, group in enumerate(comparison.staleness):
             axes.plot([place] * len(group.lost), [low] * len(group.lost), "X", color=colours["wait"], markersize=9)
         axes.set_ylim(low, high)
@@ -156,6 +156,14 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
         axes.set_xticklabels([str(group.runs[0].staleness) for group in comparison.staleness])
 
     return draw
+
+
+def _around(values: list[float]) -> tuple[float, float]:
+    """A view of all accuracies; intervals of few seeds may run out of it."""
+    if not values:
+        return 0.0, 100.0
+    margin = max(1.0, 0.4 * (max(values) - min(values)))
+    return max(0.0, min(values) - margin), min(100.0, max(values) + margin)
 
 
 def references(comparison: Comparison, x: X, y: Callable[[Mark], float | None]) -> Callable[..., None]:
