@@ -105,9 +105,7 @@ def curves_of(comparison: Comparison, condition: str, x: X, y: Callable[[Mark], 
             color = colours[family(group.mode)]
             look = {"color": color, "linestyle": dash(group.mode, comparison.modes), "label": label_of(group)}
             draw_group(axes, group, x, y, look)
-        _limit(
-            axes, [point for group in comparison.under(condition) for run in group.runs for point in points(run, x, y)]
-        )
+        _limit(axes, comparison.under(condition), x, y)
 
     return draw
 
@@ -117,14 +115,16 @@ def label_of(group: Group) -> str:
     return group.mode if not group.lost else f"{group.mode} ({len(group.done)} of {len(group.runs)} runs)"
 
 
-def _limit(axes: Any, found: list[tuple[float, float]]) -> None:
-    """Shows the part of the y axis where curves differ, not the steep beginning; crosses are moved into it."""
-    values = sorted(value for _, value in found)
+def _limit(axes: Any, groups: list[Group], x: X, y: Callable[[Mark], float | None]) -> None:
+    """Shows the y axis from where curves end to a little of their steep begin; crosses are moved into what is shown."""
+    values = sorted(value for group in groups for run in group.runs for _, value in points(run, x, y))
+    ends = [curve[-1][1] for group in groups for run in group.done if (curve := points(run, x, y))]
     if not values:
         return
     falling = axes.get_ylabel().startswith("test loss")
     cut = len(values) // 8
     low, high = (values[0], values[-1 - cut]) if falling else (values[cut], values[-1])
+    low, high = min([low, *ends]), max([high, *ends])
     margin = max(0.06 * (high - low), 1e-3)
     axes.set_ylim(low - margin, high + margin)
     for line in axes.lines:
@@ -148,7 +148,7 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
                 if found.half is not None:
                     axes.errorbar(place, found.mean, yerr=found.half, color=colours["asp"], capsize=4, linewidth=1.4)
         axes.plot(places, means, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
-        low, high = axes.get_ylim()
+        low, high = _around([value for group in comparison.staleness for value in group.values(accuracy_percent)])
         for place, group in enumerate(comparison.staleness):
             axes.plot([place] * len(group.lost), [low] * len(group.lost), "X", color=colours["wait"], markersize=9)
         axes.set_ylim(low, high)
@@ -156,6 +156,14 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
         axes.set_xticklabels([str(group.runs[0].staleness) for group in comparison.staleness])
 
     return draw
+
+
+def _around(values: list[float]) -> tuple[float, float]:
+    """A view of all accuracies; intervals of few seeds may run out of it."""
+    if not values:
+        return 0.0, 100.0
+    margin = max(1.0, 0.4 * (max(values) - min(values)))
+    return max(0.0, min(values) - margin), min(100.0, max(values) + margin)
 
 
 def references(comparison: Comparison, x: X, y: Callable[[Mark], float | None]) -> Callable[..., None]:
@@ -171,6 +179,6 @@ def references(comparison: Comparison, x: X, y: Callable[[Mark], float | None]) 
             groups.append(bsp)
             label = f"bsp, {bsp.runs[0].workers} workers"
             draw_group(axes, bsp, x, y, {"color": colours["bsp"], "linestyle": (0, (4, 2)), "label": label})
-        _limit(axes, [point for group in groups for run in group.runs for point in points(run, x, y)])
+        _limit(axes, groups, x, y)
 
     return draw

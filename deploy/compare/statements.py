@@ -109,10 +109,10 @@ def _choice(groups: list[Group], condition: str) -> str:
     if equal:
         parts.append(f"{begin}, choose {_or(equal)}: faster than bsp without a loss of accuracy that matters.")
     if costly:
-        start = "Faster" if parts else f"{begin}, faster"
-        parts.append(f"{start} at a price in accuracy: {_or(costly, '; ')}.")
+        start = "Faster" if parts else f"{begin}, these were faster than bsp"
+        parts.append(f"{start}, at a price in accuracy: {_or(costly, '; ')}.")
     if unknown:
-        start = "Faster" if parts else f"{begin}, faster"
+        start = "Faster" if parts else f"{begin}, these were faster than bsp"
         parts.append(f"{start}, but these runs do not tell at what price in accuracy: {_or(unknown, '; ')}.")
     if not worth:
         least = f"{100 * (WORTH_RATIO - 1):.0f} %"
