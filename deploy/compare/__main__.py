@@ -9,6 +9,7 @@ from pathlib import Path
 
 from commands import check_programs
 from comparison import Comparison
+from compose import verdicts
 from flags import UsageError
 from folder import OutputFolder, Refused
 from job import Interrupted
@@ -26,6 +27,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if arguments[:1] == ["report"]:
             return report(arguments[1:])
+        if arguments[:1] == ["verdicts"]:
+            return verdicts(arguments[1:])
         # deploy/compare.sh asks before it builds.
         only_check = arguments[:1] == ["--check"]
         settings = parse(arguments[1:] if only_check else arguments)

@@ -1,6 +1,4 @@
-"""The docker-compose demo, for real: builds the image, brings the cluster up and looks at how it ended.
-
-    compose_test.py bsp|asp
+"""The docker-compose demo, for real: builds the image, brings the cluster up in both modes and looks at how that ended.
 
 Skipped (a line that begins with SKIPPED:) where no Docker engine runs. PS_START_DOCKER names a program that makes one
 available, if it is set.
@@ -10,12 +8,10 @@ import os
 import pathlib
 import shutil
 import subprocess
-import sys
-import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-COMPOSE_FILE = ROOT / "deploy/docker-compose.yml"
 UP_TIMEOUT_S = 1200
+DEMO_TIMEOUT_S = 1400
 OTHER_TIMEOUT_S = 120
 
 
@@ -41,15 +37,25 @@ def find_compose():
     return None, "there is no Docker Compose"
 
 
-def check_ended(compose, environment):
-    """Every container ended by itself, with status 0."""
-    containers = output(*compose, "ps", "-a", "-q", env=environment).split()
-    # prepare, two servers, three workers
-    assert len(containers) == 6, containers
-    for container in containers:
-        state = json.loads(output("docker", "inspect", "--format", "{{json .State}}", container))
-        name = output("docker", "inspect", "--format", "{{.Name}}", container).strip()
-        assert state["Status"] == "exited" and state["ExitCode"] == 0, (name, state)
+def main():
+    compose, reason = find_compose()
+    if compose is None:
+        print(f"SKIPPED: {reason}")
+        return
+    demo = subprocess.run([ROOT / "deploy/compose-demo.sh"], env=os.environ | {"EPOCHS": "1"}, capture_output=True,
+                          text=True, timeout=DEMO_TIMEOUT_S)
+    print(demo.stdout[-8000:], demo.stderr[-8000:])
+    # How much faster and how accurate asp is after one epoch is chance on a busy machine; that it is said is not.
+    assert demo.returncode in (0, 1), demo.returncode
+    lines = demo.stdout.splitlines()
+    assert "2 of 2 runs of sync and async ended as they should: yes" in lines, lines
+    assert "weights hash of sync as expected: yes" in lines, lines
+    assert any("times the throughput of sync" in line for line in lines), lines
+    assert any(line.startswith("accuracy difference ") for line in lines), lines
+    for mode in ("bsp", "asp"):
+        check_run(ROOT / "runs/compose" / mode, mode)
+    left = output("docker", "ps", "-a", "-q", "--filter", "label=com.docker.compose.project=ps-demo")
+    assert left == "", left
 
 
 def check_run(folder, mode):
@@ -61,29 +67,10 @@ def check_run(folder, mode):
     assert f"| {mode}  |       3 |" in table, table
     events = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
     accuracy = [event["accuracy"] for event in events if event["event"] == "eval"][-1]
-    assert accuracy > 0.70, accuracy  # One epoch; how late the slow worker's gradients come is chance.
+    assert accuracy > 0.70, accuracy
     ends = [event for event in events if event["event"] == "end" and "samples" in event]
     assert sum(event["samples"] for event in ends) == 60000, ends
 
 
-def main(mode):
-    compose, reason = find_compose()
-    if compose is None:
-        print(f"SKIPPED: {reason}")
-        return
-    with tempfile.TemporaryDirectory() as runs:
-        environment = os.environ | {"MODE": mode, "EPOCHS": "1", "RUNS": runs}
-        compose = [*compose, "-p", f"ps-test-{mode}", "-f", str(COMPOSE_FILE)]
-        try:
-            up = subprocess.run([*compose, "up", "--build"], env=environment, capture_output=True, text=True,
-                                timeout=UP_TIMEOUT_S)
-            print(up.stdout[-8000:], up.stderr[-4000:])
-            assert up.returncode == 0, up.returncode
-            check_ended(compose, environment)
-            check_run(pathlib.Path(runs) / mode, mode)
-        finally:
-            subprocess.run([*compose, "down", "--volumes"], env=environment, capture_output=True, timeout=OTHER_TIMEOUT_S)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
