@@ -38,16 +38,27 @@ fail() {
   exit 1
 }
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+work=$(mktemp -d) running=
+# leave: with nothing left behind, also when interrupted.
+leave() {
+  if [[ -n $running ]]; then kill "$running" 2>/dev/null && wait "$running"; fi
+  rm -rf "$work"
+}
+trap leave EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 log=$work/log
 : >"$log"
 
 # run TIMEOUT_S COMMAND...: into the log. What it makes for a while is under $work.
 run() {
-  local limit=$1
+  local limit=$1 status=0
   shift
-  TMPDIR=$work timeout --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null
+  TMPDIR=$work timeout --kill-after=10 "$limit" "$@" >>"$log" 2>&1 </dev/null &
+  running=$!
+  wait "$running" || status=$?
+  running=
+  return "$status"
 }
 
 # the_file PATTERN: the one file that it matches.
@@ -79,8 +90,10 @@ fi
 run "$BUILD_TIMEOUT_S" python -m build --wheel --outdir "$work/built" -C build-dir="$work/build" "$work/source" ||
   fail "the wheel could not be compiled"
 
+built=$(the_file "$work/built/*.whl")
+
 # It also repairs the programs: an executable is to it a file like any other that names libraries.
-run "$INSTALL_TIMEOUT_S" auditwheel repair --wheel-dir "$work/repaired" "$(the_file "$work/built/*.whl")" ||
+run "$INSTALL_TIMEOUT_S" auditwheel repair --wheel-dir "$work/repaired" "$built" ||
   fail "auditwheel could not put the libraries into the wheel"
 wheel=$(the_file "$work/repaired/*.whl")
 
