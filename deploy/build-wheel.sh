@@ -41,7 +41,10 @@ fail() {
 work=$(mktemp -d) running=
 # leave: with nothing left behind, also when interrupted.
 leave() {
-  if [[ -n $running ]]; then kill "$running" 2>/dev/null && wait "$running"; fi
+  if [[ -n $running ]]; then
+    kill "$running" 2>/dev/null || true
+    wait "$running" || true
+  fi
   rm -rf "$work"
 }
 trap leave EXIT
