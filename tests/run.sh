@@ -261,6 +261,7 @@ finish() {
 
 install=(deploy/install-deps.sh)
 if $all; then install+=(--dev); fi
+if $python; then install+=(--python); fi
 if ! phase "install" 2400 "${install[@]}"; then
   tail -n 20 "$log"
   failed=1

@@ -11,7 +11,7 @@ Every tensor has a storage of its own, so that torch.save of one does not write 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.dlpack import from_dlpack
@@ -152,20 +152,18 @@ def _current(entry: Entry) -> torch.Tensor:
 
 
 def _bump_one_by_one(tensors: list[torch.Tensor]) -> None:
-    set_version: Any = torch._C._autograd._unsafe_set_version_counter
     for tensor in tensors:
-        set_version(tensor, tensor._version + 1)
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _choose_bump() -> Callable[[list[torch.Tensor]], None]:
-    """One call for all is 0.1 µs a tensor. Older versions of PyTorch take one tensor, or have no such call."""
-    increment = getattr(torch.autograd.graph, "increment_version", None)
+    """One call for all is 0.1 µs a tensor. Older versions of PyTorch, as 2.1, take one tensor."""
+    increment: Callable[[list[torch.Tensor]], None] = torch.autograd.graph.increment_version
     try:
-        assert increment is not None
         increment([torch.zeros(1)])
-    except (AssertionError, TypeError):
+    except (RuntimeError, TypeError):
         return _bump_one_by_one
-    return cast("Callable[[list[torch.Tensor]], None]", increment)
+    return increment
 
 
 _bump = _choose_bump()
