@@ -21,6 +21,7 @@ using google::protobuf::io::CodedOutputStream;
 constexpr uint32_t kSlicesTag = WireFormatLite::MakeTag(kSlicesField, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 constexpr uint32_t kIndexTag = WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_VARINT);
 constexpr uint32_t kValuesTag = WireFormatLite::MakeTag(2, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+constexpr uint32_t kAbsentTag = WireFormatLite::MakeTag(3, WireFormatLite::WIRETYPE_VARINT);
 
 // Reads through a list of gRPC slices in place.
 class SliceStream : public google::protobuf::io::ZeroCopyInputStream {
@@ -79,6 +80,7 @@ bool ReadPieces(CodedInputStream& stream, int size, std::vector<Piece>* pieces) 
 // Reads the body of one Slice message; the stream is limited to it.
 bool ReadSlice(CodedInputStream& stream, const std::shared_ptr<const void>& owner, ReceivedSlice* slice) {
   std::vector<Piece> pieces;
+  uint64_t absent = 0;
   while (const uint32_t tag = stream.ReadTag()) {
     if (tag == kIndexTag) {
       uint64_t index = 0;
@@ -87,11 +89,14 @@ bool ReadSlice(CodedInputStream& stream, const std::shared_ptr<const void>& owne
     } else if (tag == kValuesTag) {
       int size = 0;
       if (!stream.ReadVarintSizeAsInt(&size) || !ReadPieces(stream, size, &pieces)) return false;
+    } else if (tag == kAbsentTag) {
+      if (!stream.ReadVarint64(&absent)) return false;
     } else if (!WireFormatLite::SkipField(&stream, tag)) {
       return false;
     }
   }
-  slice->payload = Payload(std::move(pieces), owner);
+  if (!pieces.empty()) slice->payload = Payload(std::move(pieces), owner);
+  if (absent != 0) slice->payload.set_absent();
   return stream.ConsumedEntireMessage();
 }
 
@@ -132,6 +137,10 @@ void AppendSliceHeader(const OutgoingSlice& slice, std::string* out) {
   if (bytes != 0) {
     AppendVarint(kValuesTag, &body);
     AppendVarint(bytes, &body);
+  }
+  if (slice.absent) {
+    AppendVarint(kAbsentTag, &body);
+    AppendVarint(1, &body);
   }
   AppendVarint(kSlicesTag, out);
   AppendVarint(body.size() + bytes, out);
@@ -174,6 +183,7 @@ grpc::ByteBuffer EncodeSlices(const google::protobuf::MessageLite& header, std::
   std::string pending = header.SerializeAsString();
   for (OutgoingSlice& slice : slices) {
     AppendSliceHeader(slice, &pending);
+    if (slice.absent) continue;
     parts.emplace_back(pending);
     pending.clear();
     parts.push_back(Reference(slice));

@@ -31,6 +31,7 @@ struct OutgoingSlice {
   uint32_t index = 0;
   std::span<const float> values;
   std::function<void()> release;
+  bool absent = false;  // There are no values, and nothing to release.
 };
 
 // Writes the header (which must have no slices of its own) and the slices as one message.

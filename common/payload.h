@@ -32,6 +32,9 @@ class Payload {
     return payload;
   }
   bool changeable() const { return changeable_; }
+  // There are no values, and the sender has said so.
+  void set_absent() { absent_ = true; }
+  bool absent() const { return absent_; }
   // The same values in memory of its own.
   Payload Copied() const;
 
@@ -48,6 +51,7 @@ class Payload {
   std::shared_ptr<const void> owner_;
   size_t bytes_ = 0;
   bool changeable_ = false;
+  bool absent_ = false;
 };
 
 struct ReceivedSlice {

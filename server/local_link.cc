@@ -167,22 +167,32 @@ void LocalLink::Finish(const std::shared_ptr<Call>& call) {
 
 absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const v1::LocalRequest& request) {
   std::vector<ReceivedSlice> slices;
-  if (request.slices().empty()) return slices;
+  if (request.slices().empty() && request.absent().empty()) return slices;
   if (const auto layout = shard_.layout(); layout != layout_) {
     layout_ = layout;
     model_.reset();
     if (layout != nullptr) model_.emplace(layout->plan().layout());
   }
   if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
-  const absl::StatusOr<std::shared_ptr<SharedMemory>> memory = MemoryOf(request.memory(), model_->bytes());
-  if (!memory.ok()) return memory.status();
   const std::vector<SliceInfo>& all = layout_->plan().slices();
-  slices.reserve(static_cast<size_t>(request.slices_size()));
-  for (const uint32_t index : request.slices()) {
+  call.sent.resize(all.size());
+  slices.reserve(static_cast<size_t>(request.slices_size() + request.absent_size()));
+  const auto sends = [&](uint32_t index) -> absl::Status {
     if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
-    call.sent.resize(all.size());
     if (call.sent[index]) return Broken(absl::StrCat("call ", call.number, " sends slice ", index, " twice"));
     call.sent[index] = true;
+    return absl::OkStatus();
+  };
+  for (const uint32_t index : request.absent()) {
+    PS_RETURN_IF_ERROR(sends(index));
+    slices.push_back({.index = index, .payload = {}});
+    slices.back().payload.set_absent();
+  }
+  if (request.slices().empty()) return slices;
+  const absl::StatusOr<std::shared_ptr<SharedMemory>> memory = MemoryOf(request.memory(), model_->bytes());
+  if (!memory.ok()) return memory.status();
+  for (const uint32_t index : request.slices()) {
+    PS_RETURN_IF_ERROR(sends(index));
     const Piece values =
         Piece((*memory)->bytes()).subspan(model_->slice(all[index]), static_cast<size_t>(all[index].bytes()));
     slices.push_back({.index = index, .payload = Payload::Changeable(values, *memory)});

@@ -33,6 +33,7 @@ Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<fl
       weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared),
       // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
       state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
+      skipped_(std::make_shared<const std::vector<uint64_t>>(layout_->slices())),
       has_initial_(layout_->slices(), false) {
   MutexLock lock(hook_->mutex);
   hook_->call = std::move(on_release);
@@ -92,6 +93,7 @@ Snapshot Parameters::TakeSnapshot(const Reader& reader, TimePoint now) {
   Snapshot snapshot;
   snapshot.weights_ = Pin(reader, now);
   snapshot.state_ = Hold(state_.current(), {});
+  snapshot.skipped_ = skipped_;
   return snapshot;
 }
 
@@ -134,8 +136,9 @@ bool Parameters::BeginUpdate(Update* update, bool may_be_in_place) {
 
 bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_place=*/false, update); }
 
-void Parameters::Publish(uint64_t versions) {
+void Parameters::Publish(uint64_t versions, SkippedUpdates skipped) {
   const uint64_t next = version() + versions;
+  if (skipped != nullptr) skipped_ = std::move(skipped);
   weights_.Publish(next);
   state_.Publish(next);
 }

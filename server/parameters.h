@@ -47,6 +47,10 @@ class VersionPin {
   std::shared_ptr<const ShardLayout> layout_;
 };
 
+// Of each slice, by local index: how many versions were made without any gradient of it, and so are none of its
+// updates. It belongs to the optimizer's state.
+using SkippedUpdates = std::shared_ptr<const std::vector<uint64_t>>;
+
 // Holds one version's weights and optimizer state. As VersionPin.
 class Snapshot {
  public:
@@ -56,11 +60,13 @@ class Snapshot {
   size_t state_tensors() const { return state_->tensors.size(); }
   // Laid out like the weights.
   std::span<const float> state(size_t k) const { return {state_->tensors[k].data(), state_->tensors[k].size()}; }
+  const SkippedUpdates& skipped() const { return skipped_; }
 
  private:
   friend class Parameters;
   VersionPin weights_;
   std::shared_ptr<const HeldBuffers> state_;
+  SkippedUpdates skipped_;
 };
 
 // Keeps one version's weights: `version`, and `tensors[0]` laid out like the shard's. Null: none. As VersionPin.
@@ -115,6 +121,8 @@ class Parameters {
   const Readers& readers() const { return *readers_; }
   // Of the optimizer's state.
   size_t state_tensors() const { return state_.current()->tensors.size(); }
+  // Up to the current version.
+  const SkippedUpdates& skipped() const { return skipped_; }
   // Of all weights and state that exist now.
   uint64_t bytes() const { return weights_.bytes() + state_.bytes(); }
   // What an update waits for that finds no buffer.
@@ -130,8 +138,9 @@ class Parameters {
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
   bool BeginSpeculativeUpdate(Update* update);
-  // Makes what was begun the current version, which is so many more than the one before.
-  void Publish(uint64_t versions = 1);
+  // Makes what was begun the current version, which is so many more than the one before. `skipped`: up to it; null: as
+  // before.
+  void Publish(uint64_t versions = 1, SkippedUpdates skipped = nullptr);
   // Discards a speculative update.
   void Abandon();
   // What was begun turned out wrong, and no update follows: the current weights can still be read, unless they were
@@ -149,6 +158,7 @@ class Parameters {
   const std::shared_ptr<Readers> readers_;
   BufferRing weights_;
   BufferRing state_;
+  SkippedUpdates skipped_;
   uint64_t initial_sender_ = 0;
   std::vector<bool> has_initial_;
   size_t initial_slices_ = 0;

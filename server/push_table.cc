@@ -90,9 +90,10 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
       Drop(rank);
       return Annotate(local.status(), absl::StrCat("rank ", rank, ", step ", header.step()));
     }
-    if (push.slices[*local].bytes() > 0) continue;
+    if (push.has(*local)) continue;
     push.slices[*local] = std::move(slice.payload);
     ++push.received;
+    if (push.slices[*local].absent()) ++push.absent;
     arrival.slices.push_back(*local);
   }
   return arrival;
@@ -135,13 +136,18 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
 
 absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice,
                                              bool finite) const {
-  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice);
+  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, /*may_be_absent=*/true);
   if (!local.ok()) return local.status();
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
   const TensorSpec& tensor = layout_->tensor(*local);
   if (!layout_->is_pushed(*local)) {
     return absl::InvalidArgumentError(
         absl::StrCat("slice ", slice.index, " of tensor ", tensor.name, ": it is a constant, which no push carries"));
+  }
+  const bool gradient = tensor.kind == TensorKind::kWeight && header.contribution() == v1::CONTRIBUTION_GRADIENT;
+  if (slice.payload.absent() && !gradient) {
+    return absl::InvalidArgumentError(absl::StrCat("slice ", slice.index, " of tensor ", tensor.name,
+                                                   " is absent, which only the gradient of a weight can be"));
   }
   if (finite) return local;
   return absl::InvalidArgumentError(absl::StrCat("the ", tensor.kind == TensorKind::kWeight ? "gradient" : "value",

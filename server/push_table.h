@@ -47,12 +47,15 @@ struct Push {
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
   KeptVersion pulled;                  // The weights that it was computed on, where delay compensation needs them.
   const void* session = nullptr;       // That brought the newest of its slices; never dereferenced.
-  std::vector<Payload> slices;         // By local index; empty payloads are not here yet, or not pushed.
+  std::vector<Payload> slices;         // By local index; see has().
   size_t received = 0;                 // Slices.
+  size_t absent = 0;                   // Of them.
   size_t expected = 0;                 // Likewise, if it is not empty.
   uint64_t reserved_bytes = 0;
 
   bool has_all() const { return samples == 0 || received == expected; }
+  // The slice is here, with values or as one that is absent.
+  bool has(size_t local) const { return slices[local].bytes() > 0 || slices[local].absent(); }
 };
 
 using Pushes = std::vector<std::shared_ptr<Push>>;

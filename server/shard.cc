@@ -1,5 +1,7 @@
 #include "server/shard.h"
 
+#include <algorithm>
+
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/schedule_proto.h"
@@ -118,9 +120,12 @@ bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
 }
 
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
-  if (!applies_in_place_ && !slices.empty() && slices.front().payload.changeable()) {
+  const auto is_changeable = [](const ReceivedSlice& slice) { return slice.payload.changeable(); };
+  if (!applies_in_place_ && std::any_of(slices.begin(), slices.end(), is_changeable)) {
     if (!NeedsSlicesOf(header)) slices.clear();
-    for (ReceivedSlice& slice : slices) slice.payload = slice.payload.Copied();
+    for (ReceivedSlice& slice : slices) {
+      if (is_changeable(slice)) slice.payload = slice.payload.Copied();
+    }
   }
   const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
   Updater::SpeculativeUpdate ready;

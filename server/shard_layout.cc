@@ -13,7 +13,7 @@ ShardLayout::ShardLayout(Layout model, uint32_t shard, uint32_t num_shards)
   for (size_t local = 0; local < mine.size(); ++local) local_[mine[local]] = static_cast<int32_t>(local);
 }
 
-absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received) const {
+absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, bool may_be_absent) const {
   if (received.index >= local_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("slice ", received.index, ": the model's slices are 0 to ", local_.size() - 1));
@@ -23,10 +23,12 @@ absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received) co
     return absl::InvalidArgumentError(
         absl::StrCat("slice ", received.index, " is shard ", info.shard, "'s, not shard ", shard_, "'s"));
   }
-  if (received.payload.bytes() != static_cast<size_t>(info.bytes())) {
+  const bool absent = may_be_absent && received.payload.absent();
+  const size_t expected = absent ? 0 : static_cast<size_t>(info.bytes());
+  if (received.payload.bytes() != expected) {
     return absl::InvalidArgumentError(absl::StrCat("slice ", received.index, " of tensor ",
                                                    plan_.layout()[info.tensor].name, ": ", received.payload.bytes(),
-                                                   " bytes, expected ", info.bytes()));
+                                                   " bytes, expected ", expected, absent ? ", as it is absent" : ""));
   }
   return static_cast<size_t>(local_[received.index]);
 }

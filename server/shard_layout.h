@@ -37,8 +37,8 @@ class ShardLayout {
   uint64_t bytes() const { return elements() * sizeof(float); }
 
   // The local index of a received slice. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's or
-  // has the wrong size.
-  absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received) const;
+  // has the wrong size, which is none if it is absent, where that may be.
+  absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received, bool may_be_absent = false) const;
 
  private:
   const SlicePlan plan_;

@@ -86,6 +86,12 @@ bool Updater::Version::empty() const {
   return std::all_of(pushes.begin(), pushes.end(), [](const auto& push) { return push->samples == 0; });
 }
 
+bool Updater::Version::skips(size_t local) const {
+  return !empty() && std::all_of(pushes.begin(), pushes.end(), [local](const auto& push) {
+    return push->samples == 0 || push->slices[local].absent();
+  });
+}
+
 uint64_t Updater::next_committed() const {
   const bool counts = current_ != nullptr && current_->state == State::kCommitted;
   return parameters_->version() + (counts ? current_->versions.size() : 0) + committed_.size() + 1;
@@ -124,6 +130,7 @@ std::shared_ptr<Updater::Update> Updater::MakeUpdate(std::vector<Version> versio
   update->optimizer = difference ? &differences_ : gradients_;
   update->buffers = &buffers_;
   update->state_tensors = parameters_->state_tensors();
+  update->skipped = parameters_->skipped();
   update->delay_compensation = mode_.delay_compensation();
   if (!difference) update->clip = clip_;
   update->versions = std::move(versions);
@@ -194,8 +201,7 @@ Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   std::vector<size_t> ready;
   for (size_t local = 0; local < current_->missing.size(); ++local) {
     for (const auto& push : current_->versions.front().pushes) {
-      if (push->samples > 0 && layout_->is_pushed(local) && push->slices[local].bytes() == 0)
-        ++current_->missing[local];
+      if (push->samples > 0 && layout_->is_pushed(local) && !push->has(local)) ++current_->missing[local];
     }
     if (current_->missing[local] == 0) ready.push_back(local);
   }
@@ -295,9 +301,15 @@ std::vector<VersionInput> Updater::Update::Inputs(size_t local) const {
   const TensorKind kind = layout->tensor(local).kind;
   std::vector<VersionInput> inputs;
   inputs.reserve(versions.size());
+  uint64_t skipping = 0;
   for (const Version& version : versions) {
     const bool stays = version.empty() || !IsPushed(kind) || (kind == TensorKind::kBufferLowest && !version.has_lowest);
-    if (!stays) inputs.push_back(Input(version, local));
+    if (version.skips(local)) {
+      ++skipping;
+    } else if (!stays) {
+      inputs.push_back(Input(version, local));
+      inputs.back().context.update -= skipping;
+    }
   }
   return inputs;
 }
@@ -308,6 +320,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   const bool weight = tensor.kind == TensorKind::kWeight;
   VersionInput input;
   input.context = version.context;
+  input.context.update -= (*skipped)[local];
   if (weight) {
     input.context.hyperparameters = ForTensor(version.context.hyperparameters, tensor);
     if (version.trust_ratios != nullptr) input.context.trust_ratio = (*version.trust_ratios)[info.tensor];
@@ -316,7 +329,7 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   }
   for (size_t i = 0; i < version.pushes.size(); ++i) {
     const Push& push = *version.pushes[i];
-    if (push.samples == 0) continue;
+    if (push.samples == 0 || push.slices[local].absent()) continue;
     if (tensor.kind == TensorKind::kBufferLowest) {
       input.terms = {{.gradient = &push.slices[local], .coefficient = 1}};
       break;
@@ -394,6 +407,19 @@ nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint
   return fields;
 }
 
+SkippedUpdates Updater::Update::SkippedAfter() const {
+  const auto has_absent = [](const std::shared_ptr<Push>& push) { return push->absent > 0; };
+  const bool some = std::any_of(versions.begin(), versions.end(), [&](const Version& version) {
+    return std::any_of(version.pushes.begin(), version.pushes.end(), has_absent);
+  });
+  if (!some) return nullptr;
+  auto after = std::make_shared<std::vector<uint64_t>>(*skipped);
+  for (const Version& version : versions) {
+    for (size_t local = 0; local < after->size(); ++local) (*after)[local] += version.skips(local) ? 1 : 0;
+  }
+  return after;
+}
+
 // ---- The end of an update
 
 void Updater::OnBuilt(size_t slices) {
@@ -419,7 +445,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
     parameters_->GiveUp();
     ended.outcome = Ended::Outcome::kNotFinite;
   } else {
-    parameters_->Publish(current_->versions.size());
+    parameters_->Publish(current_->versions.size(), current_->SkippedAfter());
     published_position_ = current_->versions.back().next_position;
   }
   ended.update = std::move(current_);

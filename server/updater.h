@@ -61,6 +61,8 @@ class Updater {
     v1::Contribution contribution() const;
     // Every push is empty: it changes nothing.
     bool empty() const;
+    // Some are not, but none has a gradient of this slice: it stays as it is, and this is none of its updates.
+    bool skips(size_t local) const;
   };
 
   // One update in the making, of one version or several. What threads read to build it is constant once it has begun.
@@ -74,6 +76,7 @@ class Updater {
     const Optimizer* optimizer = nullptr;  // Of weights.
     const BufferSteps* buffers = nullptr;  // Of what else is pushed.
     size_t state_tensors = 0;              // Of the parameters; the optimizer uses the first of them.
+    SkippedUpdates skipped;                // Likewise, before the first version.
     float delay_compensation = 0;
     ClipOptions clip;               // Unset where what is pushed are differences of weights.
     std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
@@ -113,12 +116,15 @@ class Updater {
     // What steps this slice, and what it is stepped by: nothing where it stays as it is.
     const Optimizer& StepOf(size_t local) const;
     std::vector<VersionInput> Inputs(size_t local) const;
+    // That does not skip the slice, where those of the update before it do not either.
     VersionInput Input(const Version& version, size_t local) const;
     // Of values that are pushed, but not used.
     bool UnusedFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;
     // Item i: slice i mod slices of version i / slices.
     void MeasureItem(size_t i);
+    // With all of its versions; null: they skip nothing.
+    SkippedUpdates SkippedAfter() const;
     bool measuring() const { return stage == Stage::kGradientNorms || stage == Stage::kTrustRatios; }
     bool begun() const { return stage == Stage::kBuilding; }
   };

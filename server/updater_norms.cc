@@ -54,7 +54,9 @@ void Updater::Update::MeasureItem(size_t i) {
   static const Isa isa = BestIsa();
   const size_t local = i % layout->slices();
   if (layout->tensor(local).kind != TensorKind::kWeight) return;  // It is no part of a norm.
-  const VersionInput input = Input(versions[i / layout->slices()], local);
+  const Version& version = versions[i / layout->slices()];
+  if (version.skips(local)) return;  // Nor is what there is no gradient of.
+  const VersionInput input = Input(version, local);
   if (stage == Stage::kGradientNorms) {
     squares[i] = GradientSquares(input, Block(local), isa);
     return;

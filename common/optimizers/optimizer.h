@@ -31,7 +31,7 @@ struct OptimizerBlock {
 // hyperparameters.
 struct UpdateContext {
   // How many updates these weights have had when this one is done: 1 for the first, which is what bias correction
-  // starts from. On a server it is the version that the update makes.
+  // starts from. On a server it is the version that the update makes, less those made without a gradient of them.
   uint64_t update = 1;
   // Those of this update and tensor: the learning rate is the one to step with, whatever it was derived from.
   Hyperparameters hyperparameters;

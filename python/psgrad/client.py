@@ -120,6 +120,14 @@ class Exchange:
         """
         self._core.ready(tensor, gradient)
 
+    def absent(self, tensor: int) -> None:
+        """Instead of ``ready``: there is no gradient of this weight.
+
+        Where others have one, this counts as zeros. A step in which nobody has one leaves the weight as it is, and the
+        optimizer's state and count of updates of it.
+        """
+        self._core.absent(tensor)
+
     def set_samples(self, samples: int) -> bool:
         """How many samples the gradients are the mean of, where it is not what ``begin`` was told.
 
@@ -364,7 +372,7 @@ class Client:
         used since the last push, for schedules, if not ``samples``. ``learning_rate``: the job's, from the version on
         that this push makes; rank 0's counts. ``skip_not_finite``: a push whose gradient is not finite becomes an
         empty contribution (Result.skipped names the tensor) instead of an error. ``difference``: what is pushed are
-        differences of weights. ``deferred``: each gradient is sent once its ``ready`` is called.
+        differences of weights. ``deferred``: each gradient is sent once its ``ready`` (or ``absent``) is called.
         """
         self._check_open()
         push = _core.PushInfo()

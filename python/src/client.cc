@@ -83,6 +83,11 @@ class CoreExchange {
     const auto elements = static_cast<size_t>(flight_->layout.at(tensor).elements());
     flight_->exchange->TensorReady(tensor, {reinterpret_cast<const float*>(address), elements}, nullptr);
   }
+  void Absent(size_t tensor) {
+    CheckProcess(flight_->owner);
+    if (tensor >= flight_->layout.size()) throw nb::index_error(absl::StrCat("there is no tensor ", tensor).c_str());
+    flight_->exchange->TensorAbsent(tensor);
+  }
   bool SetSamples(uint32_t samples) { return flight_->exchange->SetSamples(samples); }
 
   bool WaitTensorFor(size_t tensor, double seconds) {
@@ -390,6 +395,7 @@ void DefineClient(nb::module_& module) {
   nb::class_<CoreExchange>(module, "Exchange")
       .def("ready", &CoreExchange::Ready, nb::arg("tensor"), nb::arg("gradient").none())
       .def("ready_at", &CoreExchange::ReadyAt)
+      .def("absent", &CoreExchange::Absent)
       .def("set_samples", &CoreExchange::SetSamples)
       .def("wait_tensor_for", &CoreExchange::WaitTensorFor)
       .def("wait_for", &CoreExchange::WaitFor);

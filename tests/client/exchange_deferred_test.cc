@@ -86,6 +86,49 @@ TEST_CASE("A gradient may be named when it is ready, and is let go of when the e
   CHECK(released == 4);
 }
 
+TEST_CASE("A tensor without a gradient is told as absent, by a call that is made again, too, and may be the last") {
+  TestExchange test(2);
+  TestRequest request = DeferredPushPull();
+  const auto exchange = test.Begin(request.request);
+  exchange->TensorReady(2);
+  exchange->TensorReady(1);
+  CHECK(test.call(1).sent == Slices{3, 2});
+  exchange->TensorAbsent(0);
+  CHECK(test.call(0).sent == Slices{0});
+  CHECK(test.call(1).sent == Slices{3, 2, 1});
+  CHECK(test.call(1).last);
+  const SlicePlan& plan = test.context->plan;
+  CHECK(test.call(1).request.absent(plan.slices()[1]));
+  CHECK_FALSE(test.call(1).request.absent(plan.slices()[2]));
+  test.call(1).End(kUnavailable);
+  test.timer.Advance(std::chrono::seconds(1));
+  CHECK(test.call(1).sent == Slices{3, 2, 1});
+  CHECK(test.call(1).request.absent(plan.slices()[1]));
+  test.Answer(0, 8, 1);
+  test.Answer(1, 8, 1);
+  CHECK(test.status().ok());
+}
+
+TEST_CASE("What cannot be absent ends the exchange: a tensor twice, none, a buffer, a difference, an initial value") {
+  const auto error_of = [](const TestRequest& request, const std::vector<size_t>& absent) {
+    TestExchange test;
+    const auto exchange = test.Begin(request.request);
+    for (const size_t tensor : absent) exchange->TensorAbsent(tensor);
+    test.call().End(absl::CancelledError(""));
+    CHECK(absl::IsInvalidArgument(test.status()));
+    return Text(test.status());
+  };
+  CHECK(error_of(DeferredPushPull(), {1, 1}) ==
+        "rank 3, step 7: TensorAbsent for tensor 1, which is ready already, or has no gradient that is pushed");
+  CHECK(error_of(DeferredPushPull(), {3}).find("tensor 3") != std::string::npos);
+  TestRequest difference = DeferredPushPull();
+  difference.request.push.contribution = PushContribution::kWeightDifference;
+  CHECK(error_of(difference, {0}).find("tensor 0") != std::string::npos);
+  TestRequest initial(CallKind::kInit);
+  initial.request.deferred = true;
+  CHECK(error_of(initial, {0}).find("tensor 0") != std::string::npos);
+}
+
 TEST_CASE("A tensor that is ready without memory, or with too little, ends the exchange by its name") {
   for (const size_t elements : {0, 16}) {
     TestExchange test;

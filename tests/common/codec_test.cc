@@ -53,8 +53,13 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
       const uint32_t index = i == 0 ? 0 : random();
       v1::Slice* slice = message.add_slices();
       slice->set_index(index);
-      slice->set_values(values[i].data(), values[i].size() * sizeof(float));
-      outgoing.push_back({.index = index, .values = values[i], .release = {}});
+      if (random() % 4 == 0) {
+        values[i].clear();
+        slice->set_absent(true);
+      } else {
+        slice->set_values(values[i].data(), values[i].size() * sizeof(float));
+      }
+      outgoing.push_back({.index = index, .values = values[i], .release = {}, .absent = slice->absent()});
     }
     const grpc::ByteBuffer encoded = EncodeSlices(header, outgoing);
     const std::string bytes = Bytes(encoded);
@@ -71,6 +76,7 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
       (*slices)[i].payload.CopyTo(copy.data());
       CHECK(copy == values[i]);
       CHECK((*slices)[i].index == message.slices(static_cast<int>(i)).index());
+      CHECK((*slices)[i].payload.absent() == message.slices(static_cast<int>(i)).absent());
     }
   }
 }

@@ -180,6 +180,14 @@ TEST_CASE("A member that lies about slices, memory or calls loses its link, and 
     more.add_slices(0);
     link.Send(more);
   });
+  for (const std::vector<uint32_t>& absent : {std::vector<uint32_t>{1 << 30}, {2, 2}, {0}}) {
+    ends([&](RawLink& link) {  // One that is absent: not of the model, twice, or with values all the same.
+      link.SendMemory(1, bytes, memory->file());
+      v1::LocalRequest push = link.Push(1, 1, {0});
+      push.mutable_absent()->Add(absent.begin(), absent.end());
+      link.Send(push);
+    });
+  }
   ends([&](RawLink& link) {  // The same memory twice, where another was announced.
     link.SendMemory(1, bytes, memory->file());
     link.SendMemory(1, bytes, memory->file());

@@ -29,12 +29,15 @@ inline MutableTensors Writable(Tensors& tensors) { return {tensors.begin(), tens
 // In bsp and backup.
 class ScriptedJob {
  public:
+  // A tensor of no elements is absent.
   using GradientOf = std::function<Tensors(uint32_t rank, uint64_t step)>;
 
-  ScriptedJob(const ServerOptions& options, const Tensors& initial, GradientOf gradient)
+  ScriptedJob(const ServerOptions& options, const Tensors& initial, GradientOf gradient,
+              const std::string& shared_memory = "auto")
       : cluster(options), gradient_(std::move(gradient)), weights_(options.num_workers, initial) {
     for (uint32_t rank = 0; rank < options.num_workers; ++rank) {
-      auto client = Client::Join({.server = cluster.address(), .rank = rank}, kScriptedModel);
+      auto client =
+          Client::Join({.server = cluster.address(), .shared_memory = shared_memory, .rank = rank}, kScriptedModel);
       REQUIRE(client.ok());
       clients_.push_back(*std::move(client));
     }
@@ -74,12 +77,19 @@ class ScriptedJob {
     return hashed->hash;
   }
 
+  const Tensors& weights() const { return weights_[0]; }
+
   Cluster cluster;
 
  private:
   std::shared_ptr<Exchange> Push(uint32_t rank, const Tensors& gradient) {
     const PushInfo info = {.step = step_, .version = step_, .samples = rank + 1};
-    return clients_[rank]->StartPushPull(info, ReadOnly(gradient), Writable(weights_[rank]), /*deferred=*/false);
+    auto exchange =
+        clients_[rank]->StartPushPull(info, ReadOnly(gradient), Writable(weights_[rank]), /*deferred=*/true);
+    for (size_t tensor = 0; tensor < gradient.size(); ++tensor) {
+      gradient[tensor].empty() ? exchange->TensorAbsent(tensor) : exchange->TensorReady(tensor);
+    }
+    return exchange;
   }
   void ExpectAnswer(Exchange& exchange, PushAnswer expected) const {
     const absl::StatusOr<ExchangeResult> result = exchange.Wait();

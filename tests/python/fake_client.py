@@ -115,6 +115,7 @@ class FakeServer:
         self.learning_rate = 0.0
         self.weights: list[np.ndarray] = []
         self.state: list[dict[str, np.ndarray]] = []
+        self.skipped: list[int] = []  # Updates of each tensor that nobody had a gradient for.
         self.joined: set[int] = set()
         self.done: set[int] = set()
         self.left: dict[int, str] = {}
@@ -192,7 +193,11 @@ class FakeServer:
             if spec.kind == "constant":
                 continue
             values = [push.gradients[index] for push in pushes]
-            mean = sum(share * value for share, value in zip(shares, values, strict=True))
+            present = [share * value for share, value in zip(shares, values, strict=True) if value is not None]
+            if not present:
+                self.skipped[index] += 1
+                continue
+            mean = sum(present)
             if spec.kind == "weight":
                 gradients[index] = np.asarray(mean, np.float32)
             elif spec.kind == "buffer_lowest":
@@ -207,7 +212,13 @@ class FakeServer:
             factor = np.float32(min(1.0, self.settings.clip_norm / (norm + 1e-6)))
             gradients = {index: gradient * factor for index, gradient in gradients.items()}
         for index, gradient in gradients.items():
-            self.optimize(self.layout[index], self.weights[index], gradient, self.state[index], self.version + 1)
+            self.optimize(
+                self.layout[index],
+                self.weights[index],
+                gradient,
+                self.state[index],
+                self.version + 1 - self.skipped[index],
+            )
 
     def optimize(self, spec: Any, w: np.ndarray, g: np.ndarray, state: dict[str, np.ndarray], t: int) -> None:
         """docs/optimizers.md, in float32 but for factors."""
@@ -267,11 +278,12 @@ class FakeExchange:
         self.skip_not_finite = skip_not_finite
         self.skipped = ""
         self.answer = ""
+        self.given: Any = None  # With begin().
         layout = client.server.layout
         self.missing = {index for index, spec in enumerate(layout) if spec.kind != "constant"}
 
     def ready(self, index: int, gradient: Any = None) -> None:
-        self.take(index, array(gradient))
+        self.take(index, array(self.given[index] if gradient is None else gradient))
 
     def ready_at(self, index: int, address: int) -> None:
         shape = self.client.server.layout[index].shape
@@ -279,14 +291,20 @@ class FakeExchange:
         memory = np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
         self.take(index, memory.reshape(shape))
 
-    def take(self, index: int, gradient: np.ndarray) -> None:
+    def absent(self, index: int) -> None:
+        assert self.client.server.layout[index].kind == "weight"
+        assert not self.push.difference
+        self.take(index, None)
+
+    def take(self, index: int, gradient: np.ndarray | None) -> None:
         if index not in self.missing:
             raise ValueError(f"tensor {index} was ready already")
         spec = self.client.server.layout[index]
-        assert gradient.shape == tuple(spec.shape), (spec, gradient.shape)
-        self.push.gradients[index] = np.array(gradient)
-        if not self.skipped and spec.kind == "weight" and not np.isfinite(gradient).all():
-            self.skipped = spec.name
+        if gradient is not None:
+            assert gradient.shape == tuple(spec.shape), (spec, gradient.shape)
+            self.push.gradients[index] = np.array(gradient)
+            if not self.skipped and spec.kind == "weight" and not np.isfinite(gradient).all():
+                self.skipped = spec.name
         self.missing.discard(index)
         if not self.missing:
             self.send()
@@ -356,6 +374,7 @@ class FakeClient:
                 job_.settings = optimizer
                 job_.learning_rate = optimizer.hyperparameters["learning_rate"]
                 job_.state = [{} for _ in layout]
+                job_.skipped = [0 for _ in layout]
             if job_.layout != list(layout):
                 raise psgrad().Refused("the layout is another one")
             if job_.settings != optimizer:
@@ -432,6 +451,7 @@ class FakeClient:
         assert not self.closed
         given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate)
         exchange = FakeExchange(self, step, given, weights, skip_not_finite)
+        exchange.given = gradients
         if not deferred:
             if samples == 0:
                 exchange.missing.clear()

@@ -132,6 +132,28 @@ def test_no_weight_is_written_before_the_last_gradient_is_ready(servers: ServerP
     leaving.join()
 
 
+def test_a_tensor_without_a_gradient_is_absent(servers: ServerProcesses) -> None:
+    """It stays as it is, where a gradient of zeros would decay it; what cannot be absent is refused by its number."""
+    address = servers.start(1, "--optimizer=sgd", "--learning_rate=1", "--weight_decay=0.5")
+    with join(address, optimizer=None) as client:
+        weights = arrays(0)
+        client.start(arrays(2), weights)
+        exchange = client.begin(0, [None, None], weights, deferred=True)
+        with pytest.raises(IndexError, match=r"there is no tensor 2"):
+            exchange.absent(2)
+        exchange.absent(0)
+        exchange.ready(1, np.zeros(4, np.float32))
+        assert exchange.wait().version == 1
+        assert (weights[0] == 2).all()
+        assert (weights[1] == 1).all()
+        exchange = client.begin(1, arrays(0), weights, version=1, deferred=True)
+        exchange.ready(0)
+        exchange.absent(0)
+        with pytest.raises(ValueError, match=r"TensorAbsent for tensor 0, which is ready already"):
+            exchange.wait()
+        client.done()
+
+
 def test_a_step_that_is_not_finite_changes_nothing_where_it_may_be_skipped(servers: ServerProcesses) -> None:
     """The result names the tensor."""
     with join(servers.start(1)) as client:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_support import Jobs, largest_difference, loss_of, mlp, weights_of
+from torch_support import Jobs, batch, largest_difference, loss_of, mlp, seeded, weights_of
 
 pytest_plugins = ["torch_fixtures"]
 
@@ -73,6 +73,60 @@ def test_two_servers_step_as_one_does(jobs: Jobs, name: str) -> None:
     expected = alone(CLASSES[name], 2, lambda model: model.parameters())
     for weights in together(jobs(2, shards=2), CLASSES[name], lambda model: model.parameters()):
         assert largest_difference(weights, expected) < 1e-6
+
+
+class Branches(torch.nn.Module):
+    """Two heads, of which a batch uses one, or none but the body's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(6, 3)
+        self.heads = torch.nn.ModuleList([torch.nn.Linear(3, 3) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor, head: int | None) -> torch.Tensor:
+        body = torch.tanh(self.body(x))
+        return body if head is None else self.heads[head](body)
+
+
+def head_of(step: int, rank: int) -> int | None:
+    """Nobody uses head 1 in steps 0, 2, 5 and 8, and nobody any head in 5; in steps 1 and 6 one rank alone uses it."""
+    if step == 5:
+        return None
+    if step in (1, 6):
+        return rank % 2
+    return 1 if step in (3, 4, 7, 9) else 0
+
+
+def branch_loss(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
+    x, y = batch(step, rank)
+    return torch.nn.functional.mse_loss(model(x, head_of(step, rank)), y)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["momentum", "adam_l2", "adamw", "adagrad"])
+def test_what_no_rank_has_a_gradient_for_is_left_out_of_the_step(
+    jobs: Jobs, name: str, workers: int, shards: int
+) -> None:
+    expected = seeded(Branches)
+    reference = CLASSES[name](expected.parameters())
+    for step in range(STEPS):
+        reference.zero_grad()
+        (sum(branch_loss(expected, step, rank) for rank in range(workers)) / workers).backward()
+        reference.step()
+    job = jobs(workers, shards=shards)
+
+    def work() -> Any:
+        model = seeded(Branches)
+        with job.wrap(CLASSES[name](model.parameters()), model) as optimizer:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                branch_loss(model, step, optimizer.rank).backward()
+                optimizer.step()
+        return weights_of(model)
+
+    for weights in job.run(work):
+        assert largest_difference(weights, weights_of(expected)) < 1e-6
 
 
 @pytest.mark.parametrize("overlap", ["backward", "none"])

@@ -111,6 +111,27 @@ def test_local_sgd_averages_gradients_in_between(jobs: Jobs) -> None:
         assert largest_difference(weights, weights_of(models[0])) < 2e-6
 
 
+def test_averaged_gradients_leave_a_parameter_that_has_none(jobs: Jobs) -> None:
+    """The servers' step has no decay of it, as the worker's own steps have none."""
+    local = LocalSteps("average_gradients", steps=1, average_every_steps=4, optimizer="sgd")
+    flags = ("--local_sync=gradients", "--local_steps=1", "--average_every=4")
+    job = jobs(2, "local_sgd", *flags, local=local)
+
+    def work() -> Any:
+        model = seeded(lambda: torch.nn.ModuleList([torch.nn.Linear(6, 3), torch.nn.Linear(6, 3)]))
+        before = weights_of(model)
+        with job.wrap(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), model) as optimizer:
+            for number in range(8):
+                optimizer.zero_grad()
+                loss_of(model[0], number, optimizer.rank).backward()
+                optimizer.step()
+        after = weights_of(model)
+        assert torch.equal(before["1.weight"], after["1.weight"])
+        assert not torch.equal(before["0.weight"], after["0.weight"])
+
+    job.run(work)
+
+
 def test_easgd_draws_worker_and_centre_together(jobs: Jobs) -> None:
     alpha, rounds = 0.4, 3
     local = LocalSteps("elastic", steps=STEPS, alpha=alpha, optimizer="momentum")

@@ -112,6 +112,31 @@ def test_unused_parameters_are_skipped_and_named_once(jobs: Jobs, caplog: pytest
     optimizer.finish()
 
 
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, torch.bfloat16), ({"accumulate": 2}, torch.float32), ({"overlap": "none", "clip_norm": 0.1}, torch.float32)],
+)
+def test_a_parameter_without_a_gradient_is_left_where_it_is(
+    jobs: Jobs, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Neither its decay nor its momentum moves it, whichever way gradients go."""
+    model = seeded(Branches).to(dtype)
+    optimizer = jobs().wrap(SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1), model, **options)
+    moved = []
+    for step in range(4):
+        before = model.heads[1].weight.detach().clone()
+        optimizer.zero_grad()
+        for _ in range(options.get("accumulate", 1)):
+            model(torch.ones(2, 6, dtype=dtype), int(step == 1)).sum().backward()
+        if step == 2:
+            with optimizer.no_sync():
+                pass
+        optimizer.step()
+        moved.append(not torch.equal(before, model.heads[1].weight))
+    optimizer.finish()
+    assert moved == [False, True, False, False]
+
+
 def test_a_parameter_that_one_rank_uses_gets_half_its_gradient(jobs: Jobs) -> None:
     job = jobs(2)
 

@@ -13,7 +13,7 @@ namespace {
 // A push table on a model of two slices, a and b, of 8 bytes each, that is told events in words and answers in words:
 //
 //   RANK:STEP SLICES [samples N] [version V] [edition E] [incarnation I] [session S]   some slices of a push
-//                                    ("-": none)
+//                                    ("-": none; "~a": a is absent; "!a": so it says, but has values)
 //   end RANK:STEP session S          no more slices come
 //   take STEP: RANKS                 these make a version;   record RANK / release: how that ended
 //   owner RANK I                     the rank has a new owner;   newest V: the shard's version
@@ -77,13 +77,22 @@ class Scenario {
       if (key == "edition") header.set_edition(value);
       if (key == "incarnation") header.mutable_id()->set_incarnation(value);
       if (key == "session") session = value;
+      if (key == "contribution") header.set_contribution(static_cast<v1::Contribution>(value));
     }
     std::vector<ReceivedSlice> received;
+    char mark = 0;
     for (const char slice : slices) {
       if (slice == '-') continue;
+      if (slice == '~' || slice == '!') {
+        mark = slice;
+        continue;
+      }
       auto values = std::make_shared<std::vector<float>>(slice == 'B' ? 3 : 2, 1.0F);  // B is b, but too long.
       const Piece piece(reinterpret_cast<const uint8_t*>(values->data()), values->size() * sizeof(float));
-      received.push_back({.index = slice == 'a' ? 0U : 1U, .payload = Payload({piece}, values)});
+      received.push_back({.index = slice == 'a' ? 0U : slice == 'z' ? 9U : 1U, .payload = Payload({piece}, values)});
+      if (mark == '~') received.back().payload = {};
+      if (mark != 0) received.back().payload.set_absent();
+      mark = 0;
     }
     const auto arrival = table_.Add(&sessions_[session], header, std::move(received), nullptr, *mode_, newest_);
     if (!arrival.ok()) return Message(arrival.status());
@@ -198,6 +207,29 @@ TEST_CASE(
   CHECK(asp.table().Tell(0, 0) == v1::ANSWER_APPLIED);
   CHECK(asp.table().Tell(0, 0) == v1::ANSWER_DUPLICATE);
   CHECK(asp.table().told(v1::ANSWER_DUPLICATE) == 1);
+}
+
+TEST_CASE("A slice that is absent is here without values, and completes its push") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 ~a", "new: a, 16 B"},
+               {"0:0 a", "new:, 16 B"},
+               {"0:0 ~a~b", "new: b, complete, 16 B"},
+               {"1:0 a edition 2", "new: a, 32 B"},
+               {"1:0 ~ab edition 4", "new: a b, complete, dropped, 32 B"}});
+  CHECK(asp.table().Find(0)->absent == 2);
+  CHECK(asp.table().Find(1)->absent == 1);
+}
+
+TEST_CASE("An absent slice that makes no sense is refused in one line, and drops its push") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 b", "new: b, 16 B"},
+               {"0:0 !a", "rank 0, step 0: slice 0 of tensor a: 8 bytes, expected 0, as it is absent, dropped, 0 B"},
+               {"0:0 ~z", "rank 0, step 0: slice 9: the model's slices are 0 to 1, dropped, 0 B"},
+               {"0:0 ~a samples 0", "rank 0, step 0: there are slices, but samples is 0, dropped, 0 B"}});
+  Scenario easgd("easgd");
+  Follow(easgd,
+         {{"0:0 ~a contribution 1",
+           "rank 0, step 0: slice 0 of tensor a is absent, which only the gradient of a weight can be, dropped, 0 B"}});
 }
 
 TEST_CASE("A push that is begun anew, or differs, drops what was here of the rank's push") {

@@ -16,19 +16,23 @@ struct UpdaterBenchOptions {
   uint32_t shards = 1;
   size_t max_versions = 3;
   Layout layout = {{"a", {1}}, {"b", {1}}};
+  std::string optimizer = "sgd";
+  Hyperparameters hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
 };
 
-// Of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1. Nothing is
-// built but by hand.
+// Of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1 (unless
+// options say otherwise). Nothing is built but by hand.
 class UpdaterBench {
  public:
   using Outcome = Updater::Ended::Outcome;
 
   explicit UpdaterBench(const UpdaterBenchOptions& options = {})
       : mode_(MakeMode(options.mode, 2)),
+        optimizer_(*MakeOptimizer(options.optimizer)),
         layout_(std::make_shared<ShardLayout>(options.layout, 0, options.shards)),
-        parameters_(layout_, {}, options.max_versions, 0, [] {}),
-        updater_(*mode_, *optimizer_, *outer_, {.learning_rate = 1, .momentum = 0, .weight_decay = 0}, options.clip,
+        parameters_(layout_, std::vector<float>(static_cast<size_t>(optimizer_->state_tensors())), options.max_versions,
+                    0, [] {}),
+        updater_(*mode_, *optimizer_, *outer_, options.hyperparameters, options.clip,
                  /*max_inline_elements=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
@@ -52,6 +56,21 @@ class UpdaterBench {
     ++push.received;
   }
 
+  static void PlaceAbsent(Push& push, size_t local) {
+    push.slices[local] = {};
+    push.slices[local].set_absent();
+    ++push.received;
+    ++push.absent;
+  }
+  // With one gradient for each slice; nothing: it is absent.
+  std::shared_ptr<Push> MakePushOf(const std::vector<std::optional<float>>& gradients, uint32_t rank = 0) const {
+    auto push = MakePush(kMissing, kMissing, rank);
+    for (size_t local = 0; local < gradients.size(); ++local) {
+      gradients[local].has_value() ? Place(*push, local, *gradients[local]) : PlaceAbsent(*push, local);
+    }
+    return push;
+  }
+
   void Commit(float a, float b) { updater_.Commit({MakePush(a, b)}, now_); }
   void Build(const Updater::SpeculativeUpdate& ready) {
     if (ready.update == nullptr) return;
@@ -72,7 +91,7 @@ class UpdaterBench {
   static constexpr float kMissing = std::numeric_limits<float>::quiet_NaN();
   const TimePoint now_ = TimePoint() + std::chrono::hours(1);
   const std::unique_ptr<Mode> mode_;
-  const std::unique_ptr<Optimizer> optimizer_ = MakeSgd();
+  const std::unique_ptr<Optimizer> optimizer_;
   const std::unique_ptr<Optimizer> outer_ = MakeOuterNesterov(0);
   ThreadPool pool_ = ThreadPool(0);
   std::shared_ptr<const ShardLayout> layout_;

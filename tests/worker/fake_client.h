@@ -128,6 +128,7 @@ class FakeClient::PushExchange final : public Exchange {
   void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> /*release*/) override {
     out_[tensor] = gradient;
   }
+  void TensorAbsent(size_t tensor) override { out_[tensor] = {}; }
   bool SetSamples(uint32_t samples) override {
     push_.samples = samples;
     return true;

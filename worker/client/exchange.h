@@ -49,6 +49,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   void Begin();
   void TensorReady(size_t tensor) override;
   void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) override;
+  void TensorAbsent(size_t tensor) override;
   bool SetSamples(uint32_t samples) override;
   absl::Status WaitTensor(size_t tensor) override { return *WaitTensorUntil(tensor, TimePoint::max()); }
   std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration time) override;

@@ -24,6 +24,21 @@ void RetryingExchange::TensorReady(size_t tensor, std::span<const float> gradien
   context_->sender->Post(std::move(send));
 }
 
+void RetryingExchange::TensorAbsent(size_t tensor) {
+  MutexLock lock(mutex_);
+  if (decided_ || request_.sends_no_slices()) return;
+  const Layout& layout = context_->plan.layout();
+  const bool may = request_.pushes() && request_.push.contribution == PushContribution::kGradient &&
+                   tensor < layout.size() && layout[tensor].kind == TensorKind::kWeight;
+  if (!may || !ready_.BeginTensor(tensor)) {
+    return End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorAbsent for tensor ", tensor,
+                                                       ", which is ready already, or has no gradient that is pushed")));
+  }
+  out_[tensor] = {};
+  const std::vector<uint32_t>& slices = tensor_slices_[tensor];
+  for (const uint32_t slice : slices) SliceReady(context_->plan.slices()[slice], slice == slices.back());
+}
+
 bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradient) {
   MutexLock lock(mutex_);
   if (decided_ || request_.sends_no_slices()) return false;

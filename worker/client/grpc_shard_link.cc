@@ -18,6 +18,8 @@ namespace {
 
 // Payload of a message: what is ready, up to a full slice (tests/bench/TRIALS.md).
 constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
+// What a message says of each slice is bounded by servers, too (64 KiB).
+constexpr size_t kMessageSlices = 4096;
 
 const char* MethodPath(CallKind kind) {
   switch (kind) {
@@ -167,8 +169,13 @@ grpc::ByteBuffer GrpcShardCall::PullMessage() const {
 grpc::ByteBuffer GrpcShardCall::NextMessage() {
   std::vector<OutgoingSlice> slices;
   size_t bytes = 0;
-  while (!queue_.empty()) {
+  while (!queue_.empty() && slices.size() < kMessageSlices) {
     const SliceInfo& info = target_.plan.slices()[queue_.front()];
+    if (request_.absent(info)) {
+      slices.push_back({.index = info.index, .values = {}, .release = {}, .absent = true});
+      queue_.pop_front();
+      continue;
+    }
     if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kMessageBytes) break;
     bytes += static_cast<size_t>(info.bytes());
     slices.push_back({.index = info.index,

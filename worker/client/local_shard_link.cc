@@ -95,8 +95,9 @@ void LocalShardCall::Cancel() {
 void LocalShardCall::SendReady() {
   const bool pushes = SendsSlices(request_.kind);
   if (sent_ || cancelled_ || (pushes && !last_ && ready_bytes_ < kPassedOnBytes)) return;
+  const auto is_absent = [&](uint32_t slice) { return request_.absent(connection_->target().plan->slices()[slice]); };
   uint32_t memory = 0;
-  if (!ready_.empty()) memory = connection_->Tell(request_.shared->memory());
+  if (!std::all_of(ready_.begin(), ready_.end(), is_absent)) memory = connection_->Tell(request_.shared->memory());
   size_t next = 0;
   do {
     const size_t count = std::min(kMostSlices, ready_.size() - next);
@@ -108,9 +109,9 @@ void LocalShardCall::SendReady() {
       if (request_.kind == CallKind::kPushPull) *request.mutable_push_pull() = PushHeaderOf(request_);
     }
     request.set_memory(memory);
-    request.mutable_slices()->Add(ready_.begin() + static_cast<ptrdiff_t>(next),
-                                  ready_.begin() + static_cast<ptrdiff_t>(next + count));
-    next += count;
+    for (const size_t end = next + count; next < end; ++next) {
+      (is_absent(ready_[next]) ? request.mutable_absent() : request.mutable_slices())->Add(ready_[next]);
+    }
     sent_ = next == ready_.size() && (last_ || !pushes);
     request.set_last(sent_);
     connection_->Send(std::move(request));

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "common/slices.h"
 #include "ps/client.h"
 #include "worker/client/shared_tensors.h"
 
@@ -44,9 +45,11 @@ struct CallRequest {
   std::chrono::milliseconds wait{};    // The shard may let the call wait for others for so long.
   std::chrono::nanoseconds timeout{};  // Of the whole call.
 
-  // A block for each tensor of the layout; they live at least until `memory_in_use` is released.
+  // A block for each tensor of the layout; they live at least until `memory_in_use` is released. One of `out` that is
+  // empty when its slices are sent: the tensor is absent.
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
+  bool absent(const SliceInfo& slice) const { return (*out)[slice.tensor].empty(); }
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;

@@ -127,23 +127,26 @@ class LocalTraining:
 
     @torch.no_grad()
     def gradients(self) -> list[Any]:
-        """Those of the batch, and the buffers' values, in the gradients' memory."""
+        """Those of the batch, and the buffers' values, in the gradients' memory; None: there is none."""
         memory = self.memory
         for entry in self._weights:
             gradient = entry.tensor.grad
-            target = memory.gradients[entry.index]
-            if gradient is None:
-                target.zero_()
-            else:
+            if gradient is not None:
+                target = memory.gradients[entry.index]
                 target.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
         memory.take_buffers()
-        return [memory.gradient_buffers[entry.index] if entry.pushed else None for entry in memory.entries]
+        absent = {entry.index for entry in self._weights if entry.tensor.grad is None}
+        return [
+            memory.gradient_buffers[entry.index] if entry.pushed and entry.index not in absent else None
+            for entry in memory.entries
+        ]
 
     def push_pull(self, out: list[Any], into: list[Any], samples: int, *, difference: bool) -> psgrad.Result:
-        """The next step's push, whose weights come to `into`."""
+        """The next step's push, whose weights come to `into`. A weight without a gradient is absent from it."""
         rate = self._learning_rate.to_tell(self.client.lead)
         progress = self.progress
-        result = self.client.push_pull(
+        absent = [entry.index for entry in self.pushed if samples > 0 and out[entry.index] is None]
+        exchange = self.client.begin(
             progress.step,
             out if samples > 0 else [None] * len(out),
             into,
@@ -154,7 +157,14 @@ class LocalTraining:
             learning_rate=rate,
             skip_not_finite=True,
             difference=difference,
+            deferred=bool(absent),
         )
+        for entry in self.pushed if absent else ():
+            if entry.index in absent:
+                exchange.absent(entry.index)
+            else:
+                exchange.ready(entry.index)
+        result = exchange.wait()
         if result.answers and all(answer in ("applied", "duplicate") for answer in result.answers):
             self._learning_rate.was_told(rate)
         progress.ended(result, into)

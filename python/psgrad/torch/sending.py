@@ -166,7 +166,7 @@ class Sender:
         return self._ran_quietly or any(self._fires)
 
     def unused(self) -> list[Entry]:
-        """Parameters without a gradient in this step: servers are told zeros."""
+        """Parameters without a gradient in this step, as servers are told."""
         return [
             entry
             for entry in self._weights
@@ -207,7 +207,7 @@ class Sender:
                 'next one (overlap="none" tells it with this one)',
                 self._progress.step,
             )
-        remaining: list[tuple[int, int]] = []
+        remaining: list[tuple[int, int | None]] = []
         for entry in self._weights:
             index = entry.index
             if self._sent[index] is None:
@@ -217,11 +217,11 @@ class Sender:
         )
         return self._end(remaining, samples)
 
-    def _address(self, entry: Entry) -> int:
-        """Of the gradient of a weight, to be sent now."""
+    def _address(self, entry: Entry) -> int | None:
+        """Of the gradient of a weight, to be sent now; None: it has none."""
         gradient = entry.tensor.grad
         if gradient is None:
-            return self._memory.zeros_address()
+            return None
         self._sent[entry.index] = gradient
         plain = entry.in_place and gradient.layout is torch.strided and gradient.dtype is torch.float32
         if plain and gradient.is_contiguous():
@@ -237,7 +237,7 @@ class Sender:
         pushed = [entry for entry in self._memory.entries if entry.pushed]
         return self._end([(entry.index, zeros) for entry in pushed if self._sent[entry.index] is None], 0)
 
-    def _end(self, remaining: Sequence[tuple[int, int]], samples: int) -> psgrad.Result:
+    def _end(self, remaining: Sequence[tuple[int, int | None]], samples: int) -> psgrad.Result:
         exchange, ready_at = self._exchange, self._ready_at
         assert exchange is not None
         assert ready_at is not None
@@ -245,7 +245,10 @@ class Sender:
             if samples != self._told_samples:
                 exchange.set_samples(samples)
             for index, address in remaining:
-                ready_at(index, address)
+                if address is None:
+                    exchange.absent(index)
+                else:
+                    ready_at(index, address)
             result = exchange.wait()
         finally:
             self._forget()

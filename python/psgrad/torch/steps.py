@@ -58,14 +58,15 @@ class Unused:
         if self._policy == "error":
             raise RuntimeError(
                 f"step {step}: no gradient reached {shortened([entry.name for entry in unused])} in this worker's "
-                "backward "
-                'passes. unused="skip" sends zeros for them; to drop this step: opt.empty_step()'
+                'backward passes. unused="skip" counts them as zeros, and leaves them where no worker has one; to drop '
+                "this step: opt.empty_step()"
             )
         new = [entry for entry in unused if entry.index not in self._said]
         if new:
             self._said.update(entry.index for entry in new)
             log.warning(
-                'step %d: no gradient reached %s; servers are told zeros (unused="error" raises)',
+                "step %d: no gradient reached %s. In such a step it counts as zeros beside other workers' gradients, "
+                'and without any the parameter stays as it is (unused="error" raises)',
                 step,
                 shortened([entry.name for entry in new]),
             )

@@ -221,6 +221,10 @@ class Exchange {
   // exchange has ended or `release`, if any, is called: once, from any thread, which it must not block, and soon after
   // the end at the latest.
   virtual void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) = 0;
+  // Instead, once: there is no gradient of this weight. Where other workers have one, this counts as zeros; a step in
+  // which nobody has one leaves the weight, and the optimizer's state and count of updates of it, as they are. Nothing
+  // is sent but that. Never blocks. Only of a push of gradients, and of weights (TensorKind); else the exchange fails.
+  virtual void TensorAbsent(size_t tensor) = 0;
   // The number of samples that the push counts for, if it is another than PushInfo said; 0: it becomes an empty
   // contribution, as with skip_not_finite. It counts until the last tensor is ready: false, if that is over or the
   // exchange pushes nothing. A number that changed costs sending the gradients again.
