@@ -20,7 +20,8 @@ Dataset RightClasses(int32_t size) {
 }
 
 struct Evaluated {
-  DataSplits data = {.train = RightClasses(4), .validation = RightClasses(8), .test = RightClasses(Evaluator::kBatch + 10)};
+  DataSplits data = {
+      .train = RightClasses(4), .validation = RightClasses(8), .test = RightClasses(Evaluator::kBatch + 10)};
   ModelOptions model = {.widths = {2, 2}};
   DeviceOptions device;
   MetricsLines metrics;
