@@ -19,7 +19,8 @@ MODES = ("bsp", "asp")
 def verdicts(arguments: Sequence[str]) -> int:
     """`verdicts FOLDER --hash=H --expected_hash=H`: FOLDER has the metrics files of each mode in a folder of its name.
 
-    Makes a comparison in it, writes its report, and prints a line for each verdict. 0 if all are "yes", else 1. UsageError.
+    Makes a comparison in it, writes its report, and prints a line for each verdict. 0 if all are "yes", else 1.
+    UsageError.
     """
     parser = argparse.ArgumentParser(prog="verdicts", add_help=False, exit_on_error=False)
     parser.add_argument("folder", type=Path)

@@ -83,8 +83,8 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add(
         "--command",
         default="",
-        help="compare the modes on a psgrad script, as in 'python train.py', that psrun starts. The script passes "
-        "os.environ['PS_METRICS_FILE'] to DistributedOptimizer as metrics_file, and may seed itself with PS_SEED; "
+        help="compare the modes on a psgrad script, as in 'python train.py', that psrun starts. Its metrics are "
+        "read (PS_METRICS_FILE is set for it), and it may seed itself with PS_SEED; "
         "rates, data and epochs are its own",
     )
 

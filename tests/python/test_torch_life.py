@@ -325,6 +325,15 @@ def test_a_parameter_that_is_unfrozen_later_is_named(jobs: Jobs) -> None:
     optimizer.finish()
 
 
+def test_the_environment_names_a_metrics_file(fakes: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As deploy/compare.sh does; what the script says counts more."""
+    monkeypatch.setenv("PS_METRICS_FILE", str(tmp_path / "worker{rank}.jsonl"))
+    model = torch.nn.Linear(2, 1)
+    optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer.finish()
+    assert (tmp_path / "worker0.jsonl").exists()
+
+
 def test_a_metrics_file_that_is_full_does_not_end_the_training(fakes: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     model = mlp()
     optimizer = fakes().wrap(SGD(model.parameters(), lr=0.1), model, metrics_file="/dev/full")

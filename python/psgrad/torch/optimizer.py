@@ -47,10 +47,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         samples: that this worker's mean gradient of a step stands for, which weights it among the workers'; see
             set_samples. None: all workers weigh the same.
         clip_norm: servers scale the mean gradient of all workers down to this L2 norm.
-        unused: of parameters without a gradient in a step: "skip" sends zeros, "error" raises in step().
+        unused: of parameters without a gradient in a step: "skip" counts zeros where another worker has one, and
+            leaves them where none has; "error" raises in step().
         buffers: of BatchNorm's statistics and the like: "rank0": the lowest rank's are everybody's after each step,
             "average": the workers' mean is, "local": each worker has its own after the same start.
         metrics_file: JSON lines (`start`, `step`, `end`) are written to it; `{rank}` in the name is replaced.
+            None: $PS_METRICS_FILE, if it is set.
         samples_per_epoch: of all the training data, for a schedule that was given to the servers in epochs.
 
     Raises:
@@ -141,7 +143,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         running = client.start_step > 0 or started.version > 0
         rate = LearningRate(groups, None if running else settings.hyperparameters["learning_rate"])
         told = {"optimizer": settings.optimizer, **settings.hyperparameters, "clip_norm": settings.clip_norm}
-        path = None if metrics_file is None else os.fspath(metrics_file)
+        path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
         self._steps: Steps
         if client.local_steps is not None:
