@@ -11,7 +11,7 @@
 # once the image is built.
 #
 #   EPOCHS=4             passes over the training data
-#   STEP_TIME_MS=6       time of a batch; the slow worker's is four times that
+#   STEP_TIME_MS=10      time of a batch; the slow worker's is four times that
 #
 # Exit status: 0 if all verdicts are "yes", 1 if one is "no" or something failed, 2 bad usage.
 set -euo pipefail
@@ -19,7 +19,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly UP_LIMIT_S=${UP_LIMIT_S:-1200} RUNS=runs/compose
 export EPOCHS=${EPOCHS:-4}
-step_time_ms=${STEP_TIME_MS:-6}
+step_time_ms=${STEP_TIME_MS:-10}
 
 fail() {
   echo "compose-demo: $1" >&2
