@@ -176,7 +176,7 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const
   if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
   const std::vector<SliceInfo>& all = layout_->plan().slices();
   call.sent.resize(all.size());
-  slices.reserve(static_cast<size_t>(request.slices_size() + request.absent_size()));
+  slices.reserve(static_cast<size_t>(request.slices_size()) + static_cast<size_t>(request.absent_size()));
   const auto sends = [&](uint32_t index) -> absl::Status {
     if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
     if (call.sent[index]) return Broken(absl::StrCat("call ", call.number, " sends slice ", index, " twice"));
