@@ -6,15 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <limits>
-#include <random>
+#include <utility>
 
 #include <nlohmann/json.hpp>
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "common/files.h"
 #include "common/slices.h"
 #include "common/status.h"
 
@@ -89,120 +85,90 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
   return entries;
 }
 
-absl::Status Errno(const std::string& path, const std::string& what) {
-  return absl::InternalError(absl::StrCat(path, ": ", what, ": ", std::strerror(errno)));
-}
-
-absl::Status WriteAll(int file, std::span<const char> bytes, const std::string& path) {
+// All of them from this position on.
+absl::Status ReadAt(int file, uint64_t at, std::span<char> bytes, const std::string& path) {
   while (!bytes.empty()) {
-    const ssize_t written = write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return Errno(path, "writing");
-    bytes = bytes.subspan(static_cast<size_t>(written));
+    const ssize_t got = pread(file, bytes.data(), bytes.size(), static_cast<off_t>(at));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FileError(path, "reading");
+    if (got == 0) return absl::InvalidArgumentError(path + ": it has become shorter");
+    bytes = bytes.subspan(static_cast<size_t>(got));
+    at += static_cast<uint64_t>(got);
   }
   return absl::OkStatus();
-}
-
-// Nobody else's: processes in containers that share a folder may have the same number.
-std::string TemporaryName(const std::string& path) {
-  return absl::StrCat(path, ".tmp-", getpid(), "-", absl::Hex(std::random_device()()));
-}
-
-absl::Status SyncFolder(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return Errno(folder, "opening");
-  const int result = fsync(descriptor);
-  close(descriptor);
-  return result == 0 ? absl::OkStatus() : Errno(folder, "fsync");
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path) {
-  std::error_code unknown;
-  const auto kind = std::filesystem::status(path, unknown).type();
-  if (kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular) {
-    return absl::InvalidArgumentError(path + ": not a regular file");  // Opening a pipe would wait for its writer.
-  }
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be opened"));
-  const std::streamoff size = file.tellg();
-  file.seekg(0);
+absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
+  // Opening a pipe for reading would wait for its writer.
+  SafetensorsFile file(path, FileDescriptor(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)));
+  if (!file.file_.valid()) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be opened"));
+  struct stat about = {};
+  if (fstat(file.file_.get(), &about) != 0) return FileError(path, "reading");
+  if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
+  const auto size = static_cast<uint64_t>(about.st_size);
+  const absl::Status no_such_file = absl::InvalidArgumentError(path + ": not a safetensors file, or truncated");
   uint64_t header_bytes = 0;
-  if (size < 8 || !file.read(reinterpret_cast<char*>(&header_bytes), 8) || header_bytes > kMaxHeaderBytes ||
-      header_bytes > static_cast<uint64_t>(size) - 8) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not a safetensors file, or truncated"));
-  }
+  if (size < sizeof(header_bytes)) return no_such_file;
+  PS_RETURN_IF_ERROR(ReadAt(file.file_.get(), 0, {reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes)}, path));
+  if (header_bytes > kMaxHeaderBytes || header_bytes > size - sizeof(header_bytes)) return no_such_file;
   std::string text(header_bytes, '\0');
-  if (!file.read(text.data(), static_cast<std::streamsize>(header_bytes))) return Errno(path, "reading");
-  const absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, static_cast<uint64_t>(size) - 8 - header_bytes);
+  PS_RETURN_IF_ERROR(ReadAt(file.file_.get(), sizeof(header_bytes), text, path));
+  const uint64_t data = sizeof(header_bytes) + header_bytes;
+  absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, size - data);
   if (!entries.ok()) return Annotate(entries.status(), path);
+  for (Entry& entry : *entries) {
+    file.begins_.push_back(data + entry.begin);
+    file.tensors_.push_back(std::move(entry.spec));
+  }
+  return file;
+}
+
+absl::Status SafetensorsFile::Read(size_t i, int64_t first, std::span<float> values) const {
+  const uint64_t at = begins_[i] + static_cast<uint64_t>(first) * sizeof(float);
+  return ReadAt(file_.get(), at, {reinterpret_cast<char*>(values.data()), values.size_bytes()}, path_);
+}
+
+absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path) {
+  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
+  if (!file.ok()) return file.status();
   std::vector<NamedTensor> tensors;
-  for (const Entry& entry : *entries) {
+  for (size_t i = 0; i < file->tensors().size(); ++i) {
     NamedTensor& tensor = tensors.emplace_back();
-    tensor.spec = entry.spec;
-    tensor.values.resize((entry.end - entry.begin) / sizeof(float));
-    if (!file.read(reinterpret_cast<char*>(tensor.values.data()),
-                   static_cast<std::streamsize>(entry.end - entry.begin))) {
-      return Errno(path, "reading");
-    }
+    tensor.spec = file->tensors()[i];
+    tensor.values.resize(static_cast<size_t>(tensor.spec.elements()));
+    PS_RETURN_IF_ERROR(file->Read(i, 0, tensor.values));
   }
   return tensors;
 }
 
-absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorView>& tensors,
+std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,
                               const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   uint64_t at = 0;
-  for (const TensorView& tensor : tensors) {
-    header[tensor.spec.name] = {
-        {"dtype", "F32"}, {"shape", tensor.spec.shape}, {"data_offsets", {at, at + tensor.values.size_bytes()}}};
-    at += tensor.values.size_bytes();
+  for (const TensorSpec& tensor : tensors) {
+    const uint64_t end = at + static_cast<uint64_t>(tensor.elements()) * sizeof(float);
+    header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {at, end}}};
+    at = end;
   }
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t header_bytes = text.size();
-  std::vector<std::span<const char>> parts = {{reinterpret_cast<const char*>(&header_bytes), 8}, text};
+  return std::string(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)) + text;
+}
+
+absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorView>& tensors,
+                              const std::map<std::string, std::string>& metadata) {
+  std::vector<TensorSpec> specs;
+  for (const TensorView& tensor : tensors) specs.push_back(tensor.spec);
+  const std::string header = SafetensorsHeader(specs, metadata);
+  std::vector<std::span<const char>> parts = {header};
   for (const TensorView& tensor : tensors) {
     parts.emplace_back(reinterpret_cast<const char*>(tensor.values.data()), tensor.values.size_bytes());
   }
   return WriteFileAtomically(path, parts);
-}
-
-absl::Status CheckWritable(const std::string& flag, const std::string& path) {
-  const auto wrong = [&](const std::string& why) {
-    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot be written: ", why));
-  };
-  struct stat about = {};
-  if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
-    return wrong("it exists and is not a regular file");
-  }
-  const std::string temporary = TemporaryName(path);
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (file < 0) return wrong(std::strerror(errno));
-  close(file);
-  unlink(temporary.c_str());
-  return absl::OkStatus();
-}
-
-absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts) {
-  const std::string temporary = TemporaryName(path);
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (file < 0) return Errno(temporary, "opening");
-  absl::Cleanup remove = [&] { unlink(temporary.c_str()); };
-  absl::Status written = absl::OkStatus();
-  for (const auto& part : parts) {
-    if (written.ok()) written = WriteAll(file, part, temporary);
-  }
-  if (written.ok() && fsync(file) != 0) written = Errno(temporary, "fsync");
-  if (close(file) != 0 && written.ok()) written = Errno(temporary, "closing");
-  PS_RETURN_IF_ERROR(written);
-  if (rename(temporary.c_str(), path.c_str()) != 0) return Errno(path, "renaming");
-  std::move(remove).Cancel();
-  return SyncFolder(path);
 }
 
 }  // namespace ps

@@ -1,6 +1,7 @@
 // Safetensors files with float32 tensors (https://huggingface.co/docs/safetensors, "Format").
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -8,35 +9,52 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
 #include "ps/tensor.h"
 
 namespace ps {
+
+// A file that is open for reading, a tensor or a part of one at a time. Thread-safe.
+class SafetensorsFile {
+ public:
+  // Reads the header. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is no such file, is
+  // truncated, or has tensors that overlap, leave gaps or are not float32.
+  static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  // In the order of their data.
+  const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  // Elements of tensor number i from `first` on, which it must have. An error names the file.
+  absl::Status Read(size_t i, int64_t first, std::span<float> values) const;
+
+ private:
+  SafetensorsFile(std::string path, FileDescriptor file) : path_(std::move(path)), file_(std::move(file)) {}
+
+  std::string path_;
+  FileDescriptor file_;
+  std::vector<TensorSpec> tensors_;
+  std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
+};
 
 struct NamedTensor {
   TensorSpec spec;
   std::vector<float> values;
 };
 
-// The file's tensors in the order of their data. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT
-// if it is no such file, is truncated, or has tensors that overlap, leave gaps or are not float32.
+// The whole file. Errors are those of Open.
 absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path);
+
+// What comes before the data of these tensors, which follow in this order without gaps.
+std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,
+                              const std::map<std::string, std::string>& metadata = {});
 
 struct TensorView {
   TensorSpec spec;
   std::span<const float> values;
 };
 
-// Writes the tensors in this order. The file appears whole or not at all: a temporary name, fsync, rename, fsync of the
-// folder.
+// Writes the tensors in this order. The file appears whole or not at all (files.h).
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorView>& tensors,
                               const std::map<std::string, std::string>& metadata = {});
-
-// Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,
-// if anything, is a regular file. (A device or pipe, which root could replace, is left alone, and so is a symbolic
-// link.) INVALID_ARGUMENT, naming the flag, with the reason. Makes and removes the temporary file.
-absl::Status CheckWritable(const std::string& flag, const std::string& path);
-
-// Replaces `path` by these bytes, in the same way.
-absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
 
 }  // namespace ps

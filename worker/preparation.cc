@@ -6,7 +6,7 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/safetensors.h"
+#include "common/files.h"
 #include "common/status.h"
 
 namespace ps {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/local/file_descriptor.h"
+#include "common/file_descriptor.h"
 
 namespace ps {
 

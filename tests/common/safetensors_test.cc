@@ -1,9 +1,5 @@
 #include "common/safetensors.h"
 
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
-
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -29,44 +25,31 @@ TEST_CASE("What is written comes back, and no temporary file stays") {
   CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
 }
 
-TEST_CASE("A write that fails leaves the old file as it was, and no temporary one") {
+TEST_CASE("A part of a tensor is read where it is") {
   const TempFolder folder;
-  std::ofstream(folder.File("w")) << "old";
-  const std::vector<float> values(1000);
-  rlimit before = {};
-  REQUIRE(getrlimit(RLIMIT_FSIZE, &before) == 0);
-  const auto handler = signal(SIGXFSZ, SIG_IGN);
-  rlimit small = before;
-  small.rlim_cur = 500;
-  REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-  const absl::Status written = WriteSafetensors(folder.File("w"), {{{"a", {1000}}, values}});
-  REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
-  signal(SIGXFSZ, handler);
-  CHECK(Message(written).find("writing: File too large") != std::string::npos);
-  CHECK(ReadFile(folder.File("w")) == "old");
-  CHECK(std::distance(std::filesystem::directory_iterator(folder.path()), {}) == 1);
+  const std::vector<float> a = {1, 2, 3, 4, 5, 6};
+  const std::vector<float> b = {7, 8};
+  REQUIRE(WriteSafetensors(folder.File("w"), {{{"a", {2, 3}}, a}, {{"b", {2}}, b}}).ok());
+  const auto file = SafetensorsFile::Open(folder.File("w"));
+  REQUIRE(file.ok());
+  CHECK(file->tensors() == std::vector<TensorSpec>{{"a", {2, 3}}, {"b", {2}}});
+  std::vector<float> part(3);
+  REQUIRE(file->Read(0, 2, part).ok());
+  CHECK(part == std::vector<float>{3, 4, 5});
+  part.resize(1);
+  REQUIRE(file->Read(1, 1, part).ok());
+  CHECK(part == std::vector<float>{8});
 }
 
-TEST_CASE("Whether a file can be written is known before, by its flag, and leaves no trace") {
+TEST_CASE("A file that is cut off while it is open is an error with its name") {
   const TempFolder folder;
-  const std::string path = folder.File("w");
-  const auto refused = [](const std::string& where) { return Message(CheckWritable("save_weights", where)); };
-  CHECK(CheckWritable("save_weights", path).ok());
-  CHECK(std::filesystem::is_empty(folder.path()));
-  std::ofstream(path) << "old";
-  CHECK(CheckWritable("save_weights", path).ok());
-  CHECK(ReadFile(path) == "old");
-  const std::string nowhere = folder.File("no/w");
-  CHECK(refused(nowhere) == "--save_weights=" + nowhere + ": cannot be written: No such file or directory");
-  const std::string below_file = path + "/w";
-  CHECK(refused(below_file) == "--save_weights=" + below_file + ": cannot be written: Not a directory");
-  const std::string fifo = folder.File("fifo");
-  REQUIRE(mkfifo(fifo.c_str(), 0666) == 0);
-  std::filesystem::create_symlink(path, folder.File("link"));
-  for (const std::string& irregular : {std::string("/dev/null"), folder.path(), fifo, folder.File("link")}) {
-    CHECK(refused(irregular) ==
-          "--save_weights=" + irregular + ": cannot be written: it exists and is not a regular file");
-  }
+  const std::vector<float> a = {1, 2, 3};
+  REQUIRE(WriteSafetensors(folder.File("w"), {{{"a", {3}}, a}}).ok());
+  const auto file = SafetensorsFile::Open(folder.File("w"));
+  REQUIRE(file.ok());
+  std::filesystem::resize_file(folder.File("w"), std::filesystem::file_size(folder.File("w")) - 4);
+  std::vector<float> part(3);
+  CHECK(Message(file->Read(0, 0, part)) == folder.File("w") + ": it has become shorter");
 }
 
 TEST_CASE("Files of the reference implementation are read") {

@@ -1,0 +1,92 @@
+#include "common/files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+// Nobody else's: processes in containers that share a folder may have the same number.
+std::string TemporaryName(const std::string& path) {
+  return absl::StrCat(path, ".tmp-", getpid(), "-", absl::Hex(std::random_device()()));
+}
+
+int OpenNew(const std::string& path) { return open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); }
+
+}  // namespace
+
+absl::Status FileError(const std::string& path, const std::string& what) {
+  return absl::InternalError(absl::StrCat(path, ": ", what, ": ", std::strerror(errno)));
+}
+
+absl::StatusOr<NewFile> NewFile::Create(const std::string& path) {
+  std::string temporary = TemporaryName(path);
+  const int file = OpenNew(temporary);
+  if (file < 0) return FileError(temporary, "opening");
+  return NewFile(path, std::move(temporary), file);
+}
+
+NewFile::~NewFile() {
+  if (file_.valid()) unlink(temporary_.c_str());
+}
+
+absl::Status NewFile::Append(std::span<const char> bytes) {
+  PS_RETURN_IF_ERROR(failed_);
+  while (!bytes.empty()) {
+    const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return failed_ = FileError(temporary_, "writing");
+    bytes = bytes.subspan(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NewFile::Commit() {
+  PS_RETURN_IF_ERROR(failed_);
+  if (fsync(file_.get()) != 0) return failed_ = FileError(temporary_, "fsync");
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return failed_ = FileError(path_, "renaming");
+  file_.Close();
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  return SyncFolder(folder.empty() ? "." : folder);
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!folder.valid()) return FileError(path, "opening");
+  return fsync(folder.get()) == 0 ? absl::OkStatus() : FileError(path, "fsync");
+}
+
+absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts) {
+  absl::StatusOr<NewFile> file = NewFile::Create(path);
+  if (!file.ok()) return file.status();
+  for (const auto& part : parts) PS_RETURN_IF_ERROR(file->Append(part));
+  return file->Commit();
+}
+
+absl::Status CheckWritable(const std::string& flag, const std::string& path) {
+  const auto wrong = [&](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot be written: ", why));
+  };
+  struct stat about = {};
+  if (lstat(path.c_str(), &about) == 0 && !S_ISREG(about.st_mode)) {
+    return wrong("it exists and is not a regular file");
+  }
+  const std::string temporary = TemporaryName(path);
+  const FileDescriptor file(OpenNew(temporary));
+  if (!file.valid()) return wrong(std::strerror(errno));
+  unlink(temporary.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,51 @@
+// Files that appear whole or not at all: a temporary name, fsync, rename, fsync of the folder.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
+
+namespace ps {
+
+// A file in the making, under a temporary name beside its own. Errors name the file; after one the file cannot be
+// committed. Without Commit nothing of it stays. Movable; for one thread at a time.
+class NewFile {
+ public:
+  static absl::StatusOr<NewFile> Create(const std::string& path);
+  NewFile(NewFile&&) noexcept = default;
+  NewFile& operator=(NewFile&&) = delete;
+  ~NewFile();
+
+  absl::Status Append(std::span<const char> bytes);
+  // On disk, under its name, in place of what had that name. Waits for the disk. Once.
+  absl::Status Commit();
+
+ private:
+  NewFile(std::string path, std::string temporary, int file)
+      : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
+
+  std::string path_;
+  std::string temporary_;
+  FileDescriptor file_;
+  absl::Status failed_;
+};
+
+// Replaces `path` by these bytes, in this way.
+absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
+
+// Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,
+// if anything, is a regular file. (A device or pipe, which root could replace, is left alone, and so is a symbolic
+// link.) INVALID_ARGUMENT, naming the flag, with the reason. Makes and removes the temporary file.
+absl::Status CheckWritable(const std::string& flag, const std::string& path);
+
+// What a folder contains is on disk: a name in it that was made, renamed or removed.
+absl::Status SyncFolder(const std::string& path);
+
+// The error of a system call that has just failed: "PATH: WHAT: No space left on device".
+absl::Status FileError(const std::string& path, const std::string& what);
+
+}  // namespace ps
