@@ -2,17 +2,26 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
+#include "common/check.h"
 
 namespace ps {
 namespace {
 
-SliceHash Hash(const void* data, size_t size) {
+SliceHash Canonical(const XXH128_hash_t& value) {
   XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, size));
+  XXH128_canonicalFromHash(&canonical, value);
   SliceHash hash;
   std::copy(std::begin(canonical.digest), std::end(canonical.digest), hash.begin());
   return hash;
+}
+
+SliceHash Hash(const void* data, size_t size) { return Canonical(XXH3_128bits(data, size)); }
+
+std::string ToHex(const SliceHash& hash) {
+  return absl::BytesToHexString({reinterpret_cast<const char*>(hash.data()), hash.size()});
 }
 
 }  // namespace
@@ -20,8 +29,18 @@ SliceHash Hash(const void* data, size_t size) {
 SliceHash HashSlice(std::span<const float> values) { return Hash(values.data(), values.size_bytes()); }
 
 std::string WeightsHash(const std::vector<SliceHash>& slices) {
-  const SliceHash hash = Hash(slices.data(), slices.size() * sizeof(SliceHash));
-  return absl::BytesToHexString({reinterpret_cast<const char*>(hash.data()), hash.size()});
+  return ToHex(Hash(slices.data(), slices.size() * sizeof(SliceHash)));
 }
+
+RunningHash::RunningHash() : state_(XXH3_createState()) {
+  Check(state_ != nullptr, "there is memory for a hash");
+  XXH3_128bits_reset(state_.get());
+}
+
+void RunningHash::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
+
+void RunningHash::Add(std::span<const char> bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
+
+std::string RunningHash::Hex() const { return ToHex(Canonical(XXH3_128bits_digest(state_.get()))); }
 
 }  // namespace ps

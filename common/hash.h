@@ -1,13 +1,17 @@
-// The weights hash: a fingerprint of a model's weights at a version, the same for every number of shards.
-// XXH3-128 (https://github.com/Cyan4973/xxHash) of each slice's little-endian floats, in canonical (big-endian) byte
-// order, then XXH3-128 of those hashes in layout order.
+// XXH3-128 (https://github.com/Cyan4973/xxHash), in canonical (big-endian) byte order.
+//
+// The weights hash: a fingerprint of a model's weights at a version, the same for every number of shards. It is the
+// hash of each slice's little-endian floats, then of those hashes in layout order.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
+
+struct XXH3_state_s;
 
 namespace ps {
 
@@ -17,5 +21,21 @@ SliceHash HashSlice(std::span<const float> values);
 
 // 32 hexadecimal digits. `slices` are the hashes of all slices of the model, in layout order.
 std::string WeightsHash(const std::vector<SliceHash>& slices);
+
+// Of bytes that come one part after the other.
+class RunningHash {
+ public:
+  RunningHash();
+
+  void Add(std::span<const char> bytes);
+  // Of all so far, as 32 hexadecimal digits.
+  std::string Hex() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
 
 }  // namespace ps

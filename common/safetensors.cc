@@ -108,6 +108,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   if (fstat(file.file_.get(), &about) != 0) return FileError(path, "reading");
   if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
   const auto size = static_cast<uint64_t>(about.st_size);
+  file.bytes_ = size;
   const absl::Status no_such_file = absl::InvalidArgumentError(path + ": not a safetensors file, or truncated");
   uint64_t header_bytes = 0;
   if (size < sizeof(header_bytes)) return no_such_file;

@@ -22,6 +22,7 @@ class SafetensorsFile {
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
+  uint64_t bytes() const { return bytes_; }
   // In the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   // Elements of tensor number i from `first` on, which it must have. An error names the file.
@@ -32,6 +33,7 @@ class SafetensorsFile {
 
   std::string path_;
   FileDescriptor file_;
+  uint64_t bytes_ = 0;
   std::vector<TensorSpec> tensors_;
   std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
 };

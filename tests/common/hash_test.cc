@@ -19,5 +19,17 @@ TEST_CASE("The hash of nothing is XXH3-128's of empty input, in canonical byte o
   CHECK(WeightsHash({}) == "99aa06d3014798d86001c324468d497f");
 }
 
+TEST_CASE("A hash of parts is that of the whole") {
+  const std::vector<float> values = {1, 2, 3, 4};
+  const std::span<const char> bytes(reinterpret_cast<const char*>(values.data()), sizeof(float) * values.size());
+  RunningHash hash;
+  CHECK(hash.Hex() == "99aa06d3014798d86001c324468d497f");
+  hash.Add(bytes.first(5));
+  hash.Add(bytes.subspan(5));
+  RunningHash whole;
+  whole.Add(bytes);
+  CHECK(hash.Hex() == whole.Hex());
+}
+
 }  // namespace
 }  // namespace ps
