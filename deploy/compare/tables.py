@@ -120,12 +120,16 @@ def inside(groups: list[Group]) -> Table:
 def rates(comparison: Comparison) -> Table:
     """What each mode was trained with."""
     table = Table(["mode", "learning rate", "momentum", "chosen by", "trials"])
-    trials = Counter(run.mode for run in comparison.runs if run.kind == "tuning")
+    # Those of an enforced staleness are asp's by their mode.
+    trials = Counter(run.mode for run in comparison.runs if run.kind == "tuning" and run.staleness is None)
     for mode in comparison.modes:
         runs = [run for group in comparison.groups for run in group.runs if group.mode == mode]
         tuned = all(run.tuned for run in runs)
         row = [mode, _distinct([run.learning_rate for run in runs]), _distinct([run.momentum for run in runs])]
-        table.rows.append([*row, "tuning on the validation split" if tuned else "hand, not tuned", str(trials[mode])])
+        chosen = "tuning on the validation split" if tuned else "hand, not tuned"
+        if all(run.learning_rate is None for run in runs):
+            row, chosen = [mode, "the script's", "the script's"], "the script"
+        table.rows.append([*row, chosen, str(trials[mode])])
     return table
 
 
