@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import agreement
 import statements
 import tables
 from figures import CONDITION_TITLES, Figure
 from records import CPU_BOUND_SHARE
-from summary import Comparison
+from summary import PYTORCH, Comparison
 from tables import Table
 from verdicts import Verdict
 
@@ -61,7 +62,7 @@ def sections_of(
     found += [section for section in pictures if section.title in _FIRST]
     found += [_condition(comparison, condition) for condition in comparison.conditions]
     found += [section for section in pictures if section.title not in _FIRST]
-    found += _single_worker(comparison, figures)
+    found += _single_worker(comparison, plan, figures)
     found.append(_rates(comparison))
     found.append(Section("How this was measured", _provenance_paragraphs(plan, comparison), DEFINITIONS))
     return found
@@ -132,17 +133,29 @@ def _figures(figures: list[Figure]) -> list[Section]:
     return list(found.values())
 
 
-def _single_worker(comparison: Comparison, figures: list[Figure]) -> list[Section]:
+def _single_worker(comparison: Comparison, plan: dict[str, Any], figures: list[Figure]) -> list[Section]:
     found = []
     for title, groups, table, sentences in (
         ("What staleness costs", comparison.staleness, tables.staleness, statements.about_staleness),
-        ("Reference curves", comparison.references, tables.references, lambda _: []),
+        ("Reference curves", comparison.references, tables.references, agreement.sentences),
     ):
         if groups:
             name = "Price of staleness" if groups is comparison.staleness else "References"
             own = [figure for figure in figures if figure.section == name]
             found.append(Section(title, bullets=sentences(comparison), tables=[("", table(comparison))], figures=own))
+            if groups is comparison.references:
+                found[-1].paragraphs.append(agreement.WHY)
+                found[-1].notes += _pytorch_note(comparison, plan)
     return found
+
+
+def _pytorch_note(comparison: Comparison, plan: dict[str, Any]) -> list[str]:
+    """Why PyTorch's curve is not there."""
+    if comparison.reference(PYTORCH) is not None:
+        return []
+    if PYTORCH in " ".join(plan.get("runs", [])):
+        return ["PyTorch's curve is still to be made."]
+    return [f"PyTorch's curve is left out: {plan.get('no_pytorch') or 'it was not planned'}."]
 
 
 def _rates(comparison: Comparison) -> Section:

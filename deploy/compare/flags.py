@@ -58,8 +58,10 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         "--references",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="one worker with batches of the same size, and of the size of all workers' together",
+        help="one worker with batches of the same size, and of the size of all workers' together; the latter by plain "
+        "PyTorch too, where --python has it",
     )
+    add("--python", default="python3", help="program with PyTorch, for its reference curve (%(default)s)")
     add("--tune", action="store_true", help="first give each mode equally many trials over learning rate and momentum")
 
 

@@ -46,6 +46,7 @@ class Settings:
     tune: bool
     staleness: tuple[int, ...]
     references: bool
+    python: str  # Of PyTorch's reference.
     bin: Path
     run_timeout_s: float | None  # None: by the estimate.
     command: tuple[str, ...]  # The user's script; empty: ps_worker.
@@ -77,6 +78,7 @@ class Settings:
             "tune": self.tune,
             "staleness": list(self.staleness),
             "references": self.references,
+            "python": self.python,
             "command": shlex.join(self.command),
         }
 
@@ -122,6 +124,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         tune=given["tune"],
         staleness=() if given["command"] else read("staleness", values.staleness),
         references=given["references"] and not given["command"],
+        python=given["python"],
         bin=Path(given["bin"]).absolute(),
         run_timeout_s=read("run_timeout", values.duration_s) if given["run_timeout"] else None,
         command=read("command", values.command),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from records import PARTS, TARGETS, Run
@@ -147,10 +147,8 @@ def lost(comparison: Comparison) -> Table:
     return table
 
 
-def _single(groups: list[Group], names: list[str], title: str) -> Table:
-    table = Table(
-        [title, "runs", "accuracy %", "95 % interval", "points from the first row", "learning rate", "momentum"]
-    )
+def _single(groups: list[Group], names: list[str], title: str, first: str) -> Table:
+    table = Table([title, "runs", "accuracy %", "95 % interval", f"points from {first}", "learning rate", "momentum"])
     for name, group in zip(names, groups, strict=True):
         values = group.values(accuracy_percent)
         found = interval(values)
@@ -163,12 +161,18 @@ def _single(groups: list[Group], names: list[str], title: str) -> Table:
 
 def staleness(comparison: Comparison) -> Table:
     """Accuracy by enforced staleness."""
-    return _single(comparison.staleness, [str(each.runs[0].staleness) for each in comparison.staleness], "staleness")
+    names = [str(each.runs[0].staleness) for each in comparison.staleness]
+    return _single(comparison.staleness, names, "staleness", "staleness 0")
 
 
 def references(comparison: Comparison) -> Table:
-    """Accuracy of the reference curves."""
-    return _single(comparison.references, [reference_name(each.runs[0]) for each in comparison.references], "curve")
+    """Accuracy of the reference curves, and of bsp, which must be on that of NxB."""
+    groups = list(comparison.references)
+    names = [reference_name(each.runs[0]) for each in groups]
+    if (bsp := comparison.group("bsp", "even")) is not None:
+        groups.append(replace(bsp, reference=comparison.reference("NxB")))
+        names.append(f"bsp, {bsp.runs[0].workers} workers")
+    return _single(groups, names, "curve", "NxB")
 
 
 def csv_columns(run: Run, predicted: float | None) -> dict[str, object]:
