@@ -38,8 +38,10 @@ DEFINITIONS = [
     "Waiting is the workers' time in which a server made them wait, over all their time in batches but each one's "
     "first.",
     "The predicted samples/s follow from the step times of bsp under the same condition with the same seed: bsp "
-    "waits for the slowest of N workers, backup:b for the (N - b)-th, asp and easgd add up the workers' rates, "
-    "local_sgd waits for the slowest sum of K batches, ssp is simulated.",
+    "waits for the slowest of N workers, asp and easgd add up the workers' rates, local_sgd waits for the slowest sum "
+    "of K batches; ssp and backup are simulated, the latter with late workers that finish their batch before they "
+    "begin with the next step. bsp's workers exchange all at once, which takes them longer than those that do not: "
+    "the others may be faster than predicted by that.",
     "Staleness is the number of versions by which a push's weights were behind when the first server applied it; the "
     "clock gap of a step is by how many steps its worker was ahead of the slowest.",
     "A run's result is its last evaluation. sd is the standard deviation over seeds. Differences and ratios are "
