@@ -9,6 +9,7 @@ import agreement
 import statements
 import tables
 from figures import CONDITION_TITLES, Figure
+from modes_explained import explained
 from records import CPU_BOUND_SHARE
 from summary import PYTORCH, Comparison
 from tables import Table
@@ -28,6 +29,12 @@ class Section:
 
 
 _FIRST = ("Who waits for whom", "Throughput", "Accuracy over time")  # Before the tables.
+FEW_SEEDS = 5  # Below it Student's t is 3 and more.
+HOW_TO_READ = (
+    "Only what the 95 % intervals of these runs allow is said, for this model, these data and this machine. "
+    "Samples/s say how fast a mode trains; points are of test accuracy, in percent, more or less than bsp's. "
+    "Where an interval (±) has 0 in it, the runs show no difference."
+)
 DEFINITIONS = [
     "Time is the first server's clock; 0 s is its first applied version.",
     "Samples count when a version contains them. Those that were computed, but came too late or were too stale, are "
@@ -58,7 +65,7 @@ def sections_of(
 ) -> list[Section]:
     """The whole report."""
     pictures = _figures(figures)
-    found = [_front(comparison)]
+    found = [_front(comparison), _modes(comparison)]
     if verdicts:
         found.append(Section("Verdicts", bullets=[str(verdict) for verdict in verdicts]))
     found += [section for section in pictures if section.title in _FIRST]
@@ -93,11 +100,14 @@ def _front(comparison: Comparison) -> Section:
     if not section.bullets:
         section.paragraphs.append("No modes were compared.")
     else:
-        section.paragraphs.append(
-            "Made of what the intervals of these runs allow to be said, for this model, these data and this machine."
-        )
+        section.paragraphs.append(HOW_TO_READ)
     if len(comparison.seeds) == 1:
         section.notes.append("There is one seed: no interval, and so no statement about differences.")
+    elif len(comparison.seeds) < FEW_SEEDS:
+        section.notes.append(
+            f"With {len(comparison.seeds)} seeds the intervals are wide, and few statements can be made: more --seeds "
+            "narrow them."
+        )
     if not _tuned(comparison):
         section.notes.append("The learning rates are not tuned: a mode may do better with another one.")
     if lost:
@@ -106,6 +116,10 @@ def _front(comparison: Comparison) -> Section:
             (f"{len(lost)} {words} not end as they should; no mean contains them", tables.lost(comparison))
         )
     return section
+
+
+def _modes(comparison: Comparison) -> Section:
+    return Section("The modes", bullets=[text for mode in comparison.modes if (text := explained(mode))])
 
 
 def _tuned(comparison: Comparison) -> bool:

@@ -17,6 +17,11 @@ from values import CONDITIONS
 
 SEEDS_MAX = 1000  # Those above it are for tuning.
 WORKERS_MAX = 256
+# What --command does without.
+_OF_PS_WORKER = (
+    *("epochs", "batch_size", "learning_rate", "momentum", "model", "activation", "dataset", "data_dir"),
+    *("eval_every", "staleness", "step_time", "python"),
+)
 
 T = TypeVar("T")
 
@@ -93,7 +98,11 @@ def _read(flag: str, text: str, read: Callable[[str], T]) -> T:
 
 def parse(arguments: Sequence[str]) -> Settings:
     """UsageError. Exits for --help."""
-    given = vars(make_parser().parse_args(arguments))
+    parser = make_parser()
+    given = vars(parser.parse_args(arguments))
+    for flag in _OF_PS_WORKER if given["command"] else ():
+        if given[flag] != parser.get_default(flag):
+            raise UsageError(f"--{flag} is ps_worker's: with --command the script has its own")
 
     def read(flag: str, reader: Callable[[str], T]) -> T:
         return _read(flag, given[flag], reader)
