@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import unittest
@@ -61,6 +62,20 @@ class OddRuns(ReportCase):
         make_runs.make_comparison(self.output, ("bsp", "local_sgd:8"), ("even",), (1, 2), ())
         self.write()
         self.assertIn("the runs do not show another accuracy than bsp's", self.markdown())
+
+    def test_faster_but_later(self) -> None:
+        """A mode that takes more samples a second, but reaches 80 % later, is not recommended."""
+        make_runs.make_comparison(self.output, ("bsp", "local_sgd:8"), ("even",), (1, 2, 3), ())
+        for path in self.output.glob("runs/even-local_sgd_8-*/worker0.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            evals = [line for line in lines if line["event"] == "eval"]
+            for line in evals:
+                line["accuracy"] = 0.84 if line is evals[-1] else 0.5
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.write()
+        text = self.markdown()
+        self.assertIn("these took more samples a second than bsp, but reached an accuracy later: local_sgd:8", text)
+        self.assertNotIn("choose local_sgd:8", text)
 
     def test_no_evaluations(self) -> None:
         """Accuracy is missing, throughput is there."""
@@ -159,6 +174,11 @@ class Verdicts(ReportCase):
         self.assertRegex(str(verdicts[1]), r"^async 2\.\d\d times the throughput of sync, at least 1\.5 wanted: yes$")
         self.assertIn("± ", str(verdicts[2]))
 
+    def test_only_of_the_demo(self) -> None:
+        """Other comparisons have asked for no threshold."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), ())
+        self.assertEqual(self.write(), [])
+
     def test_no(self) -> None:
         """Another hash, a run that failed."""
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
@@ -171,8 +191,6 @@ class Verdicts(ReportCase):
 
     def plan_settings(self, **settings: object) -> None:
         """Puts them into plan.json."""
-        import json
-
         path = self.output / "plan.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
 
