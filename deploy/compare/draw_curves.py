@@ -14,6 +14,7 @@ from summary import PYTORCH, Comparison, Group, accuracy_percent, reference_name
 X = Callable[[Run, Mark], float | None]
 Colours = dict[str, str]
 _POINTS = 160  # Of a mean curve.
+_CROSS_STEP = 0.07  # Between the crosses of an enforced staleness.
 
 
 def time_s(run: Run, mark: Mark) -> float:
@@ -150,7 +151,8 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
         axes.plot(places, means, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
         low, high = _around([value for group in comparison.staleness for value in group.values(accuracy_percent)])
         for place, group in enumerate(comparison.staleness):
-            axes.plot([place] * len(group.lost), [low] * len(group.lost), "X", color=colours["wait"], markersize=9)
+            beside = [place + _CROSS_STEP * number for number in range(len(group.lost))]
+            axes.plot(beside, [low] * len(beside), "X", color=colours["wait"], markersize=7, clip_on=False, zorder=5)
         axes.set_ylim(low, high)
         axes.set_xticks(range(len(comparison.staleness)))
         axes.set_xticklabels([str(group.runs[0].staleness) for group in comparison.staleness])
