@@ -79,17 +79,11 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def show_report(output: Path) -> None:
-    """Writes it, and prints its first table."""
+    """Writes it, and prints what it comes to."""
     from report import write_reports
+    from terminal import summary
 
-    write_reports(output)
-    shown = False
-    for line in (output / "report.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("|"):
-            print(line)
-            shown = True
-        elif shown:
-            break
+    print(summary(write_reports(output).sections), flush=True)
     say(f"the report: {output / 'report.html'}")
 
 

@@ -8,9 +8,10 @@ from records import Mark
 from summary import PYTORCH, Comparison, Group
 
 WHY = (
-    "NxB and PyTorch begin with equal weights and see equal batches. So does bsp, but that it fills the version at an "
-    "epoch's end with batches of the next epoch, where N·B does not divide the samples. At first they differ by "
-    "rounding alone. Training amplifies that: an input of a ReLU that is once on the other side of 0 is enough."
+    "NxB and PyTorch begin with equal weights and see equal batches. So does bsp, where no worker asks for a batch a "
+    "whole step late, but that it fills the version at an epoch's end with batches of the next epoch where N·B does "
+    "not divide the samples. At first they differ by rounding alone. Training amplifies that: an input of a ReLU "
+    "that is once on the other side of 0 is enough."
 )
 
 

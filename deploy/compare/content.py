@@ -134,7 +134,7 @@ def _condition(comparison: Comparison, condition: str) -> Section:
         title[0].upper() + title[1:],
         bullets=[sentence for group in groups if (sentence := statements.about(group))],
         tables=[
-            ("Gains and losses", tables.outcome(groups)),
+            (tables.OUTCOME, tables.outcome(groups)),
             ("Time and samples to an accuracy, means over the runs that reached it", tables.targets(groups)),
             ("Inside", tables.inside(groups)),
         ],

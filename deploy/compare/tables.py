@@ -14,6 +14,7 @@ from summary import Comparison, Group, accuracy_percent, reference_name, wait_sh
 
 NONE = "—"
 CPU_BOUND = "CPU-bound, not comparable"
+OUTCOME = "Gains and losses"  # The caption of outcome().
 
 
 @dataclass
