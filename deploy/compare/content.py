@@ -72,7 +72,7 @@ def sections_of(
     found += [_condition(comparison, condition) for condition in comparison.conditions]
     found += [section for section in pictures if section.title not in _FIRST]
     found += _single_worker(comparison, plan, figures)
-    found.append(_rates(comparison))
+    found.append(_rates(comparison, plan))
     found.append(Section("How this was measured", _provenance_paragraphs(plan, comparison), DEFINITIONS))
     return found
 
@@ -108,7 +108,7 @@ def _front(comparison: Comparison) -> Section:
             f"With {len(comparison.seeds)} seeds the intervals are wide, and few statements can be made: more --seeds "
             "narrow them."
         )
-    if not _tuned(comparison):
+    if any(run.learning_rate is not None and not run.tuned for group in comparison.groups for run in group.runs):
         section.notes.append("The learning rates are not tuned: a mode may do better with another one.")
     if lost:
         words = "run did" if len(lost) == 1 else "runs did"
@@ -174,10 +174,24 @@ def _pytorch_note(comparison: Comparison, plan: dict[str, Any]) -> list[str]:
     return [f"PyTorch's curve is left out: {plan.get('no_pytorch') or 'it was not planned'}."]
 
 
-def _rates(comparison: Comparison) -> Section:
-    tuned = _tuned(comparison)
-    text = "Each mode got equally many trials, with seeds that are not reported here." if tuned else "Not tuned."
-    return Section("Learning rates", [text], tables=[("", tables.rates(comparison))])
+def _rates(comparison: Comparison, plan: dict[str, Any]) -> Section:
+    section = Section("Learning rates", tables=[("", tables.rates(comparison))])
+    if all(run.learning_rate is None for group in comparison.groups for run in group.runs):
+        section.paragraphs.append("The script's own, under every mode.")
+        return section
+    tuning = plan.get("tuning") or {}
+    section.paragraphs.append(
+        "Each mode, and each enforced staleness, got equally many trials, with a seed that is not reported here."
+        if _tuned(comparison)
+        else "Not tuned."
+    )
+    edge = [name for name, entry in tuning.items() if entry.get("at_edge")]
+    if edge:
+        section.notes.append(
+            f"The best rate of {', '.join(edge)} is at the edge of those tried with its momentum: beyond it may be a "
+            "better one."
+        )
+    return section
 
 
 def _provenance_paragraphs(plan: dict[str, Any], comparison: Comparison) -> list[str]:

@@ -53,8 +53,8 @@ def load_runs(output: Path) -> list[Run]:
 
 
 def load_plan(output: Path) -> dict[str, Any]:
-    """plan.json of a comparison; empty if there is none."""
-    return _json_object(output / "plan.json")
+    """plan.json of a comparison; empty if there is none. What --tune has found is its "tuning"."""
+    return _json_object(output / "plan.json") | {"tuning": _json_object(output / "tuning.json")}
 
 
 def _json_object(path: Path) -> dict[str, Any]:

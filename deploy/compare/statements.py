@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from records import TARGETS
 from spread import Ratio
-from summary import Comparison, Group
+from summary import Comparison, Group, wait_percent
 
 LOSS_POINTS_THAT_MATTER = 1.0  # Of accuracy. A mode is recommended where the interval excludes such a loss.
 WORTH_RATIO = 1.05  # A mode that is faster by less is not recommended for it.
@@ -24,7 +24,7 @@ def about(group: Group) -> str:
     """What the runs say of a mode beside bsp under one condition; empty for bsp itself."""
     if group.reference is None or group.reference is group:
         return ""
-    said = [_speed(group), _accuracy(group), _time_to_target(group)]
+    said = [_speed(group), _waiting(group), _accuracy(group), _time_to_target(group)]
     return f"{group.mode}: {'; '.join(each for each in said if each)}."
 
 
@@ -39,6 +39,16 @@ def _speed(group: Group) -> str:
     if not found.differs:
         return f"the runs do not show another throughput than bsp's ({_range(found)})"
     return f"{found.mean:.2f} times bsp's samples/s (95 % interval {_range(found)})"
+
+
+def _waiting(group: Group) -> str:
+    found = None if _cpu_bound(group) else group.difference(wait_percent)
+    if found is None or found.half is None:
+        return ""
+    if not found.excludes(0):
+        return f"no other share of waiting than bsp's is shown ({found.mean:+.1f} ± {found.half:.1f} points)"
+    side = "less" if found.mean < 0 else "more"
+    return f"workers wait {abs(found.mean):.1f} ± {found.half:.1f} points of their time {side} than bsp's"
 
 
 def _cpu_bound(group: Group) -> bool:

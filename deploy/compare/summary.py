@@ -95,9 +95,9 @@ def accuracy_percent(run: Run) -> float | None:
     return None if run.final_accuracy is None else 100 * run.final_accuracy
 
 
-def wait_share(run: Run) -> float | None:
-    """Share of all workers' time that they waited, in [0, 1]."""
-    return run.shares["wait"] if run.shares else None
+def wait_percent(run: Run) -> float | None:
+    """Share of all workers' time that they waited."""
+    return 100 * run.shares["wait"] if run.shares else None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from records import PARTS, TARGETS, Run
 from spread import Interval, Ratio, deviation, interval, mean, percentile
-from summary import Comparison, Group, accuracy_percent, reference_name, wait_share
+from summary import Comparison, Group, accuracy_percent, reference_name, wait_percent
 
 NONE = "—"
 CPU_BOUND = "CPU-bound, not comparable"
@@ -64,12 +64,11 @@ def outcome(groups: list[Group]) -> Table:
     """What is gained and lost."""
     table = Table(["mode", "runs", "accuracy %", "points from bsp", "samples/s", "times bsp", "waiting %"])
     for group in groups:
-        shares = group.values(wait_share)
         row = [group.mode, runs_of(group), with_spread(group.values(accuracy_percent), 2)]
         row.append(difference(group.accuracy_difference))
         row.append(with_spread(group.values(lambda run: run.samples_per_s), 0))
         row.append(CPU_BOUND if group.cpu_bound else ratio(group.speed_ratio))
-        table.rows.append([*row, number(None if not shares else 100 * sum(shares) / len(shares), 1)])
+        table.rows.append([*row, number(group.mean(wait_percent), 1)])
     return table
 
 

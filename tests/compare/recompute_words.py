@@ -48,6 +48,19 @@ def time_sentence(group: Group, bsp: Group) -> str:
     return f"{100 * target:.0f} % accuracy in {mean:.2f} times bsp's time ({low:.2f} to {high:.2f} times)"
 
 
+def wait_sentence(group: Group, bsp: Group) -> str:
+    """What is said of waiting; empty if nothing is."""
+    if any(run["cpu"] > 0.7 for run in group + bsp):
+        return ""
+    found = paired(by_seed(group, "wait", 100), by_seed(bsp, "wait", 100))
+    if found is None or found[1] is None:
+        return ""
+    mean, half = found
+    if abs(mean) <= half:
+        return f"no other share of waiting than bsp's is shown ({mean:+.1f} ± {half:.1f} points)"
+    return f"workers wait {abs(mean):.1f} ± {half:.1f} points of their time {'less' if mean < 0 else 'more'} than bsp's"
+
+
 class Judged:
     """What the intervals say of a mode beside bsp."""
 

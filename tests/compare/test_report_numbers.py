@@ -139,6 +139,7 @@ class Numbers(ReportCase):
                     self.check_speed(sentence, group, bsp)
                     self.check_accuracy(sentence, group, bsp)
                     self.assertIn(recompute_words.time_sentence(group, bsp), sentence)
+                    self.assertIn(recompute_words.wait_sentence(group, bsp), sentence)
 
     def check_speed(self, sentence: str, group: list[dict[str, Any]], bsp: list[dict[str, Any]]) -> None:
         """The ratio with its interval, or that nothing is shown."""

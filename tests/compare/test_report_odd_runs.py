@@ -123,6 +123,26 @@ class OddRuns(ReportCase):
         self.write()
         self.assertEqual(self.csv()["even-bsp-s1"]["status"], "failed")
 
+    def test_trials(self) -> None:
+        """Those of an enforced staleness are not asp's, although it is their mode; an edge is named."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1,), ())
+        make_runs.make_run(self.output, "asp", "even", 1001, id="tune-asp-t1", kind="tuning", batches=40)
+        one = {"workers": 1, "staleness": 4, "kind": "tuning", "batches": 40}
+        make_runs.make_run(self.output, "asp", "even", 1001, id="tune-staleness_4-t1", **one)
+        (self.output / "tuning.json").write_text('{"asp": {"at_edge": true}, "bsp": {"at_edge": false}}')
+        self.write()
+        trials = {row[0]: row[4] for row in self.tables()["Learning rates", ""]}
+        self.assertEqual(trials, {"bsp": "0", "asp": "1"})
+        self.assertIn("The best rate of asp is at the edge", self.markdown())
+
+    def test_rates_of_a_script(self) -> None:
+        """With --command they are not known, which is said."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1,), (), learning_rate=None, momentum=None)
+        self.write()
+        rows = self.tables()["Learning rates", ""]
+        self.assertEqual(rows[0], ["bsp", "the script's", "the script's", "the script", "0"])
+        self.assertNotIn("not tuned", self.markdown())
+
     def test_cpu_bound(self) -> None:
         """Marks the row, and no statement about speed is made."""
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), staleness=())
