@@ -6,7 +6,8 @@
 #   deploy/compare.sh report OUTPUT                    writes the report of a comparison anew
 #
 # On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. Exit status: 0
-# done, 1 failed, 2 wrong flags, 130 interrupted.
+# all runs are made, also where some diverged; 1 one failed or timed out, or nothing could be run; 2 wrong flags; 130
+# interrupted (143 by SIGTERM): the same command goes on.
 set -euo pipefail
 
 readonly BUILD_LIMIT_S=3600

@@ -176,7 +176,11 @@ run_python() {
   add_report "$report" "$status"
   check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare tests/compare
   check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare tests/compare
-  if $torch; then check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad; fi
+  if $torch; then
+    check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
+    PSGRAD_BIN=$root/build/bin check "compare beside PyTorch" \
+      "$venv/bin/python" -B -m unittest discover -s tests/compare -p test_pytorch_reference.py
+  fi
 }
 
 # show_findings: what a check found, from its log; of wrongly formatted files the names.

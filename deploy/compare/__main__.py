@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if only_check else compare(settings, arguments)
     except UsageError as error:
         return fail_usage(error)
-    except (Refused, ProbeFailed) as error:
+    except (Refused, ProbeFailed, OSError) as error:  # OSError: no space is left, say.
         say(str(error))
         return _EXIT_FAILED
 
@@ -68,25 +68,22 @@ def compare(settings: Settings, arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """The report alone. UsageError."""
+    """The report alone. UsageError; Refused."""
     if len(arguments) != 1 or not (Path(arguments[0]) / "plan.json").is_file():
         raise UsageError("report: expected the folder of a comparison, with its plan.json")
-    show_report(Path(arguments[0]))
+    try:
+        show_report(Path(arguments[0]))
+    except ValueError as error:  # No run has ended.
+        raise Refused(str(error)) from None
     return 0
 
 
 def show_report(output: Path) -> None:
-    """Writes it, and prints its first table."""
+    """Writes it, and prints what it comes to."""
     from report import write_reports
+    from terminal import summary
 
-    write_reports(output)
-    shown = False
-    for line in (output / "report.md").read_text(encoding="utf-8").splitlines():
-        if line.startswith("|"):
-            print(line)
-            shown = True
-        elif shown:
-            break
+    print(summary(write_reports(output).sections), flush=True)
     say(f"the report: {output / 'report.html'}")
 
 

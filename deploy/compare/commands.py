@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flags import UsageError
+from flags import REPOSITORY, UsageError
+from idx_files import DATASETS
 from plan import RunSpec, experiment_flags
 from settings import Settings
 
@@ -20,6 +21,8 @@ _IMPORT_LIMIT_S = 120
 
 def server_flags(spec: RunSpec, settings: Settings) -> list[str]:
     """What all servers of the run are given."""
+    if spec.pytorch:
+        return []
     if settings.command:
         return spec.mode.server_flags
     flags = [*spec.mode.server_flags, "--budget=job", f"--learning_rate={spec.rate.learning_rate:.9g}"]
@@ -44,6 +47,8 @@ def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, 
 
 def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
     """What all workers of the run are given."""
+    if spec.pytorch:
+        return _pytorch_flags(spec, settings)
     if settings.command:
         return list(settings.command)
     budget = f"--steps={spec.steps}" if spec.steps else f"--epochs={spec.epochs:.9g}"
@@ -68,6 +73,48 @@ def worker_command(spec: RunSpec, settings: Settings, folder: Path, rank: int, s
     """Of ps_worker."""
     own = [f"--server={server}", f"--rank={rank}", f"--metrics_file={folder / f'worker{rank}.jsonl'}"]
     return [str(settings.bin / "ps_worker"), *own, *worker_flags(spec, settings)]
+
+
+def _pytorch_flags(spec: RunSpec, settings: Settings) -> list[str]:
+    return [
+        f"--dataset={settings.dataset}",
+        f"--data_dir={settings.data_dir}",
+        f"--model={settings.model}",
+        f"--activation={settings.activation}",
+        f"--batch_size={spec.batch_size}",
+        f"--epochs={spec.epochs:.9g}",
+        f"--eval_every={spec.eval_every:.9g}",
+        f"--seed={spec.seed}",
+        f"--learning_rate={spec.rate.learning_rate:.9g}",
+        f"--momentum={spec.rate.momentum:.9g}",
+    ]
+
+
+def pytorch_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
+    """pytorch_reference.py."""
+    program = REPOSITORY / "deploy/compare/pytorch_reference.py"
+    return [settings.python, "-B", str(program), f"--folder={folder}", *worker_flags(spec, settings)]
+
+
+def why_no_pytorch(settings: Settings) -> str:
+    """Why PyTorch's reference curve cannot be made; empty if it can."""
+    if settings.dataset not in DATASETS:
+        return f"it is made for {' and '.join(DATASETS)}, not for --dataset={settings.dataset}"
+    why = _import_error(settings.python, "torch")
+    return why and f"--python={settings.python}: {why}"
+
+
+def _import_error(python: str, module: str) -> str:
+    """Why it cannot be imported; empty if it can."""
+    try:
+        found = subprocess.run(
+            [python, "-c", f"import {module}"], capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False
+        )
+    except OSError as error:
+        return str(error.strerror)
+    except subprocess.TimeoutExpired:
+        return f"importing {module} took longer than {_IMPORT_LIMIT_S} s"
+    return "" if found.returncode == 0 else (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
 
 
 def script_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
@@ -124,11 +171,7 @@ def _check_script(words: Sequence[str]) -> None:
     if rest[0] != "-m" and not Path(rest[0]).exists():
         raise UsageError(f"--command: there is no script {rest[0]}")
     interpreter = words[0] if python else sys.executable
-    found = subprocess.run(
-        [interpreter, "-c", "import psgrad"], capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False
-    )
-    if found.returncode != 0:
-        why = (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+    if why := _import_error(interpreter, "psgrad"):
         raise UsageError(f"--command: {interpreter} cannot import psgrad: {why}")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tuning
+from commands import why_no_pytorch
 from estimate import Estimate
 from folder import OutputFolder, check_same
 from job import Interrupted, Job
@@ -58,21 +59,23 @@ class Comparison:
         """ProbeFailed; Interrupted."""
         if not self._begun:
             self._prepare()
-        settings, step_time_s = self._settings, self._plan["step_time_s"]
+        settings = self._settings
         measured = self._plan["probe"] or {}
         self._estimate = Estimate(measured.get("samples"), measured.get("compute_s", 0.0))
         rates = Rates(settings)
         items = tuning.items_of(settings) if settings.tune else []
         found = self._output.read_tuning()
-        self._todo = self._trials([item for item in items if item.name not in found]) + make_plan(
-            settings, rates, step_time_s
-        )
+        self._todo = self._trials([item for item in items if item.name not in found]) + self._runs(rates)
         self._number = tuning.TRIALS * sum(item.name in found for item in items)
         self._total = self._number + len(self._todo)
         self._announce()
         self._tune(items, found, rates)
-        for spec in make_plan(settings, rates, step_time_s):
+        for spec in self._runs(rates):
             self._make(spec)
+
+    def _runs(self, rates: Rates) -> list[RunSpec]:
+        pytorch = self._settings.references and not self._plan["no_pytorch"]
+        return make_plan(self._settings, rates, self._plan["step_time_s"], pytorch)
 
     @property
     def ended(self) -> int:
@@ -110,8 +113,12 @@ class Comparison:
         self._plan |= {
             "step_time_s": step_time_s,
             "probe": None if measured is None else measured.as_json(),
-            "runs": [spec.id for spec in make_plan(settings, Rates(settings), step_time_s)],
+            # Found once: a comparison that goes on is of the same runs.
+            "no_pytorch": why_no_pytorch(settings) if settings.references else "",
         }
+        self._plan["runs"] = [spec.id for spec in self._runs(Rates(settings))]
+        if self._plan["no_pytorch"]:
+            say(f"PyTorch's curve is left out: {self._plan['no_pytorch']}")
         self._output.write_plan(self._plan)
 
     def _announce(self) -> None:

@@ -39,7 +39,7 @@ def verdicts(arguments: Sequence[str]) -> int:
     write_json(folder / "plan.json", plan | {"settings": settings, "runs": [run["id"] for run in runs]})
     from report import write_reports
 
-    found = write_reports(folder)
+    found = write_reports(folder).verdicts
     for verdict in found:
         print(verdict)
     print(f"the report: {folder / 'report.html'}")

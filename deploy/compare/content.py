@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import agreement
 import statements
 import tables
 from figures import CONDITION_TITLES, Figure
+from modes_explained import explained
 from records import CPU_BOUND_SHARE
-from summary import Comparison
+from summary import PYTORCH, Comparison
 from tables import Table
 from verdicts import Verdict
 
@@ -27,6 +29,12 @@ class Section:
 
 
 _FIRST = ("Who waits for whom", "Throughput", "Accuracy over time")  # Before the tables.
+FEW_SEEDS = 5  # Below it Student's t is 3 and more.
+HOW_TO_READ = (
+    "Only what the 95 % intervals of these runs allow is said, for this model, these data and this machine. "
+    "Samples/s say how fast a mode trains; points are of test accuracy, in percent, more or less than bsp's. "
+    "Where an interval (±) has 0 in it, the runs show no difference."
+)
 DEFINITIONS = [
     "Time is the first server's clock; 0 s is its first applied version.",
     "Samples count when a version contains them. Those that were computed, but came too late or were too stale, are "
@@ -37,8 +45,10 @@ DEFINITIONS = [
     "Waiting is the workers' time in which a server made them wait, over all their time in batches but each one's "
     "first.",
     "The predicted samples/s follow from the step times of bsp under the same condition with the same seed: bsp "
-    "waits for the slowest of N workers, backup:b for the (N - b)-th, asp and easgd add up the workers' rates, "
-    "local_sgd waits for the slowest sum of K batches, ssp is simulated.",
+    "waits for the slowest of N workers, asp and easgd add up the workers' rates, local_sgd waits for the slowest sum "
+    "of K batches; ssp and backup are simulated, the latter with late workers that finish their batch before they "
+    "begin with the next step. bsp's workers exchange all at once, which takes them longer than those that do not: "
+    "the others may be faster than predicted by that.",
     "Staleness is the number of versions by which a push's weights were behind when the first server applied it; the "
     "clock gap of a step is by how many steps its worker was ahead of the slowest.",
     "A run's result is its last evaluation. sd is the standard deviation over seeds. Differences and ratios are "
@@ -55,14 +65,14 @@ def sections_of(
 ) -> list[Section]:
     """The whole report."""
     pictures = _figures(figures)
-    found = [_front(comparison)]
+    found = [_front(comparison), _modes(comparison)]
     if verdicts:
         found.append(Section("Verdicts", bullets=[str(verdict) for verdict in verdicts]))
     found += [section for section in pictures if section.title in _FIRST]
     found += [_condition(comparison, condition) for condition in comparison.conditions]
     found += [section for section in pictures if section.title not in _FIRST]
-    found += _single_worker(comparison, figures)
-    found.append(_rates(comparison))
+    found += _single_worker(comparison, plan, figures)
+    found.append(_rates(comparison, plan))
     found.append(Section("How this was measured", _provenance_paragraphs(plan, comparison), DEFINITIONS))
     return found
 
@@ -90,12 +100,15 @@ def _front(comparison: Comparison) -> Section:
     if not section.bullets:
         section.paragraphs.append("No modes were compared.")
     else:
-        section.paragraphs.append(
-            "Made of what the intervals of these runs allow to be said, for this model, these data and this machine."
-        )
+        section.paragraphs.append(HOW_TO_READ)
     if len(comparison.seeds) == 1:
         section.notes.append("There is one seed: no interval, and so no statement about differences.")
-    if not _tuned(comparison):
+    elif len(comparison.seeds) < FEW_SEEDS:
+        section.notes.append(
+            f"With {len(comparison.seeds)} seeds the intervals are wide, and few statements can be made: more --seeds "
+            "narrow them."
+        )
+    if any(run.learning_rate is not None and not run.tuned for group in comparison.groups for run in group.runs):
         section.notes.append("The learning rates are not tuned: a mode may do better with another one.")
     if lost:
         words = "run did" if len(lost) == 1 else "runs did"
@@ -103,6 +116,10 @@ def _front(comparison: Comparison) -> Section:
             (f"{len(lost)} {words} not end as they should; no mean contains them", tables.lost(comparison))
         )
     return section
+
+
+def _modes(comparison: Comparison) -> Section:
+    return Section("The modes", bullets=[text for mode in comparison.modes if (text := explained(mode))])
 
 
 def _tuned(comparison: Comparison) -> bool:
@@ -117,7 +134,7 @@ def _condition(comparison: Comparison, condition: str) -> Section:
         title[0].upper() + title[1:],
         bullets=[sentence for group in groups if (sentence := statements.about(group))],
         tables=[
-            ("Gains and losses", tables.outcome(groups)),
+            (tables.OUTCOME, tables.outcome(groups)),
             ("Time and samples to an accuracy, means over the runs that reached it", tables.targets(groups)),
             ("Inside", tables.inside(groups)),
         ],
@@ -132,23 +149,49 @@ def _figures(figures: list[Figure]) -> list[Section]:
     return list(found.values())
 
 
-def _single_worker(comparison: Comparison, figures: list[Figure]) -> list[Section]:
+def _single_worker(comparison: Comparison, plan: dict[str, Any], figures: list[Figure]) -> list[Section]:
     found = []
     for title, groups, table, sentences in (
         ("What staleness costs", comparison.staleness, tables.staleness, statements.about_staleness),
-        ("Reference curves", comparison.references, tables.references, lambda _: []),
+        ("Reference curves", comparison.references, tables.references, agreement.sentences),
     ):
         if groups:
             name = "Price of staleness" if groups is comparison.staleness else "References"
             own = [figure for figure in figures if figure.section == name]
             found.append(Section(title, bullets=sentences(comparison), tables=[("", table(comparison))], figures=own))
+            if groups is comparison.references:
+                found[-1].paragraphs.append(agreement.WHY)
+                found[-1].notes += _pytorch_note(comparison, plan)
     return found
 
 
-def _rates(comparison: Comparison) -> Section:
-    tuned = _tuned(comparison)
-    text = "Each mode got equally many trials, with seeds that are not reported here." if tuned else "Not tuned."
-    return Section("Learning rates", [text], tables=[("", tables.rates(comparison))])
+def _pytorch_note(comparison: Comparison, plan: dict[str, Any]) -> list[str]:
+    """Why PyTorch's curve is not there."""
+    if comparison.reference(PYTORCH) is not None:
+        return []
+    if PYTORCH in " ".join(plan.get("runs", [])):
+        return ["PyTorch's curve is still to be made."]
+    return [f"PyTorch's curve is left out: {plan.get('no_pytorch') or 'it was not planned'}."]
+
+
+def _rates(comparison: Comparison, plan: dict[str, Any]) -> Section:
+    section = Section("Learning rates", tables=[("", tables.rates(comparison))])
+    if all(run.learning_rate is None for group in comparison.groups for run in group.runs):
+        section.paragraphs.append("The script's own, under every mode.")
+        return section
+    tuning = plan.get("tuning") or {}
+    section.paragraphs.append(
+        "Each mode, and each enforced staleness, got equally many trials, with a seed that is not reported here."
+        if _tuned(comparison)
+        else "Not tuned."
+    )
+    edge = [name for name, entry in tuning.items() if entry.get("at_edge")]
+    if edge:
+        section.notes.append(
+            f"The best rate of {', '.join(edge)} is at the edge of those tried with its momentum: beyond it may be a "
+            "better one."
+        )
+    return section
 
 
 def _provenance_paragraphs(plan: dict[str, Any], comparison: Comparison) -> list[str]:

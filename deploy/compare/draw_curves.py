@@ -9,11 +9,12 @@ from typing import Any
 from palette import dash, family
 from records import Mark, Run
 from spread import interval
-from summary import Comparison, Group, accuracy_percent, reference_name
+from summary import PYTORCH, Comparison, Group, accuracy_percent, reference_name
 
 X = Callable[[Run, Mark], float | None]
 Colours = dict[str, str]
 _POINTS = 160  # Of a mean curve.
+_CROSS_STEP = 0.07  # Between the crosses of an enforced staleness.
 
 
 def time_s(run: Run, mark: Mark) -> float:
@@ -150,7 +151,8 @@ def enforced_staleness(comparison: Comparison) -> Callable[..., None]:
         axes.plot(places, means, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
         low, high = _around([value for group in comparison.staleness for value in group.values(accuracy_percent)])
         for place, group in enumerate(comparison.staleness):
-            axes.plot([place] * len(group.lost), [low] * len(group.lost), "X", color=colours["wait"], markersize=9)
+            beside = [place + _CROSS_STEP * number for number in range(len(group.lost))]
+            axes.plot(beside, [low] * len(beside), "X", color=colours["wait"], markersize=7, clip_on=False, zorder=5)
         axes.set_ylim(low, high)
         axes.set_xticks(range(len(comparison.staleness)))
         axes.set_xticklabels([str(group.runs[0].staleness) for group in comparison.staleness])
@@ -171,14 +173,17 @@ def references(comparison: Comparison, x: X, y: Callable[[Mark], float | None]) 
     names = ["ssp", "asp", "backup", "local_sgd", "easgd", "other"]
 
     def draw(axes: Any, colours: Colours) -> None:
-        for group, name in zip(comparison.references, names, strict=False):
-            label = reference_name(group.runs[0])
-            draw_group(axes, group, x, y, {"color": colours[name], "linestyle": "-", "label": label})
-        groups = list(comparison.references)
+        curves = {reference_name(group.runs[0]): group for group in comparison.references}
+        pytorch = curves.pop(PYTORCH, None)
         if (bsp := comparison.group("bsp", "even")) is not None:
-            groups.append(bsp)
-            label = f"bsp, {bsp.runs[0].workers} workers"
-            draw_group(axes, bsp, x, y, {"color": colours["bsp"], "linestyle": (0, (4, 2)), "label": label})
-        _limit(axes, groups, x, y)
+            curves[f"bsp, {bsp.runs[0].workers} workers"] = bsp
+        for (label, group), name in zip(curves.items(), names, strict=False):
+            colour = "bsp" if group is bsp else name
+            draw_group(axes, group, x, y, {"color": colours[colour], "linestyle": "-", "label": label})
+        if pytorch is not None:  # Last, so that what is under it shows between its dashes.
+            curves[PYTORCH] = pytorch
+            look = {"color": colours["other"], "linestyle": (0, (3, 2)), "label": PYTORCH}
+            draw_group(axes, pytorch, x, y, look)
+        _limit(axes, list(curves.values()), x, y)
 
     return draw

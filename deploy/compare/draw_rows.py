@@ -32,7 +32,8 @@ def throughput(comparison: Comparison, condition: str) -> Callable[..., None]:
             values = group.values(lambda run: run.samples_per_s)
             axes.plot(values, [row] * len(values), "o", color=color, markersize=6, alpha=0.75)
             lost = [run.samples_per_s or 0.0 for run in group.lost]
-            axes.plot(lost, [row] * len(lost), "X", color=color, markersize=9, clip_on=False)
+            if lost:
+                axes.plot(lost, [row] * len(lost), "X", color=color, markersize=9, clip_on=False)
             predicted = mean(list((group.predicted or {}).values()))
             if predicted is not None:
                 axes.plot([predicted, predicted], [row - 0.32, row + 0.32], color=colours["ink"], linewidth=2)
@@ -42,6 +43,7 @@ def throughput(comparison: Comparison, condition: str) -> Callable[..., None]:
         )
         _rows(axes, groups)
         axes.set_xlim(0, axes.get_xlim()[1] * 1.05)
+        axes.locator_params(axis="x", nbins=6)
 
     return draw
 
@@ -102,17 +104,15 @@ def histograms(comparison: Comparison, condition: str, values: Callable[[Run], l
             for place, (share, bottom) in enumerate(zip(shares.values(), bottoms, strict=True)):
                 if share >= 0.005:
                     text = f"{100 * share:.0f} %"
-                    inside = share > 0.75
-                    axes.text(
-                        *(place, bottom + 0.06 if inside else bottom - 0.03, text),
-                        **{"ha": "center", "va": "top" if inside else "bottom", "fontsize": 7},
-                        color=colours["surface" if inside else "ink"],
-                    )
+                    if share > 0.75:  # Above it is no room: beside it, where all others are low.
+                        axes.text(place + 0.5, bottom, text, ha="left", va="top", fontsize=7)
+                    else:
+                        axes.text(place, bottom - 0.03, text, ha="center", va="bottom", fontsize=7)
         _rows(axes, groups)
         axes.grid(False)
         axes.set_ylim(len(groups) - 0.5, -0.6)
         axes.set_xticks(range(len(labels)))
-        axes.set_xticklabels(labels, fontsize=9 if len(labels) <= 8 else 6.5, rotation=0 if len(labels) <= 10 else 40)
+        axes.set_xticklabels(labels, fontsize=9 if len(labels) <= 8 else 6.5, rotation=0 if len(labels) <= 8 else 40)
 
     return draw
 

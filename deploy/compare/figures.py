@@ -8,7 +8,7 @@ from typing import Any
 
 import draw_curves as curves
 import draw_rows as rows
-from summary import Comparison
+from summary import PYTORCH, Comparison
 
 CONDITION_TITLES = {
     "even": "even workers",
@@ -146,6 +146,8 @@ def _of_references(comparison: Comparison) -> list[Figure]:
     if not any(run.marks for group in comparison.references for run in group.runs):
         return []
     caption = "One worker with batch B (1xB) and with batch N·B (NxB); bsp with N workers must lie on the latter."
+    if comparison.reference(PYTORCH) is not None:
+        caption += " So must plain PyTorch (dashed), which trains with batch N·B from equal weights in equal order."
     found = []
     for name, y in (("accuracy", curves.accuracy), ("loss", curves.loss)):
         title = f"Reference curves: {name} over samples"

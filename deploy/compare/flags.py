@@ -25,8 +25,9 @@ def make_parser() -> argparse.ArgumentParser:
         usage="deploy/compare.sh [--no-build] [--FLAG=VALUE …]\n       deploy/compare.sh report OUTPUT",
         description="Trains one job under several modes and conditions and writes a report that compares them. Stop it "
         "with Ctrl-C; the same command goes on where it stopped. The second form writes a comparison's report anew.",
-        epilog="--no-build takes the programs as they are. Exit status: 0 done; 1 a run failed or timed out, or "
-        "nothing could be run; 2 wrong flags; 130 stopped by Ctrl-C.",
+        epilog="--no-build takes the programs as they are. Exit status: 0 all runs are made (a run that diverged is a "
+        "result); 1 a run failed or timed out, or nothing could be run; 2 wrong flags; 130 stopped by Ctrl-C, 143 by "
+        "SIGTERM.",
         allow_abbrev=False,
     )
     _add_what_is_compared(parser)
@@ -58,8 +59,10 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         "--references",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="one worker with batches of the same size, and of the size of all workers' together",
+        help="one worker with batches of the same size, and of the size of all workers' together; the latter by plain "
+        "PyTorch too, where --python has it",
     )
+    add("--python", default="python3", help="program with PyTorch, for its reference curve (%(default)s)")
     add("--tune", action="store_true", help="first give each mode equally many trials over learning rate and momentum")
 
 
@@ -85,7 +88,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         default="",
         help="compare the modes on a psgrad script, as in 'python train.py', that psrun starts. Its metrics are "
         "read (PS_METRICS_FILE is set for it), and it may seed itself with PS_SEED; "
-        "rates, data and epochs are its own",
+        "rates, data and epochs are its own, and the flags for them are refused; so are other conditions than even",
     )
 
 

@@ -130,6 +130,9 @@ class Job:
                 environment = commands.script_environment(spec, settings, folder)
                 self._workers.append(Child("psrun", command, folder, environment))
                 return
+            if spec.pytorch:
+                self._workers.append(Child("pytorch", commands.pytorch_command(spec, settings, folder), folder))
+                return
             chief: str | None = None
             for shard in range(settings.servers):
                 command = commands.server_command(spec, settings, folder, shard, chief)

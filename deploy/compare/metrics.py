@@ -11,6 +11,7 @@ from typing import Any
 
 from events import Event, named, number, process_start_unix_s, read_events
 from gaps import Steps, clock_gaps
+from parallel import in_parallel
 from records import PARTS, Apply, Batch, Mark, Run, StepTimes
 
 _PART_FIELDS = (("forward_s", "backward_s"), ("idle_s",), ("push_s",), ("wait_s",), ("pull_s",))  # By PARTS.
@@ -47,12 +48,13 @@ def load_runs(output: Path) -> list[Run]:
     """All runs of a comparison that have a run.json, in the plan's order, then by name."""
     order = {name: place for place, name in enumerate(load_plan(output).get("runs", []))}
     folders = [path.parent for path in (output / "runs").glob("*/run.json")]
-    return [load_run(folder) for folder in sorted(folders, key=lambda each: (order.get(each.name, 1 << 30), each.name))]
+    folders.sort(key=lambda each: (order.get(each.name, 1 << 30), each.name))
+    return in_parallel(load_run, folders)
 
 
 def load_plan(output: Path) -> dict[str, Any]:
-    """plan.json of a comparison; empty if there is none."""
-    return _json_object(output / "plan.json")
+    """plan.json of a comparison; empty if there is none. What --tune has found is its "tuning"."""
+    return _json_object(output / "plan.json") | {"tuning": _json_object(output / "tuning.json")}
 
 
 def _json_object(path: Path) -> dict[str, Any]:

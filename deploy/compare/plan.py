@@ -40,6 +40,7 @@ class RunSpec:
     eval_every: float = 0  # Epochs; 0: only at the end.
     validation_split: float = 0
     steps: int = 0  # If not 0, of each worker, instead of epochs.
+    pytorch: bool = False  # Trained by pytorch_reference.py, without a server.
 
     def as_json(self) -> dict[str, Any]:
         """The part of run.json that is known beforehand."""
@@ -83,9 +84,9 @@ class Rates:
         return self._tuned.get(f"staleness:{staleness}", untuned)
 
 
-def make_plan(settings: Settings, rates: Rates, step_time_s: float) -> list[RunSpec]:
-    """All runs but tuning's. The seeds come one after the other, so that a comparison that is stopped is a complete one
-    of fewer seeds, and modes take turns on a machine whose speed changes.
+def make_plan(settings: Settings, rates: Rates, step_time_s: float, pytorch: bool = False) -> list[RunSpec]:
+    """All runs but tuning's; `pytorch`: its reference curve too. The seeds come one after the other, so that a
+    comparison that is stopped is a complete one of fewer seeds, and modes take turns on a machine whose speed changes.
     """
     seeds = range(1, settings.seeds + 1)
     runs = []
@@ -94,6 +95,7 @@ def make_plan(settings: Settings, rates: Rates, step_time_s: float) -> list[RunS
             runs += [_comparison(settings, rates, mode, condition, seed, step_time_s) for mode in settings.modes]
         if settings.references:
             runs += _references(settings, rates, seed, step_time_s)
+            runs += [_pytorch(settings, rates, seed)] * pytorch
         runs += [_staleness(settings, rates, staleness, seed) for staleness in settings.staleness]
     return runs
 
@@ -137,6 +139,23 @@ def _references(settings: Settings, rates: Rates, seed: int, step_time_s: float)
             )
         )
     return references
+
+
+def _pytorch(settings: Settings, rates: Rates, seed: int) -> RunSpec:
+    """The same as NxB, by another program: what bsp computes, if it is right. It is not about time either."""
+    return RunSpec(
+        id=f"reference_PyTorch-s{seed}",
+        kind="reference",
+        mode=Mode("bsp"),
+        condition="even",
+        seed=seed,
+        workers=1,
+        batch_size=settings.batch_size * settings.workers,
+        epochs=settings.epochs,
+        rate=rates.of_mode(Mode("bsp")),
+        eval_every=settings.eval_every,
+        pytorch=True,
+    )
 
 
 def _staleness(settings: Settings, rates: Rates, staleness: int, seed: int) -> RunSpec:

@@ -10,6 +10,7 @@ from typing import Any
 
 from figures import Figure
 from palette import DARK, LIGHT
+from parallel import in_parallel
 
 _FONT_SIZE = 9
 _PNG_DPI = 160
@@ -36,19 +37,24 @@ def available() -> bool:
 def draw_all(figures: list[Figure], folder: Path) -> list[Drawn]:
     """Writes NAME.svg, NAME-dark.svg, NAME.png and NAME-dark.png of each figure. Needs matplotlib."""
     folder.mkdir(parents=True, exist_ok=True)
-    return [_draw(figure, folder) for figure in figures]
+    import matplotlib.backends.backend_svg  # noqa: F401  # Once, not in each of the processes.
+
+    svgs = in_parallel(lambda figure: _draw(figure, folder), figures)
+    return [Drawn(figure, svg) for figure, svg in zip(figures, svgs, strict=True)]
 
 
-def _draw(figure: Figure, folder: Path) -> Drawn:
-    light = _render(figure, LIGHT, "svg").decode()
+def _draw(figure: Figure, folder: Path) -> str:
+    """The SVG for the page."""
+    svg, png = _render(figure, LIGHT, ("svg", "png"))
+    light = svg.decode()
     (folder / f"{figure.name}.svg").write_text(light, encoding="utf-8")
     (folder / f"{figure.name}-dark.svg").write_text(_recoloured(light, DARK), encoding="utf-8")
-    (folder / f"{figure.name}.png").write_bytes(_render(figure, LIGHT, "png"))
-    (folder / f"{figure.name}-dark.png").write_bytes(_render(figure, DARK, "png"))
-    return Drawn(figure, _embedded(light, figure))
+    (folder / f"{figure.name}.png").write_bytes(png)
+    (folder / f"{figure.name}-dark.png").write_bytes(*_render(figure, DARK, ("png",)))
+    return _embedded(light, figure)
 
 
-def _render(figure: Figure, colours: dict[str, str], kind: str) -> bytes:
+def _render(figure: Figure, colours: dict[str, str], kinds: tuple[str, ...]) -> list[bytes]:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -66,10 +72,14 @@ def _render(figure: Figure, colours: dict[str, str], kind: str) -> bytes:
         canvas = Canvas(figsize=(figure.width_inches, figure.height_inches), layout="constrained")
         FigureCanvasAgg(canvas)
         _fill(canvas, figure, colours)
-        buffer = io.BytesIO()
-        metadata = {"Date": None} if kind == "svg" else {}
-        canvas.savefig(buffer, format=kind, dpi=_PNG_DPI, metadata=metadata)
-    return buffer.getvalue()
+        files = []
+        for kind in kinds:
+            buffer = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {}
+            canvas.savefig(buffer, format=kind, dpi=_PNG_DPI, metadata=metadata)
+            canvas.set_layout_engine("none")  # All is in its place.
+            files.append(buffer.getvalue())
+    return files
 
 
 def _fill(canvas: Any, figure: Figure, colours: dict[str, str]) -> None:
@@ -80,6 +90,8 @@ def _fill(canvas: Any, figure: Figure, colours: dict[str, str]) -> None:
         axes.set_ylabel(figure.y_label)
     all_axes[-1].set_xlabel(figure.x_label)
     figure.draw(all_axes if figure.many_panels else all_axes[0], colours)
+    for line in (line for axes in all_axes for line in axes.lines if not line.get_clip_on()):
+        line.set_in_layout(False)  # A cross at an edge: no room is made for it.
     handles, labels = all_axes[-1].get_legend_handles_labels()
     if handles:
         lines = -(-len(handles) // figure.legend_columns)

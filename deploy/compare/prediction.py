@@ -23,15 +23,14 @@ def round_s(times: StepTimes, worker: int, first: int, steps: int) -> float:
 
 
 def predicted_samples_per_s(mode: str, times: StepTimes) -> float | None:
-    """By the mode's rule alone: bsp has the slowest of N, backup:b the (N-b)-th fastest, and so on."""
+    """By the mode's rule alone: bsp has the slowest of N, asp all workers' rates, and so on."""
     name, _, argument = mode.partition(":")
     workers, rounds = range(len(times.compute_s)), min(map(len, times.compute_s))
-    if name in ("bsp", "sync", "backup"):
-        used = len(times.compute_s) - (int(argument or 1) if name == "backup" else 0)
-        if used < 1:
-            return None
-        total_s = sum(sorted(batch_s(times, worker, step) for worker in workers)[used - 1] for step in range(rounds))
-        return used * times.samples * rounds / total_s
+    if name in ("bsp", "sync"):
+        total_s = sum(max(batch_s(times, worker, step) for worker in workers) for step in range(rounds))
+        return len(times.compute_s) * times.samples * rounds / total_s
+    if name == "backup":
+        return _backup_samples_per_s(times, int(argument or 1), rounds)
     if name in ("asp", "async"):
         return times.samples * sum(1 / _mean_s(times, worker, 1) for worker in workers)
     if name == "easgd":
@@ -51,6 +50,36 @@ def _mean_s(times: StepTimes, worker: int, steps: int) -> float:
     """Mean seconds of an exchange with `steps` batches."""
     starts = range(0, max(len(times.compute_s[worker]) - steps + 1, 1), steps)
     return sum(round_s(times, worker, start, steps) for start in starts) / len(starts)
+
+
+def _backup_samples_per_s(times: StepTimes, spare: int, rounds: int) -> float | None:
+    """Runs the steps: each takes the first N - b pushes. Who is late finishes its batch of the old step all the same,
+    and begins with the new one only then: the next steps may be short of it.
+    """
+    count, used = len(times.compute_s), len(times.compute_s) - spare
+    if used < 1:
+        return None
+    begun = [0] * count  # Batches of each worker.
+    running: list[tuple[float, int, int]] = []  # (end, worker, the step that it is for).
+
+    def begin(worker: int, now_s: float, step: int) -> None:
+        heapq.heappush(running, (now_s + batch_s(times, worker, begun[worker]), worker, step))
+        begun[worker] += 1
+
+    for worker in range(count):
+        begin(worker, 0.0, 0)
+    now_s = 0.0
+    for step in range(rounds):
+        waiting: list[int] = []
+        while len(waiting) < used:
+            now_s, worker, begun_for = heapq.heappop(running)
+            if begun_for == step:
+                waiting.append(worker)
+            else:
+                begin(worker, now_s, step)
+        for worker in waiting:
+            begin(worker, now_s, step + 1)
+    return used * times.samples * rounds / now_s
 
 
 def _ssp_samples_per_s(times: StepTimes, bound: int) -> float:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import plots
-from content import provenance, sections_of
+from content import Section, provenance, sections_of
 from figures import figures_of
 from html_page import page
 from markdown import markdown
@@ -27,7 +28,15 @@ _LEAD = (
 )
 
 
-def write_reports(output: Path) -> list[Verdict]:
+@dataclass
+class Written:
+    """A report."""
+
+    sections: list[Section]
+    verdicts: list[Verdict]
+
+
+def write_reports(output: Path) -> Written:
     """Writes the report of all runs in `output` that have ended so far. ValueError if there are none."""
     runs = load_runs(output)
     if not runs:
@@ -38,7 +47,7 @@ def write_reports(output: Path) -> list[Verdict]:
     write_csv(comparison, output / "results.csv")
     can_draw = plots.available()
     figures = figures_of(comparison) if can_draw else []
-    drawn = plots.draw_all(figures, output / "plots")
+    drawn = plots.draw_all(figures, output / "plots") if can_draw else []
     sections = sections_of(comparison, plan, figures, verdicts)
     missing = [run for run in plan.get("runs", []) if run not in {each.id for each in runs}]
     if missing:
@@ -49,7 +58,7 @@ def write_reports(output: Path) -> list[Verdict]:
     _write(output / "report.md", markdown(_TITLE, _LEAD, sections, origin))
     svgs = {each.figure.name: each.svg for each in drawn}
     _write(output / "report.html", page(_TITLE, _LEAD, sections, origin, svgs))
-    return verdicts
+    return Written(sections, verdicts)
 
 
 def _write(path: Path, text: str) -> None:
@@ -65,7 +74,7 @@ def main(arguments: list[str]) -> int:
         print("usage: report.py OUTPUT", file=sys.stderr)
         return 2
     try:
-        verdicts = write_reports(Path(arguments[0]))
+        verdicts = write_reports(Path(arguments[0])).verdicts
     except (OSError, ValueError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 1

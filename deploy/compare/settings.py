@@ -17,6 +17,11 @@ from values import CONDITIONS
 
 SEEDS_MAX = 1000  # Those above it are for tuning.
 WORKERS_MAX = 256
+# What --command does without.
+_OF_PS_WORKER = (
+    *("epochs", "batch_size", "learning_rate", "momentum", "model", "activation", "dataset", "data_dir"),
+    *("eval_every", "staleness", "step_time", "python"),
+)
 
 T = TypeVar("T")
 
@@ -46,6 +51,7 @@ class Settings:
     tune: bool
     staleness: tuple[int, ...]
     references: bool
+    python: str  # Of PyTorch's reference.
     bin: Path
     run_timeout_s: float | None  # None: by the estimate.
     command: tuple[str, ...]  # The user's script; empty: ps_worker.
@@ -77,6 +83,7 @@ class Settings:
             "tune": self.tune,
             "staleness": list(self.staleness),
             "references": self.references,
+            "python": self.python,
             "command": shlex.join(self.command),
         }
 
@@ -91,7 +98,11 @@ def _read(flag: str, text: str, read: Callable[[str], T]) -> T:
 
 def parse(arguments: Sequence[str]) -> Settings:
     """UsageError. Exits for --help."""
-    given = vars(make_parser().parse_args(arguments))
+    parser = make_parser()
+    given = vars(parser.parse_args(arguments))
+    for flag in _OF_PS_WORKER if given["command"] else ():
+        if given[flag] != parser.get_default(flag):
+            raise UsageError(f"--{flag} is ps_worker's: with --command the script has its own")
 
     def read(flag: str, reader: Callable[[str], T]) -> T:
         return _read(flag, given[flag], reader)
@@ -122,6 +133,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         tune=given["tune"],
         staleness=() if given["command"] else read("staleness", values.staleness),
         references=given["references"] and not given["command"],
+        python=given["python"],
         bin=Path(given["bin"]).absolute(),
         run_timeout_s=read("run_timeout", values.duration_s) if given["run_timeout"] else None,
         command=read("command", values.command),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from records import TARGETS
 from spread import Ratio
-from summary import Comparison, Group
+from summary import Comparison, Group, wait_percent
 
 LOSS_POINTS_THAT_MATTER = 1.0  # Of accuracy. A mode is recommended where the interval excludes such a loss.
 WORTH_RATIO = 1.05  # A mode that is faster by less is not recommended for it.
@@ -24,7 +24,7 @@ def about(group: Group) -> str:
     """What the runs say of a mode beside bsp under one condition; empty for bsp itself."""
     if group.reference is None or group.reference is group:
         return ""
-    said = [_speed(group), _accuracy(group), _time_to_target(group)]
+    said = [_speed(group), _waiting(group), _accuracy(group), _time_to_target(group)]
     return f"{group.mode}: {'; '.join(each for each in said if each)}."
 
 
@@ -39,6 +39,16 @@ def _speed(group: Group) -> str:
     if not found.differs:
         return f"the runs do not show another throughput than bsp's ({_range(found)})"
     return f"{found.mean:.2f} times bsp's samples/s (95 % interval {_range(found)})"
+
+
+def _waiting(group: Group) -> str:
+    found = None if _cpu_bound(group) else group.difference(wait_percent)
+    if found is None or found.half is None:
+        return ""
+    if not found.excludes(0):
+        return f"no other share of waiting than bsp's is shown ({found.mean:+.1f} ± {found.half:.1f} points)"
+    side = "less" if found.mean < 0 else "more"
+    return f"workers wait {abs(found.mean):.1f} ± {found.half:.1f} points of their time {side} than bsp's"
 
 
 def _cpu_bound(group: Group) -> bool:
@@ -71,18 +81,28 @@ def _lost(group: Group) -> str:
     return ""
 
 
-def _time_to_target(group: Group) -> str:
-    """For the highest accuracy that all runs of both reached."""
-    if _cpu_bound(group):
-        return ""
+def _highest(group: Group) -> tuple[str, Ratio] | None:
+    """The highest accuracy that all runs of both reached, and the times to it, where they have an interval."""
     for target in sorted(TARGETS, reverse=True):
-        found = group.time_ratio(target)
+        found = None if _cpu_bound(group) else group.time_ratio(target)
         if found is not None and found.low is not None:
-            percent = f"{100 * target:.0f} %"
-            if found.differs:
-                return f"{percent} accuracy in {found.mean:.2f} times bsp's time ({_range(found)})"
-            return f"the runs do not show another time to {percent} than bsp's ({_range(found)})"
-    return ""
+            return f"{100 * target:.0f} %", found
+    return None
+
+
+def _time_to_target(group: Group) -> str:
+    if (highest := _highest(group)) is None:
+        return ""
+    percent, found = highest
+    if found.differs:
+        return f"{percent} accuracy in {found.mean:.2f} times bsp's time ({_range(found)})"
+    return f"the runs do not show another time to {percent} than bsp's ({_range(found)})"
+
+
+def _later(group: Group) -> bool:
+    """Shown to reach an accuracy later than bsp, however many samples it takes a second."""
+    highest = _highest(group)
+    return highest is not None and highest[1].differs and highest[1].mean > 1
 
 
 def choices(comparison: Comparison) -> list[str]:
@@ -102,9 +122,10 @@ def _choice(groups: list[Group], condition: str) -> str:
     speeds = {group.mode: group.speed_ratio.mean for group in others if group.speed_ratio and group.speed_ratio.differs}
     faster = sorted((group for group in others if speeds.get(group.mode, 0) > 1), key=lambda each: -speeds[each.mode])
     worth = [group for group in faster if speeds[group.mode] >= WORTH_RATIO]
-    equal = [group for group in worth if _loss_excluded(group)]
-    costly = [group for group in worth if _loss_shown(group)]
-    unknown = [group for group in worth if group not in equal and group not in costly]
+    later = [group for group in worth if _later(group)]
+    equal = [group for group in worth if _loss_excluded(group) and group not in later]
+    costly = [group for group in worth if _loss_shown(group) and group not in later]
+    unknown = [group for group in worth if group not in (*equal, *costly, *later)]
     parts = []
     if equal:
         parts.append(f"{begin}, choose {_or(equal)}: faster than bsp without a loss of accuracy that matters.")
@@ -114,6 +135,9 @@ def _choice(groups: list[Group], condition: str) -> str:
     if unknown:
         start = "Faster" if parts else f"{begin}, these were faster than bsp"
         parts.append(f"{start}, but these runs do not tell at what price in accuracy: {_or(unknown, '; ')}.")
+    if later:
+        start = "More samples a second" if parts else f"{begin}, these took more samples a second than bsp"
+        parts.append(f"{start}, but reached an accuracy later: {_or(later, '; ')}.")
     if not worth:
         least = f"{100 * (WORTH_RATIO - 1):.0f} %"
         parts.append(
@@ -126,8 +150,19 @@ def _choice(groups: list[Group], condition: str) -> str:
 
 def _or(groups: list[Group], separator: str = " or ") -> str:
     """Each mode with its speed and its price."""
-    return separator.join(f"{each.mode} ({each.speed_ratio.mean:.2f} times bsp's samples/s, {_price(each)})"
-                          for each in groups if each.speed_ratio)  # fmt: skip
+    return separator.join(
+        f"{each.mode} ({each.speed_ratio.mean:.2f} times bsp's samples/s, {_price(each)}{_shown_time(each)})"
+        for each in groups
+        if each.speed_ratio
+    )
+
+
+def _shown_time(group: Group) -> str:
+    """Beside its price."""
+    highest = _highest(group)
+    if highest is None or not highest[1].differs:
+        return ""
+    return f", {highest[0]} accuracy in {highest[1].mean:.2f} times bsp's time"
 
 
 def _loss_shown(group: Group) -> bool:

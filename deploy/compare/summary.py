@@ -11,6 +11,7 @@ from spread import Interval, Ratio, mean, paired_difference, paired_ratio
 
 CONDITIONS = ("even", "straggler", "transient")
 REFERENCE_MODES = ("bsp", "sync")
+PYTORCH = "PyTorch"  # The name of its reference curve.
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Group:
     mode: str
     condition: str
     runs: list[Run]
-    reference: Group | None = None  # bsp under the same condition.
+    reference: Group | None = None  # bsp under the same condition; staleness 0; the reference curve NxB.
     predicted: dict[int, float] | None = None  # Samples/s by seed.
 
     @property
@@ -94,9 +95,9 @@ def accuracy_percent(run: Run) -> float | None:
     return None if run.final_accuracy is None else 100 * run.final_accuracy
 
 
-def wait_share(run: Run) -> float | None:
-    """Share of all workers' time that they waited, in [0, 1]."""
-    return run.shares["wait"] if run.shares else None
+def wait_percent(run: Run) -> float | None:
+    """Share of all workers' time that they waited."""
+    return 100 * run.shares["wait"] if run.shares else None
 
 
 @dataclass
@@ -137,6 +138,10 @@ class Comparison:
         """One group, if it ran."""
         return next((each for each in self.under(condition) if each.mode == mode), None)
 
+    def reference(self, name: str) -> Group | None:
+        """One reference curve, if it ran."""
+        return next((each for each in self.references if reference_name(each.runs[0]) == name), None)
+
 
 def compare(runs: list[Run]) -> Comparison:
     """Groups the runs, and gives each group its reference and its predicted throughput."""
@@ -154,7 +159,10 @@ def compare(runs: list[Run]) -> Comparison:
     references = _grouped([run for run in runs if run.kind == "reference"], lambda run: (reference_name(run),))
     order = {condition: place for place, condition in enumerate(CONDITIONS)}
     groups.sort(key=lambda group: (order.get(group.condition, len(order)), group.condition))
-    return Comparison(runs, groups, staleness, references)
+    found = Comparison(runs, groups, staleness, references)
+    for group in references:
+        group.reference = found.reference("NxB")
+    return found
 
 
 def reference_name(run: Run) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from records import PARTS, TARGETS, Run
 from spread import Interval, Ratio, deviation, interval, mean, percentile
-from summary import Comparison, Group, accuracy_percent, reference_name, wait_share
+from summary import Comparison, Group, accuracy_percent, reference_name, wait_percent
 
 NONE = "—"
 CPU_BOUND = "CPU-bound, not comparable"
+OUTCOME = "Gains and losses"  # The caption of outcome().
 
 
 @dataclass
@@ -63,12 +64,11 @@ def outcome(groups: list[Group]) -> Table:
     """What is gained and lost."""
     table = Table(["mode", "runs", "accuracy %", "points from bsp", "samples/s", "times bsp", "waiting %"])
     for group in groups:
-        shares = group.values(wait_share)
         row = [group.mode, runs_of(group), with_spread(group.values(accuracy_percent), 2)]
         row.append(difference(group.accuracy_difference))
         row.append(with_spread(group.values(lambda run: run.samples_per_s), 0))
         row.append(CPU_BOUND if group.cpu_bound else ratio(group.speed_ratio))
-        table.rows.append([*row, number(None if not shares else 100 * sum(shares) / len(shares), 1)])
+        table.rows.append([*row, number(group.mean(wait_percent), 1)])
     return table
 
 
@@ -120,12 +120,16 @@ def inside(groups: list[Group]) -> Table:
 def rates(comparison: Comparison) -> Table:
     """What each mode was trained with."""
     table = Table(["mode", "learning rate", "momentum", "chosen by", "trials"])
-    trials = Counter(run.mode for run in comparison.runs if run.kind == "tuning")
+    # Those of an enforced staleness are asp's by their mode.
+    trials = Counter(run.mode for run in comparison.runs if run.kind == "tuning" and run.staleness is None)
     for mode in comparison.modes:
         runs = [run for group in comparison.groups for run in group.runs if group.mode == mode]
         tuned = all(run.tuned for run in runs)
         row = [mode, _distinct([run.learning_rate for run in runs]), _distinct([run.momentum for run in runs])]
-        table.rows.append([*row, "tuning on the validation split" if tuned else "hand, not tuned", str(trials[mode])])
+        chosen = "tuning on the validation split" if tuned else "hand, not tuned"
+        if all(run.learning_rate is None for run in runs):
+            row, chosen = [mode, "the script's", "the script's"], "the script"
+        table.rows.append([*row, chosen, str(trials[mode])])
     return table
 
 
@@ -143,10 +147,8 @@ def lost(comparison: Comparison) -> Table:
     return table
 
 
-def _single(groups: list[Group], names: list[str], title: str) -> Table:
-    table = Table(
-        [title, "runs", "accuracy %", "95 % interval", "points from the first row", "learning rate", "momentum"]
-    )
+def _single(groups: list[Group], names: list[str], title: str, first: str) -> Table:
+    table = Table([title, "runs", "accuracy %", "95 % interval", f"points from {first}", "learning rate", "momentum"])
     for name, group in zip(names, groups, strict=True):
         values = group.values(accuracy_percent)
         found = interval(values)
@@ -159,12 +161,18 @@ def _single(groups: list[Group], names: list[str], title: str) -> Table:
 
 def staleness(comparison: Comparison) -> Table:
     """Accuracy by enforced staleness."""
-    return _single(comparison.staleness, [str(each.runs[0].staleness) for each in comparison.staleness], "staleness")
+    names = [str(each.runs[0].staleness) for each in comparison.staleness]
+    return _single(comparison.staleness, names, "staleness", "staleness 0")
 
 
 def references(comparison: Comparison) -> Table:
-    """Accuracy of the reference curves."""
-    return _single(comparison.references, [reference_name(each.runs[0]) for each in comparison.references], "curve")
+    """Accuracy of the reference curves, and of bsp, which must be on that of NxB."""
+    groups = list(comparison.references)
+    names = [reference_name(each.runs[0]) for each in groups]
+    if (bsp := comparison.group("bsp", "even")) is not None:
+        groups.append(replace(bsp, reference=comparison.reference("NxB")))
+        names.append(f"bsp, {bsp.runs[0].workers} workers")
+    return _single(groups, names, "curve", "NxB")
 
 
 def csv_columns(run: Run, predicted: float | None) -> dict[str, object]:

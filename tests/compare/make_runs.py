@@ -56,6 +56,7 @@ class Simulation:
             for rank in range(workers)
         ]
         self.left = batches
+        self.growth = batches * BATCH / 5  # Samples by which what is missing in accuracy becomes an e-th.
         self.handed_out = 0
         self.version = 0
         self.held: list[tuple[float, Worker]] = []  # Pushes that wait for a version, or for slower workers.
@@ -179,7 +180,9 @@ class Simulation:
         self.next_eval += self.eval_every
         stale = [value for apply in self.applies for value in apply["staleness"]]
         cost = 0.004 * sum(stale) / max(1, len(stale)) * (2 if self.staleness is not None else 1)
-        accuracy = 0.885 - 0.785 * math.exp(-applied / 2500) - cost + self.seed_noise + self.noise.gauss(0, 0.001)
+        accuracy = (
+            0.885 - 0.785 * math.exp(-applied / self.growth) - cost + self.seed_noise + self.noise.gauss(0, 0.001)
+        )
         self.evals.append(
             {"event": "eval", "t": self.applies[-1]["t"] + 0.02, "rank": 0, "step": self.workers[0].step}
             | {"version": self.version, "copied_t": self.applies[-1]["t"], "split": "test"}
@@ -284,6 +287,7 @@ def make_comparison(
             make_run(output, "bsp", "even", seed, **(options | one | {"id": f"reference_1xB-s{seed}"}))
             wide = one | {"id": f"reference_NxB-s{seed}", "batch_size": 4 * BATCH}
             make_run(output, "bsp", "even", seed, **(options | wide))
+            make_run(output, "bsp", "even", seed, **(options | wide | {"id": f"reference_PyTorch-s{seed}"}))
     write_plan(output)
 
 

@@ -148,6 +148,11 @@ def spread_text(values: list[float], digits: int) -> str:
     return text if len(values) < 2 else f"{text} (sd {statistics.stdev(values):.{digits}f})"
 
 
+def t_975(count: int) -> float:
+    """Student's t for the interval of so many values."""
+    return T_975[count - 1]
+
+
 def paired(own: dict[int, float], other: dict[int, float]) -> tuple[float, float | None] | None:
     """Mean difference by seed and half its interval."""
     found = [own[seed] - other[seed] for seed in own if seed in other]
@@ -155,7 +160,7 @@ def paired(own: dict[int, float], other: dict[int, float]) -> tuple[float, float
         return None
     if len(found) < 2:
         return found[0], None
-    return statistics.fmean(found), T_975[len(found) - 1] * statistics.stdev(found) / math.sqrt(len(found))
+    return statistics.fmean(found), t_975(len(found)) * statistics.stdev(found) / math.sqrt(len(found))
 
 
 def points(own: dict[int, float], other: dict[int, float] | None) -> str:

@@ -92,9 +92,9 @@ class ReportCase(unittest.TestCase):
     def write(self, draw: bool = False) -> list[object]:
         """Writes the report; without figures, as if matplotlib were missing, unless they are what is tested."""
         if draw:
-            return report.write_reports(self.output)
+            return report.write_reports(self.output).verdicts
         with mock.patch.object(plots, "available", return_value=False):
-            return report.write_reports(self.output)
+            return report.write_reports(self.output).verdicts
 
     def csv(self) -> dict[str, dict[str, str]]:
         """results.csv by run."""

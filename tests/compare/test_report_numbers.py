@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unittest
 from pathlib import Path
@@ -13,6 +14,7 @@ from report_case import ReportCase  # isort: skip
 
 import make_runs
 import recompute
+import recompute_words
 
 CONDITIONS = {"even": "Even workers", "straggler": "A constant straggler", "transient": "Transient delays"}
 
@@ -30,8 +32,17 @@ class Numbers(ReportCase):
         make_runs.cut_off(killed / "server0.jsonl", 0.7)
         make_runs.cut_off(killed / "worker1.jsonl", 0.5)
         self.change(self.output / "runs/transient-easgd_8-s1", cpu_s=9.5)
+        self.shift_last_result(self.output / "runs/reference_PyTorch-s2")
         self.write()
         self.facts = {path.name: recompute.run_facts(path) for path in (self.output / "runs").iterdir()}
+
+    def shift_last_result(self, folder: Path) -> None:
+        """Another loss and accuracy, so that the curve is not quite the one that it should be."""
+        path = folder / "worker0.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        last = [line for line in lines if line["event"] == "eval"][-1]
+        last |= {"loss": last["loss"] + 0.015, "accuracy": last["accuracy"] - 0.004}
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def group(self, condition: str, mode: str) -> list[dict[str, Any]]:
         """The runs of a row."""
@@ -66,7 +77,9 @@ class Numbers(ReportCase):
                 wanted = [recompute.outcome_row(group, groups[0]) for group in groups]
                 self.assertEqual(tables[title, "Gains and losses"], wanted)
                 caption = "Time and samples to an accuracy, means over the runs that reached it"
-                self.assertEqual(tables[title, caption], [recompute.target_row(group) for group in groups])
+                rows = tables[title, caption]
+                self.assertEqual(rows, [recompute.target_row(group) for group in groups])
+                self.assertIn("3 of 3", {row[6] for row in rows}, "no run reaches 85 %")
                 inside = [[*row[:4], None, *row[5:]] for row in tables[title, "Inside"]]
                 self.assertEqual(inside, [recompute.inside_row(group) for group in groups])
 
@@ -82,6 +95,37 @@ class Numbers(ReportCase):
             wanted += [recompute.points(own, None if group is groups[0] else first), "0.05", "0.9"]
             self.assertEqual(row, wanted)
 
+    def references(self) -> dict[str, list[dict[str, Any]]]:
+        """By the curves' names, in the order of the runs' names, and bsp."""
+        found = {}
+        for name in ("1xB", "NxB", "PyTorch"):
+            found[name] = [self.facts[f"reference_{name}-s{seed}"] for seed in (1, 2, 3)]
+        return found | {"bsp, 4 workers": self.group("even", "bsp")}
+
+    def test_references(self) -> None:
+        """The table, and how far bsp, one worker and PyTorch are apart."""
+        curves = self.references()
+        rows = self.tables()["Reference curves", ""]
+        self.assertEqual(sorted(rows), sorted(recompute_words.reference_rows(curves)))
+        text = self.markdown()
+        for name, other, words in (
+            ("NxB", "bsp, 4 workers", "NxB and bsp with 4 workers"),
+            ("PyTorch", "bsp, 4 workers", "PyTorch and bsp with 4 workers"),
+            ("PyTorch", "NxB", "PyTorch and NxB"),
+        ):
+            points, loss, marks = recompute_words.apart(curves[name], curves[other])
+            self.assertIn(f"{words}: at most {points:.2f} points of accuracy and {loss:.2g} of loss apart, "
+                          f"at {marks} marks of 3 seeds", text)  # fmt: skip
+        self.assertIn("PyTorch and NxB: at most 0.40 points of accuracy and 0.015 of loss apart", text)
+
+    def test_choices(self) -> None:
+        """What to choose when: each mode in the list where its intervals put it, with its figures."""
+        text = self.markdown()
+        front = text.split("## What to choose when\n")[1].split("\n## ")[0]
+        said = [line.removeprefix("- ") for line in front.splitlines() if line.startswith("- ")]
+        groups = {condition: [self.group(condition, mode) for mode in make_runs.MODES] for condition in CONDITIONS}
+        self.assertEqual(said, [recompute_words.choice(condition, found) for condition, found in groups.items()])
+
     def test_sentences(self) -> None:
         """Every sentence's figures are those of the tables, and none is made where the interval does not allow it."""
         text = self.markdown()
@@ -94,6 +138,8 @@ class Numbers(ReportCase):
                 with self.subTest(condition=condition, mode=mode):
                     self.check_speed(sentence, group, bsp)
                     self.check_accuracy(sentence, group, bsp)
+                    self.assertIn(recompute_words.time_sentence(group, bsp), sentence)
+                    self.assertIn(recompute_words.wait_sentence(group, bsp), sentence)
 
     def check_speed(self, sentence: str, group: list[dict[str, Any]], bsp: list[dict[str, Any]]) -> None:
         """The ratio with its interval, or that nothing is shown."""
@@ -134,14 +180,25 @@ class Prediction(ReportCase):
     """The simulated jobs do nothing but what the mode's rule makes them, so the predictions must come true."""
 
     def test_predicted_is_measured(self) -> None:
-        """Within what a run's end makes a difference; backup's late workers are more than the rule says."""
+        """Within what a run's end makes a difference."""
         make_runs.make_comparison(self.output, seeds=(1,), staleness=())
         self.write()
         for name, row in self.csv().items():
-            within = 0.35 if "transient" in name else 0.08
             with self.subTest(run=name):
                 ratio = float(row["predicted_samples_per_s"]) / float(row["samples_per_s"])
-                self.assertAlmostEqual(ratio, 1, delta=within)
+                self.assertAlmostEqual(ratio, 1, delta=0.08)
+
+    def test_a_late_worker_is_missed_in_the_next_steps_too(self) -> None:
+        """Two workers, one of them spare. The first batch of worker 0 lasts 5 s, all others 1 s: steps end at 1, 2, 3,
+        4 and, with either worker, 5 s. With worker 1 as slow once, in its third batch, at 1, 2, 6, 7 and 8 s.
+        """
+        from prediction import predicted_samples_per_s
+        from records import StepTimes
+
+        fast, late = [1.0] * 5, [5.0, *[1.0] * 4]
+        for second, total_s in ((fast, 5), ([1.0, 1.0, 5.0, 1.0, 1.0], 8)):
+            times = StepTimes([late, second], [[0.0] * 5] * 2, samples=10)
+            self.assertAlmostEqual(predicted_samples_per_s("backup:1", times), 50 / total_s)
 
 
 class Truth(ReportCase):

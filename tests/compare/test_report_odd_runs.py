@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import unittest
@@ -62,6 +63,20 @@ class OddRuns(ReportCase):
         self.write()
         self.assertIn("the runs do not show another accuracy than bsp's", self.markdown())
 
+    def test_faster_but_later(self) -> None:
+        """A mode that takes more samples a second, but reaches 80 % later, is not recommended."""
+        make_runs.make_comparison(self.output, ("bsp", "local_sgd:8"), ("even",), (1, 2, 3), ())
+        for path in self.output.glob("runs/even-local_sgd_8-*/worker0.jsonl"):
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            evals = [line for line in lines if line["event"] == "eval"]
+            for line in evals:
+                line["accuracy"] = 0.84 if line is evals[-1] else 0.5
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.write()
+        text = self.markdown()
+        self.assertIn("these took more samples a second than bsp, but reached an accuracy later: local_sgd:8", text)
+        self.assertNotIn("choose local_sgd:8", text)
+
     def test_no_evaluations(self) -> None:
         """Accuracy is missing, throughput is there."""
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1, 2), ())
@@ -107,6 +122,26 @@ class OddRuns(ReportCase):
         (self.output / "runs/even-bsp-s1/run.json").write_text('{"id":')
         self.write()
         self.assertEqual(self.csv()["even-bsp-s1"]["status"], "failed")
+
+    def test_trials(self) -> None:
+        """Those of an enforced staleness are not asp's, although it is their mode; an edge is named."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1,), ())
+        make_runs.make_run(self.output, "asp", "even", 1001, id="tune-asp-t1", kind="tuning", batches=40)
+        one = {"workers": 1, "staleness": 4, "kind": "tuning", "batches": 40}
+        make_runs.make_run(self.output, "asp", "even", 1001, id="tune-staleness_4-t1", **one)
+        (self.output / "tuning.json").write_text('{"asp": {"at_edge": true}, "bsp": {"at_edge": false}}')
+        self.write()
+        trials = {row[0]: row[4] for row in self.tables()["Learning rates", ""]}
+        self.assertEqual(trials, {"bsp": "0", "asp": "1"})
+        self.assertIn("The best rate of asp is at the edge", self.markdown())
+
+    def test_rates_of_a_script(self) -> None:
+        """With --command they are not known, which is said."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1,), (), learning_rate=None, momentum=None)
+        self.write()
+        rows = self.tables()["Learning rates", ""]
+        self.assertEqual(rows[0], ["bsp", "the script's", "the script's", "the script", "0"])
+        self.assertNotIn("not tuned", self.markdown())
 
     def test_cpu_bound(self) -> None:
         """Marks the row, and no statement about speed is made."""
@@ -159,6 +194,11 @@ class Verdicts(ReportCase):
         self.assertRegex(str(verdicts[1]), r"^async 2\.\d\d times the throughput of sync, at least 1\.5 wanted: yes$")
         self.assertIn("± ", str(verdicts[2]))
 
+    def test_only_of_the_demo(self) -> None:
+        """Other comparisons have asked for no threshold."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), ())
+        self.assertEqual(self.write(), [])
+
     def test_no(self) -> None:
         """Another hash, a run that failed."""
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
@@ -171,8 +211,6 @@ class Verdicts(ReportCase):
 
     def plan_settings(self, **settings: object) -> None:
         """Puts them into plan.json."""
-        import json
-
         path = self.output / "plan.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": settings}))
 

@@ -35,8 +35,10 @@ class RunsTest(unittest.TestCase):
         return json.loads((self.output / "runs" / run_id / "run.json").read_text())
 
     def test_all_end_well(self) -> None:
-        status, _, err = compare(*self.flags("--modes=bsp,asp", "--servers=1"))
+        status, out, err = compare(*self.flags("--modes=bsp,asp", "--servers=1"))
         assert status == 0, err
+        assert out.startswith("- When workers are alike: nothing can be said, since intervals need two seeds")
+        assert "\nEven workers\nmode    runs  accuracy %" in out
         assert "1 of 2  even-bsp-s1: done" in err
         assert "2 of 2  even-asp-s1: done" in err
         assert "accuracy 80.00%" in err

@@ -103,6 +103,8 @@ class SettingsTest(unittest.TestCase):
             (["--real", "--step_time=5ms"], "--real does without"),
             (["--command=python x.py", "--conditions=transient"], "only even"),
             (["--command=python x.py", "--tune"], "the script's own"),
+            (["--command=python x.py", "--epochs=2"], "--epochs is ps_worker's"),
+            (["--command=python x.py", "--step_time=2ms"], "--step_time is ps_worker's"),
         ):
             with self.subTest(flags):
                 assert text in refusal(flags)
@@ -110,6 +112,7 @@ class SettingsTest(unittest.TestCase):
     def test_conditions_without_idle_time_are_even(self) -> None:
         assert parse(["--real"]).conditions == ("even",)
         assert parse(["--command=python x.py"]).conditions == ("even",)
+        assert parse(["--command=python x.py", "--conditions=even"]).conditions == ("even",)
 
     def test_the_program_says_it_in_one_line(self) -> None:
         for flags, status in ((["--workers=0"], 2), (["--bin=/nowhere", "--output=/tmp/unused-compare"], 2)):
