@@ -20,7 +20,12 @@ fail() {
   exit "${2:-1}"
 }
 
-run() { exec python3 -B "$root/deploy/compare" "$@"; }
+# The packages bring matplotlib to the system's Python, which need not be the one that is found first.
+python=python3
+has_matplotlib() { "$1" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("matplotlib") is None)' 2>/dev/null; }
+if ! has_matplotlib python3 && has_matplotlib /usr/bin/python3; then python=/usr/bin/python3; fi
+
+run() { exec "$python" -B "$root/deploy/compare" "$@"; }
 
 # In the foreground: Ctrl-C ends it too.
 limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
