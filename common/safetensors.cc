@@ -163,6 +163,7 @@ std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,
 absl::Status WriteSafetensors(const std::string& path, const std::vector<TensorView>& tensors,
                               const std::map<std::string, std::string>& metadata) {
   std::vector<TensorSpec> specs;
+  specs.reserve(tensors.size());
   for (const TensorView& tensor : tensors) specs.push_back(tensor.spec);
   const std::string header = SafetensorsHeader(specs, metadata);
   std::vector<std::span<const char>> parts = {header};
