@@ -38,6 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     except (Refused, ProbeFailed, OSError) as error:  # OSError: no space is left, say.
         say(str(error))
         return _EXIT_FAILED
+    except KeyboardInterrupt:
+        say("stopped; what is done is kept, and the same command goes on")
+        return _EXIT_SIGNAL + signal.SIGINT
 
 
 def compare(settings: Settings, arguments: Sequence[str]) -> int:
@@ -54,7 +57,8 @@ def compare(settings: Settings, arguments: Sequence[str]) -> int:
             status = _EXIT_FAILED if comparison.failures else 0
         except Interrupted:
             status = _EXIT_SIGNAL + stop.signals[0]
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # From here on, one is enough.
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # From here on, one is enough.
+        for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         if comparison.ended:
             show_report(settings.output)

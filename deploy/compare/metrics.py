@@ -11,6 +11,7 @@ from typing import Any
 
 from events import Event, named, number, process_start_unix_s, read_events
 from gaps import Steps, clock_gaps
+from incomplete import lack_of
 from parallel import in_parallel
 from records import PARTS, Apply, Batch, Mark, Run, StepTimes
 
@@ -39,6 +40,8 @@ def load_run(folder: Path) -> Run:
         batches += [_batch(rank, event, shift_s - zero_t_s) for event in named(events, "step")]
     _add_versions(run, applies)
     _add_batches(run, batches)
+    if run.done and (lack := lack_of(folder, run.workers)):
+        run.status, run.reason = "failed", f"its metrics are not whole: {lack}"
     run.marks = _marks(workers, applies)
     run.clock_gaps = clock_gaps(_steps_of_workers(batches, applies))
     return run

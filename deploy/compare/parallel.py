@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -42,6 +43,7 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def _do(work: Callable[[T], R], items: Sequence[T], sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to tell of.
     try:
         sender.send([work(item) for item in items])
     except Exception as error:  # It is raised again where the result is wanted.

@@ -27,9 +27,30 @@ class OddRuns(ReportCase):
             make_runs.cut_off(path, 0.6)
         self.write()
         row = self.csv()["even-bsp-s1"]
+        self.assertEqual(row["status"], "failed")
         self.assertLess(int(row["samples_applied"]), 480 * make_runs.BATCH)
         self.assertGreater(float(row["samples_per_s"]), 0)
         self.parse_html()
+
+    def test_metrics_that_are_not_whole_change_no_mean(self) -> None:
+        """One worker's file is cut off, at the end of a line or within one; one lacks a line; one is gone."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1, 2, 3, 4, 5), ())
+        worker = self.output / "runs" / "even-asp-s2" / "worker0.jsonl"
+        make_runs.cut_off(worker, 0.9)
+        worker = self.output / "runs" / "even-asp-s3" / "worker0.jsonl"
+        worker.write_text("".join(worker.read_text().splitlines(keepends=True)[:-5]))
+        server = self.output / "runs" / "even-asp-s4" / "server0.jsonl"
+        lines = server.read_text().splitlines(keepends=True)
+        server.write_text("".join(lines[:200] + lines[201:]))
+        (self.output / "runs" / "even-asp-s5" / "worker3.jsonl").unlink()
+        self.write()
+        reasons = {name: row["reason"] for name, row in self.csv().items() if row["status"] == "failed"}
+        self.assertEqual(set(reasons), {f"even-asp-s{seed}" for seed in (2, 3, 4, 5)})
+        self.assertRegex(reasons["even-asp-s2"], r"line \d+ of worker0.jsonl is broken")
+        self.assertIn("worker0.jsonl has no end", reasons["even-asp-s3"])
+        self.assertIn("server0.jsonl lacks a version", reasons["even-asp-s4"])
+        self.assertIn("worker3.jsonl is missing", reasons["even-asp-s5"])
+        self.assertIn("| asp | 1 of 5, 4 failed |", self.markdown())
 
     def test_missing_and_empty_files(self) -> None:
         """No worker's file, an empty server's file."""
