@@ -10,20 +10,28 @@ from typing import Any
 Event = dict[str, Any]
 
 
-def read_events(path: Path) -> list[Event]:
-    """All whole lines of a metrics file. What a killed process left of a line, and a missing file, are passed over."""
+class Events(list[Event]):
+    """All whole lines of a metrics file."""
+
+    broken_line: int | None = None  # The first one that is not whole, from 1.
+
+
+def read_events(path: Path) -> Events:
+    """What a killed process left of a line, and a missing file, are passed over."""
+    events = Events()
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
-    events = []
-    for line in text.splitlines():
+        return events
+    for count, line in enumerate(text.splitlines(), 1):
         try:
             event = json.loads(line)
         except ValueError:
-            continue
+            event = None
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             events.append(event)
+        elif events.broken_line is None:
+            events.broken_line = count
     return events
 
 

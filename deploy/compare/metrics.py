@@ -40,7 +40,7 @@ def load_run(folder: Path) -> Run:
         batches += [_batch(rank, event, shift_s - zero_t_s) for event in named(events, "step")]
     _add_versions(run, applies)
     _add_batches(run, batches)
-    if run.done and (lack := lack_of(folder, run.workers)):
+    if run.done and (lack := lack_of(chief, workers, run.workers)):
         run.status, run.reason = "failed", f"its metrics are not whole: {lack}"
     run.marks = _marks(workers, applies)
     run.clock_gaps = clock_gaps(_steps_of_workers(batches, applies))
@@ -48,11 +48,16 @@ def load_run(folder: Path) -> Run:
 
 
 def load_runs(output: Path) -> list[Run]:
-    """All runs of a comparison that have a run.json, in the plan's order, then by name."""
+    """All runs of a comparison that have a run.json, in the plan's order, then its trials by name.
+
+    A folder that is in no plan, such as a copy of another, is none of its runs.
+    """
     order = {name: place for place, name in enumerate(load_plan(output).get("runs", []))}
     folders = [path.parent for path in (output / "runs").glob("*/run.json")]
     folders.sort(key=lambda each: (order.get(each.name, 1 << 30), each.name))
-    return in_parallel(load_run, folders)
+    runs = in_parallel(load_run, folders)
+    planned = [folder.name in order or run.kind == "tuning" for folder, run in zip(folders, runs, strict=True)]
+    return [run for run, is_planned in zip(runs, planned, strict=True) if is_planned or not order]
 
 
 def load_plan(output: Path) -> dict[str, Any]:

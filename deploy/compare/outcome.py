@@ -99,6 +99,8 @@ def failure_reason(child: Child) -> str:
         own = [line for line in _tail(child.log) if line.startswith(prefix)]
         name = blamed[0].removeprefix("psrun: ")
         return name + (f": {own[-1].removeprefix(prefix)[:_REASON_CHARACTERS]}" if own else "")
+    if said.startswith("I "):  # What it told of as it went on is not the cause.
+        said = ""
     return f"{child.name} {child.ending()}" + (f": {said}" if said else "")
 
 

@@ -29,6 +29,10 @@ class OutcomeTest(unittest.TestCase):
         child = self.ended("worker1", "echo '2026-01-02 03:04:05.678 I x: fine' >&2; echo broken >&2; exit 3")
         assert failure_reason(child) == "worker1 ended with status 3: broken"
 
+    def test_what_went_well_is_no_reason(self) -> None:
+        child = self.ended("worker1", "echo '2026-01-02 03:04:05.678 I x: rank 1 of 2' >&2; kill -9 $$")
+        assert failure_reason(child) == "worker1 was killed by SIGKILL"
+
     def test_reason_without_a_line(self) -> None:
         assert failure_reason(self.ended("worker1", "kill -9 $$")) == "worker1 was killed by SIGKILL"
 

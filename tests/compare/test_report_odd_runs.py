@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -49,7 +51,7 @@ class OddRuns(ReportCase):
         self.assertRegex(reasons["even-asp-s2"], r"line \d+ of worker0.jsonl is broken")
         self.assertIn("worker0.jsonl has no end", reasons["even-asp-s3"])
         self.assertIn("server0.jsonl lacks a version", reasons["even-asp-s4"])
-        self.assertIn("worker3.jsonl is missing", reasons["even-asp-s5"])
+        self.assertIn("worker3.jsonl is missing or empty", reasons["even-asp-s5"])
         self.assertIn("| asp | 1 of 5, 4 failed |", self.markdown())
 
     def test_missing_and_empty_files(self) -> None:
@@ -181,6 +183,30 @@ class OddRuns(ReportCase):
         self.write()
         self.assertNotIn("even-asp-s3", self.csv())
         self.assertIn("1 of 6 planned runs are still to be made", self.markdown())
+
+    def test_a_folder_that_is_in_no_plan_is_no_run(self) -> None:
+        """A copy of a run counts as nothing."""
+        make_runs.make_comparison(self.output, ("bsp", "asp"), ("even",), (1,), ())
+        shutil.copytree(self.output / "runs/even-asp-s1", self.output / "runs/even-asp-s2")
+        self.write()
+        self.assertNotIn("even-asp-s2", self.csv())
+        self.assertIn("| asp | 1 of 1 |", self.markdown())
+
+    def test_ctrl_c_during_the_report_is_one_line(self) -> None:
+        """And the exit status that shells give it."""
+        make_runs.make_run(self.output, "bsp", "even", 1, batches=40)
+        make_runs.write_plan(self.output)
+        script = (
+            "import runpy, signal, sys, report\n"
+            "report.write_reports = lambda _: signal.raise_signal(signal.SIGINT)\n"
+            f"sys.argv = ['compare', 'report', {str(self.output)!r}]\n"
+            f"runpy.run_path({str(REPORT.parent / '__main__.py')!r}, run_name='__main__')\n"
+        )
+        environment = os.environ | {"PYTHONPATH": str(REPORT.parent)}
+        command = [sys.executable, "-B", "-c", script]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(done.stderr, "compare: stopped; what is done is kept, and the same command goes on\n")
+        self.assertEqual(done.returncode, 130)
 
     def test_alone(self) -> None:
         """report.py OUTPUT; without runs it fails, with a line that says why."""
