@@ -13,7 +13,7 @@
 namespace ps {
 namespace {
 
-std::vector<float> Numbers(size_t count, float first) {
+std::vector<float> Rising(size_t count, float first) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), first);
   return values;
@@ -22,10 +22,10 @@ std::vector<float> Numbers(size_t count, float first) {
 // Two tensors, the second in two parts that two shards would have; with momentum.
 struct Model {
   const Layout layout = {{.name = "a", .shape = {2, 3}}, {.name = "b", .shape = {600000}}};
-  const std::vector<float> a = Numbers(6, 0.5F);
-  const std::vector<float> a_state = Numbers(6, -100);
-  const std::vector<float> b = Numbers(500000, 7);
-  const std::vector<float> b_state = Numbers(500000, -7);
+  const std::vector<float> a = Rising(6, 0.5F);
+  const std::vector<float> a_state = Rising(6, -100);
+  const std::vector<float> b = Rising(500000, 7);
+  const std::vector<float> b_state = Rising(500000, -7);
   const std::vector<ShardPart> parts = {{.tensor = 0, .first = 0, .weights = a, .state = {a_state}},
                                         {.tensor = 1, .first = 100000, .weights = b, .state = {b_state}, .skipped = 3}};
 };
@@ -109,7 +109,7 @@ TEST_CASE("The record of a shard file survives JSON") {
 TEST_CASE("A flipped bit anywhere in a shard file is found") {
   const TempFolder folder;
   const Layout layout = {{.name = "a", .shape = {50}}};
-  const std::vector<float> values = Numbers(50, 1);
+  const std::vector<float> values = Rising(50, 1);
   const auto record =
       WriteShardFile(folder.File("shard"), layout, {{.tensor = 0, .weights = values, .state = {values}}});
   REQUIRE(record.ok());
