@@ -1,0 +1,62 @@
+// The folder of a job's checkpoints (--checkpoint_dir):
+//
+//   DIR/generation               the highest generation of the job that was ever begun here
+//   DIR/shard-I.lock             held by the server that writes shard I
+//   DIR/checkpoint-000012/       one checkpoint; complete once it has its manifest
+//       manifest.json            (Manifest)
+//       shard-I-of-S.safetensors, shard-I-of-S.json    (shard_checkpoint.h)
+//
+// Servers may share one folder, or have one each: then only the chief's has manifests.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
+
+namespace ps {
+
+class CheckpointDir {
+ public:
+  struct Entry {
+    uint64_t number = 0;
+    std::string path;
+    bool complete = false;  // It has a manifest.
+  };
+
+  // Makes the folder if it is not there. INVALID_ARGUMENT, naming --checkpoint_dir and the reason, if it cannot be made
+  // or no file can be made in it.
+  static absl::StatusOr<CheckpointDir> Open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+
+  // Held until the result is closed, also by a crash. FAILED_PRECONDITION, naming --checkpoint_dir, if another process
+  // holds it.
+  absl::StatusOr<FileDescriptor> Lock(uint32_t shard) const;
+
+  // 0: none was recorded yet. INVALID_ARGUMENT, naming the file, if it is damaged.
+  absl::StatusOr<uint64_t> Generation() const;
+  // On disk when this returns.
+  absl::Status RecordGeneration(uint64_t generation) const;
+
+  // Newest first. What does not look like a checkpoint is left out.
+  absl::StatusOr<std::vector<Entry>> List() const;
+  std::string PathOf(uint64_t number) const;
+  // Makes the folder of this checkpoint, if it is not there.
+  absl::Status Make(uint64_t number) const;
+  // Removes what is older than the newest `keep` complete ones, and incomplete ones that are older than a complete one.
+  // A manifest goes first, so that nothing half removed looks complete.
+  absl::Status Reap(size_t keep) const;
+  // Where there are no manifests: removes all that are older than this one.
+  absl::Status ReapBelow(uint64_t number) const;
+
+ private:
+  explicit CheckpointDir(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+};
+
+}  // namespace ps

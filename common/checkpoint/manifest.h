@@ -1,0 +1,50 @@
+// What makes a folder of shards' files a checkpoint: the model, what the job was started with, and where it was. It is
+// written last (by the chief); a folder without one is no checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ps/tensor.h"
+
+namespace ps {
+
+struct Manifest {
+  struct Shard {
+    uint64_t version = 0;  // Of the cut.
+    std::string checksum;  // Of its record file (WriteShardCheckpoint).
+
+    bool operator==(const Shard&) const = default;
+  };
+
+  std::string job;
+  uint64_t generation = 0;
+  uint64_t number = 0;    // Of the checkpoint.
+  bool finished = false;  // All workers were done.
+  uint32_t num_workers = 0;
+  Layout layout;
+  std::vector<Shard> shards;                    // By number.
+  std::map<std::string, std::string> settings;  // The flags that all servers share, at that start.
+  nlohmann::ordered_json state;                 // The chief's; an object. Its fields are the server's business.
+
+  // The highest of its shards'.
+  uint64_t version() const;
+
+  bool operator==(const Manifest&) const = default;
+};
+
+nlohmann::ordered_json ToJson(const Manifest& manifest);
+// INVALID_ARGUMENT, naming the field, for anything that ToJson does not give; UNIMPLEMENTED for another format version.
+absl::StatusOr<Manifest> ManifestFromJson(const nlohmann::ordered_json& json);
+
+// FOLDER/manifest.json, with a checksum of its own: once it is there the checkpoint is. Waits for the disk.
+absl::Status WriteManifest(const std::string& folder, const Manifest& manifest);
+// NOT_FOUND: there is none, so the checkpoint is not complete. Else as ManifestFromJson, naming the file.
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+
+}  // namespace ps

@@ -1,0 +1,1 @@
+#include "common/checkpoint/shard_checkpoint.h"

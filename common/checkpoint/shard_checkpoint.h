@@ -1,0 +1,52 @@
+// One shard's two files of a checkpoint: the values (ShardFile), and beside them the record of what is where, with the
+// shard's own state. And reading values back, of a checkpoint that any number of shards has written.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/manifest.h"
+#include "common/checkpoint/shard_file.h"
+#include "ps/tensor.h"
+
+namespace ps {
+
+struct ShardCheckpoint {
+  uint32_t shard = 0;
+  uint32_t num_shards = 0;
+  uint64_t version = 0;
+  uint64_t generation = 0;
+  ShardRecord record;
+  nlohmann::ordered_json state;  // An object. Its fields are the server's business.
+};
+
+// Writes FOLDER/shard-I-of-S.safetensors and then FOLDER/shard-I-of-S.json (`record` of what is given is not used), each
+// as NewFile does. Returns the checksum of the latter, for the manifest. Waits for the disk.
+absl::StatusOr<std::string> WriteShardCheckpoint(const std::string& folder, const Layout& layout,
+                                                 const ShardCheckpoint& checkpoint,
+                                                 const std::vector<ShardPart>& parts);
+
+// The record file of one shard. NOT_FOUND, or INVALID_ARGUMENT, naming the file, if it is not what the manifest says.
+absl::StatusOr<ShardCheckpoint> ReadShardCheckpoint(const std::string& folder, const Manifest& manifest,
+                                                    uint32_t shard);
+
+// Values that are wanted of a checkpoint; the memory is the caller's.
+struct WantedPart {
+  uint32_t tensor = 0;
+  int64_t first = 0;
+  std::span<float> weights;
+  std::vector<std::span<float>> state;  // Empty: only weights are wanted. Else as many as the checkpoint has.
+  uint64_t* skipped = nullptr;          // Where the highest count of the parts that it is in goes; null: nowhere.
+};
+
+// Fills all of them from the shards' files, each stored tensor of which is read once, and checked in whole, if anything
+// of it is wanted. INVALID_ARGUMENT or NOT_FOUND, naming file and tensor: a file is missing or damaged, elements are
+// missing, or the state has another number of tensors; then what was filled is worth nothing.
+absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted);
+
+}  // namespace ps
