@@ -32,18 +32,31 @@ void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1
 }  // namespace
 
 Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
-             MetricsWriter* metrics)
+             MetricsWriter* metrics, CheckpointCalls checkpoint_calls)
     : on_end_(std::move(on_end)),
       metrics_(metrics),
       job_(options, MakeMode(options.mode, options.num_workers)),
       senders_(options.num_shards),
-      cut_(options.num_shards) {}
+      cut_(options.num_shards,
+           options.checkpoints.has_value() ? options.checkpoints->cut_timeout : CutCoordinator::kAttempt),
+      checkpoint_calls_(std::move(checkpoint_calls)),
+      rounds_(options.checkpoints.value_or(ChiefOptions::Checkpoints()).every, options.num_shards,
+              options.checkpoints.value_or(ChiefOptions::Checkpoints()).next_number) {
+  const RestoredJob* const restored = job_.restored();
+  if (restored == nullptr || !restored->is_own) return;
+  rounds_.Restored(restored->manifest.version(), Now());
+  saved_the_end_ = restored->manifest.finished;
+}
 
 // ---- Shards
 
 absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  if (takes_checkpoints() && registration.generation() >= job_.options().generation) {
+    RollBack(absl::StrCat("shard ", registration.shard(), " has heard of a later generation"), now, "",
+             registration.generation());
+  }
   PS_RETURN_IF_ERROR(job_.RegisterShard(registration, now));
   senders_[registration.shard()] = std::move(send);
   ChangeView(now);
@@ -51,9 +64,13 @@ absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunc
 }
 
 void Chief::OnShardGone(uint32_t shard, TimePoint now) {
+  OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   senders_[shard] = nullptr;
   job_.OnShardGone(shard, now);
+  if (takes_checkpoints() && (job_.phase() == v1::PHASE_RUNNING || !rounds_.idle())) {
+    RollBack(absl::StrCat("server ", shard, " at ", job_.shards().address(shard), " was lost"), now);
+  }
 }
 
 void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
@@ -71,6 +88,11 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
     Broadcast(update);
   }
   if (report.has_cut()) MoveCut(cut_.OnReport(shard, report.cut(), now));
+  if (report.has_checkpoint()) OnCheckpointWritten(shard, report.checkpoint(), now);
+  if (!report.restore_failure().empty() && job_.restored() != nullptr) {
+    RollBack(report.restore_failure(), now, job_.restored()->path);
+  }
+  MoveCheckpoint(now);
   if (outcome.view_is_due) return ChangeView(now);
   AnswerJoins(now);
   AnswerTakes(now);                                                            // Runs may have come back.
@@ -91,6 +113,8 @@ void Chief::ChangeView(TimePoint now) {
     cut_.Abandon();
     AnswerSet(job_.Serving());
   }
+  if (job_.ended()) AbandonCheckpoint();
+  MoveCheckpoint(now);
   if (!job_.ended() || std::exchange(told_end_, true)) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
 }
@@ -280,7 +304,7 @@ Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done,
   if (member == nullptr) return FencedError(done.rank);
   v1::DoneReply reply;
   const bool lead = job_.IsLead(*member);
-  if (job_.finishing() && (lead || job_.lead_left())) {
+  if (job_.finishing() && finished_saving() && (lead || job_.lead_left())) {
     reply.set_all_done(true);
     reply.set_lead(lead);
     return reply;
@@ -325,6 +349,8 @@ void Chief::Tick(TimePoint now) {
     return joins_.Has(member.rank, member.incarnation);
   };
   MoveCut(cut_.CheckTimes(now));
+  MoveSet(now);
+  MoveCheckpoint(now);
   if (job_.CheckTimes(now, is_joining)) return ChangeView(now);
   AnswerJoins(now);
   AnswerDones(now);

@@ -13,6 +13,7 @@
 // (Outbox). Time is passed in.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <optional>
 #include <string>
@@ -20,10 +21,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/checkpoint/manifest.h"
 #include "common/metrics.h"
 #include "common/outbox.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
+#include "server/checkpoint_rounds.h"
 #include "server/cut_coordinator.h"
 #include "server/job_state.h"
 #include "server/member_streams.h"
@@ -39,11 +42,23 @@ class Chief {
   using TakeRunCallback = WaitingCalls<v1::TakeRunReply>::Callback;
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
   using WatchFunction = MemberStreams::SendFunction;
+  using CheckpointCallback = std::function<void(absl::StatusOr<v1::CheckpointReply>)>;
+
+  // What it needs of its server, where checkpoints are taken. Called without the lock.
+  struct CheckpointCalls {
+    // Makes a checkpoint complete; then `committed` is called, from any thread.
+    std::function<void(Manifest manifest, std::function<void(absl::Status)> committed)> commit;
+    // Of a checkpoint's number.
+    std::function<std::string(uint64_t)> path_of;
+    // Called once: this generation is over, and the job goes on as another, which is to be higher than `heard_of` and
+    // not to begin with `damaged`, the path of a checkpoint, unless that is empty.
+    std::function<void(const std::string& reason, const std::string& damaged, uint64_t heard_of)> roll_back;
+  };
 
   // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED). `metrics` gets the runs
   // that are handed out and come back; null: nobody does.
   Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
-        MetricsWriter* metrics = nullptr);
+        MetricsWriter* metrics = nullptr, CheckpointCalls checkpoint_calls = {});
 
   // ---- Shards
 
@@ -88,6 +103,10 @@ class Chief {
   void SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
                           SetCallback callback);
 
+  // Takes a checkpoint that begins from now on, and calls back when it is complete; or at the deadline with what is
+  // waited for. FAILED_PRECONDITION if none are taken, or the job does not run; RESOURCE_EXHAUSTED if too many ask.
+  void Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback callback);
+
   v1::StatusReply Status(TimePoint now);
   // Whom the job waits for: always before it runs, then if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
@@ -98,6 +117,8 @@ class Chief {
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
   // Makes the job fail for this reason (for example a shutdown). Does nothing if the job has ended.
   void Fail(const std::string& reason, TimePoint now);
+  // This server leaves a job that takes checkpoints: the others wait for it to come back. Likewise.
+  void Supersede(const std::string& reason, TimePoint now);
 
  private:
   using JoinAnswer = std::optional<absl::StatusOr<v1::JoinReply>>;
@@ -111,6 +132,33 @@ class Chief {
   // Carries out what a cut has come to.
   void MoveCut(const CutCoordinator::Outcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerSet(const absl::StatusOr<v1::SetHyperparametersReply>& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Begins the change that waits for a checkpoint's cut to end, or ends its wait.
+  void MoveSet(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // ---- Checkpoints (chief_checkpoint.cc)
+
+  bool takes_checkpoints() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return job_.options().checkpoints.has_value();
+  }
+  // Begins what is due.
+  void MoveCheckpoint(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginCheckpoint(bool at_once, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCommitted(uint64_t number, const absl::Status& committed);
+  // What came of the checkpoint that is under way.
+  void EndCheckpoint(const absl::Status& status, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The job, or this generation of it, is over.
+  void AbandonCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AnswerAsked(uint64_t number, const absl::StatusOr<v1::CheckpointReply>& reply)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The workers are done, and their last checkpoint is complete, or cannot be.
+  bool finished_saving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !takes_checkpoints() || saved_the_end_; }
+  void RollBack(const std::string& reason, TimePoint now, const std::string& damaged = "", uint64_t heard_of = 0)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDones(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // And records what was dealt and returned.
@@ -122,6 +170,7 @@ class Chief {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   DoneAnswer AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndGeneration(const std::string& reason, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<void(v1::Phase, const std::string&)> on_end_;
   MetricsWriter* const metrics_;
@@ -138,6 +187,24 @@ class Chief {
   // The change that is under way, and who asked for it; empty: none.
   JobState::Setting setting_ ABSL_GUARDED_BY(mutex_);
   SetCallback set_callback_ ABSL_GUARDED_BY(mutex_);
+  TimePoint set_deadline_ ABSL_GUARDED_BY(mutex_);
+  bool set_begun_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // The checkpoint that is under way, and who waits for it or for the next.
+  struct AskedFor {
+    uint64_t number = 0;  // 0: the next.
+    TimePoint deadline;
+    CheckpointCallback callback;
+  };
+  const CheckpointCalls checkpoint_calls_;
+  CheckpointRounds rounds_ ABSL_GUARDED_BY(mutex_);
+  Manifest manifest_ ABSL_GUARDED_BY(mutex_);
+  v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // As of its cut.
+  TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);  // Numbers of those that are complete.
+  std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
+  bool saved_the_end_ ABSL_GUARDED_BY(mutex_) = false;
+  bool superseded_ ABSL_GUARDED_BY(mutex_) = false;   // This generation is over.
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
   bool told_end_ ABSL_GUARDED_BY(mutex_) = false;
 };

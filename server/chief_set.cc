@@ -22,17 +22,30 @@ void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, Tim
   spdlog::info("asked to set {}", ToString(setting->values, setting->schedule));
   setting_ = *std::move(setting);
   set_callback_ = std::move(callback);
+  set_deadline_ = deadline;
+  set_begun_ = false;
+  MoveSet(now);
+}
+
+void Chief::MoveSet(TimePoint now) {
+  if (!set_callback_ || set_begun_) return;
+  if (!cut_.idle()) {
+    if (now >= set_deadline_) AnswerSet(absl::DeadlineExceededError("nothing is changed: a checkpoint is being taken"));
+    return;
+  }
+  set_begun_ = true;
   v1::Cut commit;
   ToProto(setting_.values, commit.mutable_hyperparameters());
   if (setting_.schedule.has_value()) *commit.mutable_schedule() = ToProto(*setting_.schedule);
   // One ahead of any version that a shard can have begun: decisions and this message come to it in one order.
   if (job_.names_sets()) commit.set_version(job_.mode().step() + 2);
   const bool freeze = !job_.names_sets() && job_.shards().size() > 1;
-  TellCut(cut_.Begin(std::move(commit), freeze, now, deadline));
+  TellCut(cut_.Begin(std::move(commit), freeze, now, set_deadline_));
 }
 
 void Chief::TellCut(const v1::Cut& cut) {
-  if (cut.phase() == v1::Cut::COMMIT) job_.OnSet(setting_);
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() == 0) job_.OnSet(setting_);
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) saved_job_ = job_.Save();
   v1::ChiefUpdate update;
   *update.mutable_cut() = cut;
   Broadcast(update);
@@ -41,6 +54,10 @@ void Chief::TellCut(const v1::Cut& cut) {
 void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
   if (outcome.tell.has_value()) TellCut(*outcome.tell);
   if (!outcome.ended.has_value()) return;
+  if (!set_callback_ || !set_begun_) {  // It was a checkpoint's: its parts are being written.
+    if (!outcome.ended->ok()) EndCheckpoint(outcome.ended->status(), Now());
+    return;
+  }
   if (!outcome.ended->ok()) return AnswerSet(outcome.ended->status());
   v1::SetHyperparametersReply reply;
   for (const uint64_t version : **outcome.ended) {

@@ -131,6 +131,22 @@ class SetCall final : public RequestCall<v1::SetHyperparametersRequest> {
   Chief& chief_;
 };
 
+class CheckpointCall final : public RequestCall<v1::CheckpointRequest> {
+ public:
+  CheckpointCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::CheckpointRequest& request) override {
+    watch().Adopt(this);  // The chief keeps a few, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.Checkpoint(now, WaitDeadline(request.wait_ms(), now),
+                      [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
 }  // namespace
 
 void HandleChiefCalls(CallRouter& router, Chief& chief) {
@@ -138,6 +154,7 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
   router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
   router.HandleWith<SetCall>("/ps.v1.Chief/SetHyperparameters", chief);
+  router.HandleWith<CheckpointCall>("/ps.v1.Chief/Checkpoint", chief);
   router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(

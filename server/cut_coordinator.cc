@@ -13,7 +13,7 @@ v1::Cut CutCoordinator::Begin(v1::Cut commit, bool freeze, TimePoint now, TimePo
   Check(idle(), "there is one cut at a time");
   ++number_;
   commit_ = std::move(commit);
-  attempt_ends_ = now + kAttempt;
+  attempt_ends_ = now + attempt_;
   deadline_ = deadline;
   waited_for_.clear();
   return Enter(freeze ? v1::Cut::FREEZE : v1::Cut::COMMIT);
@@ -85,7 +85,7 @@ CutCoordinator::Outcome CutCoordinator::CheckTimes(TimePoint now) {
     phase_ = v1::Cut::UNSPECIFIED;
   } else if (!attempting && phase_ == v1::Cut::CANCEL && now >= attempt_ends_) {
     ++number_;
-    attempt_ends_ = now + kAttempt;
+    attempt_ends_ = now + attempt_;
     outcome.tell = Enter(v1::Cut::FREEZE);
   }
   return outcome;

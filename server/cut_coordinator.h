@@ -30,7 +30,8 @@ class CutCoordinator {
   static constexpr std::chrono::seconds kAttempt{1};
   static constexpr std::chrono::seconds kPause{1};
 
-  explicit CutCoordinator(uint32_t num_shards) : num_shards_(num_shards) {}
+  explicit CutCoordinator(uint32_t num_shards, std::chrono::nanoseconds attempt = kAttempt)
+      : num_shards_(num_shards), attempt_(attempt) {}
 
   struct Outcome {
     std::optional<v1::Cut> tell;  // To every shard, in this order with everything else that it is told.
@@ -58,6 +59,7 @@ class CutCoordinator {
   std::string WaitingFor() const;
 
   const uint32_t num_shards_;
+  const std::chrono::nanoseconds attempt_;
   // UNSPECIFIED: no cut; CANCEL: between two attempts; else what shards were told last.
   v1::Cut::Phase phase_ = v1::Cut::UNSPECIFIED;
   uint64_t number_ = 0;  // Of the attempt.

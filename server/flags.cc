@@ -92,6 +92,18 @@ ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
           "a running job (all workers have joined) fails if it makes no progress for this long");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
+ABSL_FLAG(std::string, checkpoint_dir, "",
+          "a folder for checkpoints, with which the job survives the death of any server; empty: none are taken");
+ABSL_FLAG(std::string, checkpoint_every, ps::ServerOptions().checkpoint_every,
+          "how often a checkpoint is taken: after so many versions (100), or after a time (30s)");
+ABSL_FLAG(uint32_t, keep_checkpoints, ps::ServerOptions().keep_checkpoints, "how many of the newest checkpoints stay");
+ABSL_FLAG(std::string, restore, ps::ServerOptions().restore,
+          "what to begin with: auto (the newest checkpoint in --checkpoint_dir, or anew where there is none), latest "
+          "(the same, but there must be one), none, or the path of a checkpoint");
+ABSL_FLAG(absl::Duration, server_timeout, ps::ServerOptions().server_timeout,
+          "with --checkpoint_dir: how long the others wait for a server that died to come back");
+ABSL_FLAG(absl::Duration, cut_timeout, ps::ServerOptions().cut_timeout,
+          "how long pushes may be held back to bring all shards to the same point; then it is tried again later");
 ABSL_FLAG(bool, keep_running, false, "keep running after the job has ended, to answer ps_ctl and pulls");
 ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
           "limit of the gradient bytes that this server holds; 0: room for two pushes of each worker");
@@ -170,6 +182,12 @@ ServerOptions ServerOptionsFromFlags() {
   options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
   options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.keep_running = absl::GetFlag(FLAGS_keep_running);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  options.checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
+  options.keep_checkpoints = absl::GetFlag(FLAGS_keep_checkpoints);
+  options.restore = absl::GetFlag(FLAGS_restore);
+  options.server_timeout = absl::GetFlag(FLAGS_server_timeout);
+  options.cut_timeout = absl::GetFlag(FLAGS_cut_timeout);
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes);
   options.max_parked = absl::GetFlag(FLAGS_max_parked);
   options.max_versions = absl::GetFlag(FLAGS_max_versions);
@@ -196,6 +214,11 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   }
   for (const ModeFlag& each : ModeFlags(ModeOptionsFromFlags())) {
     flags.push_back({.flag = each.flag, .idle = !each.used, .why = each.why_not});
+  }
+  for (const char* flag : {"checkpoint_every", "keep_checkpoints", "restore", "server_timeout"}) {
+    flags.push_back({.flag = flag,
+                     .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
+                     .why = "without --checkpoint_dir there are no checkpoints"});
   }
   for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) flags.push_back(std::move(each));
   return CheckIdleFlags(line, flags);

@@ -44,6 +44,10 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   waiting_->mutable_complete()->Swap(earlier.mutable_complete());
   waiting_->clear_norms();
   if (!earlier.failure().empty()) waiting_->set_failure(earlier.failure());
+  if (!earlier.restore_failure().empty()) waiting_->set_restore_failure(earlier.restore_failure());
+  // One checkpoint is written at a time.
+  if (!waiting_->has_checkpoint() && earlier.has_checkpoint())
+    waiting_->mutable_checkpoint()->Swap(earlier.mutable_checkpoint());
   // The last one that says anything of a cut: one phase begins when the one before is reported.
   if (!waiting_->has_cut() && earlier.has_cut()) *waiting_->mutable_cut() = std::move(*earlier.mutable_cut());
   return absl::OkStatus();
@@ -65,6 +69,8 @@ std::optional<v1::ShardReport> ReportQueue::Take() {
     waiting_->clear_complete();
     waiting_->clear_failure();
     waiting_->clear_cut();
+    waiting_->clear_checkpoint();
+    waiting_->clear_restore_failure();
   }
   return report;
 }

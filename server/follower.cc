@@ -133,7 +133,7 @@ void Follower::Stop() {
 }
 
 absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
-                             const std::stop_token& stop) {
+                             const std::stop_token& stop, const std::string& flag) {
   const TimePoint began = Now();
   TimePoint noticed;
   for (absl::Status probed = Probe(stop, deadline); !probed.ok(); probed = Probe(stop, deadline)) {
@@ -143,7 +143,7 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
     const std::string problem = absl::StrCat("--chief=", address, ": ", ConnectionProblem(probed));
     if (Now() >= deadline) {
       return absl::UnavailableError(
-          absl::StrCat(problem, "; not reachable within ", FormatSeconds(deadline - began), " (--connect_timeout)"));
+          absl::StrCat(problem, "; not reachable within ", FormatSeconds(deadline - began), " (", flag, ")"));
     }
     if (Now() - noticed >= kUnreachableEvery) {
       spdlog::warn("{}; retrying", problem);

@@ -21,10 +21,10 @@ class Follower {
            std::function<void(const absl::Status&)> on_end);
   ~Follower() { Stop(); }
 
-  // Connects and registers. Waits for the chief until the deadline or a stop; UNAVAILABLE or CANCELLED, naming the
-  // address, if it is not there. A refusal comes by on_end.
+  // Connects and registers. Waits for the chief until the deadline, which this flag has set, or a stop; UNAVAILABLE or
+  // CANCELLED, naming the address, if it is not there. A refusal comes by on_end.
   absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
-                     const std::stop_token& stop);
+                     const std::stop_token& stop, const std::string& flag = "--connect_timeout");
   // Cancels the stream and waits for its end.
   void Stop();
   // Reports that the chief has not read yet are merged (ReportQueue); if it reads none for so long that one would be

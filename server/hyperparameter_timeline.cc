@@ -24,6 +24,14 @@ void HyperparameterTimeline::Add(Change change) {
   if (change.schedule.has_value()) pending_.back().schedule = change.schedule;
 }
 
+void HyperparameterTimeline::Restore(const Saved& saved) {
+  made_with_ = saved.made_with;
+  schedule_ = saved.schedule;
+  told_ = saved.told;
+  pending_.assign(saved.pending.begin(), saved.pending.end());
+  pending_told_.clear();
+}
+
 void HyperparameterTimeline::Tell(uint64_t version, float learning_rate) {
   // Of a job that has failed, versions that were committed are not made, and others may take their numbers.
   while (!pending_told_.empty() && pending_told_.back().version >= version) pending_told_.pop_back();

@@ -44,6 +44,17 @@ class HyperparameterTimeline {
   // The schedule of that update.
   Schedule ScheduleAt(uint64_t version) const;
 
+  // For a checkpoint of the newest version: what it was made with, and the changes that are pending. (What pushes of
+  // versions after it have told is told again.)
+  struct Saved {
+    Hyperparameters made_with;
+    Schedule schedule;
+    std::optional<float> told;
+    std::vector<Change> pending;
+  };
+  Saved Save() const { return {made_with_, schedule_, told_, {pending_.begin(), pending_.end()}}; }
+  void Restore(const Saved& saved);
+
   // This version is made. Returns the set changes that took effect with it, in their order.
   std::vector<Change> TakeMade(uint64_t version);
 

@@ -33,6 +33,10 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   const std::vector<uint32_t> missing = job.shards().Missing();
   if (!missing.empty()) return absl::StrCat("waiting for shard ", absl::StrJoin(missing, ", "), " to register");
   if (job.phase() == v1::PHASE_GATHERING) {
+    if (job.restored() != nullptr && !job.shards().AllInitialised()) {
+      return absl::StrCat("restoring ", job.restored()->path);
+    }
+    if (job.AwaitsFirstCheckpoint(now)) return "waiting for the first checkpoint";
     const size_t here = members.members().size();
     if (here < num_workers) {
       return absl::StrCat("waiting for ", num_workers - here, " of ", num_workers, " workers to join");
@@ -86,6 +90,11 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   if (optimizer.from_worker() && optimizer.setup().has_value()) {
     *view.mutable_optimizer() = MessageOf(*optimizer.setup());
   }
+  if (const RestoredJob* const restored = job.restored(); restored != nullptr && !job.shards().AllInitialised()) {
+    view.mutable_restore()->set_path(restored->path);
+    view.mutable_restore()->set_number(restored->manifest.number);
+    view.mutable_restore()->set_manifest(ToJson(restored->manifest).dump());
+  }
   return view;
 }
 
@@ -116,6 +125,10 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_replaced(member.replaced);
   reply.set_slice_elements(kSliceElements);
   reply.set_hands_out_runs(job.runs().hands_out());
+  if (job.options().checkpoints.has_value()) {
+    reply.set_server_timeout_ms(ToMs(job.options().checkpoints->server_timeout));
+    if (job.restored() != nullptr) reply.set_restored_version(job.restored()->manifest.version());
+  }
   AddShardInfo(job, reply.mutable_shards());
   return reply;
 }

@@ -30,9 +30,14 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
           options.schedule),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
-      runs_(options.hands_out_runs, steps_.mode().policy()) {}
+      runs_(options.hands_out_runs, steps_.mode().policy()) {
+  if (!options_.checkpoints.has_value()) return;
+  awaits_first_checkpoint_ = restored() == nullptr || !restored()->is_own;
+  if (restored() != nullptr) Restore(*restored());
+}
 
 absl::Status JobState::Serving() const {
+  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
   if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
   return absl::OkStatus();
@@ -136,7 +141,10 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
 // its last ones.
 void JobState::Begin(Member* member, TimePoint now) {
-  member->start_step = member->step = mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
+  const auto restored_step = restored_steps_.find(member->rank);
+  member->start_step = member->step = restored_step != restored_steps_.end() && !mode().synchronous()
+                                          ? restored_step->second
+                                          : mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
     member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
@@ -240,6 +248,7 @@ absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint 
 void JobState::RemoveMember(const Member& member) {
   Dismiss(member.rank);
   if (phase_ != v1::PHASE_GATHERING || !members_.members().empty() || !plan().has_value()) return;
+  if (restored() != nullptr) return;
   // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   terms_.Reset();
   initialiser_.reset();
@@ -253,6 +262,7 @@ void JobState::LoseMember(const Member& member, const std::string& why) {
   const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss(member.rank);
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
+  restored_steps_.erase(member.rank);
   if (action == LossAction::kFail) {
     SetPhase(v1::PHASE_FAILED,
              absl::StrCat(member.ToString(), " ", why, "; its last heartbeat was at step ", member.step));
@@ -266,6 +276,7 @@ void JobState::LoseMember(const Member& member, const std::string& why) {
 
 bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)>& is_joining) {
   if (ended()) return false;
+  if (!began_.has_value()) began_ = now;
   members_.SuspectSilent(now);
   std::vector<Member> lost = members_.Lost(now, now < keep_suspects_until_ ? options_.lease : options_.reconnect_grace);
   std::erase_if(lost, is_joining);
@@ -287,7 +298,8 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
-  return !lost.empty() || ended();
+  CheckRestoring(now);
+  return !lost.empty() || ended() || (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
 }
 
 void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
@@ -343,7 +355,7 @@ std::optional<Schedule> JobState::schedule() const {
 }
 
 bool JobState::Fail(const std::string& reason) {
-  if (ended()) return false;
+  if (ended() || !superseded_.empty()) return false;
   SetPhase(v1::PHASE_FAILED, reason);
   return true;
 }
@@ -360,12 +372,13 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
 
 std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
-  if (phase_ == v1::PHASE_GATHERING && shards_.Missing().empty() && initialised && members_.full()) {
+  if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
     SetPhase(v1::PHASE_RUNNING, "");
   }
   if (phase_ == v1::PHASE_RUNNING && members_.all_done()) finishing_ = true;
-  if (!initialised && (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
+  if (!initialised && restored() == nullptr &&
+      (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
     initialiser_.reset();
     // Not whoever comes first: workers may bring weights of their own, and which of them count must not be by chance.
     if (members_.members().contains(0)) initialiser_ = 0;

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@
 #include "server/job_terms.h"
 #include "server/membership.h"
 #include "server/norm_totals.h"
+#include "server/options.h"
+#include "server/restored_job.h"
 #include "server/shard_table.h"
 #include "server/step_coordinator.h"
 
@@ -49,11 +52,25 @@ struct ChiefOptions {
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
   bool hands_out_runs = false;                  // --budget=job.
+  // Unset: no checkpoints are taken.
+  struct Checkpoints {
+    CheckpointEvery every;
+    size_t keep = 3;
+    uint64_t next_number = 1;
+    std::chrono::nanoseconds server_timeout = std::chrono::seconds(60);
+    std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
+    bool again = false;                           // This process has served an earlier generation of the job.
+    std::shared_ptr<const RestoredJob> restored;  // That this generation begins with; null: it begins anew.
+  };
+  std::optional<Checkpoints> checkpoints = {};
 };
 
 class JobState {
  public:
+  // What is restored must be good (CheckRestored).
   JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode);
+  // OK, or why the job cannot begin with its checkpoint: FAILED_PRECONDITION or INVALID_ARGUMENT, naming it.
+  static absl::Status CheckRestored(const ChiefOptions& options);
 
   // ---- What is
 
@@ -90,8 +107,13 @@ class JobState {
   bool IsLead(const Member& member) const;
   TimePoint last_progress() const { return last_progress_; }  // Of a job that runs.
 
-  // An error if the job has ended: ABORTED with its failure, FAILED_PRECONDITION if it is finished.
+  // An error if the job has ended: ABORTED with its failure, FAILED_PRECONDITION if it is finished; UNAVAILABLE if this
+  // generation of it is over.
   absl::Status Serving() const;
+  // The checkpoint that this generation begins with; null: none.
+  const RestoredJob* restored() const;
+  // The job would run, but for the checkpoint that it is to have first.
+  bool AwaitsFirstCheckpoint(TimePoint now) const;
 
   // ---- Shards
 
@@ -158,6 +180,12 @@ class JobState {
   void OnSet(const Setting& setting);
   // Returns whether a view is due: not if the job has ended.
   bool Fail(const std::string& reason);
+  // The job goes on as another generation.
+  void Supersede(const std::string& reason) { superseded_ = reason; }
+  // The first checkpoint is taken, or cannot be. A view is due.
+  void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
+  // For a checkpoint. Without steps, which the shards know.
+  v1::SavedJob Save() const;
 
   // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
   // Returns the sets of pushes that are named because of it, in order.
@@ -169,6 +197,13 @@ class JobState {
   // What a report says of norms, of a job that runs.
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why);
+  void Restore(const RestoredJob& restored);
+  // A server that died has to come back in its time.
+  void CheckRestoring(TimePoint now);
+  // Everybody is here whom the job needs to run.
+  bool Complete(TimePoint now) const;
+  // Of those who took part in the restored job, all are here, or have had their time.
+  bool HasRestoredMembers(TimePoint now) const;
   void SetPhase(v1::Phase phase, const std::string& failure);
 
   const ChiefOptions options_;
@@ -194,6 +229,12 @@ class JobState {
   std::deque<uint64_t> cancelled_joins_;  // join_request_ids; such a join may arrive late.
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;
+  std::string superseded_;  // Why, if it is.
+  bool awaits_first_checkpoint_ = false;
+  // Of the restored job: the step at which each rank goes on, as long as its first owner is there; and who took part.
+  std::map<uint32_t, uint64_t> restored_steps_;
+  std::set<uint32_t> restored_members_;
+  std::optional<TimePoint> began_;  // The first time that times were looked at.
 };
 
 }  // namespace ps

@@ -149,6 +149,17 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
   counts_steps_ = request.counts_steps();
 }
 
+v1::JoinRequest JobTerms::Save() const {
+  v1::JoinRequest request;
+  request.mutable_experiment()->insert(experiment_.begin(), experiment_.end());
+  request.set_samples_per_epoch(samples_per_epoch_);
+  request.set_counts_steps(counts_steps_);
+  if (optimizer_.from_worker() && optimizer_.setup().has_value()) {
+    *request.mutable_optimizer() = MessageOf(*optimizer_.setup());
+  }
+  return request;
+}
+
 void JobTerms::Reset() {
   plan_.reset();
   optimizer_.Reset();

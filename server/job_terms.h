@@ -41,6 +41,8 @@ class JobTerms {
 
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
+  // For a checkpoint: a join from which Fix takes the same, but for the layout.
+  v1::JoinRequest Save() const;
   // The next join sets them anew.
   void Reset();
 

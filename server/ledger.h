@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "ps/v1/ps.pb.h"
 
@@ -45,6 +46,22 @@ class Ledger {
   uint64_t NextStep(uint32_t rank) const {
     const auto entry = entries_.find(rank);
     return entry == entries_.end() ? 0 : entry->second.step + 1;
+  }
+
+  // For a checkpoint: the last push of each rank. Whether its answer was told is not kept: nobody asks again for a push
+  // of an earlier generation.
+  struct Last {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+    v1::Answer answer = v1::ANSWER_UNSPECIFIED;
+  };
+  std::vector<Last> Lasts() const {
+    std::vector<Last> lasts;
+    for (const auto& [rank, entry] : entries_) {
+      lasts.push_back({.rank = rank, .incarnation = entry.incarnation, .step = entry.step, .answer = entry.answer});
+    }
+    return lasts;
   }
 
   // One more than the highest step of any rank; 0 if there was none.

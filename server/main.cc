@@ -40,18 +40,24 @@ int main(int argc, char** argv) {
     stop.request_stop();
     if (running != nullptr) running->Stop(stopped);
   });
-  absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(options, ServerFlagValues(), stop.get_token());
-  if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
-  std::cout << "listening on " << (*server)->address() << std::endl;
-  {
-    MutexLock lock(mutex);
-    running = server->get();
-    if (!stopped.empty()) running->Stop(stopped);
+  // Each generation of the job is a server of its own.
+  Lineage lineage;
+  while (true) {
+    absl::StatusOr<std::unique_ptr<Server>> server =
+        Server::Start(options, ServerFlagValues(), stop.get_token(), &lineage);
+    if (!server.ok()) return Complain("ps_server", server.status(), kExitFailed);
+    if (!lineage.again) std::cout << "listening on " << (*server)->address() << std::endl;
+    {
+      MutexLock lock(mutex);
+      running = server->get();
+      if (!stopped.empty()) running->Stop(stopped);
+    }
+    const absl::Status ended = (*server)->Wait();
+    {
+      MutexLock lock(mutex);
+      running = nullptr;
+    }
+    if (!(*server)->rolled_back()) return ended.ok() ? kExitDone : Complain("ps_server", ended, kExitFailed);
+    lineage.again = true;
   }
-  const absl::Status ended = (*server)->Wait();
-  {
-    MutexLock lock(mutex);
-    running = nullptr;
-  }
-  return ended.ok() ? kExitDone : Complain("ps_server", ended, kExitFailed);
 }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -43,6 +44,9 @@ class Membership {
   // rank.
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
                                TimePoint now);
+
+  // The last incarnation of each rank, of an earlier generation.
+  void RestoreIncarnations(std::map<uint32_t, uint64_t> incarnations) { incarnations_ = std::move(incarnations); }
 
   // The member of this rank and incarnation, or null.
   Member* Find(uint32_t rank, uint64_t incarnation);

@@ -1,7 +1,9 @@
 #include "server/options.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/problems.h"
 #include "common/status.h"
@@ -15,6 +17,7 @@ constexpr uint32_t kMaxShards = 1024;
 constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
 constexpr uint64_t kMaxParked = 1 << 16;
+constexpr uint32_t kMaxCheckpoints = 10000;
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
   // They are sent to others as protobuf strings.
@@ -48,7 +51,31 @@ void CheckBudget(const ServerOptions& options, Problems& problems) {
                  "workers need fixed shares");
 }
 
+void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
+  problems.Check(CheckText("--checkpoint_dir", options.checkpoint_dir, kMaxAddressBytes));
+  problems.Check(CheckText("--restore", options.restore, kMaxAddressBytes));
+  problems.Check(!options.restore.empty(), "--restore: expected auto, latest, none or a path");
+  problems.Check(ParseCheckpointEvery(options.checkpoint_every).status());
+  problems.CheckRange("keep_checkpoints", options.keep_checkpoints, 1U, kMaxCheckpoints);
+  problems.CheckRange("server_timeout", options.server_timeout, absl::Milliseconds(100), absl::Hours(24));
+  problems.CheckRange("cut_timeout", options.cut_timeout, absl::Milliseconds(10), absl::Minutes(10));
+}
+
 }  // namespace
+
+absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text) {
+  CheckpointEvery every;
+  absl::Duration time;
+  if (absl::SimpleAtoi(text, &every.versions)) {
+    if (every.versions > 0) return every;
+  } else if (absl::ParseDuration(text, &time) && time >= absl::Milliseconds(100) && time <= absl::Hours(24 * 365)) {
+    every.time = ToChrono(time);
+    return every;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--checkpoint_every=", Printable(text, kMaxNameBytes),
+                                                 ": expected a number of versions above 0 (100), or a time of at least "
+                                                 "100 ms (30s)"));
+}
 
 absl::Status ValidateServerOptions(const ServerOptions& options) {
   Problems problems;
@@ -73,6 +100,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
                               " (--num_shards=", options.num_shards, ")"));
   ValidateModeOptions(options.mode, options.num_workers, problems);
   CheckBudget(options, problems);
+  CheckCheckpoints(options, problems);
   ValidateOptimizerSetup(options.optimizer_setup(), options.mode, options.num_shards, problems);
   ValidateSchedule(options.schedule, problems);
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));

@@ -1,12 +1,14 @@
 // A server's options: read once from the flags (flags.cc), then passed by value.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/clipping.h"
 #include "common/optimizers/hyperparameters.h"
@@ -43,6 +45,13 @@ struct ServerOptions {
   absl::Duration connect_timeout = absl::Seconds(30);   // For a shard to find the chief.
   bool keep_running = false;                            // Stay when the job has ended.
 
+  std::string checkpoint_dir;                         // Empty: none are taken.
+  std::string checkpoint_every = "60s";               // Versions, or a duration (CheckpointEvery).
+  uint32_t keep_checkpoints = 3;                      // The newest.
+  std::string restore = "auto";                       // Or latest, none, or a path.
+  absl::Duration server_timeout = absl::Seconds(60);  // For a server that died to come back.
+  absl::Duration cut_timeout = absl::Seconds(1);      // Of an attempt to bring all shards to one point.
+
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
   uint64_t max_parked = 64;         // Waiting calls of callers that are not workers; each worker has its own limit.
   int max_versions = 4;             // Buffers of weights.
@@ -54,6 +63,14 @@ struct ServerOptions {
     return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
   }
 };
+
+// How often a checkpoint is taken: after so many versions, or after a time.
+struct CheckpointEvery {
+  uint64_t versions = 0;  // 0: by time.
+  std::chrono::nanoseconds time{0};
+};
+// "100" or "30s". INVALID_ARGUMENT, naming --checkpoint_every.
+absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text);
 
 // INVALID_ARGUMENT naming every problem at once, one a line.
 absl::Status ValidateServerOptions(const ServerOptions& options);

@@ -69,6 +69,23 @@ absl::Status Parameters::CheckInitialised() const {
                                                  " slices of shard ", layout_->shard(), " arrived"));
 }
 
+Parameters::Update Parameters::BeginRestore() {
+  Check(version() == 0 && weights_.next() == nullptr, "a checkpoint is restored before the first update");
+  Update update;
+  update.new_weights = weights_.current()->tensors[0].data();
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update.new_state[k] = state_.current()->tensors[k].data();
+  }
+  return update;
+}
+
+void Parameters::FinishRestore(uint64_t version, SkippedUpdates skipped) {
+  weights_.current()->version = state_.current()->version = version;
+  skipped_ = std::move(skipped);
+  has_initial_.assign(has_initial_.size(), true);
+  initial_slices_ = layout_->slices();
+}
+
 std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBuffers>& buffers,
                                                     std::function<void()> released) {
   buffers->holds.fetch_add(1, std::memory_order_relaxed);
@@ -88,10 +105,11 @@ VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
   return pin;
 }
 
-Snapshot Parameters::TakeSnapshot(const Reader& reader, TimePoint now) {
+Snapshot Parameters::TakeSnapshot() {
   Check(may_snapshot(), "a snapshot is of a version that is not being overwritten");
   Snapshot snapshot;
-  snapshot.weights_ = Pin(reader, now);
+  snapshot.weights_.buffers_ = Keep();
+  snapshot.weights_.layout_ = layout_;
   snapshot.state_ = Hold(state_.current(), {});
   snapshot.skipped_ = skipped_;
   return snapshot;

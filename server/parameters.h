@@ -105,6 +105,11 @@ class Parameters {
   // OK, or INVALID_ARGUMENT with how many have.
   absl::Status CheckInitialised() const;
 
+  // Or from a checkpoint: where its weights and state are to be written (new_weights, new_state), before anything else
+  // is; then they are there, as this version.
+  Update BeginRestore();
+  void FinishRestore(uint64_t version, SkippedUpdates skipped);
+
   // ---- Reading
 
   uint64_t version() const { return weights_.current()->version; }
@@ -116,8 +121,8 @@ class Parameters {
   KeptVersion Keep() { return Hold(weights_.current(), {}); }
   // Neither the current version's weights nor its state are being overwritten.
   bool may_snapshot() const { return !weights_.in_place() && !state_.in_place(); }
-  // Must not be called unless may_snapshot(). `reader` is who holds it, for messages.
-  Snapshot TakeSnapshot(const Reader& reader, TimePoint now);
+  // Must not be called unless may_snapshot(). Who holds it is not counted as a reader.
+  Snapshot TakeSnapshot();
   const Readers& readers() const { return *readers_; }
   // Of the optimizer's state.
   size_t state_tensors() const { return state_.current()->tensors.size(); }

@@ -115,6 +115,11 @@ class PushTable {
   // ---- What is known
 
   const Ledger& ledger() const { return ledger_; }
+  // What a checkpoint has, before any push comes.
+  void Restore(Ledger ledger, uint64_t dropped_samples) {
+    ledger_ = std::move(ledger);
+    dropped_samples_ = dropped_samples;
+  }
   // The answer to a push that the ledger has seen; counted, as is one that is FENCED.
   v1::Answer Tell(uint32_t rank, uint64_t step);
   void CountFenced() { ++told_[v1::ANSWER_FENCED]; }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <fstream>
+#include <random>
+#include <utility>
 
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/server_builder.h>
@@ -23,6 +25,9 @@ constexpr std::chrono::seconds kGap(1);  // Between two ticks: this process, or 
 constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
+constexpr std::chrono::milliseconds kRollBackGrace(100);
+constexpr std::chrono::milliseconds kRetryRegistration(200);
+constexpr std::chrono::seconds kLastCheckpoint(8);  // For one before leaving; supervisors kill after 10 s.
 
 int ApplyThreads(int asked) {
   if (asked > 0) return asked;
@@ -42,7 +47,9 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .apply_threads = ApplyThreads(options.apply_threads),
           .max_versions = static_cast<size_t>(options.max_versions),
           .max_inflight_bytes = options.max_inflight_bytes,
-          .max_parked = options.max_parked};
+          .max_parked = options.max_parked,
+          .takes_checkpoints = !options.checkpoint_dir.empty(),
+          .settings = SharedSettings(options)};
 }
 
 // Calls of workers on their way, before it is known whose they are; each has a heartbeat and one more call at a time.
@@ -80,57 +87,114 @@ int64_t MaxShardElements(const ServerOptions& options) {
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 
+// Of a job without checkpoints, so that members of an earlier one are no members of this one.
+uint64_t RandomGeneration() {
+  std::random_device random;
+  return (uint64_t{random()} << 16) + 1;
+}
+
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
-  using std::chrono::system_clock;
-  const auto since_epoch = system_clock::now().time_since_epoch();
-  return {
-      .job = options.job,
-      // Microseconds since 1970: larger than at any earlier start.
-      .generation = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(since_epoch).count()),
-      .num_workers = options.num_workers,
-      .num_shards = options.num_shards,
-      .mode = options.mode,
-      .optimizer = options.optimizer,
-      .hyperparameters = options.hyperparameters,
-      .schedule = options.schedule,
-      .clip = options.clip,
-      .lease = ToChrono(options.lease),
-      .reconnect_grace = ToChrono(options.reconnect_grace),
-      .progress_timeout = ToChrono(options.progress_timeout),
-      .max_shard_elements = MaxShardElements(options),
-      .settings = SharedSettings(options),
-      .hands_out_runs = options.budget == "job"};
+  return {.job = options.job,
+          .generation = RandomGeneration(),
+          .num_workers = options.num_workers,
+          .num_shards = options.num_shards,
+          .mode = options.mode,
+          .optimizer = options.optimizer,
+          .hyperparameters = options.hyperparameters,
+          .schedule = options.schedule,
+          .clip = options.clip,
+          .lease = ToChrono(options.lease),
+          .reconnect_grace = ToChrono(options.reconnect_grace),
+          .progress_timeout = ToChrono(options.progress_timeout),
+          .max_shard_elements = MaxShardElements(options),
+          .settings = SharedSettings(options),
+          .hands_out_runs = options.budget == "job"};
 }
 
 }  // namespace
 
-Server::Server(const ServerOptions& options) : options_(options) {}
+Server::Server(const ServerOptions& options, Lineage* lineage)
+    : options_(options), lineage_(lineage == nullptr ? own_lineage_ : *lineage) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags,
-                                                      const std::stop_token& stop) {
+                                                      const std::stop_token& stop, Lineage* lineage) {
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
-  std::unique_ptr<Server> server(new Server(options));
+  std::unique_ptr<Server> server(new Server(options, lineage));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
   if (!metrics.ok()) return metrics.status();
   server->metrics_ = *std::move(metrics);
   server->metrics_->set_number(options.shard);
+  PS_RETURN_IF_ERROR(server->OpenCheckpoints());
   PS_RETURN_IF_ERROR(server->Listen());
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
   start["flags"] = flags;
-  server->metrics_->Begin(/*append=*/false, start);
+  server->metrics_->Begin(/*append=*/server->restored_ || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
 
-absl::Status Server::Listen() {
-  if (options_.shard == 0) {
-    chief_ = std::make_unique<Chief>(
-        MakeChiefOptions(options_), [this](v1::Phase phase, const std::string& failure) { End(phase, failure); },
-        metrics_.get());
+absl::Status Server::OpenCheckpoints() {
+  if (!takes_checkpoints()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<CheckpointStore>> store =
+      CheckpointStore::Open(options_.checkpoint_dir, options_.shard, options_.num_shards);
+  if (!store.ok()) return store.status();
+  store_ = *std::move(store);
+  const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
+  if (!generation.ok()) return generation.status();
+  lineage_.generation = std::max(lineage_.generation, *generation);
+  return absl::OkStatus();
+}
+
+absl::Status Server::MakeChief() {
+  ChiefOptions options = MakeChiefOptions(options_);
+  Chief::CheckpointCalls calls;
+  if (takes_checkpoints()) {
+    const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored =
+        ChooseRestored(options_, store_->dir(), lineage_);
+    if (!restored.ok()) return restored.status();
+    const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
+    if (!entries.ok()) return entries.status();
+    const uint64_t next_number = entries->empty() ? 1 : entries->front().number + 1;
+    if (lineage_.first_number == 0) lineage_.first_number = next_number;
+    options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
+                           .keep = options_.keep_checkpoints,
+                           .next_number = next_number,
+                           .server_timeout = ToChrono(options_.server_timeout),
+                           .cut_timeout = ToChrono(options_.cut_timeout),
+                           .again = lineage_.again,
+                           .restored = *restored};
+    restored_ = *restored != nullptr;
+    PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
+    const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
+    if (!generation.ok()) return generation.status();
+    options.generation = lineage_.generation = *generation;
+    spdlog::info("generation {}: {}", *generation,
+                 restored_
+                     ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
+                     : "begins anew");
+    calls = {.commit =
+                 [this](Manifest manifest, auto committed) {
+                   store_->Commit(std::move(manifest), options_.keep_checkpoints, std::move(committed));
+                 },
+             .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },
+             .roll_back =
+                 [this](const std::string& reason, const std::string& damaged, uint64_t heard_of) {
+                   if (!damaged.empty()) lineage_.damaged.insert(damaged);
+                   lineage_.generation = std::max(lineage_.generation, heard_of);
+                   RollBack(reason);
+                 }};
   }
+  chief_ = std::make_unique<Chief>(
+      options, [this](v1::Phase phase, const std::string& failure) { End(phase, failure); }, metrics_.get(),
+      std::move(calls));
+  return absl::OkStatus();
+}
+
+absl::Status Server::Listen() {
+  if (options_.shard == 0) PS_RETURN_IF_ERROR(MakeChief());
   ShardOptions shard_options = MakeShardOptions(options_);
   const bool shares = options_.shared_memory != "off";
   const absl::Status supported = shares ? LocalService::CheckSupported() : absl::OkStatus();
@@ -143,7 +207,7 @@ absl::Status Server::Listen() {
         if (chief_ != nullptr) return chief_->OnReport(0, report, Now());
         if (follower_ != nullptr) follower_->Report(report);
       },
-      metrics_.get());
+      metrics_.get(), store_.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
   data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{});
@@ -157,7 +221,7 @@ absl::Status Server::Listen() {
   }
   grpc::ServerBuilder builder;
   SetServerArguments(builder, ToChrono(options_.lease));
-  const Endpoint listen = *ParseEndpoint("listen", options_.listen);
+  const Endpoint listen = *ParseEndpoint("listen", lineage_.address.empty() ? options_.listen : lineage_.address);
   if (listen.is_unix()) {
     absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);
     if (!lock.ok()) return lock.status();
@@ -174,7 +238,7 @@ absl::Status Server::Listen() {
   }
   Endpoint bound = listen;
   if (!listen.is_unix()) bound.port = port;
-  address_ = bound.ToString();
+  lineage_.address = address_ = bound.ToString();
   return absl::OkStatus();
 }
 
@@ -213,6 +277,8 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   registration.set_address(AdvertisedAddress());
   registration.set_job(options_.job);
   if (local_service_ != nullptr) registration.set_local_socket(local_service_->address());
+  // The chief's own is the one that runs.
+  if (chief_ == nullptr) registration.set_generation(lineage_.generation);
   const auto settings = SharedSettings(options_);
   registration.mutable_settings()->insert(settings.begin(), settings.end());
   if (chief_ != nullptr) {
@@ -222,6 +288,7 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   follower_ = std::make_unique<Follower>(
       MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0),
       [this](const v1::ChiefUpdate& update) {
+        if (update.has_view()) HearOf(update.view());
         shard_->OnChiefUpdate(update);
         {
           MutexLock lock(mutex_);
@@ -233,28 +300,53 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
         End(phase, update.view().failure());
         ChiefKnows();
       },
-      [this](const absl::Status& status) {
-        ChiefKnows();
-        shard_->SetChiefLost(true);
-        End(v1::PHASE_FAILED,
-            status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
-                        : absl::StrCat("the chief at ", options_.chief, ": ",
-                                       absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status)));
-      });
+      [this](const absl::Status& status) { OnChiefGone(status); });
   spdlog::info("connecting to the chief at {}", options_.chief);
-  const TimePoint deadline = Now() + ToChrono(options_.connect_timeout);
-  PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop));
+  const TimePoint deadline = lineage_.again ? lineage_.lost_at + ToChrono(options_.server_timeout)
+                                            : Now() + ToChrono(options_.connect_timeout);
+  PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop,
+                                      lineage_.again ? "--server_timeout" : "--connect_timeout"));
   return AwaitRegistration(deadline, stop);
+}
+
+// The generation is on disk before anybody here acts on it.
+void Server::HearOf(const v1::View& view) {
+  restored_ = restored_ || view.has_restore();
+  if (store_ == nullptr || view.generation() <= lineage_.generation) return;
+  lineage_.generation = view.generation();
+  const absl::Status recorded = store_->dir().RecordGeneration(view.generation());
+  if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
+}
+
+void Server::OnChiefGone(const absl::Status& status) {
+  ChiefKnows();
+  shard_->SetChiefLost(true);
+  const std::string reason =
+      status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
+                  : absl::StrCat("the chief at ", options_.chief, ": ",
+                                 absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
+  // What it refuses for good has other codes. Where it knows of another process with this shard's number, that may be
+  // one that died.
+  const bool may_come_back = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) ||
+                             absl::IsDeadlineExceeded(status) || absl::IsAlreadyExists(status);
+  if (takes_checkpoints() && may_come_back) return RollBack(reason);
+  End(v1::PHASE_FAILED, reason);
 }
 
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
   MutexLock lock(mutex_);
   while (!registered_) {
-    if (end_ == v1::PHASE_FAILED) return absl::AbortedError(failure_);
+    if (end_ == v1::PHASE_FAILED && !rolled_back_) return absl::AbortedError(failure_);
+    if (rolled_back_ && Now() < deadline && !stop.stop_requested()) {
+      changed_.WaitUntil(mutex_, Now() + kRetryRegistration);
+      return absl::OkStatus();  // Wait ends at once, and it is tried again.
+    }
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", options_.chief, ": stopped"));
     if (Now() >= deadline) {
       return absl::DeadlineExceededError(
-          absl::StrCat("--chief=", options_.chief, ": did not answer the registration (--connect_timeout)"));
+          rolled_back_
+              ? absl::StrCat("--chief=", options_.chief, ": ", failure_, " (--server_timeout)")
+              : absl::StrCat("--chief=", options_.chief, ": did not answer the registration (--connect_timeout)"));
     }
     changed_.WaitUntil(mutex_, std::min(deadline, Now() + kTick));
   }
@@ -300,7 +392,42 @@ void Server::End(v1::Phase phase, const std::string& failure) {
   changed_.NotifyAll();
 }
 
+void Server::RollBack(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (end_ != v1::PHASE_UNSPECIFIED) return;
+    end_ = v1::PHASE_FAILED;
+    failure_ = reason;
+    rolled_back_ = true;
+    if (registered_) lineage_.lost_at = Now();
+  }
+  changed_.NotifyAll();
+}
+
+void Server::EndStopped(const std::string& reason) {
+  if (chief_ != nullptr) chief_->Supersede(reason, Now());
+  End(v1::PHASE_FAILED, reason);
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;  // Last: Wait then finds the reason.
+  }
+  changed_.NotifyAll();
+}
+
 void Server::Stop(const std::string& reason) {
+  if (takes_checkpoints()) {
+    bool again = false;
+    {
+      MutexLock lock(mutex_);
+      again = std::exchange(stopping_, true);
+    }
+    if (again || chief_ == nullptr) return EndStopped(reason);
+    const TimePoint now = Now();
+    return chief_->Checkpoint(now, now + kLastCheckpoint, [this, reason](const auto& reply) {
+      if (!reply.ok()) spdlog::warn("no checkpoint at the end: {}", Message(reply.status()));
+      EndStopped(reason);
+    });
+  }
   if (chief_ != nullptr) {
     chief_->Fail(reason, Now());
   } else {
@@ -339,16 +466,25 @@ void Server::Linger() {
 absl::Status Server::Wait() {
   v1::Phase phase = v1::PHASE_UNSPECIFIED;
   std::string failure;
+  bool comes_back = false;  // Or another process in its place.
   {
     MutexLock lock(mutex_);
     const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return stopped_ || (end_ != v1::PHASE_UNSPECIFIED && !options_.keep_running);
+      return stopped_ || rolled_back_ || (end_ != v1::PHASE_UNSPECIFIED && !options_.keep_running);
     };
     while (!ended()) changed_.Wait(mutex_);
     phase = end_;
     failure = failure_;
+    comes_back = rolled_back_ || (stopped_ && takes_checkpoints());
   }
   health_->SetServing(false);
+  if (comes_back) {
+    shard_->Shutdown(absl::UnavailableError("this generation of the job is over: " + failure));
+    health_->EndWatches();
+    grpc_->Shutdown(std::chrono::system_clock::now() + kRollBackGrace);
+    metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"rolled_back", failure}});
+    return rolled_back() ? absl::UnavailableError(failure) : absl::AbortedError(failure);
+  }
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
                                                : absl::AbortedError("the job failed: " + failure));
@@ -366,13 +502,17 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
-  if (chief_ != nullptr && grpc_ != nullptr) chief_->Fail("the server is shutting down", Now());
+  if (chief_ != nullptr && grpc_ != nullptr) {
+    takes_checkpoints() ? chief_->Supersede("the server is shutting down", Now())
+                        : chief_->Fail("the server is shutting down", Now());
+  }
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
   if (health_ != nullptr) health_->EndWatches();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   local_service_.reset();
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
   // of destruction matters.
+  store_.reset();  // It tells both of them.
   if (shard_ != nullptr) shard_->StopApplying();
   if (follower_ != nullptr) follower_->Stop();
   follower_.reset();

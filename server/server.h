@@ -11,10 +11,12 @@
 #include "common/metrics.h"
 #include "common/sync.h"
 #include "server/call_router.h"
+#include "server/checkpoint_store.h"
 #include "server/chief.h"
 #include "server/follower.h"
 #include "server/grpc_data_service.h"
 #include "server/health_service.h"
+#include "server/lineage.h"
 #include "server/local_service.h"
 #include "server/options.h"
 #include "server/shard.h"
@@ -25,10 +27,11 @@ namespace ps {
 class Server {
  public:
   // Listens, and joins its chief where it has one: waits for it for connect_timeout, or until a stop is requested
-  // (CANCELLED). Errors name the flag. `flags` go into the `start` event.
+  // (CANCELLED). Errors name the flag. `flags` go into the `start` event. `lineage` is what the process knows of
+  // earlier generations, and outlives the server; null: nothing.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const nlohmann::ordered_json& flags = {},
-                                                       const std::stop_token& stop = {});
+                                                       const std::stop_token& stop = {}, Lineage* lineage = nullptr);
   // Stops at once: a job that has not ended fails.
   ~Server();
 
@@ -38,8 +41,13 @@ class Server {
   std::string local_socket() const { return local_service_ == nullptr ? "" : local_service_->address(); }
 
   // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished,
-  // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it.
+  // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it. UNAVAILABLE if the job
+  // goes on as another generation (rolled_back): the process destroys this server, and starts another one.
   absl::Status Wait();
+  bool rolled_back() const {
+    MutexLock lock(mutex_);
+    return rolled_back_;
+  }
 
   // This server's shard at a glance.
   v1::ShardStatusReply ShardStatus() const;
@@ -48,7 +56,10 @@ class Server {
   void Stop(const std::string& reason);
 
  private:
-  explicit Server(const ServerOptions& options);
+  Server(const ServerOptions& options, Lineage* lineage);
+  bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
+  absl::Status OpenCheckpoints();
+  absl::Status MakeChief();
   absl::Status Listen();
   absl::Status ListenLocally();
   std::string AdvertisedAddress() const;
@@ -59,16 +70,24 @@ class Server {
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
+  void RollBack(const std::string& reason);
+  void EndStopped(const std::string& reason);
+  void HearOf(const v1::View& view);
+  void OnChiefGone(const absl::Status& status);
   // The job has ended at the chief as well, or its connection has.
   void ChiefKnows();
   // After a failure: until everybody knows, or the lease is over.
   void Linger();
 
   const ServerOptions options_;
+  Lineage own_lineage_;
+  Lineage& lineage_;
   std::string address_;
   std::unique_ptr<MetricsWriter> metrics_;
-  std::unique_ptr<UnixLock> unix_lock_;  // Where it listens on a Unix socket; outlives the socket.
-  std::unique_ptr<Chief> chief_;         // On server 0.
+  std::unique_ptr<UnixLock> unix_lock_;     // Where it listens on a Unix socket; outlives the socket.
+  bool restored_ = false;                   // This generation begins with a checkpoint.
+  std::unique_ptr<CheckpointStore> store_;  // Null: no checkpoints.
+  std::unique_ptr<Chief> chief_;            // On server 0.
   std::unique_ptr<Shard> shard_;
   std::unique_ptr<Follower> follower_;  // On the others.
   std::unique_ptr<CallRouter> router_;
@@ -79,11 +98,13 @@ class Server {
   TimePoint say_waiting_at_;  // The ticker's.
   std::thread ticker_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;  // Once a last checkpoint is taken.
+  bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);

@@ -15,10 +15,11 @@ constexpr std::chrono::seconds kFrozenMax(10);
 
 }  // namespace
 
-Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics)
+Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store)
     : options_(options),
       report_(std::move(report)),
       metrics_(metrics),
+      store_(store),
       state_(options, pool_, [this](size_t slices) { OnBuilt(slices); }),
       applies_in_place_(state_.applies_in_place()),
       pool_(options.apply_threads) {}
@@ -39,13 +40,19 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   }
   for (const v1::NormTotals& totals : update.norms()) OnNorms(totals);
   if (update.has_cut()) OnCut(update.cut());
+  if (update.keep_checkpoints_from() > 0 && store_ != nullptr && options_.shard > 0) {
+    outbox_.Add([this, number = update.keep_checkpoints_from()] { store_->ReapBelow(number); });
+  }
   Advance();
   AnswerWaits();
 }
 
 void Shard::SetView(const v1::View& view) {
   if (state_.IsReset()) outbox_.Add([old = std::shared_ptr<Parameters>(state_.DropLayout())] {});
-  if (state_.layout == nullptr && view.layout().tensors_size() > 0) SetLayout();
+  if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
+    SetLayout();
+    if (view.has_restore()) BeginRestore();
+  }
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.ForgetHeldOrphans();
   if (!state_.job.running()) Release(state_.cut.End());
@@ -67,10 +74,14 @@ void Shard::SetLayout() {
 }
 
 void Shard::OnCut(const v1::Cut& cut) {
-  if (!state_.job.running()) return;  // The chief has given it up.
+  if (!state_.job.running() && !cut.at_once()) return;  // The chief has given it up.
   const std::vector<ShardCut::Push> released = state_.OnCut(cut, options_.clock());
   if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
-  if (cut.phase() == v1::Cut::COMMIT) {
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) {
+    state_.SetCheckpointDue(cut);
+    Report(state_.ReportCut(cut, state_.parameters->version()));
+    TakeCheckpoint();  // Before any push that was held back is decided on.
+  } else if (cut.phase() == v1::Cut::COMMIT) {
     const uint64_t version = state_.CommitVersion(cut);
     std::optional<Schedule> schedule;
     if (cut.has_schedule()) {
@@ -212,6 +223,7 @@ void Shard::Advance() {
     OnEnded(*ended);
     outbox_.Add([update = std::move(ended->update)] {});  // Its gradients are freed last, and without the lock.
   }
+  TakeCheckpoint();
   if (const std::optional<std::string> reason = state_.NeedsDone(); reason.has_value()) Fail(*reason);
   if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
   ReportNorms();

@@ -24,6 +24,7 @@
 #include "common/payload.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
+#include "server/checkpoint_store.h"
 #include "server/hash_slices.h"
 #include "server/shard_options.h"
 #include "server/shard_state.h"
@@ -37,8 +38,9 @@ class Shard {
   using AnswerCallback = std::function<void(absl::StatusOr<ShardAnswer>)>;
 
   // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the
-  // shard.
-  Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics);
+  // shard. `store` writes and reads checkpoints, and likewise calls the shard no more when that ends; null: there are
+  // none.
+  Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store = nullptr);
   ~Shard();
 
   // ---- From the chief
@@ -130,6 +132,12 @@ class Shard {
   void OnPushMeasured(v1::NormSums sums);
   // Tells the chief what was measured, and which pushes others need not wait for.
   void ReportNorms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the checkpoint that is due, if the version has come.
+  void TakeCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReportCheckpoint(v1::CheckpointWritten written);
+  // The view in force names a checkpoint that this shard begins with.
+  void BeginRestore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped);
   void Fail(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -138,6 +146,7 @@ class Shard {
   const ShardOptions options_;
   const ReportFunction report_;
   MetricsWriter* const metrics_;
+  CheckpointStore* const store_;
   const Isa isa_ = BestIsa();
   Outbox outbox_;
   mutable Mutex mutex_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "common/clipping.h"
@@ -30,6 +31,8 @@ struct ShardOptions {
   uint64_t max_inflight_bytes = 0;     // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 64;              // Calls of others than members that may wait at once.
   bool shared_memory = false;          // Weights are where processes of this host may be given them to read.
+  bool takes_checkpoints = false;
+  std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;
 
   OptimizerSetup optimizer_setup() const {

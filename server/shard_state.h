@@ -50,6 +50,12 @@ struct ShardState {
     KeptVersion weights;
   };
   std::map<uint32_t, Pulled> pulled;
+  // The checkpoint to be taken, of this version; nothing: of the present one.
+  struct CheckpointDue {
+    uint64_t number = 0;
+    std::optional<uint64_t> version;
+  };
+  std::optional<CheckpointDue> checkpoint_due;
   // To be let go of without the lock: what is kept calls the parameters' release hook, which wants it.
   std::vector<std::shared_ptr<const void>> discarded;
 
@@ -95,6 +101,15 @@ struct ShardState {
   bool ReachedCut();
   // Tells the chief that the shard has carried out what the message says, at this version.
   v1::ShardReport ReportCut(const v1::Cut& message, uint64_t version) const;
+
+  // ---- Checkpoints
+
+  void SetCheckpointDue(const v1::Cut& commit);
+  // Of the current version, which is not being overwritten, and what belongs to it.
+  nlohmann::ordered_json Save() const;
+  std::vector<v1::RankStep> SavedSteps() const;
+  // What Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
+  absl::Status Restore(const nlohmann::ordered_json& saved, const std::map<std::string, std::string>& settings);
 
   // ---- What a request is answered
 

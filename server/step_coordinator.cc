@@ -11,6 +11,12 @@ namespace ps {
 StepCoordinator::StepCoordinator(std::unique_ptr<Mode> mode, uint32_t num_shards)
     : mode_(std::move(mode)), num_shards_(num_shards) {}
 
+void StepCoordinator::Restore(uint64_t version) {
+  if (!mode_->synchronous()) return;
+  const absl::Status loaded = mode_->Load({{"mode", mode_->name()}, {"step", version}});
+  Check(loaded.ok(), "a synchronous mode begins at any step");
+}
+
 std::vector<StepSet> StepCoordinator::SetMembers(const ModeMembers& members) {
   members_ = members;
   if (!mode_->counts_for_any_owner()) {

@@ -27,6 +27,8 @@ class StepCoordinator {
   // Whether it names sets at all. Else each shard decides for itself, and what shards complete changes nothing here.
   bool leads() const { return mode_->coordinated() && num_shards_ > 1; }
 
+  // Begins at this version, with a checkpoint.
+  void Restore(uint64_t version);
   // Who takes part from now on. Where the mode counts a push for its owner alone, undecided ones of other owners are
   // forgotten. Returns the sets that are named by it, in order.
   std::vector<StepSet> SetMembers(const ModeMembers& members);

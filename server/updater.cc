@@ -97,6 +97,13 @@ uint64_t Updater::next_committed() const {
   return parameters_->version() + (counts ? current_->versions.size() : 0) + committed_.size() + 1;
 }
 
+void Updater::Restore(const Saved& saved) {
+  timeline_.Restore(saved.timeline);
+  published_position_ = saved.position;
+  dropped_samples_ = saved.dropped_samples;
+  committed_samples_ = saved.position - std::min(saved.position, saved.dropped_samples);
+}
+
 void Updater::Commit(Pushes pushes, TimePoint now) {
   Version version = MakeVersion(std::move(pushes));
   version.committed_at = now;

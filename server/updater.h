@@ -156,6 +156,14 @@ class Updater {
 
   // Of the schedule, once it is known how long an epoch is; nothing has been made yet.
   void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
+  // For a checkpoint of the current version, after which nothing else is committed; and to begin with one.
+  struct Saved {
+    HyperparameterTimeline::Saved timeline;
+    uint64_t position = 0;  // Of the set that is decided on next.
+    uint64_t dropped_samples = 0;
+  };
+  Saved Save() const { return {timeline_.Save(), position(), dropped_samples_}; }
+  void Restore(const Saved& saved);
   // So many samples of refused pushes have passed, for the versions that are begun or committed from now on.
   void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
 

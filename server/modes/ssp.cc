@@ -21,13 +21,15 @@ class Ssp final : public EachPush {
     return policy;
   }
 
-  // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later.
+  // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
+  // first one after a checkpoint goes on where the rank was.
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
     uint64_t highest = 0;
     for (const auto& [rank, clock] : clocks_) highest = std::max(highest, clock.next_step);
     for (const auto& [rank, member] : members) {
       Clock& clock = clocks_[rank];
-      if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = highest};
+      const uint64_t next_step = clock.restored ? clock.next_step : highest;
+      if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
       clock.waited_for = !member.done;
     }
     for (auto& [rank, clock] : clocks_) clock.waited_for = clock.waited_for && members.contains(rank);
@@ -80,7 +82,6 @@ class Ssp final : public EachPush {
     return {{"mode", name()}, {"clocks", std::move(clocks)}};
   }
 
-  // Whoever owns the ranks then is new.
   absl::Status Load(const nlohmann::ordered_json& state) override {
     PS_RETURN_IF_ERROR(CheckSavedMode(state, name()));
     const auto clocks = state.find("clocks");
@@ -91,7 +92,9 @@ class Ssp final : public EachPush {
       return absl::InvalidArgumentError("the mode's state: clocks: expected pairs of rank and step");
     }
     clocks_.clear();
-    for (const auto& clock : *clocks) clocks_[clock[0].get<uint32_t>()].next_step = clock[1].get<uint64_t>();
+    for (const auto& clock : *clocks) {
+      clocks_[clock[0].get<uint32_t>()] = {.next_step = clock[1].get<uint64_t>(), .restored = true};
+    }
     return absl::OkStatus();
   }
 
@@ -100,6 +103,7 @@ class Ssp final : public EachPush {
     uint64_t incarnation = 0;
     uint64_t next_step = 0;
     bool waited_for = false;
+    bool restored = false;  // From a checkpoint, and nobody has owned the rank since.
   };
 
   void Advance(uint32_t rank, uint64_t next_step) {

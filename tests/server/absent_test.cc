@@ -59,7 +59,7 @@ TEST_CASE("A snapshot has the count of versions that skipped each slice") {
     CHECK(bench.Ended() == Outcome::kPublished);
   };
   commit({bench.MakePushOf({1, std::nullopt})});
-  const Snapshot before = bench.parameters_.TakeSnapshot({.rank = 0, .peer = ""}, bench.now_);
+  const Snapshot before = bench.parameters_.TakeSnapshot();
   commit({bench.MakePushOf({std::nullopt, std::nullopt})});
   CHECK(*before.skipped() == std::vector<uint64_t>{0, 1});
   CHECK(*bench.parameters_.skipped() == std::vector<uint64_t>{1, 2});

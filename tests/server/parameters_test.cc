@@ -75,12 +75,12 @@ TEST_CASE("A speculative update touches neither weights nor state that are curre
     CHECK(update.state[0][5] == 3);
     update.new_weights[5] = 7;
     update.new_state[0][5] = 8;
-    const Snapshot before = parameters.TakeSnapshot(kReader, TimePoint());
+    const Snapshot before = parameters.TakeSnapshot();
     publish ? parameters.Publish() : parameters.Abandon();
     CHECK(before.weights()[5] == 0);
     CHECK(before.state(0)[5] == 3);
   }
-  const Snapshot after = parameters.TakeSnapshot(kReader, TimePoint());
+  const Snapshot after = parameters.TakeSnapshot();
   CHECK(after.version() == 1);
   CHECK(after.weights()[5] == 7);
   CHECK(after.state(0)[5] == 8);
@@ -93,7 +93,7 @@ TEST_CASE("A snapshot keeps weights and state of one version while updates go on
   for (float* memory : {update.new_weights, update.new_state[0], update.new_state[1]}) memory[0] = 1;
   parameters.Publish();
 
-  const Snapshot snapshot = parameters.TakeSnapshot({.rank = {}, .peer = "here"}, TimePoint());
+  const Snapshot snapshot = parameters.TakeSnapshot();
   CHECK(snapshot.weights().data() == update.new_weights);
   CHECK(snapshot.state_tensors() == 2);
   CHECK(snapshot.state(1).data() == update.new_state[1]);
@@ -128,7 +128,7 @@ TEST_CASE("With one weight buffer a snapshot holds updates up until it is let go
   int released = 0;
   Parameters parameters = Make(1, [&] { ++released; }, {0});
   {
-    const Snapshot snapshot = parameters.TakeSnapshot(kReader, TimePoint());
+    const Snapshot snapshot = parameters.TakeSnapshot();
     CHECK_FALSE(MakeVersion(parameters));
   }
   CHECK(released == 1);
@@ -157,7 +157,7 @@ TEST_CASE("Holds outlive the parameters") {
     Parameters parameters = Make(2, [] {}, {4});
     REQUIRE(parameters.AddInitial(1, {Values(0, 7)}).ok());
     pin = parameters.Pin(kReader, TimePoint());
-    snapshot = parameters.TakeSnapshot(kReader, TimePoint());
+    snapshot = parameters.TakeSnapshot();
   }
   CHECK(pin.slice(0)[3] == 7);
   CHECK(snapshot.weights()[3] == 7);

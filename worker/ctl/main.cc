@@ -37,6 +37,7 @@ constexpr char kUsage[] =
     "  status          the job, its shards and workers, and what the job is waiting for\n"
     "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version;\n"
     "                  schedule=NAME, with its lengths and the like, takes the place of the present schedule\n"
+    "  checkpoint      takes a checkpoint now, and prints its path and version\n"
     "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
     "  report DIR…     a table that compares runs, from the metrics files in each folder";
 
@@ -68,6 +69,17 @@ class JobView {
           const absl::Duration wait = left - std::min(kReplyMargin, left / 3);
           request.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(1, absl::ToInt64Milliseconds(wait))));
           return stub.SetHyperparameters(context, request, reply);
+        });
+  }
+
+  // Likewise, for a checkpoint.
+  absl::StatusOr<v1::CheckpointReply> Checkpoint() {
+    return AskChief<v1::CheckpointReply>(
+        /*waits_for_room=*/true, [](auto& stub, auto* context, absl::Duration left, auto* reply) {
+          v1::CheckpointRequest request;
+          const absl::Duration wait = left - std::min(kReplyMargin, left / 3);
+          request.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(1, absl::ToInt64Milliseconds(wait))));
+          return stub.Checkpoint(context, request, reply);
         });
   }
 
@@ -221,6 +233,13 @@ absl::Status PrintSet(JobView& view, const v1::SetHyperparametersRequest& reques
   return absl::OkStatus();
 }
 
+absl::Status PrintCheckpoint(JobView& view) {
+  const absl::StatusOr<v1::CheckpointReply> reply = view.Checkpoint();
+  if (!reply.ok()) return reply.status();
+  std::cout << reply->path() << " version " << reply->version() << "\n";
+  return absl::OkStatus();
+}
+
 absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   const absl::StatusOr<v1::StatusReply> status = view.Status();
   if (!status.ok()) return status.status();
@@ -278,8 +297,9 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool known = ((command == "health" || command == "status" || command == "weights_hash") && rest.empty()) ||
-                     ((command == "report" || command == "set") && !rest.empty());
+  const bool alone =
+      command == "health" || command == "status" || command == "checkpoint" || command == "weights_hash";
+  const bool known = alone ? rest.empty() : (command == "report" || command == "set") && !rest.empty();
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
@@ -292,11 +312,12 @@ int main(int argc, char** argv) {
   if (command == "set") problems.Read(ParseAssignments(rest), request);
   if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
   JobView view(server, timeout);
-  absl::Status status = command == "report"   ? PrintReport(rest)
-                        : command == "health" ? PrintHealth(server, timeout)
-                        : command == "status" ? PrintStatus(view)
-                        : command == "set"    ? PrintSet(view, request)
-                                              : PrintWeightsHash(view, Now() + ToChrono(timeout));
+  absl::Status status = command == "report"       ? PrintReport(rest)
+                        : command == "health"     ? PrintHealth(server, timeout)
+                        : command == "status"     ? PrintStatus(view)
+                        : command == "set"        ? PrintSet(view, request)
+                        : command == "checkpoint" ? PrintCheckpoint(view)
+                                                  : PrintWeightsHash(view, Now() + ToChrono(timeout));
   status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);
 }

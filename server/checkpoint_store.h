@@ -1,0 +1,79 @@
+// A server's checkpoints on disk: writes its shard's part, reads it back, and on the chief commits what all have
+// written. The work is done by a thread of its own, one thing after the other; what it came to is told on that thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/checkpoint_dir.h"
+#include "common/checkpoint/manifest.h"
+#include "common/checkpoint/shard_checkpoint.h"
+#include "ps/v1/ps.pb.h"
+#include "server/parameters.h"
+#include "server/task_thread.h"
+
+namespace ps {
+
+// Thread-safe.
+class CheckpointStore {
+ public:
+  // Takes the folder for this shard (CheckpointDir says the errors).
+  static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& dir, uint32_t shard,
+                                                               uint32_t num_shards);
+
+  const CheckpointDir& dir() const { return dir_; }
+
+  // ---- A shard's part
+
+  // Of the checkpoint of this number. The message says what came of it; `steps` are not filled in. The snapshot is
+  // released as soon as it is written.
+  struct Part {
+    uint64_t number = 0;
+    uint64_t generation = 0;
+    Snapshot snapshot;
+    nlohmann::ordered_json state;
+  };
+  void Write(Part part, std::function<void(v1::CheckpointWritten)> written);
+
+  // Fills what is wanted, whose memory stays until `read` is called, from the checkpoint; then comes the state of this
+  // shard in it, or, where another number of shards has written it, that of its first one. Errors name the file.
+  struct Loaded {
+    uint64_t version = 0;
+    nlohmann::ordered_json state;
+    std::map<std::string, std::string> settings;  // Flags of the start that stored it.
+  };
+  void Read(v1::Restore restore, std::vector<WantedPart> wanted,
+            std::function<void(const absl::StatusOr<Loaded>&)> read);
+
+  // What is older is not needed any more.
+  void ReapBelow(uint64_t number);
+
+  // ---- The chief's
+
+  // Makes the checkpoint complete, then removes all but the newest `keep`.
+  void Commit(Manifest manifest, size_t keep, std::function<void(absl::Status)> committed);
+
+ private:
+  CheckpointStore(CheckpointDir dir, FileDescriptor lock, uint32_t shard, uint32_t num_shards)
+      : dir_(std::move(dir)), lock_(std::move(lock)), shard_(shard), num_shards_(num_shards) {}
+
+  absl::StatusOr<std::string> WritePart(const Part& part) const;
+  absl::StatusOr<Loaded> ReadPart(const v1::Restore& restore, const std::vector<WantedPart>& wanted) const;
+
+  const CheckpointDir dir_;
+  const FileDescriptor lock_;
+  const uint32_t shard_;
+  const uint32_t num_shards_;
+  TaskThread thread_;  // Last: it uses the others.
+};
+
+// The parts of the shard's slices, merged where they lie side by side in tensor and memory and were skipped as often.
+std::vector<ShardPart> PartsOf(const Snapshot& snapshot);
+
+}  // namespace ps

@@ -1,0 +1,105 @@
+// JobState's part in checkpoints: what it saves, and how it begins with one.
+#include <algorithm>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/layout_proto.h"
+#include "common/schedule_proto.h"
+#include "common/status.h"
+#include "server/job_state.h"
+
+namespace ps {
+namespace {
+
+// As if a worker of the restored job joined.
+v1::JoinRequest TermsOf(const RestoredJob& restored, const std::string& job) {
+  v1::JoinRequest terms = restored.job.terms();
+  terms.set_protocol(v1::PROTOCOL_VERSION_1);
+  terms.set_job(job);
+  *terms.mutable_layout() = ToProto(restored.manifest.layout);
+  return terms;
+}
+
+}  // namespace
+
+const RestoredJob* JobState::restored() const {
+  return options_.checkpoints.has_value() ? options_.checkpoints->restored.get() : nullptr;
+}
+
+absl::Status JobState::CheckRestored(const ChiefOptions& options) {
+  if (!options.checkpoints.has_value() || options.checkpoints->restored == nullptr) return absl::OkStatus();
+  const RestoredJob& restored = *options.checkpoints->restored;
+  const JobTerms terms(
+      options.job, options.num_shards, options.max_shard_elements,
+      OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode, options.num_shards),
+      options.schedule);
+  const v1::JoinRequest request = TermsOf(restored, options.job);
+  PS_RETURN_IF_ERROR(Annotate(CheckJoinTexts(request), restored.path));
+  return Annotate(terms.CheckSame(request), restored.path);
+}
+
+void JobState::Restore(const RestoredJob& restored) {
+  terms_.Fix(TermsOf(restored, options_.job));
+  steps_.Restore(restored.manifest.version());
+  std::map<uint32_t, uint64_t> incarnations;
+  for (const v1::RankStep& member : restored.job.members()) {
+    incarnations[member.rank()] = member.incarnation();
+    if (member.rank() < options_.num_workers) restored_members_.insert(member.rank());
+  }
+  for (const v1::RankStep& step : restored.job.steps()) {
+    restored_steps_[step.rank()] = step.next_step();
+    uint64_t& incarnation = incarnations[step.rank()];
+    incarnation = std::max(incarnation, step.incarnation());
+  }
+  members_.RestoreIncarnations(std::move(incarnations));
+  set_values_ = FromProto(restored.job.set());
+  const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
+  if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
+  dropped_samples_ = restored.job.dropped_samples();
+}
+
+v1::SavedJob JobState::Save() const {
+  v1::SavedJob saved;
+  *saved.mutable_terms() = terms_.Save();
+  for (const auto& [rank, member] : members_.members()) {
+    v1::RankStep* const out = saved.add_members();
+    out->set_rank(rank);
+    out->set_incarnation(member.incarnation);
+  }
+  ToProto(set_values_, saved.mutable_set());
+  if (set_schedule_.has_value()) *saved.mutable_schedule() = ToProto(*set_schedule_);
+  saved.set_dropped_samples(dropped_samples_);
+  return saved;
+}
+
+bool JobState::AwaitsFirstCheckpoint(TimePoint now) const {
+  return phase_ == v1::PHASE_GATHERING && awaits_first_checkpoint_ && Complete(now);
+}
+
+bool JobState::Complete(TimePoint now) const {
+  if (!shards_.Missing().empty() || !shards_.AllInitialised()) return false;
+  return members_.full() || HasRestoredMembers(now);
+}
+
+bool JobState::HasRestoredMembers(TimePoint now) const {
+  if (restored() == nullptr || members_.members().empty()) return false;
+  // Where every worker is needed, all have to be there, also those that were lost before.
+  if (!restored()->manifest.finished && mode().OnLoss(0) != LossAction::kContinue) return false;
+  const bool all = std::all_of(restored_members_.begin(), restored_members_.end(),
+                               [this](uint32_t rank) { return members_.members().contains(rank); });
+  const bool same_number = restored()->manifest.num_workers == options_.num_workers;
+  return (all && same_number) || (began_.has_value() && now - *began_ > options_.checkpoints->server_timeout);
+}
+
+void JobState::CheckRestoring(TimePoint now) {
+  if (ended() || phase_ != v1::PHASE_GATHERING || !options_.checkpoints.has_value()) return;
+  const std::vector<uint32_t> missing = shards_.Missing();
+  if (missing.empty() || !options_.checkpoints->again) return;
+  if (now - *began_ <= options_.checkpoints->server_timeout) return;
+  SetPhase(v1::PHASE_FAILED, absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come back within ",
+                                          FormatSeconds(options_.checkpoints->server_timeout), " (--server_timeout)"));
+}
+
+}  // namespace ps

@@ -1,0 +1,39 @@
+// The checkpoint that a generation of a job begins with: which one, and what the chief takes from it.
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/checkpoint_dir.h"
+#include "common/checkpoint/manifest.h"
+#include "ps/v1/checkpoint.pb.h"
+#include "server/lineage.h"
+#include "server/options.h"
+
+namespace ps {
+
+struct RestoredJob {
+  Manifest manifest;
+  std::string path;    // Of its folder.
+  bool is_own = true;  // It is in the job's own folder.
+  v1::SavedJob job;
+  nlohmann::ordered_json runs;  // As of JobRuns; null: none were handed out.
+};
+
+// The state that a manifest has of the chief.
+nlohmann::ordered_json ManifestState(const v1::SavedJob& job, const nlohmann::ordered_json& runs);
+
+// What --restore says, of a process with this past; null: the job begins anew. Checkpoints that cannot be restored are
+// skipped, and logged with the reason. FAILED_PRECONDITION, naming the flags, if the newest one is of another job, mode
+// or optimizer; NOT_FOUND if there has to be one, and there is none.
+absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOptions& options,
+                                                                  const CheckpointDir& dir, const Lineage& lineage);
+
+// The generation that begins now: one above any that is stored or was heard of. The first in a folder is a random
+// number, so that members of other jobs are no members of this one.
+absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage);
+
+}  // namespace ps
