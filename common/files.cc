@@ -74,6 +74,29 @@ absl::Status WriteFileAtomically(const std::string& path, const std::vector<std:
   return file->Commit();
 }
 
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes) {
+  // Opening a pipe for reading would wait for its writer.
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid() && (errno == ENOENT || errno == ENOTDIR))
+    return absl::NotFoundError(path + ": there is no such file");
+  struct stat about = {};
+  if (!file.valid() || fstat(file.get(), &about) != 0) return FileError(path, "opening");
+  if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
+  const auto size = static_cast<uint64_t>(about.st_size);
+  if (size > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", size, " bytes, more than ", max_bytes));
+  }
+  std::string bytes(size, '\0');
+  for (size_t at = 0; at < size;) {
+    const ssize_t got = read(file.get(), bytes.data() + at, size - at);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return FileError(path, "reading");
+    if (got == 0) return absl::InvalidArgumentError(path + ": it has become shorter");
+    at += static_cast<size_t>(got);
+  }
+  return bytes;
+}
+
 absl::Status CheckWritable(const std::string& flag, const std::string& path) {
   const auto wrong = [&](const std::string& why) {
     return absl::InvalidArgumentError(absl::StrCat("--", flag, "=", path, ": cannot be written: ", why));

@@ -1,6 +1,7 @@
 // Files that appear whole or not at all: a temporary name, fsync, rename, fsync of the folder.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,10 @@ class NewFile {
 
 // Replaces `path` by these bytes, in this way.
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
+
+// All of a file that is held in memory. NOT_FOUND: there is none. INVALID_ARGUMENT: it is not a regular file, or has
+// more than this many bytes. Errors name the file.
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes);
 
 // Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,
 // if anything, is a regular file. (A device or pipe, which root could replace, is left alone, and so is a symbolic

@@ -1,1 +1,159 @@
 #include "common/checkpoint/checkpoint_dir.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/check.h"
+#include "common/checkpoint/checked_json.h"
+#include "common/checkpoint/json_fields.h"
+#include "common/checkpoint/manifest.h"
+#include "common/files.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "checkpoint-";
+
+std::string NameOf(uint64_t number) { return absl::StrFormat("checkpoint-%06d", number); }
+
+// Of a name that NameOf gives.
+std::optional<uint64_t> NumberOf(const std::string& name) {
+  uint64_t number = 0;
+  if (!name.starts_with(kPrefix) || !absl::SimpleAtoi(name.substr(kPrefix.size()), &number)) return std::nullopt;
+  if (NameOf(number) != name) return std::nullopt;
+  return number;
+}
+
+bool IsFolder(const std::string& path) {
+  struct stat about = {};
+  return stat(path.c_str(), &about) == 0 && S_ISDIR(about.st_mode);
+}
+
+// With those that it is in; each is on disk in its own.
+absl::Status MakeFolders(const fs::path& path) {
+  if (IsFolder(path)) return absl::OkStatus();
+  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  if (parent != path) PS_RETURN_IF_ERROR(MakeFolders(parent));
+  if (mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && IsFolder(path)))
+    return FileError(path, "making the folder");
+  return SyncFolder(parent);
+}
+
+// Once this is on disk nothing that is left looks complete.
+absl::Status RemoveManifest(const std::string& folder) {
+  if (unlink(ManifestPath(folder).c_str()) == 0) return SyncFolder(folder);
+  return errno == ENOENT ? absl::OkStatus() : FileError(ManifestPath(folder), "removing");
+}
+
+absl::Status RemoveCheckpoint(const std::string& folder) {
+  PS_RETURN_IF_ERROR(RemoveManifest(folder));
+  std::error_code error;
+  fs::remove_all(folder, error);
+  if (!error) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(folder, ": removing: ", error.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<CheckpointDir> CheckpointDir::Open(const std::string& path) {
+  // Without a slash at its end, which would give an empty last name.
+  const fs::path folder = fs::path(path).lexically_normal() / "";
+  const absl::Status made =
+      path.empty() ? absl::InvalidArgumentError("the path is empty") : MakeFolders(folder.parent_path());
+  if (!made.ok()) return absl::InvalidArgumentError(absl::StrCat("--checkpoint_dir=", path, ": ", Message(made)));
+  PS_RETURN_IF_ERROR(CheckWritable("checkpoint_dir", path + "/generation"));
+  return CheckpointDir(path);
+}
+
+absl::StatusOr<FileDescriptor> CheckpointDir::Lock(uint32_t shard) const {
+  const std::string path = absl::StrCat(path_, "/shard-", shard, ".lock");
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (!file.valid()) return FileError(path, "opening");
+  int locked = flock(file.get(), LOCK_EX | LOCK_NB);
+  while (locked != 0 && errno == EINTR) locked = flock(file.get(), LOCK_EX | LOCK_NB);
+  if (locked == 0) return file;
+  if (errno != EWOULDBLOCK) return FileError(path, "locking");
+  return absl::FailedPreconditionError(
+      absl::StrCat("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ", path));
+}
+
+absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
+  const std::string path = path_ + "/generation";
+  const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(path);
+  if (absl::IsNotFound(checked.status())) return 0;
+  if (!checked.ok()) return checked.status();
+  JsonFields fields(checked->json);
+  const uint64_t generation = fields.Number("generation");
+  PS_RETURN_IF_ERROR(Annotate(fields.End(), path));
+  return generation;
+}
+
+absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
+  return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
+}
+
+absl::StatusOr<std::vector<CheckpointDir::Entry>> CheckpointDir::List() const {
+  std::error_code error;
+  std::vector<Entry> entries;
+  for (fs::directory_iterator at(path_, error), end; !error && at != end; at.increment(error)) {
+    const std::optional<uint64_t> number = NumberOf(at->path().filename().string());
+    if (!number.has_value() || !IsFolder(PathOf(*number))) continue;
+    struct stat about = {};
+    const bool complete = lstat(ManifestPath(PathOf(*number)).c_str(), &about) == 0;
+    entries.push_back({.number = *number, .path = PathOf(*number), .complete = complete});
+  }
+  if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) {
+    return absl::NotFoundError(path_ + ": there is no such folder");
+  }
+  if (error) return absl::InternalError(absl::StrCat(path_, ": reading the folder: ", error.message()));
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.number > b.number; });
+  return entries;
+}
+
+std::string CheckpointDir::PathOf(uint64_t number) const { return absl::StrCat(path_, "/", NameOf(number)); }
+
+absl::Status CheckpointDir::Make(uint64_t number) const { return MakeFolders(PathOf(number)); }
+
+absl::Status CheckpointDir::Reap(size_t keep) const {
+  Check(keep >= 1, "the newest complete checkpoint is kept");
+  const absl::StatusOr<std::vector<Entry>> entries = List();
+  if (!entries.ok()) return entries.status();
+  size_t complete = 0;  // Newer than this one.
+  absl::Status result;
+  for (const Entry& entry : *entries) {
+    const bool superseded = entry.complete ? complete >= keep : complete >= 1;
+    if (superseded) result.Update(RemoveCheckpoint(entry.path));
+    if (entry.complete) ++complete;
+  }
+  result.Update(SyncFolder(path_));
+  return result;
+}
+
+absl::Status CheckpointDir::ReapBelow(uint64_t number) const {
+  const absl::StatusOr<std::vector<Entry>> entries = List();
+  if (!entries.ok()) return entries.status();
+  absl::Status result;
+  for (const Entry& entry : *entries) {
+    if (entry.number < number) result.Update(RemoveCheckpoint(entry.path));
+  }
+  result.Update(SyncFolder(path_));
+  return result;
+}
+
+}  // namespace ps

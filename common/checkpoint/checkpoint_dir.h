@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,9 +28,12 @@ class CheckpointDir {
     bool complete = false;  // It has a manifest.
   };
 
-  // Makes the folder if it is not there. INVALID_ARGUMENT, naming --checkpoint_dir and the reason, if it cannot be made
-  // or no file can be made in it.
+  // Makes the folder, and those that it is in, if they are not there. INVALID_ARGUMENT, naming --checkpoint_dir and the
+  // reason, if it cannot be made or no file can be made in it.
   static absl::StatusOr<CheckpointDir> Open(const std::string& path);
+
+  // For reading alone: nothing is made.
+  static CheckpointDir Existing(std::string path) { return CheckpointDir(std::move(path)); }
 
   const std::string& path() const { return path_; }
 
@@ -42,13 +46,13 @@ class CheckpointDir {
   // On disk when this returns.
   absl::Status RecordGeneration(uint64_t generation) const;
 
-  // Newest first. What does not look like a checkpoint is left out.
+  // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;
   std::string PathOf(uint64_t number) const;
   // Makes the folder of this checkpoint, if it is not there.
   absl::Status Make(uint64_t number) const;
-  // Removes what is older than the newest `keep` complete ones, and incomplete ones that are older than a complete one.
-  // A manifest goes first, so that nothing half removed looks complete.
+  // Removes what is older than the newest `keep` (at least 1) complete ones, and incomplete ones that are older than a
+  // complete one. A manifest goes first, so that nothing half removed looks complete.
   absl::Status Reap(size_t keep) const;
   // Where there are no manifests: removes all that are older than this one.
   absl::Status ReapBelow(uint64_t number) const;

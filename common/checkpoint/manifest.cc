@@ -1,1 +1,183 @@
 #include "common/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/checkpoint/checked_json.h"
+#include "common/checkpoint/json_fields.h"
+#include "common/slices.h"
+#include "common/status.h"
+#include "common/text.h"
+
+namespace ps {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr uint64_t kFormat = 1;
+
+struct NamedKind {
+  TensorKind kind;
+  const char* name;
+};
+constexpr std::array kKinds = {NamedKind{TensorKind::kWeight, "weight"}, NamedKind{TensorKind::kConstant, "constant"},
+                               NamedKind{TensorKind::kBufferLowest, "buffer_lowest"},
+                               NamedKind{TensorKind::kBufferMean, "buffer_mean"}};
+
+std::string KindName(TensorKind kind) {
+  const auto* const found =
+      std::find_if(kKinds.begin(), kKinds.end(), [kind](const auto& k) { return k.kind == kind; });
+  return found == kKinds.end() ? "" : found->name;
+}
+
+// With as few digits as tell it from other floats, and not as many as tell it from other doubles.
+double Short(float value) { return std::strtod(ExactText(value).c_str(), nullptr); }
+
+Json TensorToJson(const TensorSpec& tensor) {
+  Json shape = Json::array();
+  for (const int64_t dimension : tensor.shape) shape.push_back(static_cast<uint64_t>(dimension));
+  return {{"name", tensor.name},
+          {"shape", std::move(shape)},
+          {"kind", KindName(tensor.kind)},
+          {"learning_rate_factor", Short(tensor.learning_rate_factor)},
+          {"weight_decay_factor", Short(tensor.weight_decay_factor)}};
+}
+
+absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
+  JsonFields fields(json, absl::StrCat("tensors: ", number, ": "));
+  TensorSpec tensor;
+  tensor.name = fields.Text("name");
+  for (const Json& dimension : fields.List("shape")) {
+    const bool fits = dimension.is_number_unsigned() && dimension.get<uint64_t>() <= uint64_t{kMaxModelElements};
+    if (!fits) fields.Wrong("shape", "expected numbers, at most 2^36");
+    tensor.shape.push_back(fits ? dimension.get<int64_t>() : 1);
+  }
+  const std::string kind = fields.Text("kind");
+  const auto* const found = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.name == kind; });
+  if (found == kKinds.end()) fields.Wrong("kind", "there is no kind " + kind);
+  if (found != kKinds.end()) tensor.kind = found->kind;
+  tensor.learning_rate_factor = fields.Float("learning_rate_factor");
+  tensor.weight_decay_factor = fields.Float("weight_decay_factor");
+  PS_RETURN_IF_ERROR(fields.End());
+  return tensor;
+}
+
+absl::Status ReadTensors(const Json& json, Layout* layout) {
+  if (json.size() > kMaxTensors) {
+    return absl::InvalidArgumentError(absl::StrCat("tensors: there are ", json.size(), ", more than ", kMaxTensors));
+  }
+  for (const Json& item : json) {
+    absl::StatusOr<TensorSpec> tensor = TensorFromJson(item, layout->size());
+    if (!tensor.ok()) return tensor.status();
+    layout->push_back(*std::move(tensor));
+  }
+  return Annotate(ValidateLayout(*layout), "tensors");
+}
+
+absl::Status ReadShards(const Json& json, std::vector<Manifest::Shard>* shards) {
+  if (json.empty()) return absl::InvalidArgumentError("shards: there are none");
+  for (const Json& item : json) {
+    JsonFields fields(item, absl::StrCat("shards: ", shards->size(), ": "));
+    shards->push_back({.version = fields.Number("version"), .checksum = fields.Checksum("checksum")});
+    PS_RETURN_IF_ERROR(fields.End());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSettings(const Json& json, std::map<std::string, std::string>* settings) {
+  for (const auto& item : json.items()) {
+    if (!item.value().is_string()) {
+      return absl::InvalidArgumentError(absl::StrCat("settings: ", item.key(), ": expected a text"));
+    }
+    (*settings)[item.key()] = item.value().get<std::string>();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+uint64_t Manifest::version() const {
+  uint64_t highest = 0;
+  for (const Shard& shard : shards) highest = std::max(highest, shard.version);
+  return highest;
+}
+
+Json ToJson(const Manifest& manifest) {
+  Json tensors = Json::array();
+  for (const TensorSpec& tensor : manifest.layout) tensors.push_back(TensorToJson(tensor));
+  Json shards = Json::array();
+  for (const Manifest::Shard& shard : manifest.shards) {
+    shards.push_back({{"version", shard.version}, {"checksum", shard.checksum}});
+  }
+  Json settings = Json::object();
+  for (const auto& [name, value] : manifest.settings) settings[name] = value;
+  return {{"format", kFormat},
+          {"job", manifest.job},
+          {"generation", manifest.generation},
+          {"number", manifest.number},
+          {"finished", manifest.finished},
+          {"num_workers", manifest.num_workers},
+          {"shards", std::move(shards)},
+          {"settings", std::move(settings)},
+          {"state", manifest.state},
+          {"tensors", std::move(tensors)}};
+}
+
+absl::StatusOr<Manifest> ManifestFromJson(const Json& json) {
+  JsonFields fields(json);
+  const uint64_t format = fields.Number("format");
+  if (format > kFormat) {
+    return absl::UnimplementedError(absl::StrCat("format: it is ", format, ", and this program reads ", kFormat));
+  }
+  if (format < kFormat) fields.Wrong("format", "expected a number, at least 1");
+  Manifest manifest;
+  manifest.job = fields.Text("job");
+  manifest.generation = fields.Number("generation");
+  manifest.number = fields.Number("number");
+  manifest.finished = fields.Bool("finished");
+  manifest.num_workers = static_cast<uint32_t>(fields.Number("num_workers", std::numeric_limits<uint32_t>::max()));
+  const Json& shards = fields.List("shards");
+  const Json& settings = fields.Object("settings");
+  const Json& state = fields.Object("state");
+  const Json& tensors = fields.List("tensors");
+  PS_RETURN_IF_ERROR(fields.End());
+  PS_RETURN_IF_ERROR(ReadShards(shards, &manifest.shards));
+  PS_RETURN_IF_ERROR(ReadSettings(settings, &manifest.settings));
+  PS_RETURN_IF_ERROR(ReadTensors(tensors, &manifest.layout));
+  manifest.state = state;
+  return manifest;
+}
+
+absl::StatusOr<std::string> ManifestText(const Manifest& manifest) {
+  const Json json = ToJson(manifest);
+  PS_RETURN_IF_ERROR(ManifestFromJson(json).status());
+  return CheckedText(json);
+}
+
+absl::StatusOr<Manifest> ManifestFromText(const std::string& text) {
+  const absl::StatusOr<CheckedJson> checked = ParseChecked(text);
+  if (!checked.ok()) return checked.status();
+  return ManifestFromJson(checked->json);
+}
+
+std::string ManifestPath(const std::string& folder) { return folder + "/manifest.json"; }
+
+absl::Status WriteManifest(const std::string& folder, const Manifest& manifest) {
+  const Json json = ToJson(manifest);
+  PS_RETURN_IF_ERROR(Annotate(ManifestFromJson(json).status(), ManifestPath(folder)));
+  return WriteCheckedJson(ManifestPath(folder), json).status();
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(ManifestPath(folder));
+  if (!checked.ok()) return checked.status();
+  absl::StatusOr<Manifest> manifest = ManifestFromJson(checked->json);
+  if (!manifest.ok()) return Annotate(manifest.status(), ManifestPath(folder));
+  return manifest;
+}
+
+}  // namespace ps

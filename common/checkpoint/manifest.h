@@ -30,7 +30,8 @@ struct Manifest {
   Layout layout;
   std::vector<Shard> shards;                    // By number.
   std::map<std::string, std::string> settings;  // The flags that all servers share, at that start.
-  nlohmann::ordered_json state;                 // The chief's; an object. Its fields are the server's business.
+  nlohmann::ordered_json state =
+      nlohmann::ordered_json::object();  // The chief's. Its fields are the server's business.
 
   // The highest of its shards'.
   uint64_t version() const;
@@ -39,12 +40,20 @@ struct Manifest {
 };
 
 nlohmann::ordered_json ToJson(const Manifest& manifest);
-// INVALID_ARGUMENT, naming the field, for anything that ToJson does not give; UNIMPLEMENTED for another format version.
+// INVALID_ARGUMENT, naming the field, for anything that ToJson does not give of a manifest with a valid layout and a
+// shard; UNIMPLEMENTED for another format version.
 absl::StatusOr<Manifest> ManifestFromJson(const nlohmann::ordered_json& json);
 
-// FOLDER/manifest.json, with a checksum of its own: once it is there the checkpoint is. Waits for the disk.
+// As the file has it, with a checksum of its own (checked_json.h). INVALID_ARGUMENT, naming the field, for what
+// could not be read back: no valid layout, no shards, a checksum that is none, texts that are not UTF-8.
+absl::StatusOr<std::string> ManifestText(const Manifest& manifest);
+// INVALID_ARGUMENT if a byte is another one than was written; else as ManifestFromJson.
+absl::StatusOr<Manifest> ManifestFromText(const std::string& text);
+
+// FOLDER/manifest.json: once it is there the checkpoint is. Waits for the disk. Errors name the file.
 absl::Status WriteManifest(const std::string& folder, const Manifest& manifest);
-// NOT_FOUND: there is none, so the checkpoint is not complete. Else as ManifestFromJson, naming the file.
+// NOT_FOUND: there is none, so the checkpoint is not complete. Else as ManifestFromText, naming the file.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+std::string ManifestPath(const std::string& folder);
 
 }  // namespace ps

@@ -22,31 +22,37 @@ struct ShardCheckpoint {
   uint64_t version = 0;
   uint64_t generation = 0;
   ShardRecord record;
-  nlohmann::ordered_json state;  // An object. Its fields are the server's business.
+  nlohmann::ordered_json state = nlohmann::ordered_json::object();  // Its fields are the server's business.
 };
 
-// Writes FOLDER/shard-I-of-S.safetensors and then FOLDER/shard-I-of-S.json (`record` of what is given is not used), each
-// as NewFile does. Returns the checksum of the latter, for the manifest. Waits for the disk.
+// Writes FOLDER/shard-I-of-S.safetensors and then FOLDER/shard-I-of-S.json (`record` of what is given is not used),
+// each as NewFile does. Returns the checksum of the latter, for the manifest. Waits for the disk. Errors name the file.
 absl::StatusOr<std::string> WriteShardCheckpoint(const std::string& folder, const Layout& layout,
                                                  const ShardCheckpoint& checkpoint,
                                                  const std::vector<ShardPart>& parts);
 
-// The record file of one shard. NOT_FOUND, or INVALID_ARGUMENT, naming the file, if it is not what the manifest says.
+// The record file of one shard, which the manifest must have. NOT_FOUND; INVALID_ARGUMENT, naming the file, if it is
+// not what the manifest says: its checksum, version, generation and numbers; UNIMPLEMENTED for another format version.
 absl::StatusOr<ShardCheckpoint> ReadShardCheckpoint(const std::string& folder, const Manifest& manifest,
                                                     uint32_t shard);
+
+// FOLDER/shard-I-of-S.safetensors.
+std::string ShardValuesPath(const std::string& folder, const Manifest& manifest, uint32_t shard);
 
 // Values that are wanted of a checkpoint; the memory is the caller's.
 struct WantedPart {
   uint32_t tensor = 0;
   int64_t first = 0;
   std::span<float> weights;
-  std::vector<std::span<float>> state;  // Empty: only weights are wanted. Else as many as the checkpoint has.
-  uint64_t* skipped = nullptr;          // Where the highest count of the parts that it is in goes; null: nowhere.
+  // Each as long as the weights. Empty: only weights are wanted. Else as many as the checkpoint has.
+  std::vector<std::span<float>> state;
+  uint64_t* skipped = nullptr;  // Where the highest count of the parts that it is in goes; null: nowhere.
 };
 
-// Fills all of them from the shards' files, each stored tensor of which is read once, and checked in whole, if anything
-// of it is wanted. INVALID_ARGUMENT or NOT_FOUND, naming file and tensor: a file is missing or damaged, elements are
-// missing, or the state has another number of tensors; then what was filled is worth nothing.
+// Fills all of them, which do not overlap, from the shards' files, each stored tensor of which is read once, and
+// checked in whole, if anything of it is wanted. INVALID_ARGUMENT or NOT_FOUND, naming file and tensor: a file is
+// missing or damaged, elements are missing or there twice, or the state has another number of tensors; then what was
+// filled is worth nothing.
 absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted);
 
 }  // namespace ps

@@ -1,0 +1,46 @@
+// The fields of a JSON object that nobody vouches for.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+
+namespace ps {
+
+// Takes them one by one. What is missing or of another type is given as 0, "" or an empty list or object; the first
+// such error is kept, and End tells it. For one thread; the object must outlive it.
+class JsonFields {
+ public:
+  // `place` is where the object is, for the errors: "shards: 2: "; or "".
+  explicit JsonFields(const nlohmann::ordered_json& object, std::string place = "");
+
+  uint64_t Number(const char* field, uint64_t max = std::numeric_limits<uint64_t>::max());
+  // Finite, as a float is.
+  float Float(const char* field);
+  bool Bool(const char* field);
+  std::string Text(const char* field);
+  // 32 hexadecimal digits.
+  std::string Checksum(const char* field);
+  const nlohmann::ordered_json& List(const char* field);
+  const nlohmann::ordered_json& Object(const char* field);
+
+  // INVALID_ARGUMENT: a field was not as it was asked for, or the object has one that nobody asked for.
+  absl::Status End() const;
+  // The same, once it is found that a field is wrong in another way.
+  void Wrong(const std::string& field, const std::string& what);
+
+ private:
+  // Null if there is none.
+  const nlohmann::ordered_json& Find(const char* field);
+
+  const nlohmann::ordered_json& object_;
+  const std::string place_;
+  std::set<std::string> taken_;
+  absl::Status wrong_;
+};
+
+}  // namespace ps
