@@ -48,6 +48,8 @@ class CheckpointRounds {
                                                                               const v1::CheckpointWritten& written);
   void Committed(uint64_t version, TimePoint now);
   void Failed(const std::string& why, TimePoint now);
+  // Another one is to be begun at once, or none any more.
+  void Abandon() { number_.reset(); }
 
  private:
   const CheckpointEvery every_;

@@ -49,6 +49,11 @@ void Chief::MoveCheckpoint(TimePoint now) {
   }
   asked_.erase(expired, asked_.end());
   const bool last = job_.finishing() && !saved_the_end_;
+  // The version that it is to be of may never come.
+  if (last && cut_.idle() && !rounds_.idle() && !manifest_.finished) {
+    for (AskedFor& asked : asked_) asked.number = 0;
+    rounds_.Abandon();
+  }
   if (!rounds_.idle()) {
     const bool late = now - checkpoint_began_ > job_.options().progress_timeout;
     if (late && (last || job_.AwaitsFirstCheckpoint(now))) {
@@ -58,7 +63,7 @@ void Chief::MoveCheckpoint(TimePoint now) {
   }
   if (!cut_.idle()) return;
   const bool runs = job_.phase() == v1::PHASE_RUNNING && !job_.finishing();
-  const bool due = runs && (!asked_.empty() || rounds_.Due(job_.shards().lowest_applied_version(), now));
+  const bool due = runs && (!asked_.empty() || rounds_.Due(job_.shards().applied_version(0), now));
   if (last || job_.AwaitsFirstCheckpoint(now)) return BeginCheckpoint(/*at_once=*/true, now);
   if (due) BeginCheckpoint(/*at_once=*/false, now);
 }
@@ -153,7 +158,7 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
 }
 
 void Chief::AbandonCheckpoint() {
-  if (!rounds_.idle()) rounds_.Failed(Message(job_.Serving()), TimePoint());
+  rounds_.Abandon();
   for (AskedFor& asked : asked_) asked.number = 0;
   AnswerAsked(0, job_.Serving());
 }

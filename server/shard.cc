@@ -255,7 +255,8 @@ void Shard::OnEnded(const Updater::Ended& ended) {
     }
     const std::optional<float> told = state_.updater.told_learning_rate();
     const bool news = std::exchange(told_learning_rate_, told) != told && options_.shard == 0;  // For status.
-    if (state_.follows_decisions || news) Report({});
+    // By the first shard's version the chief knows when a checkpoint is due.
+    if (state_.follows_decisions || news || (options_.takes_checkpoints && options_.shard == 0)) Report({});
   }
   AnswerWaits();
 }
