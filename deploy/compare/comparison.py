@@ -41,6 +41,7 @@ class Comparison:
         if begun is not None:
             check_same(begun, self._plan, output.path)
             self._plan = begun
+            say(f"going on with {output.path}: looking at its runs")
         self._begun = begun is not None
         self._ended = output.ended_runs() if self._begun else {}
         self._there = {_key(run_id) for run_id, kept in self._ended.items() if kept}
@@ -126,7 +127,7 @@ class Comparison:
     def _announce(self) -> None:
         left = self._left()
         if self._begun:
-            say(f"going on with {self._output.path}: {self._total - len(left)} of {self._total} runs are there")
+            say(f"{self._total - len(left)} of {self._total} runs are there")
         bad = {_key(run_id) for run_id, kept in self._ended.items() if not kept}
         if again := [spec for spec in left if _key(spec.id) in bad]:
             say(f"{runs(len(again))} that failed, timed out or lost metrics: made again")

@@ -36,6 +36,7 @@ class Result:
     loss: float | None = None
     accuracy: float | None = None
     found: bool = False
+    diverged: bool = False  # A loss is there, and not finite. Scripts of users need not tell of one.
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -64,7 +65,8 @@ def last_result(folder: Path, split: str = "test") -> Result:
                 best = event
     if best is None:
         return Result()
-    return Result(_finite(best.get("loss")), _finite(best.get("accuracy")), found=True)
+    loss = _finite(best.get("loss"))
+    return Result(loss, _finite(best.get("accuracy")), found=True, diverged="loss" in best and loss is None)
 
 
 def _finite(value: object) -> float | None:
@@ -100,8 +102,8 @@ def not_finite_line(children: Sequence[Child]) -> str | None:
 def failure_reason(child: Child) -> str:
     """How this process failed, in a line."""
     said = last_line(child)
-    blamed = _PSRUN_BLAMES.match(said)
-    if blamed:  # What the blamed one said is above.
+    blamed = next(filter(None, map(_PSRUN_BLAMES.match, _tail(child.log))), None)
+    if blamed:  # What it said is above, and the others' ends may be below.
         prefix = f"[{blamed[1]}] "
         own = [line for line in _tail(child.log) if line.startswith(prefix)]
         name = blamed[0].removeprefix("psrun: ")
@@ -121,7 +123,7 @@ def status_of_ended(
     result = last_result(folder)
     if not result.found:
         return "done", ""
-    if result.loss is None:
+    if result.diverged:
         return "diverged", "the final test loss is not finite"
     if classes and result.accuracy is not None and result.accuracy <= _CHANCE_FACTOR / classes:
         return "did not learn", f"the final test accuracy is {result.accuracy:.1%}, about that of guessing"

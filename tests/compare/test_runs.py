@@ -22,6 +22,7 @@ class RunsTest(PlayedCase):
         assert "1 of 2  even-bsp-s1: done" in err
         assert "2 of 2  even-asp-s1: done" in err
         assert "accuracy 80.00%" in err
+        assert "warning" not in err
         run = self.run_json("even-asp-s1")
         assert (run["status"], run["reason"], run["kind"]) == ("done", "", "comparison")
         assert (run["mode"], run["workers"], run["parameters"]) == ("asp", 2, 101770)

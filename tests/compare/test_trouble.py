@@ -36,8 +36,6 @@ class TroubleTest(PlayedCase):
     def test_a_step_time_below_the_compute(self) -> None:
         _, _, err = compare(*self.flags("--modes=bsp", "--step_time=0.1ms"))
         assert "warning: --step_time is shorter than that" in err
-        _, _, err = compare(*self.flags("--modes=bsp", f"--output={self.folder}/other"))
-        assert "warning" not in err
 
     def test_ctrl_c_in_the_probe(self) -> None:
         process = start_compare(*self.flags("--modes=bsp"), fake="probe=stop")
