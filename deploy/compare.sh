@@ -6,8 +6,8 @@
 #   deploy/compare.sh report OUTPUT                    writes the report of a comparison anew
 #
 # On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. Exit status: 0
-# all runs are made, also where some diverged; 1 one failed or timed out, or nothing could be run; 2 wrong flags; 130
-# interrupted (143 by SIGTERM): the same command goes on.
+# all runs are made, also where some diverged or did not learn; 1 one failed or timed out, or nothing could be run; 2
+# wrong flags; 130 interrupted (143 by SIGTERM). The same command goes on, and makes what failed again.
 set -euo pipefail
 
 readonly BUILD_LIMIT_S=3600
@@ -19,13 +19,14 @@ fail() {
   printf 'compare: %s\n' "$1" >&2
   exit "${2:-1}"
 }
+trap 'fail "stopped before anything was begun" 130' INT
 
 # The packages bring matplotlib to the system's Python, which need not be the one that is found first.
 python=python3
 has_matplotlib() { "$1" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("matplotlib") is None)' 2>/dev/null; }
 if ! has_matplotlib python3 && has_matplotlib /usr/bin/python3; then python=/usr/bin/python3; fi
 
-run() { exec "$python" -B "$root/deploy/compare" "$@"; }
+run() { exec "$python" -B "$root/deploy/compare/__main__.py" "$@"; }
 
 # In the foreground: Ctrl-C ends it too.
 limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }

@@ -82,4 +82,8 @@ MODE=bsp timeout "$UP_LIMIT_S" "${compose[@]}" --profile expected run --rm -T ex
 found=$(hash_in "$RUNS/bsp.log")
 expected=$(hash_in "$RUNS/expected.log")
 [[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
-python3 -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected"
+# Debian's package brings matplotlib to the system's Python, which need not be the one that is found first.
+python=python3
+draws() { "$1" -c 'import matplotlib' 2>/dev/null; }
+if ! draws python3 && draws /usr/bin/python3; then python=/usr/bin/python3; fi
+"$python" -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected"

@@ -54,7 +54,6 @@ def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
     budget = f"--steps={spec.steps}" if spec.steps else f"--epochs={spec.epochs:.9g}"
     flags = [
         f"--model={settings.model}",
-        f"--activation={settings.activation}",
         f"--dataset={settings.dataset}",
         f"--batch_size={spec.batch_size}",
         budget,
@@ -62,6 +61,8 @@ def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
         f"--eval_every={spec.eval_every:.9g}",
         f"--start_timeout={_START_TIMEOUT}",
     ]
+    if settings.model.count(",") != 1:  # Without a hidden layer ps_worker refuses it.
+        flags.append(f"--activation={settings.activation}")
     if settings.data_dir:
         flags.append(f"--data_dir={settings.data_dir}")
     if spec.validation_split > 0:

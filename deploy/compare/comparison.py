@@ -13,11 +13,11 @@ from estimate import Estimate
 from folder import OutputFolder, check_same
 from job import Interrupted, Job
 from machine import commit, hashes, machine
-from outcome import last_result
+from outcome import RESULTS, last_result
 from plan import Rates, RunSpec, make_plan
 from process import Stop
 from progress import duration, run_line, runs, say
-from settings import Settings
+from settings import Settings, check_batch
 from step_time import probe
 
 # A run may take this many times as long as it is expected to, and so many seconds more.
@@ -35,14 +35,16 @@ class Comparison:
         self._stop = stop
         self._results: list[dict[str, Any]] = []
         self._todo: list[RunSpec] = []
-        self._there = {_key(path.parent.name) for path in (output.path / "runs").glob("*/run.json")}
         self._number = 0
         self._plan = self._identity(arguments)
         begun = output.read_plan()
         if begun is not None:
             check_same(begun, self._plan, output.path)
             self._plan = begun
+            say(f"going on with {output.path}: looking at its runs")
         self._begun = begun is not None
+        self._ended = output.ended_runs() if self._begun else {}
+        self._there = {_key(run_id) for run_id, kept in self._ended.items() if kept}
 
     def _identity(self, arguments: Sequence[str]) -> dict[str, Any]:
         head, dirty = commit()
@@ -56,7 +58,7 @@ class Comparison:
         }
 
     def run(self) -> None:
-        """ProbeFailed; Interrupted."""
+        """ProbeFailed; UsageError; Interrupted."""
         if not self._begun:
             self._prepare()
         settings = self._settings
@@ -85,12 +87,12 @@ class Comparison:
     @property
     def failures(self) -> int:
         """How many of them failed or timed out."""
-        return sum(result["status"] in ("failed", "timeout") for result in self._reported)
+        return sum(result["status"] not in RESULTS for result in self._reported)
 
     @property
-    def left(self) -> int:
-        """How many runs are not there yet."""
-        return len(self._left())
+    def left(self) -> int | None:
+        """How many runs are not there yet; None before that is known."""
+        return len(self._left()) if "runs" in self._plan else None
 
     def _left(self) -> list[RunSpec]:
         return [spec for spec in self._todo if _key(spec.id) not in self._there]
@@ -108,6 +110,7 @@ class Comparison:
         if not settings.command:
             say("measuring how long a batch takes")
             measured = probe(settings, self._output.path / "probe", self._stop)
+            check_batch(settings, measured.samples)
             if not settings.real:
                 step_time_s = settings.step_time_s or measured.step_time_s(self._plan["machine"]["cores"])
         self._plan |= {
@@ -122,16 +125,20 @@ class Comparison:
         self._output.write_plan(self._plan)
 
     def _announce(self) -> None:
-        there = sum(run_id in self._there for run_id in self._plan["runs"])
+        left = self._left()
         if self._begun:
-            say(f"going on with {self._output.path}: {there} of {len(self._plan['runs'])} runs are there")
+            say(f"{self._total - len(left)} of {self._total} runs are there")
+        bad = {_key(run_id) for run_id, kept in self._ended.items() if not kept}
+        if again := [spec for spec in left if _key(spec.id) in bad]:
+            say(f"{runs(len(again))} that failed, timed out or lost metrics: made again")
         if self._plan["step_time_s"] > 0:
             compute_ms = self._plan["probe"]["compute_s"] * 1000
             say(
                 f"a batch takes {compute_ms:.2f} ms to compute with all workers, and is made to last "
                 f"{self._plan['step_time_s'] * 1000:g} ms"
             )
-        left = self._left()
+            if self._plan["step_time_s"] < self._plan["probe"]["compute_s"]:
+                say("warning: --step_time is shorter than that, so that workers are never idle and share the cores")
         about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
         say(f"{runs(len(left))} to make{about}; Ctrl-C stops, and the same command goes on")
 
@@ -141,11 +148,14 @@ class Comparison:
         """The run's run.json; made now if it is not there yet."""
         self._number += 1
         self._todo = self._todo[1:]
-        result = self._output.read_run(spec.id)
+        result = self._output.read_run(spec.id) if self._ended.get(spec.id) else None
         if result is None:
             if self._stop.requested:
                 self._todo.insert(0, spec)
                 raise Interrupted
+            for other in self._ended:
+                if other != spec.id and _key(other) == _key(spec.id):  # A trial with what is another rate now.
+                    self._output.remove_run(other)
             folder = self._output.run_folder(spec.id)
             limit_s = self._settings.run_timeout_s or _TIMEOUT_MORE_S + _TIMEOUT_FACTOR * self._limit_base_s(spec)
             try:
@@ -158,6 +168,8 @@ class Comparison:
             left = self._left()
             tail = f"; {duration(self._estimate.left_s(left))} left" if left else ""
             say(run_line(self._number, self._total, result, folder, tail))
+            if result["status"] not in RESULTS:
+                self._output.check_space()
         self._results.append(result)
         return result
 

@@ -11,7 +11,7 @@ import tables
 from figures import CONDITION_TITLES, Figure
 from modes_explained import explained
 from records import CPU_BOUND_SHARE
-from summary import PYTORCH, Comparison
+from summary import PYTORCH, Comparison, did_not_end
 from tables import Table
 from verdicts import Verdict
 
@@ -111,10 +111,8 @@ def _front(comparison: Comparison) -> Section:
     if any(run.learning_rate is not None and not run.tuned for group in comparison.groups for run in group.runs):
         section.notes.append("The learning rates are not tuned: a mode may do better with another one.")
     if lost:
-        words = "run did" if len(lost) == 1 else "runs did"
-        section.tables.append(
-            (f"{len(lost)} {words} not end as they should; no mean contains them", tables.lost(comparison))
-        )
+        each = "it" if len(lost) == 1 else "them"
+        section.tables.append((f"{did_not_end(len(lost))}; no mean contains {each}", tables.lost(comparison)))
     return section
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import draw_curves as curves
 import draw_rows as rows
-from summary import PYTORCH, Comparison
+from summary import PYTORCH, Comparison, did_not_end
 
 CONDITION_TITLES = {
     "even": "even workers",
@@ -131,7 +131,7 @@ def _of_staleness(comparison: Comparison) -> list[Figure]:
     if not any(run.final_accuracy is not None for group in comparison.staleness for run in group.runs):
         return []
     lost = [run for group in comparison.staleness for run in group.lost]
-    note = f" Red crosses: {len(lost)} runs that did not end as they should." if lost else ""
+    note = f" Red crosses: {did_not_end(len(lost))}." if lost else ""
     caption = (
         "One worker whose every gradient is applied exactly so many versions after the weights that it was computed "
         f"on: final test accuracy, a small dot for each seed, the mean with its 95 % interval.{note}"

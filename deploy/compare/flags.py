@@ -24,10 +24,11 @@ def make_parser() -> argparse.ArgumentParser:
         prog="deploy/compare.sh",
         usage="deploy/compare.sh [--no-build] [--FLAG=VALUE …]\n       deploy/compare.sh report OUTPUT",
         description="Trains one job under several modes and conditions and writes a report that compares them. Stop it "
-        "with Ctrl-C; the same command goes on where it stopped. The second form writes a comparison's report anew.",
-        epilog="--no-build takes the programs as they are. Exit status: 0 all runs are made (a run that diverged is a "
-        "result); 1 a run failed or timed out, or nothing could be run; 2 wrong flags; 130 stopped by Ctrl-C, 143 by "
-        "SIGTERM.",
+        "with Ctrl-C; the same command goes on where it stopped, and makes runs that failed again. "
+        "The second form writes a comparison's report anew.",
+        epilog="--no-build takes the programs as they are. Exit status: 0 all runs are made (one that diverged or "
+        "did not learn is a result); 1 a run failed or timed out, or nothing could be run; 2 wrong flags; 130 stopped "
+        "by Ctrl-C, 143 by SIGTERM.",
         allow_abbrev=False,
     )
     _add_what_is_compared(parser)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 DATASETS = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}  # And torchvision's folders for them.
+TRAINING_SAMPLES = 60_000  # Of each of them.
 _SYSTEM = Path("/usr/share/datasets")
 _BYTES_TYPE = 8
 

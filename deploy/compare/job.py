@@ -8,12 +8,13 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import commands
 from cpu_clock import CpuClock, applied_unix_s
-from outcome import last_line, status_of_ended
+from outcome import lack_of_metrics, last_line, status_of_ended
 from plan import RunSpec
 from process import Child, Stop, end_all, running, wait_until
 from settings import Settings
@@ -79,25 +80,28 @@ class Job:
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True)
         began_unix, began = time.time(), time.monotonic()
+        grace_s = 3 * GRACE_S if self._settings.command else GRACE_S
+        failure, killed = None, []
         try:
-            try:
-                self._start()
-                self._train(limit_s)
-            finally:
-                end_all(self._children, 3 * GRACE_S if self._settings.command else GRACE_S, lambda: self._stop.hurry)
-            failure = None
+            self._start()
+            self._train(limit_s)
         except RunFailed as failed:
             failure = failed
+        finally:
+            took_s = time.monotonic() - began
+            killed = end_all(self._children, grace_s, lambda: self._stop.hurry)
         if self._settings.command:
             commands.name_script_metrics(self._folder)
         status, reason = self._outcome(failure)
+        if status == "timed out" and killed:
+            reason += f"; killed {grace_s:g} s after SIGTERM: {_names(killed)}"
         result = {
             **self._spec.as_json(),
             **(_OF_A_SCRIPT if self._settings.command else {}),
             "status": status,
             "reason": reason,
             "began_unix": began_unix,
-            **self._times(time.monotonic() - began),
+            **self._times(took_s),
             "cores": len(os.sched_getaffinity(0)),
             "parameters": parameters_of(self._settings),
             "flags": {
@@ -113,7 +117,10 @@ class Job:
         if failure is not None and failure.blamed is None:
             return failure.status, str(failure)
         blamed = None if failure is None else failure.blamed
-        return status_of_ended(self._children, blamed, self._folder, classes_of(self._settings))
+        status, reason = status_of_ended(self._children, blamed, self._folder, classes_of(self._settings))
+        if status == "done" and (lack := lack_of_metrics(self._folder, self._spec.workers)):
+            return "failed", lack
+        return status, reason
 
     @property
     def _children(self) -> list[Child]:
@@ -156,7 +163,7 @@ class Job:
         if not wait_until(lambda: bool(said()) or not server.running, START_LIMIT_S, lambda: self._stop.requested):
             self._check_stop()
             raise RunFailed(
-                "timeout", f"{server.name} was not listening within {START_LIMIT_S:g} s: {last_line(server)}"
+                "timed out", f"{server.name} was not listening within {START_LIMIT_S:g} s: {last_line(server)}"
             )
         line = said()
         if not line:
@@ -181,10 +188,10 @@ class Job:
             wait_until(self._all_ended, BLAME_S, lambda: self._stop.requested)
             raise RunFailed("failed", blamed=self._blamed())
         if not in_time:
-            raise RunFailed("timeout", f"ran longer than {limit_s:.0f} s; {self._last_words()}")
+            raise RunFailed("timed out", f"ran longer than {limit_s:g} s; {self._last_words()}")
         if not wait_until(self._all_ended, END_LIMIT_S, lambda: self._stop.requested):
             self._check_stop()
-            raise RunFailed("timeout", f"servers ran {END_LIMIT_S:g} s longer than the workers; {self._last_words()}")
+            raise RunFailed("timed out", f"servers ran {END_LIMIT_S:g} s longer than the workers; {self._last_words()}")
         if self._blamed() is not None:
             raise RunFailed("failed", blamed=self._blamed())
 
@@ -201,8 +208,18 @@ class Job:
         return next((child for child in failed if (child.status or 0) < 0), failed[0] if failed else None)
 
     def _last_words(self) -> str:
-        child = (self._workers or self._servers)[0]
-        return f"the last line of {child.name} is: {last_line(child)}"
+        """Who has not ended, and the last line of the one that holds the others up, as far as can be seen."""
+        late = [child for child in self._children if child.running]
+        if not late:
+            return "all have ended since"
+        stuck = next((child for child in late if child.stopped), None) or min(late, key=self._last_sign_unix_s)
+        state = f"{stuck.name} is stopped" if stuck.stopped else f"{stuck.name} was silent longest"
+        return f"not ended: {_names(late)}; {state}, its last line: {last_line(stuck) or 'none'}"
+
+    def _last_sign_unix_s(self, child: Child) -> float:
+        """When it last wrote to one of its files."""
+        files = (child.log, child.out, self._folder / f"{child.name}.jsonl")
+        return max(file.stat().st_mtime for file in files if file.exists())
 
     def _times(self, total_wall_s: float) -> dict[str, float]:
         """wall_s and cpu_s are the training's, from the first version to the last; of the whole run if it has none."""
@@ -219,8 +236,16 @@ class Job:
         }
 
 
+def _names(children: Sequence[Child]) -> str:
+    return ", ".join(child.name for child in children)
+
+
 def write_json(path: Path, value: object) -> None:
     """All of it or nothing."""
     temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -71,7 +71,7 @@ def parse_mode(text: str) -> Mode:
             raise ValueError(f"'{text.strip()}': {name} takes no number")
         return Mode(name)
     if not number.isascii() or not number.isdigit() or not _LEAST[name] <= int(number) <= _NUMBER_MAX:
-        raise ValueError(f"'{text.strip()}': expected {name}:N, with {flag} N of at least {_LEAST[name]}")
+        raise ValueError(f"'{text.strip()}': expected {name}:N, with {flag} N from {_LEAST[name]} to {_NUMBER_MAX}")
     return Mode(name, int(number))
 
 

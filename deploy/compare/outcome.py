@@ -1,4 +1,8 @@
-"""What became of a run: by its processes' endings, logs and metrics."""
+"""What became of a run: by its processes' endings, logs and metrics.
+
+done; diverged: weights or losses are not finite; did not learn: it ended, at an accuracy of about guessing, which a
+training that is much too short does too; failed; timed out.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from events import read_events
+from incomplete import lack_of
 from process import Child
 
+RESULTS = ("done", "diverged", "did not learn")  # Of the others nothing is known: they are made again.
 _NOT_FINITE = re.compile("(?:is|are|was|were) not finite")
 _LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ ")
 # As psrun says it: "psrun: worker 1 ended with status 1: ending the others".
 _PSRUN_BLAMES = re.compile(r"psrun: ((?:worker|server) \d+) (?:ended with|was killed by) [^:]*")
 _TAIL_BYTES = 64 << 10
 _REASON_CHARACTERS = 300
-# Of guessing: a network that is not above it has learned nothing, or has lost what it had.
+# Of guessing.
 _CHANCE_FACTOR = 1.5
 
 
@@ -29,6 +36,7 @@ class Result:
     loss: float | None = None
     accuracy: float | None = None
     found: bool = False
+    diverged: bool = False  # A loss is there, and not finite. Scripts of users need not tell of one.
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -57,7 +65,8 @@ def last_result(folder: Path, split: str = "test") -> Result:
                 best = event
     if best is None:
         return Result()
-    return Result(_finite(best.get("loss")), _finite(best.get("accuracy")), found=True)
+    loss = _finite(best.get("loss"))
+    return Result(loss, _finite(best.get("accuracy")), found=True, diverged="loss" in best and loss is None)
 
 
 def _finite(value: object) -> float | None:
@@ -93,8 +102,8 @@ def not_finite_line(children: Sequence[Child]) -> str | None:
 def failure_reason(child: Child) -> str:
     """How this process failed, in a line."""
     said = last_line(child)
-    blamed = _PSRUN_BLAMES.match(said)
-    if blamed:  # What the blamed one said is above.
+    blamed = next(filter(None, map(_PSRUN_BLAMES.match, _tail(child.log))), None)
+    if blamed:  # What it said is above, and the others' ends may be below.
         prefix = f"[{blamed[1]}] "
         own = [line for line in _tail(child.log) if line.startswith(prefix)]
         name = blamed[0].removeprefix("psrun: ")
@@ -114,8 +123,15 @@ def status_of_ended(
     result = last_result(folder)
     if not result.found:
         return "done", ""
-    if result.loss is None:
+    if result.diverged:
         return "diverged", "the final test loss is not finite"
     if classes and result.accuracy is not None and result.accuracy <= _CHANCE_FACTOR / classes:
-        return "diverged", f"the final test accuracy is {result.accuracy:.1%}, about that of guessing"
+        return "did not learn", f"the final test accuracy is {result.accuracy:.1%}, about that of guessing"
     return "done", ""
+
+
+def lack_of_metrics(folder: Path, workers: int) -> str:
+    """What the metrics files of a run that is done lack, for people; empty: nothing."""
+    files = {rank: read_events(folder / f"worker{rank}.jsonl") for rank in range(workers)}
+    lack = lack_of(read_events(folder / "server0.jsonl"), files, workers)
+    return lack and f"its metrics are not whole: {lack}"

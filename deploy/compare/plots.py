@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from parallel import in_parallel
 _FONT_SIZE = 9
 _PNG_DPI = 160
 _LEGEND_LINE_INCHES = 0.2
+_WHY_CHARACTERS = 200
 
 
 @dataclass
@@ -25,13 +27,24 @@ class Drawn:
     svg: str
 
 
-def available() -> bool:
-    """Whether matplotlib can be imported."""
+def why_none() -> str:
+    """Why nothing can be drawn; empty if it can."""
     try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        return False
-    return True
+        # What a broken numpy says at length comes before its exception.
+        with contextlib.redirect_stderr(io.StringIO()):
+            import matplotlib.backends.backend_agg
+            import matplotlib.figure  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"{error.name} is missing"
+    except Exception as error:  # An installation can be broken in any way.
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"matplotlib cannot be imported ({said[:_WHY_CHARACTERS]})"
+    return ""
+
+
+def available() -> bool:
+    """Whether figures can be drawn."""
+    return not why_none()
 
 
 def draw_all(figures: list[Figure], folder: Path) -> list[Drawn]:

@@ -72,6 +72,13 @@ class Child:
             self.cpu_s = usage.ru_utime + usage.ru_stime
         return self.status is None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is held by SIGSTOP or a debugger."""
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{self._popen.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return False
+
     def cpu_now_s(self) -> float:
         """Processor time so far, with that of all that it has started."""
         return _tree_cpu_s(self._popen.pid) if self.running else self.cpu_s
@@ -121,14 +128,14 @@ def wait_until(condition: Callable[[], bool], limit_s: float, given_up: Callable
     return True
 
 
-def end_all(children: Sequence[Child], grace_s: float, hurry: Callable[[], bool] = lambda: False) -> None:
-    """SIGTERM to all that run, and after `grace_s`, or when it is to hurry, SIGKILL."""
-    for number, limit_s, given_up in (
-        (signal.SIGTERM, grace_s, hurry),
-        (signal.SIGKILL, _KILL_S, lambda: False),
-    ):
-        if not running(children):
-            return
-        for child in children:
-            child.signal(number)
-        wait_until(lambda: not running(children), limit_s, given_up)
+def end_all(children: Sequence[Child], grace_s: float, hurry: Callable[[], bool] = lambda: False) -> list[Child]:
+    """SIGTERM to all that run, and after `grace_s`, or when it is to hurry, SIGKILL. Returns those that it was for."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+        child.signal(signal.SIGCONT)  # Who is stopped sees no SIGTERM.
+    wait_until(lambda: not running(children), grace_s, hurry)
+    killed = [child for child in children if child.running]
+    for child in killed:
+        child.signal(signal.SIGKILL)
+    wait_until(lambda: not running(killed), _KILL_S)
+    return killed

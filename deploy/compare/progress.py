@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,13 @@ from outcome import last_result
 
 # Beyond it, times tell of the scheduler and not of the mode.
 CPU_SHARE_MAX = 0.7
+
+
+def print_anywhere() -> None:
+    """A terminal that knows only ASCII gets question marks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:
@@ -36,7 +44,7 @@ def cpu_share(result: dict[str, Any]) -> float:
 
 def run_line(number: int, total: int, result: dict[str, Any], folder: Path, left: str) -> str:
     """Which of how many, what, the result, the time left."""
-    parts = [result["status"] if result["status"] != "timeout" else "timed out", f"{result['total_wall_s']:.1f} s"]
+    parts = [result["status"], f"{result['total_wall_s']:.1f} s"]
     if result["status"] == "done":
         measured = last_result(folder, "validation" if result["validation_split"] > 0 else "test")
         if measured.accuracy is not None:

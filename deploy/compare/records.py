@@ -84,7 +84,7 @@ class Run:
     momentum: float | None = None
     tuned: bool = False
     staleness: int | None = None  # Enforced.
-    status: str = "failed"  # done, failed, timeout or diverged.
+    status: str = "failed"  # Those of outcome.py.
     reason: str = ""
     began_unix: float = 0
     wall_s: float | None = None

@@ -1,6 +1,6 @@
 """Writes the report of a comparison: report.html, report.md, results.csv and plots/.
 
-python3 deploy/compare report OUTPUT, or alone: python3 -B deploy/compare/report.py OUTPUT
+deploy/compare.sh report OUTPUT, or alone: python3 -B deploy/compare/report.py OUTPUT
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from figures import figures_of
 from html_page import page
 from markdown import markdown
 from metrics import load_plan, load_runs
+from progress import print_anywhere
 from summary import compare
 from tables import write_csv
 from verdicts import Verdict, verdicts_of
 
-HOW_TO_GET_PLOTS = "There are no plots, since matplotlib is missing: install it with deploy/install-deps.sh --plots."
 _TITLE = "Sync and async, compared"
 _LEAD = (
     "What is gained and what is lost when workers stop waiting for each other: the same model, data order and number "
@@ -51,14 +51,20 @@ def write_reports(output: Path) -> Written:
     sections = sections_of(comparison, plan, figures, verdicts)
     missing = [run for run in plan.get("runs", []) if run not in {each.id for each in runs}]
     if missing:
-        sections[0].notes.append(f"{len(missing)} of {len(plan['runs'])} planned runs are still to be made.")
+        verb = "is" if len(missing) == 1 else "are"
+        sections[0].notes.append(f"{len(missing)} of {len(plan['runs'])} planned runs {verb} still to be made.")
     if not can_draw:
-        sections[0].notes.append(HOW_TO_GET_PLOTS)
+        sections[0].notes.append(_no_plots())
     origin = provenance(plan, comparison)
     _write(output / "report.md", markdown(_TITLE, _LEAD, sections, origin))
     svgs = {each.figure.name: each.svg for each in drawn}
     _write(output / "report.html", page(_TITLE, _LEAD, sections, origin, svgs))
     return Written(sections, verdicts)
+
+
+def _no_plots() -> str:
+    why = plots.why_none() or "matplotlib is missing"
+    return f"There are no plots, since {why}: deploy/install-deps.sh --plots installs matplotlib."
 
 
 def _write(path: Path, text: str) -> None:
@@ -70,6 +76,7 @@ def _write(path: Path, text: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0 written; 1 nothing to report, or a verdict is "no"; 2 wrong usage."""
+    print_anywhere()
     if len(arguments) != 1 or arguments[0].startswith("-"):
         print("usage: report.py OUTPUT", file=sys.stderr)
         return 2
@@ -80,7 +87,7 @@ def main(arguments: list[str]) -> int:
         return 1
     print(f"{arguments[0]}/report.html, report.md and results.csv are written")
     if not plots.available():
-        print(HOW_TO_GET_PLOTS)
+        print(_no_plots())
     for verdict in verdicts:
         print(verdict)
     return 0 if all(verdict.good for verdict in verdicts) else 1

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import values
 from flags import UsageError, make_parser
+from idx_files import DATASETS, TRAINING_SAMPLES
 from modes import Mode
 from values import CONDITIONS
 
@@ -116,7 +117,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         workers=read("workers", values.whole(2, WORKERS_MAX)),
         conditions=read("conditions", values.conditions),
         seeds=read("seeds", values.whole(1, SEEDS_MAX)),
-        epochs=read("epochs", values.number),
+        epochs=read("epochs", values.epochs),
         output=Path(given["output"]).absolute(),
         batch_size=read("batch_size", values.whole(1, 1_000_000)),
         model=given["model"],
@@ -127,8 +128,8 @@ def parse(arguments: Sequence[str]) -> Settings:
         rates=rates,
         momentum=read("momentum", values.momentum),
         servers=read("servers", values.whole(1, 64)),
-        step_time_s=read("step_time", values.duration_s) if given["step_time"] else None,
-        eval_every=read("eval_every", values.number),
+        step_time_s=read("step_time", values.step_time_s) if given["step_time"] else None,
+        eval_every=read("eval_every", values.epochs),
         real=given["real"],
         tune=given["tune"],
         staleness=() if given["command"] else read("staleness", values.staleness),
@@ -142,7 +143,18 @@ def parse(arguments: Sequence[str]) -> Settings:
     return settings
 
 
+def check_batch(settings: Settings, samples: int) -> None:
+    """UsageError if a batch of each worker is more than so many samples of the training split."""
+    if settings.batch_size * settings.workers > samples:
+        raise UsageError(
+            f"--batch_size={settings.batch_size}: batches of {settings.workers} workers are more than the {samples} "
+            f"training samples of --dataset={settings.dataset}"
+        )
+
+
 def _check_relations(settings: Settings) -> None:
+    if settings.dataset in DATASETS and not settings.command:
+        check_batch(settings, TRAINING_SAMPLES)
     for mode in settings.modes:
         if mode.name == "backup" and (mode.number or 0) >= settings.workers:
             raise UsageError(f"--modes: {mode} with --workers={settings.workers} leaves no worker to wait for")

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cpu_clock import applied_unix_s
+from flags import UsageError
 from job import Job
 from modes import ONE_BY_ONE
-from outcome import read_lines
+from outcome import RESULTS, read_lines
 from plan import Rate, RunSpec
 from process import Stop
 from settings import Settings
 
-STEPS = 100  # Of each worker.
+STEPS = 100  # Of each worker; fewer of large batches, but for the least.
+_STEPS_LEAST = 20
+_SAMPLES = 64_000
 _WARM_UP_SHARE = 0.25  # Of the steps: the first ones take long.
 _LIMIT_S = 180.0
 _TIMES_COMPUTE = 4
 _LEAST_S = 0.002
 # In the short run itself: without idle time, workers that share cores would wait for each other while they compute.
 _FIRST_STEP_TIME_S = 0.01
+_FIRST_STEP_TIME_S_MAX = 0.1
+# How programs name a flag of ours, or the data, that they cannot do with.
+_REFUSED = re.compile(
+    r" ended with status \d+: ps_\w+: ((?:--(?:model|activation|dataset|data_dir|batch_size|eval_every)|dataset)\b.*)"
+)
 # What all processes of the machine's cores may be busy with, if a round of batches takes a step's time.
 _BUSY_SHARE = 0.6
 
@@ -49,7 +58,7 @@ class Probe:
 
 
 def probe(settings: Settings, folder: Path, stop: Stop) -> Probe:
-    """ProbeFailed; Interrupted."""
+    """UsageError; ProbeFailed; Interrupted."""
     spec = RunSpec(
         id="probe",
         kind="probe",
@@ -60,12 +69,14 @@ def probe(settings: Settings, folder: Path, stop: Stop) -> Probe:
         batch_size=settings.batch_size,
         epochs=0,
         rate=Rate(1e-4, 0),
-        steps=STEPS,
-        step_time_s=0 if settings.real else settings.step_time_s or _FIRST_STEP_TIME_S,
+        steps=max(_STEPS_LEAST, min(STEPS, _SAMPLES // settings.batch_size)),
+        step_time_s=0 if settings.real else min(settings.step_time_s or _FIRST_STEP_TIME_S, _FIRST_STEP_TIME_S_MAX),
     )
     job = Job(spec, settings, folder, stop)
     result = job.run(_LIMIT_S)
-    if result["status"] not in ("done", "diverged"):  # It has learned next to nothing.
+    if result["status"] not in RESULTS:  # It has learned next to nothing.
+        if refused := _REFUSED.search(result["reason"]):
+            raise UsageError(refused[1])
         raise ProbeFailed(f"a first short run {result['status']}: {result['reason']}; logs in {folder}")
     times = []
     for path in folder.glob("worker*.jsonl"):

@@ -31,7 +31,7 @@ class Group:
 
     @property
     def lost(self) -> list[Run]:
-        """The runs that diverged, failed or timed out."""
+        """The runs that did not."""
         return [run for run in self.runs if not run.done]
 
     @property
@@ -88,6 +88,11 @@ class Group:
         if any(len(group.reached(target)) < len(group.runs) for group in groups):
             return None
         return self.ratio(lambda run: mark.time_s if (mark := run.reached(target)) else None)
+
+
+def did_not_end(count: int) -> str:
+    """So many runs, as they should."""
+    return "1 run did not end as it should" if count == 1 else f"{count} runs did not end as they should"
 
 
 def accuracy_percent(run: Run) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import shlex
@@ -12,6 +13,8 @@ from modes import Mode, parse_mode
 
 CONDITIONS = ("even", "straggler", "transient")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)")
+_STEP_TIME_S_MAX = 60
+_MOMENTUM_MAX = 0.9999  # Below 1 in float32 too.
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 T = TypeVar("T")
@@ -31,14 +34,19 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def number(text: str, *, zero: bool = False) -> float:
+def number(text: str, *, most: float, least: float = 0) -> float:
+    """Above 0, and of at least `least`."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"expected a number {'of at least' if zero else 'above'} 0")
+    if math.isnan(value) or value <= 0 or not least <= value <= most:
+        raise ValueError(f"expected a number {f'from {least:g} to' if least else 'above 0, at most'} {most:g}")
     return value
+
+
+def epochs(text: str) -> float:
+    return number(text, most=10_000)
 
 
 def duration_s(text: str) -> float:
@@ -48,11 +56,23 @@ def duration_s(text: str) -> float:
     return float(parts[1]) * _UNITS_S[parts[2]]
 
 
-def momentum(text: str) -> float:
-    value = number(text, zero=True)
-    if value >= 1:
-        raise ValueError("expected a number of at least 0 and below 1")
+def step_time_s(text: str) -> float:
+    value = duration_s(text)
+    if value > _STEP_TIME_S_MAX:
+        raise ValueError(f"expected at most {_STEP_TIME_S_MAX} s")
     return value
+
+
+def learning_rate(text: str) -> float:
+    """In float32, an N-th of it is not 0, nor is any update too large to add."""
+    return number(text, least=1e-12, most=1e6)
+
+
+def momentum(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= _MOMENTUM_MAX:
+            return float(text)
+    raise ValueError(f"expected a number from 0 to {_MOMENTUM_MAX}")
 
 
 def distinct(values: list[T]) -> tuple[T, ...]:
@@ -87,9 +107,9 @@ def rates(text: str) -> tuple[float | None, dict[str, float]]:
     for part in parts_of(text):
         mode, equals, value = part.rpartition("=")
         if equals:
-            rates[str(parse_mode(mode))] = number(value)
+            rates[str(parse_mode(mode))] = learning_rate(value)
         elif base is None:
-            base = number(value)
+            base = learning_rate(value)
         else:
             raise ValueError("there are two rates without a mode")
     return base, rates

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
+import unittest
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPARE = REPOSITORY / "deploy/compare"
@@ -57,6 +63,8 @@ if behaviour == "diverge":
 for link in links:
     link.send(b"x")
     link.recv(1)
+if behaviour == "lose":
+    os.truncate(path, os.path.getsize(path) - 9)
 write("end", version=10)
 """
 
@@ -70,6 +78,9 @@ link = socket.create_connection((host, int(port)))
 write("step", step=0, version=0, loss=2.3, samples=64, forward_s=1e-4, backward_s=1e-4, push_s=0, wait_s=0, pull_s=0)
 if behaviour == "crash" and rank == 1:
     os.kill(os.getpid(), signal.SIGSEGV)
+if behaviour == "stop" and rank == 1:
+    log("about to be held")
+    os.kill(os.getpid(), signal.SIGSTOP)
 if behaviour == "hang":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log("waiting for godot")
@@ -79,6 +90,9 @@ if link.recv(1) != b"x":
     sys.exit(1)
 loss = None if behaviour == "nan" else 0.5
 accuracy = 0.1 if behaviour == "guess" else 0.8
+if behaviour == "flags":
+    print("ps_worker: --activation=relu: expected another", file=sys.stderr)
+    sys.exit(2)
 if rank == 0:
     splits = ["test"] + (["validation"] if "validation_split" in flags else [])
     for split in splits:
@@ -132,3 +146,38 @@ def processes_with(text: str) -> list[str]:
         if text in line and str(os.getpid()) != path.parent.name:
             found.append(line)
     return found
+
+
+SMALL = ("--workers=2", "--conditions=even", "--seeds=1", "--staleness=", "--no-references", "--step_time=1ms")
+
+
+class PlayedCase(unittest.TestCase):
+    """Comparisons with programs that play, in a folder that goes away; none of them may be left."""
+
+    def setUp(self) -> None:
+        """`self.output` is not there yet."""
+        temporary = tempfile.TemporaryDirectory(prefix="compare-test-")
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        self.bin = make_programs(self.folder / "bin")
+        self.output = self.folder / "output"
+        self.addCleanup(self.check_that_none_is_left)
+
+    def check_that_none_is_left(self) -> None:
+        """Of the processes."""
+        assert processes_with(str(self.folder)) == []
+
+    def flags(self, *more: str) -> list[str]:
+        """Of a small comparison."""
+        return [*SMALL, f"--bin={self.bin}", f"--output={self.output}", *more]
+
+    def run_json(self, run_id: str) -> dict[str, Any]:
+        """Of a run that has ended."""
+        return json.loads((self.output / "runs" / run_id / "run.json").read_text())
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Fails if it takes too long."""
+        deadline = time.monotonic() + LIMIT_S
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
 
 from cpu_clock import CpuClock, applied_unix_s
-from outcome import failure_reason, last_result, not_finite_line
+from outcome import failure_reason, last_result, not_finite_line, status_of_ended
 from process import Child, end_all, wait_until
 
 
@@ -38,7 +38,7 @@ class OutcomeTest(unittest.TestCase):
 
     def test_reason_of_the_process_that_psrun_blames(self) -> None:
         log = "[worker 1] Traceback\n[worker 1] ValueError: no data\n[worker 0] lost\n"
-        log += "psrun: worker 1 ended with status 1: ending the others\n"
+        log += "psrun: worker 1 ended with status 1: ending the others\n[server 0] stopped\n"
         child = self.ended("psrun", f"printf '%s' '{log}' >&2; exit 1")
         assert failure_reason(child) == "worker 1 ended with status 1: ValueError: no data"
 
@@ -60,6 +60,11 @@ class OutcomeTest(unittest.TestCase):
         assert (test.found, test.loss, test.accuracy) == (True, None, 0.8)
         assert (validation.loss, validation.accuracy) == (0.4, 0.6)
         assert not last_result(self.folder / "nowhere").found
+        assert (test.diverged, validation.diverged) == (True, False)
+
+    def test_a_script_that_tells_no_loss_has_not_diverged(self) -> None:
+        (self.folder / "worker0.jsonl").write_text('{"event":"eval","version":5,"split":"test","accuracy":0.7}\n')
+        assert status_of_ended([], None, self.folder, None) == ("done", "")
 
     def test_processor_time_between_versions(self) -> None:
         (self.folder / "server0.jsonl").write_text(

@@ -70,6 +70,11 @@ class PlanTest(unittest.TestCase):
         for flag in ("--rank=3", "--seed=2", "--batch_size=64", "--eval_every=0.25", "--experiment_step_time=8ms"):
             assert flag in worker
 
+    def test_no_activation_without_a_hidden_layer(self) -> None:
+        for model, given in (("mlp:784,10", False), ("mlp:784,32,10", True)):
+            settings, runs = plan_of(f"--model={model}")
+            assert ("--activation=relu" in commands.worker_flags(runs[0], settings)) == given
+
     def test_script_command(self) -> None:
         settings, runs = plan_of("--command=/usr/bin/python3 train.py --width=3", "--modes=bsp,asp")
         assert [run.id for run in runs] == ["even-bsp-s1", "even-asp-s1", "even-bsp-s2", "even-asp-s2"]

@@ -28,7 +28,7 @@ class Numbers(ReportCase):
         make_runs.make_comparison(self.output, batches=160, staleness=(0, 2, 8))
         self.change(self.output / "runs/even-asp-s2", status="diverged", reason="loss is nan at step 31")
         killed = self.output / "runs/straggler-ssp_2-s3"
-        self.change(killed, status="timeout", reason="60 s")
+        self.change(killed, status="timed out", reason="60 s")
         make_runs.cut_off(killed / "server0.jsonl", 0.7)
         make_runs.cut_off(killed / "worker1.jsonl", 0.5)
         self.change(self.output / "runs/transient-easgd_8-s1", cpu_s=9.5)

@@ -182,7 +182,7 @@ class OddRuns(ReportCase):
         (self.output / "runs/even-asp-s3/run.json").unlink()
         self.write()
         self.assertNotIn("even-asp-s3", self.csv())
-        self.assertIn("1 of 6 planned runs are still to be made", self.markdown())
+        self.assertIn("1 of 6 planned runs is still to be made", self.markdown())
 
     def test_a_folder_that_is_in_no_plan_is_no_run(self) -> None:
         """A copy of a run counts as nothing."""
@@ -223,7 +223,7 @@ class OddRuns(ReportCase):
         """Everything else is there, and a line says how to get the plots."""
         make_runs.make_run(self.output, "bsp", "even", 1)
         self.write(draw=False)
-        self.assertIn("install it with deploy/install-deps.sh --plots", self.markdown())
+        self.assertIn("matplotlib is missing: deploy/install-deps.sh --plots installs", self.markdown())
         self.assertNotIn("plots/", self.markdown())
         self.assertIn("--plots", "".join(self.parse_html().text))
 

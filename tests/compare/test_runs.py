@@ -9,31 +9,11 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
-from typing import Any
 
-from support import LIMIT_S, REPOSITORY, compare, make_programs, processes_with, start_compare
-
-SMALL = ("--workers=2", "--conditions=even", "--seeds=1", "--staleness=", "--no-references", "--step_time=1ms")
+from support import LIMIT_S, REPOSITORY, PlayedCase, compare, processes_with, start_compare
 
 
-class RunsTest(unittest.TestCase):
-    def setUp(self) -> None:
-        temporary = tempfile.TemporaryDirectory(prefix="compare-test-")
-        self.addCleanup(temporary.cleanup)
-        self.folder = Path(temporary.name)
-        self.bin = make_programs(self.folder / "bin")
-        self.output = self.folder / "output"
-        self.addCleanup(self.check_that_none_is_left)
-
-    def check_that_none_is_left(self) -> None:
-        assert processes_with(str(self.folder)) == []
-
-    def flags(self, *more: str) -> list[str]:
-        return [*SMALL, f"--bin={self.bin}", f"--output={self.output}", *more]
-
-    def run_json(self, run_id: str) -> dict[str, Any]:
-        return json.loads((self.output / "runs" / run_id / "run.json").read_text())
-
+class RunsTest(PlayedCase):
     def test_all_end_well(self) -> None:
         status, out, err = compare(*self.flags("--modes=bsp,asp", "--servers=1"))
         assert status == 0, err
@@ -42,6 +22,7 @@ class RunsTest(unittest.TestCase):
         assert "1 of 2  even-bsp-s1: done" in err
         assert "2 of 2  even-asp-s1: done" in err
         assert "accuracy 80.00%" in err
+        assert "warning" not in err
         run = self.run_json("even-asp-s1")
         assert (run["status"], run["reason"], run["kind"]) == ("done", "", "comparison")
         assert (run["mode"], run["workers"], run["parameters"]) == ("asp", 2, 101770)
@@ -57,7 +38,7 @@ class RunsTest(unittest.TestCase):
             "asp": ("data", "failed", "worker1 ended with status 1: E fake: --dataset: there is no such file"),
             "ssp_3": ("port", "failed", "server0 ended with status 1: E fake: --listen=127.0.0.1:0: address in use"),
             "local_sgd_8": ("nan", "diverged", "not finite"),
-            "easgd_8": ("guess", "diverged", "about that of guessing"),
+            "easgd_8": ("guess", "did not learn", "about that of guessing"),
         }
         fake = ",".join(f"even-{mode}-s1={behaviour}" for mode, (behaviour, _, _) in cases.items())
         modes = "--modes=bsp,ssp:2,asp,ssp:3,local_sgd:8,easgd:8"
@@ -71,15 +52,49 @@ class RunsTest(unittest.TestCase):
                 assert "\n" not in run["reason"]
         assert "3 runs failed or timed out: the report" in err
 
+        began = {mode: self.run_json(f"even-{mode}-s1")["began_unix"] for mode in cases}
+        status, _, err = compare(*self.flags(modes))  # What is a result is kept; what failed is made again.
+        assert status == 0, err
+        assert "3 of 6 runs are there" in err
+        assert "3 runs that failed, timed out or lost metrics: made again" in err
+        for mode, (_, before, _) in cases.items():
+            run = self.run_json(f"even-{mode}-s1")
+            assert run["status"] == ("done" if before == "failed" else before)
+            assert (run["began_unix"] == began[mode]) == (before != "failed")
+
+    def test_metrics_that_are_lost_during_a_run_and_after_it(self) -> None:
+        flags = self.flags("--modes=bsp,asp")
+        status, _, err = compare(*flags, fake="even-bsp-s1=lose")
+        assert status == 1, err
+        assert "even-bsp-s1: failed" in err
+        assert "line 12 of server0.jsonl is broken" in self.run_json("even-bsp-s1")["reason"]
+        assert "the same command makes it again" in err
+        (self.output / "runs/even-asp-s1/worker1.jsonl").unlink()
+        status, _, err = compare(*flags)
+        assert status == 0, err
+        assert "0 of 2 runs are there" in err
+        assert {self.run_json(f"even-{mode}-s1")["status"] for mode in ("bsp", "asp")} == {"done"}
+        assert (self.output / "runs/even-asp-s1/worker1.jsonl").exists()
+
     def test_timeout_ends_what_ignores_sigterm(self) -> None:
         began = time.monotonic()
         status, _, err = compare(*self.flags("--modes=bsp,asp", "--run_timeout=1s"), fake="even-bsp-s1=hang")
         assert status == 1, err
         assert time.monotonic() - began < 40
         run = self.run_json("even-bsp-s1")
-        assert run["status"] == "timeout"
-        assert "waiting for godot" in run["reason"]
+        assert run["status"] == "timed out"
+        assert "even-bsp-s1: timed out" in err
+        assert run["reason"].startswith("ran longer than 1 s; not ended: server0, worker0, worker1; ")
+        assert "its last line: E fake: waiting for godot" in run["reason"]
+        assert run["reason"].endswith("killed 10 s after SIGTERM: worker0, worker1")
+        assert run["total_wall_s"] < 5  # Without the 10 s.
         assert self.run_json("even-asp-s1")["status"] == "done"
+
+    def test_timeout_names_who_is_stopped(self) -> None:
+        status, _, err = compare(*self.flags("--modes=bsp", "--run_timeout=1s"), fake="even-bsp-s1=stop")
+        assert status == 1, err
+        reason = self.run_json("even-bsp-s1")["reason"]
+        assert reason.endswith("worker1 is stopped, its last line: E fake: about to be held"), reason
 
     def test_programs_that_cannot_start(self) -> None:
         (self.bin / "ps_worker").write_text("#!/no/such/interpreter\n")
@@ -114,12 +129,6 @@ class RunsTest(unittest.TestCase):
         status, _, err = compare(*flags)  # All is there: only the report is made.
         assert status == 0, err
         assert "0 runs to make" in err
-
-    def wait_for(self, condition: Any) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
 
     def test_killed_by_sigkill_leaves_no_processes(self) -> None:
         process = start_compare(*self.flags("--modes=asp"), fake="s1=slow")
@@ -174,6 +183,7 @@ class RunsTest(unittest.TestCase):
         status, _, err = compare(*flags)
         assert status == 0, err
         assert "14 of 15" in err
+        assert "15 runs to make" in err
         found = json.loads((self.output / "tuning.json").read_text())
         assert len(found["asp"]["trials"]) == 14
         run = self.run_json("even-asp-s1")
@@ -182,7 +192,29 @@ class RunsTest(unittest.TestCase):
         assert "--validation_split=0.1" in self.run_json(found["asp"]["trials"][0]["id"])["flags"]["worker"]
         status, _, err = compare(*flags)
         assert status == 0, err
+        assert "15 of 15 runs are there" in err
         assert "0 runs to make" in err
+
+    def test_tuning_that_was_stopped_goes_on(self) -> None:
+        flags = self.flags("--modes=asp", "--tune")
+        process = start_compare(*flags, fake="t4=crash,t6=hang")
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: any(self.output.glob("runs/tune-asp-*-t6/worker1.jsonl")))
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        assert process.wait(timeout=LIMIT_S) == 130
+        stale = self.output / "runs/tune-asp-lr9-m0-t4"  # As if what came before t4 had led to another rate.
+        next(self.output.glob("runs/tune-asp-*-t4")).rename(stale)
+        status, _, err = compare(*flags)
+        assert status == 0, err
+        assert "4 of 15 runs are there" in err
+        assert "1 run that failed" in err
+        assert "11 runs to make" in err
+        assert " 4 of 15  tune-asp" in err
+        assert not stale.exists()
+        assert len(list(self.output.glob("runs/*-t4"))) == 1
 
 
 BIN = Path(os.environ.get("PS_BIN") or os.environ.get("PSGRAD_BIN") or REPOSITORY / "build/bin")
