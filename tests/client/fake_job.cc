@@ -9,13 +9,13 @@
 namespace ps {
 namespace {
 
-std::vector<float> Values(const std::string& bytes) {
+std::vector<float> FloatsOf(const std::string& bytes) {
   std::vector<float> values(bytes.size() / sizeof(float));
   std::copy_n(bytes.data(), bytes.size(), reinterpret_cast<char*>(values.data()));
   return values;
 }
 
-std::string Bytes(const std::vector<float>& values) {
+std::string BytesOf(const std::vector<float>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
 }
 
@@ -23,7 +23,7 @@ std::string Bytes(const std::vector<float>& values) {
 
 void FakeJob::Join(const v1::JoinRequest& request, v1::JoinReply& reply) {
   joins_.push_back(request);
-  const SlicePlan plan(*FromProto(request.layout()), 1);
+  const SlicePlan plan(FromProto(request.layout()), 1);
   slices_ = plan.slices().size();
   v1::Identity& id = *reply.mutable_id();
   id.set_job(request.job());
@@ -65,6 +65,7 @@ grpc::Status FakeJob::ChiefService::Heartbeat(grpc::ServerContext* /*context*/, 
   }
   reply->set_phase(v1::PHASE_RUNNING);
   reply->set_lead(true);
+  reply->set_initialise(job_.weights_.empty());
   return ToGrpc(job_.EnterAs(request->id(), "Heartbeat"));
 }
 
@@ -76,6 +77,7 @@ grpc::Status FakeJob::ChiefService::Watch(grpc::ServerContext* /*context*/, cons
   for (;;) {
     state.set_phase(job_.failure_.empty() ? v1::PHASE_RUNNING : v1::PHASE_FAILED);
     state.set_failure(job_.failure_);
+    state.set_initialise(job_.weights_.empty());
     const absl::Status status = job_.EnterAs(request->id(), "Watch");
     if (status.ok() || absl::IsAborted(status)) writer->Write(state);
     if (!status.ok()) return ToGrpc(status);
@@ -122,7 +124,7 @@ void FakeJob::WeightsTo(v1::PullReply& reply, bool whole) {
     if (!whole) break;
     v1::Slice* const out = reply.add_slices();
     out->set_index(slice);
-    out->set_values(Bytes(values));
+    out->set_values(BytesOf(values));
   }
 }
 
@@ -132,7 +134,7 @@ grpc::Status FakeJob::ShardService::Init(grpc::ServerContext* /*context*/, grpc:
   v1::Identity id;
   for (v1::InitRequest request; reader->Read(&request);) {
     id = request.id();
-    for (const v1::Slice& slice : request.slices()) values[slice.index()] = Values(slice.values());
+    for (const v1::Slice& slice : request.slices()) values[slice.index()] = FloatsOf(slice.values());
   }
   MutexLock lock(job_.mutex_);
   const absl::Status status = job_.EnterAs(id, "Init");
@@ -148,7 +150,7 @@ absl::Status FakeJob::ShardService::TakePush(Stream* stream, v1::PushReply& repl
   Weights pushed;
   v1::PushRequest header;
   for (v1::PushRequest request; stream->Read(&request);) {
-    for (const v1::Slice& slice : request.slices()) pushed[slice.index()] = Values(slice.values());
+    for (const v1::Slice& slice : request.slices()) pushed[slice.index()] = FloatsOf(slice.values());
     header = request;
   }
   MutexLock lock(job_.mutex_);
@@ -187,7 +189,7 @@ grpc::Status FakeJob::ShardService::PushPull(grpc::ServerContext* /*context*/,
 grpc::Status FakeJob::ShardService::Pull(grpc::ServerContext* /*context*/, const v1::PullRequest* request,
                                          grpc::ServerWriter<v1::PullReply>* writer) {
   MutexLock lock(job_.mutex_);
-  const absl::Status status = job_.EnterAs(request->id(), "Pull");
+  const absl::Status status = job_.EnterAs(request->id(), absl::StrCat("Pull:", job_.version_));
   if (!status.ok()) return ToGrpc(status);
   if (job_.weights_.empty()) return ToGrpc(absl::UnavailableError("not initialised"));
   v1::PullReply reply;

@@ -41,8 +41,8 @@ class FakeJob {
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
 
-  // From now on calls of this kind ("Join", "Init", "Pull", "Push:7" of step 7, "HashSlices", "Done", "Leave") are
-  // neither carried out nor answered, until the server goes away.
+  // The next call of this kind ("Join", "Init", "Pull:5" at version 5, "Push:7" of step 7, "HashSlices", "Done",
+  // "Leave") are neither carried out nor answered, until the server goes away or Release.
   void Hold(const std::string& call) {
     MutexLock lock(mutex_);
     hold_ = call;
@@ -55,12 +55,17 @@ class FakeJob {
   bool AwaitVersion(uint64_t version) {
     return Await([this, version]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return version_ >= version; });
   }
+  // Calls that are held go on: they are answered as the job is now.
+  void Release() {
+    MutexLock lock(mutex_);
+    ++released_;
+    changed_.NotifyAll();
+  }
   // All connections break, and new ones are refused.
   void Stop() {
     {
       MutexLock lock(mutex_);
       stopping_ = true;
-      hold_.clear();
       changed_.NotifyAll();
     }
     server_ = nullptr;
@@ -123,8 +128,10 @@ class FakeJob {
   absl::Status Enter(const std::string& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (call == hold_) {
       held_ = true;
+      hold_.clear();
       changed_.NotifyAll();
-      while (!stopping_) changed_.Wait(mutex_);
+      const uint64_t released = released_;
+      while (!stopping_ && released_ == released) changed_.Wait(mutex_);
     }
     if (stopping_) return absl::UnavailableError("Socket closed");
     return failure_.empty() ? absl::OkStatus() : absl::AbortedError("the job failed: " + failure_);
@@ -182,6 +189,7 @@ class FakeJob {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::string hold_ ABSL_GUARDED_BY(mutex_);
   bool held_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t released_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 7;
   uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,5 +1,7 @@
 // A client whose servers go away: it waits, and either goes on or is over because they were rolled back.
+#include <algorithm>
 #include <future>
+#include <thread>
 
 #include "common/status.h"
 #include "ps/client.h"
@@ -8,11 +10,11 @@
 namespace ps {
 namespace {
 
-const Layout kLayout = {{"w", {4}}};
+const Layout kOneTensor = {{"w", {4}}};
 
 // A worker of the job, with memory of its own.
-struct Worker {
-  explicit Worker(const FakeJob& job) {
+struct WaitingWorker {
+  explicit WaitingWorker(const FakeJob& job) {
     options.server = job.address();
     options.name = "worker-a";
     options.connect_timeout = absl::Seconds(1);
@@ -22,7 +24,7 @@ struct Worker {
     };
   }
   absl::Status Join(const ClientOptions& with) {
-    absl::StatusOr<std::unique_ptr<Client>> joined = Client::Join(with, kLayout);
+    absl::StatusOr<std::unique_ptr<Client>> joined = Client::Join(with, kOneTensor);
     if (joined.ok()) client = *std::move(joined);
     return joined.status();
   }
@@ -51,13 +53,13 @@ struct Worker {
 };
 
 // Joined, and five steps made, of which a checkpoint has four.
-void MakeSteps(Worker& worker) {
+void MakeFiveSteps(WaitingWorker& worker) {
   REQUIRE(worker.Join(worker.options).ok());
   REQUIRE(worker.Start().ok());
   for (uint64_t step = 0; step < 5; ++step) REQUIRE(worker.Step(step).ok());
 }
 
-void CheckRolledBack(Worker& worker, const absl::Status& status) {
+void CheckRolledBack(WaitingWorker& worker, const absl::Status& status) {
   INFO(status.ToString());
   CHECK(worker.client->rolled_back());
   CHECK(status ==
@@ -68,8 +70,8 @@ void CheckRolledBack(Worker& worker, const absl::Status& status) {
 
 TEST_CASE("A server that goes away and comes back with the same generation is waited for, and nothing is rewound") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.Hold("Push:5");
   std::future<absl::Status> pushed = std::async([&worker] { return worker.Step(5).status(); });
   REQUIRE(job.AwaitHeld());
@@ -85,8 +87,8 @@ TEST_CASE("A server that goes away and comes back with the same generation is wa
 
 TEST_CASE("A push whose server comes back with another generation ends, and the worker goes on from the checkpoint") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.Hold("Push:5");
   std::future<absl::Status> pushed = std::async([&worker] { return worker.Step(5).status(); });
   REQUIRE(job.AwaitHeld());
@@ -119,15 +121,15 @@ TEST_CASE("A push whose server comes back with another generation ends, and the 
 }
 
 TEST_CASE("Each call that waits at a server ends when the server comes back with another generation") {
-  const std::string call = GENERATE("Init", "Pull", "Done", "HashSlices", "Leave");
+  const std::string call = GENERATE("Init", "Pull:0", "Done", "HashSlices", "Leave");
   CAPTURE(call);
   FakeJob job;
-  Worker worker(job);
-  const bool starts = call == "Init" || call == "Pull";
+  WaitingWorker worker(job);
+  const bool starts = call == "Init" || call == "Pull:0";
   if (starts) {
     REQUIRE(worker.Join(worker.options).ok());
   } else {
-    MakeSteps(worker);
+    MakeFiveSteps(worker);
   }
   job.Hold(call);
   std::future<absl::Status> ended = std::async([&]() -> absl::Status {
@@ -150,8 +152,8 @@ TEST_CASE("Each call that waits at a server ends when the server comes back with
 
 TEST_CASE("A server that lives on tells its members at once that it was rolled back") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.RollBack();
   CheckRolledBack(worker, worker.Step(5).status());
   REQUIRE(worker.JoinAgain().ok());
@@ -162,8 +164,8 @@ TEST_CASE("A server that lives on tells its members at once that it was rolled b
 
 TEST_CASE("A worker that joins again waits for a server that is not there yet, and says for how long it does") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.RollBack();
   CheckRolledBack(worker, worker.Step(5).status());
   job.Stop();
@@ -171,7 +173,9 @@ TEST_CASE("A worker that joins again waits for a server that is not there yet, a
   while (!worker.Noticed("waiting for it to come back")) std::this_thread::yield();
   job.Start();
   CHECK(joined.get().ok());
-  CHECK(worker.Noticed("connection refused; waiting for it to come back (0.0 s of 60 s, --server_timeout)"));
+  for (const std::string& notice : worker.notices) UNSCOPED_INFO(notice);
+  CHECK(worker.Noticed("--server=" + job.address() + ": "));
+  CHECK(worker.Noticed("; waiting for it to come back (0.0 s of 60 s, --server_timeout)"));
   CHECK(worker.client->Leave().ok());
 }
 
@@ -179,28 +183,28 @@ TEST_CASE("Servers that never come back are given up after server_timeout, by ad
   FakeJob::Options options;
   options.server_timeout_ms = 700;
   FakeJob job(options);
-  Worker worker(job);
+  WaitingWorker worker(job);
   worker.options.connect_timeout = absl::Minutes(5);
-  MakeSteps(worker);
+  MakeFiveSteps(worker);
   job.Stop();
   const auto check = [&](const absl::Status& status, const std::string& begin) {
     INFO(status.ToString());
     CHECK(absl::IsUnavailable(status));
     CHECK(Message(status).rfind(begin, 0) == 0);
     CHECK(Message(status).find("(--server_timeout)") != std::string::npos);
-    CHECK_FALSE(worker.client != nullptr && worker.client->rolled_back());
+    CHECK_FALSE((worker.client != nullptr && worker.client->rolled_back()));
   };
-  check(worker.Step(5).status(), "rank 0, step 5: shard 0 at " + job.address() + ": not reachable for 0.");
+  check(worker.Step(5).status(), "rank 0, step 5: shard 0 at " + job.address() + ": not reachable for ");
   check(worker.client->Done(),
         "--server=" + job.address() + ": connection refused; gave up waiting for the end after ");
-  check(worker.Start().status(), "rank 0: shard 0 at " + job.address() + ": not reachable for 0.");
+  check(worker.Start().status(), "rank 0: shard 0 at " + job.address() + ": not reachable for ");
   check(worker.JoinAgain(), "--server=" + job.address() + ": connection refused; gave up joining again after ");
 }
 
 TEST_CASE("A worker that was replaced in its own generation is fenced, and does not fight for its rank") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.ReplaceWorker();
   const absl::Status status = worker.Step(5).status();
   INFO(status.ToString());
@@ -212,8 +216,8 @@ TEST_CASE("A worker that was replaced in its own generation is fenced, and does 
 
 TEST_CASE("A job that failed has failed, also where it keeps checkpoints") {
   FakeJob job;
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   job.Fail("rank 1 was lost");
   const absl::Status status = worker.Step(5).status();
   INFO(status.ToString());
@@ -225,8 +229,8 @@ TEST_CASE("Without checkpoints another generation is the end, and a server that 
   FakeJob::Options options;
   options.server_timeout_ms = 0;
   FakeJob job(options);
-  Worker worker(job);
-  MakeSteps(worker);
+  WaitingWorker worker(job);
+  MakeFiveSteps(worker);
   const bool stops = GENERATE(true, false);
   stops ? job.Stop() : job.RollBack();
   const absl::Status status = worker.Step(5).status();
@@ -240,10 +244,10 @@ TEST_CASE("A stop ends the wait for servers at once") {
   FakeJob::Options options;
   options.server_timeout_ms = 3600'000;
   FakeJob job(options);
-  Worker worker(job);
+  WaitingWorker worker(job);
   std::stop_source stop;
   worker.options.stop = stop.get_token();
-  MakeSteps(worker);
+  MakeFiveSteps(worker);
   const std::string call = GENERATE("step", "done", "hash", "join");
   CAPTURE(call);
   if (call == "join") job.RollBack();

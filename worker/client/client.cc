@@ -173,6 +173,7 @@ ClientImpl::~ClientImpl() {
   exchanges_.EndAll(absl::CancelledError("the client is shutting down"));
   context_->sender = nullptr;  // Here, not where the last exchange ends, which may be its own thread.
   if (joined_ && !left_ && !rolled_back_) (void)Leave("the worker ended without leaving");
+  if (heartbeats_ != nullptr) heartbeats_->Stop();
   watch_.reset();
   timer_.Stop();  // Before what its calls use.
 }
@@ -376,7 +377,13 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       continue;
     }
     const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
-    if (!passing || now >= deadline || now - heard > context_->patience.longest) return pulled;
+    const Patience& patience = context_->patience;
+    if (!passing || now >= deadline) return pulled;
+    if (now - heard > patience.longest) {
+      return patience.for_restart
+                 ? absl::UnavailableError(absl::StrCat(Message(pulled.status()), " (", patience.flag(), ")"))
+                 : pulled;
+    }
     Notice(Message(pulled.status()));
   }
 }

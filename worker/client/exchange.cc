@@ -20,7 +20,7 @@ constexpr std::chrono::milliseconds kShortestWait(20);
 constexpr std::chrono::seconds kCallMargin(10);
 constexpr double kSlowestBytesPerSecond = 32 << 10;
 constexpr absl::string_view kTooEarly = "it answered before the push was complete";
-constexpr absl::string_view kOtherGeneration = "another generation of the job is running there";
+constexpr absl::string_view kNoMember = "it does not take this worker for a member: another generation may be running";
 
 std::chrono::nanoseconds SlowestTime(double bytes) {
   return std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
@@ -170,7 +170,7 @@ void RetryingExchange::OnCallEnd(uint32_t shard, const absl::Status& status, con
     const bool too_early = ReceivesSlices(request_.kind) && !all_ready_at_.has_value();
     if (status.ok() && OtherGeneration(reply)) {
       context_->on_fenced(reply.generation);
-      notice = OnFailure(shard, absl::UnavailableError(kOtherGeneration), reply);
+      notice = OnFailure(shard, absl::UnavailableError(kNoMember), reply);
     } else if (status.ok() && !too_early) {
       OnAnswer(shard, reply);
     } else if (shards_[shard].outdated) {
@@ -233,7 +233,7 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
           : ended_with;
   if (context_->on_fenced && IsFenced(status)) {
     context_->on_fenced(0);
-    status = absl::UnavailableError(Message(status));
+    status = absl::UnavailableError(kNoMember);
   }
   if (reply.moved_at != TimePoint()) state.retry.Heard(reply.moved_at);
   const TimePoint now = timer_.now();
@@ -243,7 +243,8 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
     return "";
   }
   if (!AskAgain(shard, now + decision.pause)) return "";
-  if (!decision.notice || status.message() == kTooEarly) return "";
+  // What follows these is known soon.
+  if (!decision.notice || status.message() == kTooEarly || status.message() == kNoMember) return "";
   return decision.waiting
              ? Message(status)
              : absl::StrCat(Where(shard), ": ", ConnectionProblem(status), context_->patience.Trying(decision.silent));
