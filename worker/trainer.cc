@@ -33,6 +33,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
     status = JoinAgain();
     if (status.ok()) status = TrainGeneration(flags);
   }
+  if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
   return End(status);
 }
 
@@ -65,6 +66,8 @@ absl::Status Trainer::JoinAgain() {
   spdlog::warn("the job was rolled back: joining it again as {}, rank {}", client_->name(), client_->rank());
   const ClientOptions options = RejoinOptions(client_options_, *client_);
   AddTotals();
+  result_.end_status = absl::OkStatus();
+  last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
   client_.reset();  // Nothing uses the memory of the others any more.
   steps_.reset();
   feed_.reset();
@@ -217,7 +220,7 @@ absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
   AddTotals();
   const StepTotals& steps = result_.steps;
   prepared_.metrics->Write(
-      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : 0},
+      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : last_step_},
               {"samples", steps.samples},
               {"dropped_pushes", steps.dropped_pushes},
               {"dropped_samples", steps.dropped_samples},

@@ -90,6 +90,7 @@ class Trainer {
   ClientOptions client_options_;  // Of the first join.
   bool told_start_ = false;       // In the metrics.
   bool joined_again_ = false;
+  uint64_t last_step_ = 0;  // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

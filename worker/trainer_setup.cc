@@ -61,7 +61,8 @@ absl::Status Trainer::MakeSourceOfShare() {
   if (!sampler.ok()) return sampler.status();
   const int64_t per_epoch = sampler->steps_per_epoch();
   const int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
-  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total);
+  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total,
+                                   [&sampler](int64_t batch) { return sampler->SamplesOf(batch); });
   source_ = MakeFixedShare(*std::move(sampler), first, total);
   return absl::OkStatus();
 }
