@@ -17,6 +17,7 @@ constexpr int kReadChunkBytes = 2 << 20;
 constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
+constexpr int kReconnectMs = 200;        // Between two attempts: a server that was started again is found at once.
 constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
 
 // What client and server have in common, but for the window; `set` takes (name, value).
@@ -102,7 +103,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectAttemptMs);  // Named for the pause, but is not it.
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMs);
   arguments.SetInt("ps.lane", lane);
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }

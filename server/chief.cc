@@ -164,6 +164,13 @@ void Chief::OnJoinGone(uint64_t join, TimePoint now) {
 absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  if (request.id().job() == job_.options().job && request.id().generation() != job_.options().generation) {
+    v1::HeartbeatReply over;
+    over.set_phase(job_.phase());
+    over.set_failure(job_.failure());
+    over.set_generation(job_.options().generation);
+    return over;
+  }
   if (job_.ended()) {
     v1::HeartbeatReply ended;
     ended.set_phase(job_.phase());

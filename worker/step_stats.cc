@@ -73,6 +73,19 @@ nlohmann::ordered_json Fields(const StepRecord& step, const ExchangeTimes& times
 
 }  // namespace
 
+StepTotals& StepTotals::operator+=(const StepTotals& more) {
+  samples += more.samples;
+  train_s += more.train_s;
+  forward_s += more.forward_s;
+  backward_s += more.backward_s;
+  push_s += more.push_s;
+  wait_s += more.wait_s;
+  pull_s += more.pull_s;
+  dropped_pushes += more.dropped_pushes;
+  dropped_samples += more.dropped_samples;
+  return *this;
+}
+
 void StepStats::Add(const StepRecord& step, TimePoint now) {
   const ExchangeTimes times = Exposed(step.exchanged, step.exposed_s);
   metrics_.Write("step", Fields(step, times));

@@ -23,6 +23,8 @@ struct StepTotals {
   // Pushes that at least one shard refused as STALE, and their samples, which are among the above.
   int64_t dropped_pushes = 0;
   int64_t dropped_samples = 0;
+
+  StepTotals& operator+=(const StepTotals& more);
 };
 
 // A batch that was trained on, and the exchange that followed it.

@@ -8,21 +8,12 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "worker/handed_out_runs.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
 namespace {
 
 constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
-
-std::vector<Memory> Blocks(const TensorMemory& memory) {
-  std::vector<Memory> blocks;
-  for (const std::span<float> tensor : memory.tensors) {
-    blocks.emplace_back(memory.owner, reinterpret_cast<std::byte*>(tensor.data()));
-  }
-  return blocks;
-}
 
 }  // namespace
 
@@ -31,22 +22,23 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   absl::StatusOr<Preparation> prepared = Prepare(options_);
   if (!prepared.ok()) return prepared.status();
   prepared_ = *std::move(prepared);
-  PS_RETURN_IF_ERROR(JoinJob());
-  absl::Status status = SetUp();
-  if (status.ok()) WriteStart(flags);
-  if (status.ok()) status = Start();
-  if (status.ok()) status = Train();
-  if (status.ok()) status = Finish();
+  client_options_ = options_.client;
+  client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial);
+  client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
+  client_options_.stop = stop_.get_token();
+  client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
+  PS_RETURN_IF_ERROR(JoinJob(client_options_));
+  absl::Status status = TrainGeneration(flags);
+  while (RolledBack(status)) {
+    status = JoinAgain();
+    if (status.ok()) status = TrainGeneration(flags);
+  }
+  if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
   return End(status);
 }
 
-absl::Status Trainer::JoinJob() {
-  ClientOptions client_options = options_.client;
-  client_options.experiment = Experiment(options_, prepared_.data, prepared_.initial);
-  client_options.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
-  client_options.stop = stop_.get_token();
-  client_options.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(client_options, prepared_.layout);
+absl::Status Trainer::JoinJob(const ClientOptions& options) {
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(options, prepared_.layout);
   if (!client.ok()) return client.status();
   client_ = *std::move(client);
   result_.rank = client_->rank();
@@ -54,103 +46,46 @@ absl::Status Trainer::JoinJob() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::SetUp() {
-  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared_.device, client_->rank());
-  if (!backend.ok()) return backend.status();
-  backend_ = *std::move(backend);
-  spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
-               client_->mode(), backend_->name());
-  PS_RETURN_IF_ERROR(MakeSource());
-  PS_RETURN_IF_ERROR(MakeNetwork());
-  return MakeBatches();
+absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
+  PS_RETURN_IF_ERROR(SetUp());
+  if (!std::exchange(told_start_, true)) WriteStart(flags);
+  PS_RETURN_IF_ERROR(Start());
+  PS_RETURN_IF_ERROR(Train());
+  PS_RETURN_IF_ERROR(Finish());
+  return Leave();
 }
 
-absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+// Whether this is how a generation ended that another one follows. A stop, and what else may fail meanwhile, is final.
+bool Trainer::RolledBack(const absl::Status& status) const {
+  return absl::IsFailedPrecondition(status) && client_ != nullptr && client_->rolled_back() && !stop_.stop_requested();
+}
 
-absl::Status Trainer::MakeSourceOfRuns() {
-  absl::StatusOr<std::unique_ptr<BatchSource>> source =
-      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
-                         .batch_size = options_.batch_size,
-                         .seed = options_.seed,
-                         .shuffle = options_.shuffle,
-                         .num_workers = static_cast<int32_t>(client_->num_workers()),
-                         .epochs = options_.epochs,
-                         .steps = options_.steps,
-                         .fills_steps = client_->policy().empty_contributions,
-                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
-  if (!source.ok()) return source.status();
-  source_ = *std::move(source);
+// What was made for the generation that is over is let go of first: its memory is the old client's, and there may be no
+// room for both.
+absl::Status Trainer::JoinAgain() {
+  spdlog::warn("the job was rolled back: joining it again as {}, rank {}", client_->name(), client_->rank());
+  const ClientOptions options = RejoinOptions(client_options_, *client_);
+  AddTotals();
+  result_.end_status = absl::OkStatus();
+  last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
+  client_.reset();  // Nothing uses the memory of the others any more.
+  steps_.reset();
+  feed_.reset();
+  train_batches_.reset();
+  network_.reset();
+  exchanges_.reset();
+  source_.reset();
+  weights_.clear();
+  evaluation_due_ = false;
+  PS_RETURN_IF_ERROR(JoinJob(options));
+  joined_again_ = true;
   return absl::OkStatus();
 }
 
-absl::Status Trainer::MakeSourceOfShare() {
-  absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
-                                                     .num_workers = static_cast<int32_t>(client_->num_workers()),
-                                                     .rank = static_cast<int32_t>(client_->rank()),
-                                                     .batch_size = options_.batch_size,
-                                                     .seed = options_.seed,
-                                                     .shuffle = options_.shuffle});
-  if (!sampler.ok()) return sampler.status();
-  const int64_t per_epoch = sampler->steps_per_epoch();
-  const int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
-  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total);
-  source_ = MakeFixedShare(*std::move(sampler), first, total);
-  return absl::OkStatus();
-}
-
-// A backend that computes in the host's memory does so in the client's. Another copies gradients to where servers of
-// this host read them, if there is such memory and it can be pinned; else its own is as good.
-absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
-  if (!backend_->unified() && !client_->shares_gradients()) return NetworkMemory();
-  absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
-  if (!gradients.ok()) return gradients.status();
-  if (backend_->unified()) {
-    const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
-    if (!weights.ok()) return weights.status();
-    return NetworkMemory{.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
-  }
-  if (gradients->block.empty()) return NetworkMemory();
-  const Memory whole(gradients->owner, gradients->block.data());
-  const absl::StatusOr<Memory> pinned = backend_->PinHost(whole, static_cast<int64_t>(gradients->block.size()));
-  if (!pinned.ok()) {
-    spdlog::warn("gradients are copied once more on their way to the servers: {}", Message(pinned.status()));
-    return NetworkMemory();
-  }
-  gradients->owner = *pinned;
-  return NetworkMemory{.parameters = {}, .gradients = Blocks(*gradients)};
-}
-
-absl::Status Trainer::MakeNetwork() {
-  absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
-  if (!memory.ok()) return memory.status();
-  absl::StatusOr<std::unique_ptr<Network>> network =
-      Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
-  if (!network.ok()) return network.status();
-  network_ = *std::move(network);
-  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
-    weights_.push_back(network_->parameters(tensor));
-  }
-  return absl::OkStatus();
-}
-
-// All that must be in the device's memory comes first; what is left of it is for keeping samples there.
-absl::Status Trainer::MakeBatches() {
-  const Dataset& train = prepared_.data.train;
-  absl::StatusOr<std::unique_ptr<Batches>> batches =
-      Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size()));
-  if (!batches.ok()) return batches.status();
-  train_batches_ = *std::move(batches);
-  feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
-  absl::StatusOr<std::unique_ptr<EvaluationThread>> evaluation =
-      EvaluationThread::Create({.data = prepared_.data,
-                                .model = options_.model,
-                                .device = prepared_.device,
-                                .rank = client_->rank(),
-                                .metrics = *prepared_.metrics});
-  if (!evaluation.ok()) return evaluation.status();
-  evaluation_ = *std::move(evaluation);
-  if (!backend_->unified()) PS_RETURN_IF_ERROR(evaluation_->SetUp());
-  return train_batches_->KeepSamples();
+void Trainer::AddTotals() {
+  if (!stats_.has_value()) return;
+  result_.steps += stats_->totals();
+  stats_.reset();
 }
 
 void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
@@ -169,13 +104,23 @@ absl::Status Trainer::Start() {
   if (options_.init_weights.empty()) initial = InitialValues(options_.model, options_.init, options_.seed);
   absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
   if (!started.ok()) return started.status();
-  initial = {};
+  // A job that can be rolled back may have to begin anew.
+  if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
   exchanges_.emplace(*client_, *std::move(started));
   if (exchanges_->step() > client_->start_step()) {
     feed_->SkipTo(static_cast<uint64_t>(
         FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(), source_->total_batches())));
   }
+  if (joined_again_) TellRollback();
   return absl::OkStatus();
+}
+
+void Trainer::TellRollback() {
+  spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),
+               exchanges_->step(), client_->restored_version());
+  prepared_.metrics->Write(
+      "rollback",
+      {{"generation", client_->generation()}, {"step", exchanges_->step()}, {"version", client_->restored_version()}});
 }
 
 absl::Status Trainer::Train() {
@@ -257,26 +202,31 @@ absl::Status Trainer::Keep() {
   return saved.ok() ? hashed.status() : saved;
 }
 
+absl::Status Trainer::Leave() {
+  // If hashing or saving failed, the next lead tries.
+  const absl::Status left =
+      client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
+  if (RolledBack(left)) return left;
+  result_.end_status.Update(left);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
   if (!status.ok()) {
     // So that the job need not wait for the lease. An error here does not matter.
-    (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
+    if (client_ != nullptr) (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
     if (evaluation_ != nullptr && !stop_.stop_requested()) (void)evaluation_->Drain();
   }
-  if (stats_.has_value()) result_.steps = stats_->totals();
+  AddTotals();
   const StepTotals& steps = result_.steps;
   prepared_.metrics->Write(
-      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : 0},
+      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : last_step_},
               {"samples", steps.samples},
               {"dropped_pushes", steps.dropped_pushes},
               {"dropped_samples", steps.dropped_samples},
               {"samples_per_s", steps.train_s > 0 ? static_cast<double>(steps.samples) / steps.train_s : 0.0},
               {"status", status.ToString()}});
   if (!status.ok()) return status;
-  // If hashing or saving failed, the next lead tries.
-  const absl::Status left =
-      client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
-  result_.end_status.Update(left);
   return result_;
 }
 

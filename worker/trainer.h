@@ -50,8 +50,14 @@ class Trainer {
   void Stop() { stop_.request_stop(); }
 
  private:
-  absl::Status JoinJob();
-  // Once the rank is known: the backend, the network, the batches.
+  absl::Status JoinJob(const ClientOptions& options);
+  // From the join, until the worker has left, or its generation of the job is over.
+  absl::Status TrainGeneration(const nlohmann::ordered_json& flags);
+  bool RolledBack(const absl::Status& status) const;
+  absl::Status JoinAgain();
+  // Of the generation's steps, to the result.
+  void AddTotals();
+  // Once the rank is known: the backend, the network, the batches. In trainer_setup.cc, as what it calls.
   absl::Status SetUp();
   absl::Status MakeSource();
   absl::Status MakeSourceOfRuns();
@@ -59,8 +65,10 @@ class Trainer {
   absl::StatusOr<NetworkMemory> MemoryOfClient();
   absl::Status MakeNetwork();
   absl::Status MakeBatches();
+  absl::Status MakeEvaluation();
   void WriteStart(const nlohmann::ordered_json& flags);
   absl::Status Start();
+  void TellRollback();
 
   absl::Status Train();
   // One batch, and a copy of the weights where an evaluation is due.
@@ -70,14 +78,19 @@ class Trainer {
   absl::Status Finish();
   // Saves and hashes the weights, each whether or not the other fails.
   absl::Status Keep();
-  // Leaves the job; the result if all went well.
+  absl::Status Leave();
+  // Leaves the job, if that was not done; the result if all went well.
   absl::StatusOr<TrainingResult> End(const absl::Status& status);
 
   const WorkerOptions options_;
   std::stop_source stop_;
-  // What was ready before joining. The initial values stay until the job runs; random ones are made only after the job
-  // has accepted the model, which then fits into memory.
+  // What was ready before joining. The initial values stay until the job runs, or where it can be rolled back to its
+  // beginning; random ones are made only after the job has accepted the model, which then fits into memory.
   Preparation prepared_;
+  ClientOptions client_options_;  // Of the first join.
+  bool told_start_ = false;       // In the metrics.
+  bool joined_again_ = false;
+  uint64_t last_step_ = 0;  // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

@@ -31,6 +31,11 @@ bool IsFenced(const absl::Status& status) {
          status.message().find("has a new owner") != absl::string_view::npos;
 }
 
+// The servers went on from a checkpoint: a new client can, too (ps/client.h, Client::rolled_back).
+bool IsRolledBack(const absl::Status& status) {
+  return status.message().find("the job was rolled back") != absl::string_view::npos;
+}
+
 PyObject* ClassOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kInvalidArgument:
@@ -38,6 +43,7 @@ PyObject* ClassOf(const absl::Status& status) {
     case absl::StatusCode::kAborted:
       return errors.job_failed;
     case absl::StatusCode::kFailedPrecondition:
+      if (IsRolledBack(status)) return errors.unavailable;
       return IsFenced(status) ? errors.fenced : errors.refused;
     case absl::StatusCode::kAlreadyExists:
       return errors.refused;

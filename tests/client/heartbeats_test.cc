@@ -87,5 +87,36 @@ TEST_CASE("The state in which the job is over is the last") {
   CHECK(member.states == 1);
 }
 
+TEST_CASE("A heartbeat that is asked for comes at once, and the next one a third of the lease after it") {
+  FakeChief chief;
+  Member member(chief);
+  member.heartbeats.Start();
+  member.timer.Advance(kLease / 6);
+  member.heartbeats.BeatNow();
+  member.timer.RunDue();
+  member.heartbeats.AwaitAnswer();
+  CHECK(chief.heartbeat_steps().size() == 1);
+  member.timer.Advance(kLease / 6);
+  member.heartbeats.AwaitAnswer();
+  CHECK(chief.heartbeat_steps().size() == 1);
+  member.timer.Advance(kLease / 6);
+  member.heartbeats.AwaitAnswer();
+  CHECK(chief.heartbeat_steps().size() == 2);
+}
+
+TEST_CASE("The heartbeat that tells of another generation is the last") {
+  FakeChief chief;
+  Member member(chief);
+  chief.on_heartbeat = [](int, v1::HeartbeatReply& reply) {
+    reply.set_phase(v1::PHASE_RUNNING);
+    reply.set_generation(8);
+    return absl::OkStatus();
+  };
+  member.heartbeats.Start();
+  member.Beat();
+  member.Beat();
+  CHECK(member.states == 1);
+}
+
 }  // namespace
 }  // namespace ps

@@ -49,7 +49,7 @@ class TestExchange {
     context->rank = 3;
     context->incarnation = 11;
     context->exact_versions = exact_versions;
-    context->connect_timeout = kTestConnectTimeout;
+    context->patience.longest = kTestConnectTimeout;
     context->notice_every = kTestNoticeEvery;
     context->on_notice = [this](const std::string& text) { notices.push_back(text); };
   }

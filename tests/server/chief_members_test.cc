@@ -412,5 +412,19 @@ TEST_CASE("The end is told once, whatever shards and workers still say after it"
   CHECK(job.reason == "the operator says so");
 }
 
+TEST_CASE("A heartbeat of another generation is told which one runs, and that of another job is refused") {
+  TestJob job("bsp", 1);
+  const v1::Identity id = job.Join(job.Request("a"))->id();
+  v1::HeartbeatRequest beat = Beat(id);
+  beat.mutable_id()->set_generation(id.generation() + 3);
+  absl::StatusOr<v1::HeartbeatReply> reply = job.chief.Heartbeat(beat, job.now);
+  REQUIRE(reply.ok());
+  CHECK(reply->generation() == id.generation());
+  CHECK(reply->phase() == v1::PHASE_GATHERING);
+  CHECK(job.chief.Heartbeat(Beat(id), job.now)->generation() == 0);
+  beat.mutable_id()->set_job("another");
+  CHECK(absl::IsFailedPrecondition(job.chief.Heartbeat(beat, job.now).status()));
+}
+
 }  // namespace
 }  // namespace ps

@@ -28,6 +28,14 @@ TEST_CASE("a worker that joins at a step begins with the first batch of its roun
   CHECK(FirstBatch(Local(LocalSteps::Exchange::kAverageWeights, 8), 3, 10, 100) == 24);
   CHECK(FirstBatch(Local(LocalSteps::Exchange::kAverageWeights, 8), 20, 10, 100) == 100);
   CHECK(FirstBatch(Local(LocalSteps::Exchange::kElastic, 8), 3, 10, 100) == 24);
+  // Each third batch has no samples.
+  const auto samples = [](int64_t batch) -> int64_t { return batch % 3 == 2 ? 0 : 4; };
+  CHECK(FirstBatch(kAsync, 2, 3, 100, samples) == 2);
+  CHECK(FirstBatch(kAsync, 3, 3, 100, samples) == 4);
+  CHECK(FirstBatch(kAsync, 1000, 3, 100, samples) == 100);
+  CHECK(FirstBatch({.empty_contributions = true}, 3, 3, 100, samples) == 3);
+  CHECK(FirstBatch(Local(LocalSteps::Exchange::kElastic, 2), 3, 3, 100, samples) == 6);
+  CHECK(FirstBatch(Local(LocalSteps::Exchange::kElastic, 1), 3, 3, 100, samples) == 4);
   const ModePolicy gradients = Local(LocalSteps::Exchange::kAverageGradients, 2, 5);
   CHECK(FirstBatch(gradients, 0, 10, 100) == 0);
   CHECK(FirstBatch(gradients, 2, 10, 100) == 4);

@@ -13,11 +13,14 @@ struct ChiefCallbacks {
   std::function<void(const v1::HeartbeatReply&)> on_state;
   // The chief refused it for good: the rank has another owner, or the job is over.
   std::function<void(const absl::Status&)> on_refused;
+  // The chief has closed the stream in order. May be empty.
+  std::function<void()> on_closed = {};
 };
 
-// No state follows this one.
+// No state follows this one: the job has ended, or its generation.
 inline bool JobIsOver(const v1::HeartbeatReply& state) {
-  return state.phase() != v1::PHASE_GATHERING && state.phase() != v1::PHASE_RUNNING;
+  const bool ended = state.phase() != v1::PHASE_GATHERING && state.phase() != v1::PHASE_RUNNING;
+  return ended || state.generation() != 0;
 }
 
 }  // namespace ps

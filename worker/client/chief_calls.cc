@@ -17,7 +17,9 @@ constexpr std::chrono::milliseconds kPause(200);  // Between two attempts: the c
 ChiefCalls::ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options)
     : stub_(v1::Chief::NewStub(channel)),
       server_(options.server),
-      connect_timeout_(ToChrono(options.connect_timeout)),
+      patience_(options.rejoin_timeout > absl::ZeroDuration()
+                    ? Patience{.longest = ToChrono(options.rejoin_timeout), .for_restart = true}
+                    : Patience{.longest = ToChrono(options.connect_timeout)}),
       on_notice_(options.on_notice) {}
 
 absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& call) {
@@ -28,8 +30,9 @@ absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& ca
 
 absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
   const TimePoint begun = Now();
+  const Patience patience = wait.patience.value_or(patience_);
   RetryPolicy retry(
-      {.connect_timeout = connect_timeout_, .give_up = wait.give_up, .pause_first = kPause, .pause_longest = kPause},
+      {.connect_timeout = patience.longest, .give_up = wait.give_up, .pause_first = kPause, .pause_longest = kPause},
       begun);
   for (int earlier = 0;; ++earlier) {
     retry.BeginAttempt(Now(), Now() + wait.call_time);
@@ -50,14 +53,14 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
       case RetryDecision::Outcome::kTimeUp:
         return status;
       case RetryDecision::Outcome::kUnreachable:
-        return absl::UnavailableError(absl::StrCat(problem, "; gave up ", wait.what, " after ",
-                                                   FormatSeconds(decision.silent),
-                                                   decision.silent > connect_timeout_ ? " (--connect_timeout)" : ""));
+        return absl::UnavailableError(
+            absl::StrCat(problem, "; gave up ", wait.what, " after ", FormatSeconds(decision.silent),
+                         decision.silent > patience.longest ? absl::StrCat(" (", patience.flag(), ")") : ""));
       case RetryDecision::Outcome::kRetry:
         break;
     }
     // An answer that came late says whom it waited for; one that did not come at all says nothing.
-    if (decision.notice) Notice(decision.waiting ? Message(status) : problem + "; retrying");
+    if (decision.notice) Notice(decision.waiting ? Message(status) : problem + patience.Trying(decision.silent));
     PauseUntil(now + decision.pause, wait.stop);
     if (wait.stop.stop_requested()) return absl::CancelledError(wait.what + ": stopped");
   }

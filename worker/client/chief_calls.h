@@ -4,6 +4,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 
@@ -13,16 +14,17 @@
 #include "common/clock.h"
 #include "ps/client.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "worker/client/patience.h"
 
 namespace ps {
 
 // A control call may take this long to be answered.
 inline constexpr std::chrono::seconds kControlCallTime(10);
 
-// Thread-safe.
+// Thread-safe, but for SetPatience.
 class ChiefCalls {
  public:
-  // Of the options it uses `server`, `connect_timeout` and `on_notice`.
+  // Of the options it uses `server`, `connect_timeout`, `rejoin_timeout` and `on_notice`.
   ChiefCalls(const std::shared_ptr<grpc::Channel>& channel, const ClientOptions& options);
 
   struct Wait {
@@ -31,13 +33,16 @@ class ChiefCalls {
     // When waits for others end. An answer until then that it is not yet time is followed by another attempt.
     TimePoint give_up = TimePoint::max();
     std::stop_token stop = {};
+    std::optional<Patience> patience = {};  // Another than that of the others.
   };
+  // With a chief that is silent, from now on. Before others use it.
+  void SetPatience(const Patience& patience) { patience_ = patience; }
   // One attempt; `earlier` is the number of those before it.
   using Call = std::function<absl::Status(v1::Chief::Stub& chief, grpc::ClientContext& context, int earlier)>;
 
   // Makes attempts until one is answered with OK or a final error, or the chief is given up: UNAVAILABLE with its
-  // address if it was silent for connect_timeout; its own DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED at `give_up`;
-  // CANCELLED if a stop was requested. Blocks.
+  // address if it was silent for as long as Patience says; its own DEADLINE_EXCEEDED or RESOURCE_EXHAUSTED at
+  // `give_up`; CANCELLED if a stop was requested. Blocks.
   absl::Status UntilAnswered(const Wait& wait, const Call& call);
   // One attempt, whatever becomes of it. Blocks.
   absl::Status Once(std::chrono::nanoseconds call_time, const Call& call);
@@ -51,7 +56,7 @@ class ChiefCalls {
 
   const std::unique_ptr<v1::Chief::Stub> stub_;
   const std::string server_;
-  const std::chrono::nanoseconds connect_timeout_;
+  Patience patience_;
   const std::function<void(const std::string&)> on_notice_;
 };
 

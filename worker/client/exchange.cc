@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/connection_problem.h"
 #include "common/status.h"
+#include "worker/client/fencing.h"
 
 namespace ps {
 namespace {
@@ -19,6 +20,7 @@ constexpr std::chrono::milliseconds kShortestWait(20);
 constexpr std::chrono::seconds kCallMargin(10);
 constexpr double kSlowestBytesPerSecond = 32 << 10;
 constexpr absl::string_view kTooEarly = "it answered before the push was complete";
+constexpr absl::string_view kNoMember = "it does not take this worker for a member: another generation may be running";
 
 std::chrono::nanoseconds SlowestTime(double bytes) {
   return std::chrono::nanoseconds(static_cast<int64_t>(bytes / kSlowestBytesPerSecond * 1e9));
@@ -44,7 +46,7 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
                                 [](const auto& link) { return link->server_looks(); })),
       // A pull says which version it wants; what a push brings, its first attempt shows.
       shards_(context_->plan.num_shards(),
-              ShardState{.retry = RetryPolicy({.connect_timeout = context_->connect_timeout,
+              ShardState{.retry = RetryPolicy({.connect_timeout = context_->patience.longest,
                                                .give_up = request_.give_up,
                                                .pause_first = kPauseFirst,
                                                .pause_longest = kPauseLongest},
@@ -166,7 +168,10 @@ void RetryingExchange::OnCallEnd(uint32_t shard, const absl::Status& status, con
     if (decided_) return;
     // Whatever a server answers, weights must not come before the last gradient is ready: ask again then.
     const bool too_early = ReceivesSlices(request_.kind) && !all_ready_at_.has_value();
-    if (status.ok() && !too_early) {
+    if (status.ok() && OtherGeneration(reply)) {
+      context_->on_fenced(reply.generation);
+      notice = OnFailure(shard, absl::UnavailableError(kNoMember), reply);
+    } else if (status.ok() && !too_early) {
       OnAnswer(shard, reply);
     } else if (shards_[shard].outdated) {
       AskAgain(shard, timer_.now());
@@ -210,6 +215,11 @@ absl::Status RetryingExchange::KeepVersion(uint32_t shard, const ShardReply& rep
       absl::StrCat(Where(shard), ": it sent slices of version ", reply.version, " instead of ", *version));
 }
 
+bool RetryingExchange::OtherGeneration(const ShardReply& reply) const {
+  return context_->on_fenced && reply.answer == PushAnswer::kFenced && reply.generation != 0 &&
+         reply.generation != context_->generation;
+}
+
 std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply) {
   ShardState& state = shards_[shard];
   if (absl::Status mixed = KeepVersion(shard, reply); !mixed.ok()) {
@@ -217,10 +227,14 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
     return "";
   }
   // Of a call that this client still wants, CANCELLED is the server's word: it was too slow, or had to make room.
-  const absl::Status status =
+  absl::Status status =
       absl::IsCancelled(ended_with)
           ? absl::UnavailableError(state.stalled ? "no progress for too long" : "the server cancelled the call")
           : ended_with;
+  if (context_->on_fenced && IsFenced(status)) {
+    context_->on_fenced(0);
+    status = absl::UnavailableError(kNoMember);
+  }
   if (reply.moved_at != TimePoint()) state.retry.Heard(reply.moved_at);
   const TimePoint now = timer_.now();
   const RetryDecision decision = state.retry.ClassifyFailure(status, now, all_ready_at_);
@@ -229,8 +243,11 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
     return "";
   }
   if (!AskAgain(shard, now + decision.pause)) return "";
-  if (!decision.notice || status.message() == kTooEarly) return "";
-  return decision.waiting ? Message(status) : absl::StrCat(Where(shard), ": ", ConnectionProblem(status), "; retrying");
+  // What follows these is known soon.
+  if (!decision.notice || status.message() == kTooEarly || status.message() == kNoMember) return "";
+  return decision.waiting
+             ? Message(status)
+             : absl::StrCat(Where(shard), ": ", ConnectionProblem(status), context_->patience.Trying(decision.silent));
 }
 
 bool RetryingExchange::AskAgain(uint32_t shard, TimePoint when) {
@@ -247,7 +264,8 @@ absl::Status RetryingExchange::EndStatus(uint32_t shard, const RetryDecision& de
     case RetryDecision::Outcome::kUnreachable:
       return absl::UnavailableError(absl::StrCat(
           Who(), ": ", Where(shard), ": not reachable for ", FormatSeconds(decision.silent),
-          decision.silent > context_->connect_timeout ? " (--connect_timeout): " : ": ", ConnectionProblem(status)));
+          decision.silent > context_->patience.longest ? absl::StrCat(" (", context_->patience.flag(), "): ") : ": ",
+          ConnectionProblem(status)));
     default:
       return Annotate(status, Where(shard));
   }

@@ -15,6 +15,7 @@
 #include "ps/client.h"
 #include "worker/client/exchange_request.h"
 #include "worker/client/exchange_slices.h"
+#include "worker/client/patience.h"
 #include "worker/client/retry_policy.h"
 #include "worker/client/sender_thread.h"
 #include "worker/client/shard_link.h"
@@ -29,9 +30,14 @@ struct ExchangeContext {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
   bool exact_versions = false;  // As in ModePolicy.
-  std::chrono::nanoseconds connect_timeout{};
+  uint64_t generation = 0;
+  Patience patience;
   std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
+  // Unless empty, the job can be rolled back: a server has answered that this worker is no member, perhaps because this
+  // generation runs there; 0: it does not say. The exchange goes on trying until somebody ends it. Never blocks, and
+  // does not call the exchange before it returns.
+  std::function<void(uint64_t generation)> on_fenced;
   std::unique_ptr<SenderThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 
@@ -103,6 +109,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
 
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
   void OnAnswer(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The push was fenced, but not by another worker of this generation.
+  bool OtherGeneration(const ShardReply& reply) const;
   // Returns what the user is to be told, if anything.
   std::string OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -27,10 +27,23 @@ Heartbeats::Heartbeats(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, st
                        ChiefCallbacks callbacks)
     : chief_(chief), timer_(timer), id_(std::move(id)), lease_(lease), callbacks_(std::move(callbacks)) {}
 
-void Heartbeats::Start() { Schedule(); }
+void Heartbeats::Start() {
+  MutexLock lock(mutex_);
+  Schedule(timer_.now() + lease_ / 3);
+}
 
-void Heartbeats::Schedule() {
-  timer_.At(timer_.now() + lease_ / 3, [this] { Send(); });
+void Heartbeats::Schedule(TimePoint when) {
+  timer_.At(when, [this, turn = ++turn_] { Send(turn); });
+}
+
+void Heartbeats::BeatNow() {
+  MutexLock lock(mutex_);
+  if (stopped_) return;
+  if (sending_) {
+    again_ = true;
+  } else {
+    Schedule(timer_.now());
+  }
 }
 
 void Heartbeats::SetStep(uint64_t step) {
@@ -43,13 +56,13 @@ void Heartbeats::SetBusy(const std::string& what) {
   busy_with_ = Printable(what, kMaxBusyBytes);
 }
 
-void Heartbeats::Send() {
+void Heartbeats::Send(uint64_t turn) {
   auto beat = std::make_shared<Beat>();
   SetDeadline(beat->context, std::min<std::chrono::nanoseconds>(kCallTime, lease_));
   *beat->request.mutable_id() = id_;
   {
     MutexLock lock(mutex_);
-    if (stopped_) return;
+    if (stopped_ || sending_ || turn != turn_) return;
     beat->request.set_step(step_);
     beat->request.set_busy_with(busy_with_);
     sending_ = true;
@@ -60,12 +73,13 @@ void Heartbeats::Send() {
 
 void Heartbeats::OnEnd(const grpc::Status& status, const v1::HeartbeatReply& reply) {
   const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION;
-  const bool over = status.ok() && reply.phase() != v1::PHASE_GATHERING && reply.phase() != v1::PHASE_RUNNING;
+  const bool over = status.ok() && JobIsOver(reply);
   if (refused) callbacks_.on_refused(FromGrpc(status));
   if (status.ok()) callbacks_.on_state(reply);
   MutexLock lock(mutex_);
   // Under the lock: once Stop has seen that nothing is being sent, nothing is scheduled any more.
-  if (!refused && !over && !stopped_) Schedule();
+  const auto pause = std::exchange(again_, false) ? std::chrono::nanoseconds(0) : lease_ / 3;
+  if (!refused && !over && !stopped_) Schedule(timer_.now() + pause);
   sending_ = false;
   ended_.NotifyAll();
 }

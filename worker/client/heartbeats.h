@@ -20,6 +20,8 @@ class Heartbeats {
 
   // One every third of the lease from now on, until Stop, a refusal, or the job's end.
   void Start();
+  // One as soon as may be, with an answer to a question that is asked now.
+  void BeatNow();
   // No heartbeat begins any more; returns when the last one has ended, which its deadline makes certain.
   void Stop();
 
@@ -33,8 +35,8 @@ class Heartbeats {
 
  private:
   struct Beat;
-  void Schedule();
-  void Send();
+  void Schedule(TimePoint when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Send(uint64_t turn);
   void OnEnd(const grpc::Status& status, const v1::HeartbeatReply& reply);
 
   v1::Chief::Stub& chief_;
@@ -47,7 +49,9 @@ class Heartbeats {
   CondVar ended_;
   uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string busy_with_ ABSL_GUARDED_BY(mutex_);
+  uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the heartbeat that is scheduled: one at a time is.
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;
+  bool again_ ABSL_GUARDED_BY(mutex_) = false;  // At once, when the one under way has ended.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -71,9 +71,9 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
   const v1::JoinRequest request = MakeJoinRequest(options, layout);
   v1::JoinReply reply;
   const absl::Status joined = chief.UntilAnswered(
-      {.what = "joining",
+      {.what = options.rejoin_timeout > absl::ZeroDuration() ? "joining again" : "joining",
        .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
-       .give_up = Now() + ToChrono(options.start_timeout),
+       .give_up = Now() + ToChrono(std::max(options.start_timeout, options.rejoin_timeout)),
        .stop = options.stop},
       [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
         return FromGrpc(stub.Join(&context, request, &reply));

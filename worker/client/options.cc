@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
 #include "common/problems.h"
@@ -33,12 +35,20 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
   if (options.rank.has_value()) problems.CheckRange("rank", *options.rank, 0U, kMaxRanks - 1);
   problems.CheckPositive("connect_timeout", options.connect_timeout, kLongest);
   problems.CheckPositive("start_timeout", options.start_timeout, kLongest);
+  problems.CheckRange("rejoin_timeout", options.rejoin_timeout, absl::ZeroDuration(), kLongest);
   // Servers are given waits in milliseconds.
   const absl::Duration notice = options.notice_every;
   problems.Check(notice >= absl::Milliseconds(1) && notice <= kLongest,
                  absl::StrCat("notice_every=", absl::FormatDuration(notice), ": expected 1ms to ",
                               absl::FormatDuration(kLongest)));
   return problems.ToStatus();
+}
+
+ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
+  options.name = over.name();
+  options.rank = over.rank();
+  options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
+  return options;
 }
 
 }  // namespace ps

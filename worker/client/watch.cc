@@ -55,6 +55,7 @@ class ChiefWatch::Stream final : public grpc::ClientReadReactor<v1::HeartbeatRep
     const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
                          status.error_code() == grpc::StatusCode::ABORTED;
     if (refused) state->callbacks.on_refused(FromGrpc(status));
+    if (status.ok() && state->callbacks.on_closed) state->callbacks.on_closed();
     // Ended in order: it is no member any more. UNIMPLEMENTED: a chief without this call; heartbeats have to do.
     const bool over = refused || status.ok() || status.error_code() == grpc::StatusCode::UNIMPLEMENTED;
     MutexLock lock(state->mutex);

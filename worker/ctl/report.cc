@@ -60,6 +60,7 @@ class FileReader {
   absl::Status AddStep(const json& line, double time);
   absl::Status AddEval(const json& line, double time);
   absl::Status AddEnd(const json& line);
+  absl::Status AddRollback(const json& line);
   absl::Status AddApply(const json& line);
 
   absl::Status Error(const std::string& what) const {
@@ -147,14 +148,17 @@ absl::Status FileReader::AddLine(const json& line) {
   if (of_worker && event_ == "step") return AddStep(line, time);
   if (of_worker && event_ == "eval") return AddEval(line, time);
   if (of_worker && event_ == "end") return AddEnd(line);
+  if (of_worker && event_ == "rollback") return AddRollback(line);
   if (!of_worker && event_ == "apply") return AddApply(line);
   return absl::OkStatus();
 }
 
 absl::Status FileReader::AddStart(const json& line) {
   if (unix_zero_.has_value()) {
-    // A worker that takes over in a running job goes on with the file; nothing else does.
-    const bool same_job = generation_.has_value() && line.contains("generation") && line["generation"] == *generation_;
+    // A worker that takes over in a running job, or one that was rolled back, goes on with the file; nothing else does.
+    const auto later = line.find("generation");
+    const bool same_job =
+        generation_.has_value() && later != line.end() && later->is_number() && *later >= *generation_;
     if (!of_worker_ || !same_job) {
       return Error(
           "a second 'start'; a file holds the metrics of one process, or of those that had a rank one after another");
@@ -231,6 +235,14 @@ absl::Status FileReader::AddEnd(const json& line) {
   if (!rate.ok()) return rate.status();
   totals_.ended_samples_per_s += *rate;
   ended_ = true;
+  return absl::OkStatus();
+}
+
+// The same process goes on with another generation. What it does twice is work that was done, and counts twice.
+absl::Status FileReader::AddRollback(const json& line) {
+  const absl::StatusOr<double> generation = Number(line, "generation");
+  if (!generation.ok()) return generation.status();
+  generation_ = *generation;
   return absl::OkStatus();
 }
 

@@ -21,17 +21,23 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
   return MakeElastic(context);
 }
 
-int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches) {
+int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches,
+                   const std::function<int64_t(int64_t batch)>& samples_of) {
   const auto step = static_cast<int64_t>(std::min(start_step, static_cast<uint64_t>(total_batches)));
-  if (!policy.local_steps.has_value()) return step;
-  const LocalSteps& local = *policy.local_steps;
-  if (local.exchange != LocalSteps::Exchange::kAverageGradients) {
-    return std::min(step * static_cast<int64_t>(local.steps), total_batches);
-  }
-  const Averaging averaging(local, static_cast<double>(batches_per_epoch));
   int64_t batch = 0;
-  for (int64_t exchanges = 0; exchanges < step && batch < total_batches; ++batch) {
-    if (averaging.After(batch + 1) != Averaging::What::kNothing) ++exchanges;
+  if (policy.local_steps.has_value() && policy.local_steps->exchange == LocalSteps::Exchange::kAverageGradients) {
+    const Averaging averaging(*policy.local_steps, static_cast<double>(batches_per_epoch));
+    for (int64_t exchanges = 0; exchanges < step && batch < total_batches; ++batch) {
+      if (averaging.After(batch + 1) != Averaging::What::kNothing) ++exchanges;
+    }
+    return batch;
+  }
+  const int64_t round = policy.local_steps.has_value() ? policy.local_steps->steps : 1;
+  if (policy.empty_contributions || !samples_of) return std::min(step * round, total_batches);
+  for (int64_t pushes = 0; pushes < step && batch < total_batches;) {
+    int64_t samples = 0;
+    for (const int64_t end = std::min(batch + round, total_batches); batch < end; ++batch) samples += samples_of(batch);
+    if (samples > 0) ++pushes;
   }
   return batch;
 }

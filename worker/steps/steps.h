@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -72,7 +73,9 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
 // What the client's policy, or an experiment, asks for.
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
 
-// The batch, of a fixed share, that a worker begins with which joins at `start_step`.
-int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches);
+// The batch, of a fixed share, that a worker begins with which joins at `start_step`. `samples_of`: how many samples a
+// batch has; where the mode has no empty contributions, what has none made no step. Empty: all have some.
+int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches,
+                   const std::function<int64_t(int64_t batch)>& samples_of = {});
 
 }  // namespace ps

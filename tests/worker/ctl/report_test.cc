@@ -183,7 +183,7 @@ TEST_CASE("A file that a worker went on with in a running job is read with both 
   CHECK(summary->workers == 1);
   CHECK(summary->seconds_to_target[0].value() > 50);
   CHECK(summary->samples_per_s.value() < 1000);  // Over the whole time, not the sum of two that had it in turns.
-  const std::string other = R"({"event":"start","t":0,"rank":0,"generation":8,"unix_time":150})"
+  const std::string other = R"({"event":"start","t":0,"rank":0,"generation":6,"unix_time":150})"
                             "\n";
   RequireMessage(ErrorOf(start + "100}\n" + other), "a second 'start'");
 }
@@ -233,6 +233,19 @@ TEST_CASE("A field that is missing or of the wrong kind is named with what was f
   RequireMessage(ErrorOf(R"({"event":"start","t":0,"rank":0})"
                          "\n"),
                  "has no field 'unix_time'");
+}
+
+TEST_CASE("A worker's file goes on when its job is rolled back, and steps that were made twice count twice") {
+  const std::string start = R"({"event":"start","t":0,"rank":0,"unix_time":100,"generation":)";
+  const std::string rollback = R"({"event":"rollback","t":2,"rank":0,"generation":8,"step":4,"version":4})"
+                               "\n";
+  TempRun run;
+  run.Write("a.jsonl", start + "7}\n" + Step(1, 0) + rollback + Step(3, 0) + start + "8}\n" + Step(4, 0));
+  const absl::StatusOr<RunSummary> summary = SummarizeRun(run.folder());
+  INFO(summary.status().ToString());
+  REQUIRE(summary.ok());
+  CHECK(summary->samples_per_s.value() > 0);
+  RequireMessage(ErrorOf(start + "7}\n" + rollback + start + "7}\n"), "a second 'start'");
 }
 
 TEST_CASE("A file that is not one process's is refused") {

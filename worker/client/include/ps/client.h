@@ -7,9 +7,11 @@
 //   (*client)->Done();  (*client)->Leave();
 //
 // Every wait is bounded. If a server cannot be reached for `connect_timeout`, the call fails with UNAVAILABLE and the
-// server's address. A wait for other workers is renewed (and reported to `on_notice`) for as long as the chief says
-// that the job is alive; the chief drops a worker that is silent for longer than its lease. Transient errors are
-// retried; a push counts once however often it is sent.
+// server's address; where the job keeps checkpoints, after Client::server_timeout, for which servers that died are
+// waited for. They come back as another generation of the job, for which a client is made anew (RejoinOptions). A wait
+// for other workers is renewed (and reported to `on_notice`) for as long as the chief says that the job is alive; the
+// chief drops a worker that is silent for longer than its lease. Transient errors are retried; a push counts once
+// however often it is sent.
 //
 // Thread-safe, but a rank has one push in flight at a time: start the next exchange after the previous one has ended.
 #pragma once
@@ -62,8 +64,10 @@ struct ClientOptions {
   std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
-  absl::Duration start_timeout = absl::Minutes(10);    // For the job to start (all workers joined).
-  absl::Duration notice_every = absl::Seconds(10);     // While waiting, on_notice is called about this often; ≥ 1 ms.
+  // Unless 0: of a worker that joins again, and waits for its servers for so long (RejoinOptions). 0 to 240 h.
+  absl::Duration rejoin_timeout = absl::ZeroDuration();
+  absl::Duration start_timeout = absl::Minutes(10);  // For the job to start (all workers joined).
+  absl::Duration notice_every = absl::Seconds(10);   // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
   std::stop_token stop;
   // A thread of the client's looks at deferred gradients and passes them on; else the one that calls TensorReady does.
@@ -267,6 +271,15 @@ class Client {
   // lost, as "NAME on HOST"; empty if there was none.
   virtual const std::string& replaced() const = 0;
 
+  // Unless 0, the job keeps checkpoints: for so long servers that cannot be reached are waited for.
+  virtual absl::Duration server_timeout() const { return absl::ZeroDuration(); }
+  // Of the checkpoint that this generation began with; 0: none, or the first.
+  virtual uint64_t restored_version() const { return 0; }
+  // The job was rolled back to a checkpoint: another generation runs. This client is over, and everything that it is
+  // asked ends with FAILED_PRECONDITION; the worker may join again (RejoinOptions). Once true, it stays so. What has
+  // ended the client otherwise (another worker owns the rank, the job failed, a stop) is final.
+  virtual bool rolled_back() const { return false; }
+
   // True while this worker is the job's lead (as last reported by the chief): the lowest live rank, which evaluates
   // during training, and evaluates and saves at the end.
   virtual bool lead() const = 0;
@@ -343,5 +356,10 @@ class Client {
   // is hashed.
   virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
 };
+
+// To join again under the name and the rank of a client that was rolled back, or lost its servers. The join waits for
+// them for as long as that one would have, and tells on_notice every few seconds. If another process has joined as this
+// worker meanwhile, the chief decides.
+ClientOptions RejoinOptions(ClientOptions options, const Client& over);
 
 }  // namespace ps

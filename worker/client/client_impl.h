@@ -1,0 +1,145 @@
+// The client (ps/client.h): what it is made of. client.cc has its join and its exchanges, client_end.cc what it asks
+// the chief, and how it ends.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+#include "ps/client.h"
+#include "worker/client/chief_calls.h"
+#include "worker/client/exchange.h"
+#include "worker/client/gradient_memory.h"
+#include "worker/client/heartbeats.h"
+#include "worker/client/running_exchanges.h"
+#include "worker/client/tensor_memory.h"
+#include "worker/client/timer.h"
+#include "worker/client/watch.h"
+
+namespace ps {
+
+class ClientImpl final : public Client {
+ public:
+  ClientImpl(const ClientOptions& options, const std::shared_ptr<grpc::Channel>& channel)
+      : options_(options), chief_(channel, options), channels_({channel}) {}
+  ~ClientImpl() override;
+
+  absl::Status JoinJob(const Layout& layout);
+
+  uint32_t rank() const override { return joined_as_.id().rank(); }
+  uint64_t incarnation() const override { return joined_as_.id().incarnation(); }
+  uint64_t generation() const override { return joined_as_.id().generation(); }
+  uint32_t num_workers() const override { return joined_as_.num_workers(); }
+  uint32_t num_shards() const override { return context_->plan.num_shards(); }
+  const std::string& name() const override { return joined_as_.name(); }
+  const std::string& mode() const override { return joined_as_.mode(); }
+  bool synchronous() const override { return joined_as_.synchronous(); }
+  const ModePolicy& policy() const override { return policy_; }
+  uint64_t start_step() const override { return joined_as_.start_step(); }
+  const std::string& replaced() const override { return joined_as_.replaced(); }
+  absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
+  uint64_t restored_version() const override { return joined_as_.restored_version(); }
+  bool rolled_back() const override { return rolled_back_; }
+  bool lead() const override { return lead_; }
+  bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
+  bool should_initialise() const override { return initialise_; }
+  bool shares_gradients() const override { return has_shared_memory_; }
+  // Elsewhere the pin would keep others from going on, and it does not outlast the link.
+  bool can_view() const override { return policy_.exact_versions && context_->links.front()->can_view(); }
+
+  absl::StatusOr<TensorMemory> GradientBuffers() override { return gradients_.Buffers(has_shared_memory_); }
+  absl::StatusOr<TensorMemory> WeightBuffers() override {
+    MutexLock lock(mutex_);
+    if (weight_buffers_.has_value()) return *weight_buffers_;
+    absl::StatusOr<TensorMemory> made = AllocateTensors(context_->plan.layout());
+    if (made.ok()) weight_buffers_ = *made;
+    return made;
+  }
+
+  absl::Status Initialise(const ConstTensors& values) override;
+  absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
+
+  absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) override {
+    return StartPushPull(push, gradients, {}, false, nullptr)->Wait();
+  }
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version,
+                                      std::optional<uint64_t> step) override;
+  absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights) override {
+    return StartPushPull(push, gradients, weights, false, nullptr)->Wait();
+  }
+  std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred,
+                                          DoneCallback callback) override {
+    return Start(push, gradients, weights, deferred, /*view=*/false, std::move(callback));
+  }
+  std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
+                                          const MutableTensors& weights, bool deferred) override {
+    return Start(push, gradients, weights, deferred, /*view=*/true, nullptr);
+  }
+
+  absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
+  void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
+  absl::Status Done(bool counts_as_empty) override;
+  absl::Status Leave(const std::string& reason) override;
+  absl::StatusOr<HashedWeights> WeightsHash() override;
+
+ private:
+  static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
+  std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
+                                  bool deferred, bool view, DoneCallback callback);
+  std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr);
+  void Notice(const std::string& text) const {
+    if (options_.on_notice) options_.on_notice(text);
+  }
+  // What exchanges need, from what the chief has answered.
+  absl::Status SetUpLinks(const Layout& layout);
+  void StartThreads();
+  // The job can be rolled back, and goes on then.
+  bool recovers() const { return joined_as_.server_timeout_ms() > 0; }
+  // Makes a call to the chief again until it is answered, or this client is over.
+  absl::Status AskChief(ChiefCalls::Wait wait, const ChiefCalls::Call& call);
+  // A server does not take this worker for a member: asks the chief whether that is because another generation runs.
+  void AskGeneration();
+  // The error of a call that ended so: if this client was rolled back, it is that.
+  absl::Status Ended(const absl::Status& status);
+  // Ends what is under way and what begins later with this error. Only the first call counts.
+  void Fail(const absl::Status& failure, bool rolled_back = false);
+  void OnGeneration(uint64_t generation);
+  void OnFenced(uint64_t generation);
+  void CheckProgress();
+  void OnState(const v1::HeartbeatReply& state);
+
+  const ClientOptions options_;
+  ChiefCalls chief_;
+  const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
+  std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined; the first is also the chief's.
+  v1::JoinReply joined_as_;                               // Constant once joined.
+  ModePolicy policy_;                                     // Likewise.
+  bool joined_ = false;                                   // Likewise.
+  std::atomic<uint64_t> begun_ = 0;                       // Pushes.
+  bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
+  std::atomic<bool> left_ = false;
+  std::atomic<bool> rolled_back_ = false;
+  std::stop_source over_;  // It is rolled back, or the user wants to stop.
+  std::atomic<bool> initialise_ = false;
+  std::atomic<bool> lead_ = false;
+  RunningExchanges exchanges_;
+  GradientMemory gradients_ = GradientMemory(context_->plan.layout());
+
+  Mutex mutex_;
+  bool all_done_ ABSL_GUARDED_BY(mutex_) = false;  // Done has said who the lead is; what else is told may be older.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);   // What has ended this client.
+  std::optional<TensorMemory> weight_buffers_ ABSL_GUARDED_BY(mutex_);
+
+  ThreadTimer timer_;
+  std::unique_ptr<Heartbeats> heartbeats_;
+  std::unique_ptr<ChiefWatch> watch_;
+  std::optional<std::stop_callback<std::function<void()>>> on_stop_;
+};
+
+}  // namespace ps

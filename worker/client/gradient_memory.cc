@@ -1,0 +1,66 @@
+#include "worker/client/gradient_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "worker/client/tensor_memory.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMostStaging = 4;  // Pieces of memory for gradients of the caller's own.
+
+}  // namespace
+
+absl::Status GradientMemory::MakeSpare() {
+  MutexLock lock(mutex_);
+  if (spare_ != nullptr) return absl::OkStatus();
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(layout_);
+  if (!made.ok()) return made.status();
+  spare_ = *std::move(made);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<SharedTensors>> GradientMemory::Make() {
+  if (spare_ != nullptr) return std::exchange(spare_, nullptr);
+  return SharedTensors::Create(layout_);
+}
+
+absl::StatusOr<TensorMemory> GradientMemory::Buffers(bool shared) {
+  MutexLock lock(mutex_);
+  if (buffers_.has_value()) return *buffers_;
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = absl::UnavailableError("");
+  if (shared) made = Make();
+  if (made.ok()) {
+    shared_ = *made;
+    buffers_ = TensorMemory{
+        .tensors = (*made)->tensors(), .owner = *made, .block = std::as_writable_bytes((*made)->memory().bytes())};
+    return *buffers_;
+  }
+  // What is pushed is copied, or goes over gRPC.
+  absl::StatusOr<TensorMemory> plain = AllocateTensors(layout_);
+  if (plain.ok()) buffers_ = *plain;
+  return plain;
+}
+
+void GradientMemory::Share(ExchangeRequest& request) {
+  MutexLock lock(mutex_);
+  if (shared_ != nullptr && !shared_->detached() && shared_->Holds(request.out)) {
+    request.shared = shared_;
+    return;
+  }
+  // Of earlier pushes; one that is held by an exchange is still being read.
+  std::erase_if(staging_, [](const auto& each) { return each->detached(); });
+  const auto free =
+      std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });
+  if (free != staging_.end()) {
+    request.shared = *free;
+  } else if (staging_.size() >= kMostStaging) {
+    return;  // Over gRPC: the caller keeps many exchanges.
+  } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = Make(); made.ok()) {
+    request.shared = staging_.emplace_back(*std::move(made));
+  }
+  request.staged = request.shared != nullptr;
+}
+
+}  // namespace ps

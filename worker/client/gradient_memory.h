@@ -1,0 +1,42 @@
+// A client's memory for gradients that servers of its host read where they lie.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/sync.h"
+#include "ps/client.h"
+#include "ps/tensor.h"
+#include "worker/client/exchange_request.h"
+#include "worker/client/shared_tensors.h"
+
+namespace ps {
+
+// Thread-safe.
+class GradientMemory {
+ public:
+  // The layout must outlive it.
+  explicit GradientMemory(const Layout& layout) : layout_(layout) {}
+
+  // Whether there is memory that can be shared: makes a piece, which is used later.
+  absl::Status MakeSpare();
+  // The buffers that the caller computes gradients into: shared memory, if `shared` and there is some, else other.
+  // Later calls return the same.
+  absl::StatusOr<TensorMemory> Buffers(bool shared);
+  // Sets where servers of this host find what the request sends: where it lies, or a piece that it is copied to.
+  void Share(ExchangeRequest& request);
+
+ private:
+  absl::StatusOr<std::shared_ptr<SharedTensors>> Make() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Layout& layout_;
+  Mutex mutex_;
+  std::optional<TensorMemory> buffers_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SharedTensors> shared_ ABSL_GUARDED_BY(mutex_);  // What they are in, if they are shared.
+  std::shared_ptr<SharedTensors> spare_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<SharedTensors>> staging_ ABSL_GUARDED_BY(mutex_);  // For gradients that are not.
+};
+
+}  // namespace ps

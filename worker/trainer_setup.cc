@@ -1,0 +1,129 @@
+// What a trainer makes once it has joined: all that depends on its rank and its client, for each generation anew.
+#include <algorithm>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "common/status.h"
+#include "worker/handed_out_runs.h"
+#include "worker/trainer.h"
+
+namespace ps {
+namespace {
+
+std::vector<Memory> Blocks(const TensorMemory& memory) {
+  std::vector<Memory> blocks;
+  for (const std::span<float> tensor : memory.tensors) {
+    blocks.emplace_back(memory.owner, reinterpret_cast<std::byte*>(tensor.data()));
+  }
+  return blocks;
+}
+
+}  // namespace
+
+absl::Status Trainer::SetUp() {
+  if (backend_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared_.device, client_->rank());
+    if (!backend.ok()) return backend.status();
+    backend_ = *std::move(backend);
+  }
+  spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
+               client_->mode(), backend_->name());
+  PS_RETURN_IF_ERROR(MakeSource());
+  PS_RETURN_IF_ERROR(MakeNetwork());
+  return MakeBatches();
+}
+
+absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+
+absl::Status Trainer::MakeSourceOfRuns() {
+  absl::StatusOr<std::unique_ptr<BatchSource>> source =
+      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
+                         .batch_size = options_.batch_size,
+                         .seed = options_.seed,
+                         .shuffle = options_.shuffle,
+                         .num_workers = static_cast<int32_t>(client_->num_workers()),
+                         .epochs = options_.epochs,
+                         .steps = options_.steps,
+                         .fills_steps = client_->policy().empty_contributions,
+                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
+  if (!source.ok()) return source.status();
+  source_ = *std::move(source);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeSourceOfShare() {
+  absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
+                                                     .num_workers = static_cast<int32_t>(client_->num_workers()),
+                                                     .rank = static_cast<int32_t>(client_->rank()),
+                                                     .batch_size = options_.batch_size,
+                                                     .seed = options_.seed,
+                                                     .shuffle = options_.shuffle});
+  if (!sampler.ok()) return sampler.status();
+  const int64_t per_epoch = sampler->steps_per_epoch();
+  const int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
+  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total,
+                                   [&sampler](int64_t batch) { return sampler->SamplesOf(batch); });
+  source_ = MakeFixedShare(*std::move(sampler), first, total);
+  return absl::OkStatus();
+}
+
+// A backend that computes in the host's memory does so in the client's. Another copies gradients to where servers of
+// this host read them, if there is such memory and it can be pinned; else its own is as good.
+absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
+  if (!backend_->unified() && !client_->shares_gradients()) return NetworkMemory();
+  absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
+  if (backend_->unified()) {
+    const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
+    if (!weights.ok()) return weights.status();
+    return NetworkMemory{.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
+  }
+  if (gradients->block.empty()) return NetworkMemory();
+  const Memory whole(gradients->owner, gradients->block.data());
+  const absl::StatusOr<Memory> pinned = backend_->PinHost(whole, static_cast<int64_t>(gradients->block.size()));
+  if (!pinned.ok()) {
+    spdlog::warn("gradients are copied once more on their way to the servers: {}", Message(pinned.status()));
+    return NetworkMemory();
+  }
+  gradients->owner = *pinned;
+  return NetworkMemory{.parameters = {}, .gradients = Blocks(*gradients)};
+}
+
+absl::Status Trainer::MakeNetwork() {
+  absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
+  if (!memory.ok()) return memory.status();
+  absl::StatusOr<std::unique_ptr<Network>> network =
+      Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
+  if (!network.ok()) return network.status();
+  network_ = *std::move(network);
+  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
+    weights_.push_back(network_->parameters(tensor));
+  }
+  return absl::OkStatus();
+}
+
+// All that must be in the device's memory comes first; what is left of it is for keeping samples there.
+absl::Status Trainer::MakeBatches() {
+  const Dataset& train = prepared_.data.train;
+  absl::StatusOr<std::unique_ptr<Batches>> batches =
+      Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size()));
+  if (!batches.ok()) return batches.status();
+  train_batches_ = *std::move(batches);
+  feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
+  if (evaluation_ == nullptr) PS_RETURN_IF_ERROR(MakeEvaluation());
+  return train_batches_->KeepSamples();
+}
+
+absl::Status Trainer::MakeEvaluation() {
+  absl::StatusOr<std::unique_ptr<EvaluationThread>> evaluation =
+      EvaluationThread::Create({.data = prepared_.data,
+                                .model = options_.model,
+                                .device = prepared_.device,
+                                .rank = client_->rank(),
+                                .metrics = *prepared_.metrics});
+  if (!evaluation.ok()) return evaluation.status();
+  evaluation_ = *std::move(evaluation);
+  return backend_->unified() ? absl::OkStatus() : evaluation_->SetUp();
+}
+
+}  // namespace ps
