@@ -53,7 +53,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
 absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  if (takes_checkpoints() && registration.generation() >= job_.options().generation) {
+  if (takes_checkpoints() && registration.generation() > job_.options().generation) {
     RollBack(absl::StrCat("shard ", registration.shard(), " has heard of a later generation"), now, "",
              registration.generation());
   }

@@ -399,7 +399,7 @@ void Server::RollBack(const std::string& reason) {
     end_ = v1::PHASE_FAILED;
     failure_ = reason;
     rolled_back_ = true;
-    if (registered_) lineage_.lost_at = Now();
+    if (registered_ || lineage_.lost_at == TimePoint()) lineage_.lost_at = Now();
   }
   changed_.NotifyAll();
 }
