@@ -180,6 +180,9 @@ Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arriv
 
 ShardState::Answer ShardState::RefuseOnArrival(const Wait& wait, bool push_ended) {
   const Caller& caller = wait.request.caller;
+  if (caller.member() && job.view().number() == 0 && job.Serving().ok()) {
+    return absl::UnavailableError(absl::StrCat("shard ", options.shard, " waits for the chief"));
+  }
   if (wait.request.push.has_value()) {
     PS_RETURN_IF_ERROR(job.Serving());
     if (!job.IsMember(caller.id)) {

@@ -65,7 +65,8 @@ absl::Status RemoveCheckpoint(const std::string& folder) {
   PS_RETURN_IF_ERROR(RemoveManifest(folder));
   std::error_code error;
   fs::remove_all(folder, error);
-  if (!error) return absl::OkStatus();
+  // Another server of the job may be removing it, too.
+  if (!error || error == std::errc::no_such_file_or_directory) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(folder, ": removing: ", error.message()));
 }
 
