@@ -22,4 +22,11 @@ inline absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
+// How a call ended for its caller. A server that shuts down cancels what it has not answered: unless this side did
+// (`cancelled_here`), CANCELLED means that the server went away, which is UNAVAILABLE.
+inline absl::Status FromServer(const grpc::Status& status, bool cancelled_here) {
+  if (cancelled_here || status.error_code() != grpc::StatusCode::CANCELLED) return FromGrpc(status);
+  return absl::UnavailableError("the server ended the call");
+}
+
 }  // namespace ps

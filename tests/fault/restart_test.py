@@ -76,6 +76,15 @@ class Job:
             (int(path.parent.name.split("-")[1]) for path in self.dir.glob("checkpoint-*/manifest.json")), default=0
         )
 
+    def has_finished_checkpoint(self):
+        for manifest in self.dir.glob("checkpoint-*/manifest.json"):
+            try:
+                if '"finished": true' in manifest.read_text():
+                    return True
+            except FileNotFoundError:  # It has a successor.
+                continue
+        return False
+
     def kill_and_restart(self, victims):
         for shard in victims:
             self.servers[shard].kill()
@@ -134,16 +143,20 @@ def modes():
 def finished():
     """Killed when all workers were done, the servers come back to serve the last evaluation."""
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, "bsp", 2, steps=100)
+        job = Job(folder, "bsp", 2, steps=100, flags=["--server_timeout=5s"])
         try:
             job.start_workers()
-            manifests = lambda: list(job.dir.glob("checkpoint-*/manifest.json"))  # noqa: E731
-            wait_until("the last checkpoint", lambda: any('"finished": true' in m.read_text() for m in manifests()))
+            wait_until("the last checkpoint", job.has_finished_checkpoint)
+            for worker in job.workers:
+                worker.process.send_signal(signal.SIGSTOP)
             job.servers[1].kill()
-            if all(worker.process.poll() is None for worker in job.workers):
-                job.servers[1] = job.start_server(1)
+            job.servers[1] = job.start_server(1)
+            for worker in job.workers:
+                worker.process.send_signal(signal.SIGCONT)
+            # Who had left before has no reason to come back, and the servers then wait for nobody who would.
             for worker in job.workers:
                 assert worker.end() == 0, worker.errors()
+            assert "weights hash: " in "".join(worker.out.read_text() for worker in job.workers)
         finally:
             job.stop()
 

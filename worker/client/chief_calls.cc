@@ -45,6 +45,7 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
     }
     if (wait.stop.stop_requested()) return absl::CancelledError(wait.what + ": stopped");
     if (status.ok()) return status;
+    if (absl::IsCancelled(status)) status = absl::UnavailableError("the server ended the call");
     const TimePoint now = Now();
     const RetryDecision decision = retry.ClassifyFailure(status, now, begun);
     const std::string problem = absl::StrCat("--server=", server_, ": ", ConnectionProblem(status));

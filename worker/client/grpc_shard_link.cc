@@ -58,7 +58,10 @@ class GrpcShardCall final : public ShardCall,
 
   void Begin() override;
   void Send(const std::vector<uint32_t>& slices, bool last) override;
-  void Cancel() override { context_.TryCancel(); }
+  void Cancel() override {
+    cancelled_ = true;
+    context_.TryCancel();
+  }
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
 
   void OnWriteDone(bool ok) override;
@@ -80,6 +83,7 @@ class GrpcShardCall final : public ShardCall,
   const EndFunction on_end_;
   std::shared_ptr<GrpcShardCall> self_;  // gRPC's hold on the call, until OnDone.
   grpc::GenericStub stub_;
+  std::atomic<bool> cancelled_ = false;  // By this side.
   grpc::ClientContext context_;
   const TimePoint made_at_;
   std::atomic<TimePoint::rep> moved_at_;
@@ -263,7 +267,7 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
 void GrpcShardCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<GrpcShardCall> self = std::move(self_);
   if (moved_at() != made_at_) reply_.moved_at = moved_at();
-  on_end_(read_error_.ok() ? FromGrpc(status) : read_error_, reply_);
+  on_end_(read_error_.ok() ? FromServer(status, cancelled_) : read_error_, reply_);
 }
 
 class GrpcShardLink final : public ShardLink {

@@ -66,7 +66,7 @@ Answers AskShards(const HashJob& job, std::optional<uint64_t> version, TimePoint
     if (call.status.ok()) {
       answers.emplace_back(std::move(call.reply));
     } else {
-      answers.emplace_back(FromGrpc(call.status));
+      answers.emplace_back(FromServer(call.status, stop.stop_requested()));
     }
   }
   return answers;
