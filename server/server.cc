@@ -176,7 +176,7 @@ absl::Status Server::MakeChief() {
                      ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
                      : "begins anew");
     calls = {.commit =
-                 [this](Manifest manifest, auto committed) {
+                 [this](Manifest manifest, std::function<void(absl::Status)> committed) {
                    store_->Commit(std::move(manifest), options_.keep_checkpoints, std::move(committed));
                  },
              .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },

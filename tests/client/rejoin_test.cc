@@ -25,8 +25,9 @@ struct WaitingWorker {
   }
   absl::Status Join(const ClientOptions& with) {
     absl::StatusOr<std::unique_ptr<Client>> joined = Client::Join(with, kOneTensor);
-    if (joined.ok()) client = *std::move(joined);
-    return joined.status();
+    if (!joined.ok()) return joined.status();
+    client = *std::move(joined);
+    return absl::OkStatus();
   }
   absl::Status JoinAgain() {
     const ClientOptions again = RejoinOptions(options, *client);

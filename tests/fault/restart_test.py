@@ -66,7 +66,12 @@ class Job:
         return Program(self.folder, f"server-{shard}", [str(BIN / "ps_server"), *arguments])
 
     def start_workers(self):
-        flags = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8", f"--steps={self.steps}"]
+        flags = [
+            "--dataset=synthetic:samples=4000,features=20,classes=4",
+            "--model=mlp:20,64,4",
+            "--batch_size=8",
+            f"--steps={self.steps}",
+        ]
         for rank in range(WORKERS):
             arguments = [str(BIN / "ps_worker"), f"--server={self.addresses[0]}", f"--rank={rank}", *flags]
             self.workers.append(Program(self.folder, f"worker-{rank}", arguments))

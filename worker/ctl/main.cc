@@ -297,8 +297,7 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool alone =
-      command == "health" || command == "status" || command == "checkpoint" || command == "weights_hash";
+  const bool alone = command == "health" || command == "status" || command == "checkpoint" || command == "weights_hash";
   const bool known = alone ? rest.empty() : (command == "report" || command == "set") && !rest.empty();
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
