@@ -19,7 +19,7 @@ void CheckpointRounds::Restored(uint64_t version, TimePoint now) {
   last_at_ = now;
 }
 
-uint64_t CheckpointRounds::Begin(TimePoint /*now*/) {
+uint64_t CheckpointRounds::Begin() {
   Check(idle(), "there is one checkpoint at a time");
   number_ = next_number_++;
   written_.assign(num_shards_, std::nullopt);
@@ -43,13 +43,11 @@ void CheckpointRounds::Committed(uint64_t version, TimePoint now) {
   number_.reset();
   last_version_ = version;
   last_at_ = now;
-  failure_.clear();
 }
 
-void CheckpointRounds::Failed(const std::string& why, TimePoint now) {
+void CheckpointRounds::Failed(TimePoint now) {
   number_.reset();
   next_at_ = now + kRetry;
-  failure_ = why;
 }
 
 }  // namespace ps

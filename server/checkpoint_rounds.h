@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -33,21 +32,16 @@ class CheckpointRounds {
   std::optional<uint64_t> number() const { return number_; }
   // One is to be begun by its schedule, of a job that has come to this version.
   bool Due(uint64_t version, TimePoint now) const;
-  // The last one is of this version; nothing: there is none yet.
-  std::optional<uint64_t> last_version() const { return last_version_; }
-  std::optional<TimePoint> last_at() const { return last_at_; }
-  // Why the newest attempt failed; empty: it did not.
-  const std::string& failure() const { return failure_; }
 
   // The job begins with a checkpoint of this version.
   void Restored(uint64_t version, TimePoint now);
   // Returns the number of the checkpoint that begins.
-  uint64_t Begin(TimePoint now);
+  uint64_t Begin();
   // Every shard's part, by number, once all are there; or that the checkpoint failed, and why.
   std::optional<absl::StatusOr<std::vector<v1::CheckpointWritten>>> OnWritten(uint32_t shard,
                                                                               const v1::CheckpointWritten& written);
   void Committed(uint64_t version, TimePoint now);
-  void Failed(const std::string& why, TimePoint now);
+  void Failed(TimePoint now);
   // Another one is to be begun at once, or none any more.
   void Abandon() { number_.reset(); }
 
@@ -57,10 +51,9 @@ class CheckpointRounds {
   uint64_t next_number_;
   std::optional<uint64_t> number_;
   std::vector<std::optional<v1::CheckpointWritten>> written_;  // By shard.
-  std::optional<uint64_t> last_version_;
+  std::optional<uint64_t> last_version_;  // Of the last one; nothing: there is none yet. Likewise its time.
   std::optional<TimePoint> last_at_;
   TimePoint next_at_;
-  std::string failure_;
 };
 
 }  // namespace ps

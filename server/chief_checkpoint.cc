@@ -69,7 +69,7 @@ void Chief::MoveCheckpoint(TimePoint now) {
 }
 
 void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
-  const uint64_t number = rounds_.Begin(now);
+  const uint64_t number = rounds_.Begin();
   for (AskedFor& asked : asked_) asked.number = number;
   checkpoint_began_ = now;
   manifest_ = {.job = job_.options().job,
@@ -143,7 +143,7 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
     fields["version"] = reply.version();
     spdlog::info("checkpoint {}: version {}, after {:.3f} s", reply.path(), reply.version(), seconds);
   } else {
-    rounds_.Failed(Message(status), now);
+    rounds_.Failed(now);
     fields["failure"] = Message(status);
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }

@@ -130,66 +130,18 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
   start["flags"] = flags;
-  server->metrics_->Begin(/*append=*/server->restored_ || server->lineage_.again, start);
+  server->metrics_->Begin(/*append=*/server->restored() || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
 
-absl::Status Server::OpenCheckpoints() {
-  if (!takes_checkpoints()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<CheckpointStore>> store =
-      CheckpointStore::Open(options_.checkpoint_dir, options_.shard, options_.num_shards);
-  if (!store.ok()) return store.status();
-  store_ = *std::move(store);
-  const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
-  if (!generation.ok()) return generation.status();
-  lineage_.generation = std::max(lineage_.generation, *generation);
-  return absl::OkStatus();
-}
-
 absl::Status Server::MakeChief() {
   ChiefOptions options = MakeChiefOptions(options_);
-  Chief::CheckpointCalls calls;
-  if (takes_checkpoints()) {
-    const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored =
-        ChooseRestored(options_, store_->dir(), lineage_);
-    if (!restored.ok()) return restored.status();
-    const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
-    if (!entries.ok()) return entries.status();
-    const uint64_t next_number = entries->empty() ? 1 : entries->front().number + 1;
-    if (lineage_.first_number == 0) lineage_.first_number = next_number;
-    options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
-                           .keep = options_.keep_checkpoints,
-                           .next_number = next_number,
-                           .server_timeout = ToChrono(options_.server_timeout),
-                           .cut_timeout = ToChrono(options_.cut_timeout),
-                           .again = lineage_.again,
-                           .restored = *restored};
-    restored_ = *restored != nullptr;
-    PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
-    const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
-    if (!generation.ok()) return generation.status();
-    options.generation = lineage_.generation = *generation;
-    spdlog::info("generation {}: {}", *generation,
-                 restored_
-                     ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
-                     : "begins anew");
-    calls = {.commit =
-                 [this](Manifest manifest, std::function<void(absl::Status)> committed) {
-                   store_->Commit(std::move(manifest), options_.keep_checkpoints, std::move(committed));
-                 },
-             .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },
-             .roll_back =
-                 [this](const std::string& reason, const std::string& damaged, uint64_t heard_of) {
-                   if (!damaged.empty()) lineage_.damaged.insert(damaged);
-                   lineage_.generation = std::max(lineage_.generation, heard_of);
-                   RollBack(reason);
-                 }};
-  }
+  if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options));
   chief_ = std::make_unique<Chief>(
       options, [this](v1::Phase phase, const std::string& failure) { End(phase, failure); }, metrics_.get(),
-      std::move(calls));
+      takes_checkpoints() ? MakeCheckpointCalls() : Chief::CheckpointCalls());
   return absl::OkStatus();
 }
 
@@ -309,30 +261,6 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   return AwaitRegistration(deadline, stop);
 }
 
-// The generation is on disk before anybody here acts on it.
-void Server::HearOf(const v1::View& view) {
-  restored_ = restored_ || view.has_restore();
-  if (store_ == nullptr || view.generation() <= lineage_.generation) return;
-  lineage_.generation = view.generation();
-  const absl::Status recorded = store_->dir().RecordGeneration(view.generation());
-  if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
-}
-
-void Server::OnChiefGone(const absl::Status& status) {
-  ChiefKnows();
-  shard_->SetChiefLost(true);
-  const std::string reason =
-      status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
-                  : absl::StrCat("the chief at ", options_.chief, ": ",
-                                 absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
-  // What it refuses for good has other codes. Where it knows of another process with this shard's number, that may be
-  // one that died.
-  const bool may_come_back = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) ||
-                             absl::IsDeadlineExceeded(status) || absl::IsAlreadyExists(status);
-  if (takes_checkpoints() && may_come_back) return RollBack(reason);
-  End(v1::PHASE_FAILED, reason);
-}
-
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
   MutexLock lock(mutex_);
   while (!registered_) {
@@ -388,28 +316,6 @@ void Server::End(v1::Phase phase, const std::string& failure) {
     if (end_ != v1::PHASE_UNSPECIFIED) return;
     end_ = phase;
     failure_ = failure;
-  }
-  changed_.NotifyAll();
-}
-
-void Server::RollBack(const std::string& reason) {
-  {
-    MutexLock lock(mutex_);
-    if (end_ != v1::PHASE_UNSPECIFIED) return;
-    end_ = v1::PHASE_FAILED;
-    failure_ = reason;
-    rolled_back_ = true;
-    if (registered_ || lineage_.lost_at == TimePoint()) lineage_.lost_at = Now();
-  }
-  changed_.NotifyAll();
-}
-
-void Server::EndStopped(const std::string& reason) {
-  if (chief_ != nullptr) chief_->Supersede(reason, Now());
-  End(v1::PHASE_FAILED, reason);
-  {
-    MutexLock lock(mutex_);
-    stopped_ = true;  // Last: Wait then finds the reason.
   }
   changed_.NotifyAll();
 }

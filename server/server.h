@@ -59,6 +59,14 @@ class Server {
   Server(const ServerOptions& options, Lineage* lineage);
   bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   absl::Status OpenCheckpoints();
+  // The checkpoint that the chief begins with, if any, and the number of its generation.
+  absl::Status ChooseGeneration(ChiefOptions& options);
+  Chief::CheckpointCalls MakeCheckpointCalls();
+  void SetRestored(bool restored);
+  bool restored() const {
+    MutexLock lock(mutex_);
+    return restored_;
+  }
   absl::Status MakeChief();
   absl::Status Listen();
   absl::Status ListenLocally();
@@ -85,7 +93,6 @@ class Server {
   std::string address_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<UnixLock> unix_lock_;     // Where it listens on a Unix socket; outlives the socket.
-  bool restored_ = false;                   // This generation begins with a checkpoint.
   std::unique_ptr<CheckpointStore> store_;  // Null: no checkpoints.
   std::unique_ptr<Chief> chief_;            // On server 0.
   std::unique_ptr<Shard> shard_;
@@ -102,6 +109,7 @@ class Server {
   CondVar changed_;
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
+  bool restored_ ABSL_GUARDED_BY(mutex_) = false;    // This generation begins with a checkpoint.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;  // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;

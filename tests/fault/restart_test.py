@@ -137,6 +137,38 @@ def bsp():
         assert weights == undisturbed, f"{shards} servers, {victims} killed at checkpoint {moment}: other weights"
 
 
+def stopped():
+    """A server that is asked to leave takes a checkpoint first, and nothing is made twice."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, "bsp", 1, flags=["--checkpoint_every=1000000"])
+        try:
+            job.start_workers()
+            wait_until("the first checkpoint", lambda: job.checkpoints()[1] == 1)
+            job.servers[0].kill(signal.SIGTERM)
+            assert job.checkpoints()[1] == 2, job.servers[0].errors()
+            job.servers[0] = job.start_server(0)
+            assert job.finish() == run("bsp", 1, [], None)
+        finally:
+            job.stop()
+
+
+def resized():
+    """A job goes on on another number of servers, with the same weights."""
+    undisturbed = run("bsp", 1, [], None)
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, "bsp", 3)
+        try:
+            job.start_workers()
+            wait_until("checkpoint 3", lambda: job.checkpoints()[1] >= 3)
+            for server in job.servers:
+                server.kill()
+            job.shards, job.servers = 1, job.servers[:1]
+            job.servers[0] = job.start_server(0)
+            assert job.finish() == undisturbed
+        finally:
+            job.stop()
+
+
 def modes():
     """In every other mode the job comes to its end, too."""
     moments = random.Random(18)
@@ -196,4 +228,5 @@ def refused():
 if __name__ == "__main__":
     if not shutil.which(str(BIN / "ps_server")):
         sys.exit(f"{BIN}: no ps_server")
-    {"bsp": bsp, "modes": modes, "finished": finished, "refused": refused}[sys.argv[2]]()
+    cases = {"bsp": bsp, "modes": modes, "finished": finished, "refused": refused, "stopped": stopped}
+    (cases | {"resized": resized})[sys.argv[2]]()

@@ -1,0 +1,121 @@
+// A server's part in generations: what each begins with, and when it is over.
+#include <algorithm>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/connection_problem.h"
+#include "common/status.h"
+#include "server/restored_job.h"
+#include "server/server.h"
+
+namespace ps {
+
+// ---- What it begins with
+
+absl::Status Server::OpenCheckpoints() {
+  if (!takes_checkpoints()) return absl::OkStatus();
+  absl::StatusOr<std::unique_ptr<CheckpointStore>> store =
+      CheckpointStore::Open(options_.checkpoint_dir, options_.shard, options_.num_shards);
+  if (!store.ok()) return store.status();
+  store_ = *std::move(store);
+  const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
+  if (!generation.ok()) return generation.status();
+  lineage_.generation = std::max(lineage_.generation, *generation);
+  return absl::OkStatus();
+}
+
+absl::Status Server::ChooseGeneration(ChiefOptions& options) {
+  const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored = ChooseRestored(options_, store_->dir(), lineage_);
+  if (!restored.ok()) return restored.status();
+  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
+  if (!entries.ok()) return entries.status();
+  const uint64_t next_number = entries->empty() ? 1 : entries->front().number + 1;
+  if (lineage_.first_number == 0) lineage_.first_number = next_number;
+  options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
+                         .keep = options_.keep_checkpoints,
+                         .next_number = next_number,
+                         .server_timeout = ToChrono(options_.server_timeout),
+                         .cut_timeout = ToChrono(options_.cut_timeout),
+                         .again = lineage_.again,
+                         .restored = *restored};
+  const bool goes_on = *restored != nullptr;
+  SetRestored(goes_on);
+  PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
+  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
+  if (!generation.ok()) return generation.status();
+  options.generation = lineage_.generation = *generation;
+  spdlog::info("generation {}: {}", *generation,
+               goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
+                       : "begins anew");
+  return absl::OkStatus();
+}
+
+Chief::CheckpointCalls Server::MakeCheckpointCalls() {
+  return {.commit =
+              [this](Manifest manifest, std::function<void(absl::Status)> committed) {
+                store_->Commit(std::move(manifest), options_.keep_checkpoints, std::move(committed));
+              },
+          .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },
+          .roll_back =
+              [this](const std::string& reason, const std::string& damaged, uint64_t heard_of) {
+                if (!damaged.empty()) lineage_.damaged.insert(damaged);
+                lineage_.generation = std::max(lineage_.generation, heard_of);
+                RollBack(reason);
+              }};
+}
+
+// The generation is on disk before anybody here acts on it.
+void Server::HearOf(const v1::View& view) {
+  if (view.has_restore()) SetRestored(true);
+  if (store_ == nullptr || view.generation() <= lineage_.generation) return;
+  lineage_.generation = view.generation();
+  const absl::Status recorded = store_->dir().RecordGeneration(view.generation());
+  if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
+}
+
+void Server::SetRestored(bool restored) {
+  MutexLock lock(mutex_);
+  restored_ = restored;
+}
+
+// ---- When it is over
+
+void Server::OnChiefGone(const absl::Status& status) {
+  ChiefKnows();
+  shard_->SetChiefLost(true);
+  const std::string reason =
+      status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
+                  : absl::StrCat("the chief at ", options_.chief, ": ",
+                                 absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
+  // What it refuses for good has other codes. Where it knows of another process with this shard's number, that may be
+  // one that died.
+  const bool may_come_back = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) ||
+                             absl::IsDeadlineExceeded(status) || absl::IsAlreadyExists(status);
+  if (takes_checkpoints() && may_come_back) return RollBack(reason);
+  End(v1::PHASE_FAILED, reason);
+}
+
+void Server::RollBack(const std::string& reason) {
+  {
+    MutexLock lock(mutex_);
+    if (end_ != v1::PHASE_UNSPECIFIED) return;
+    end_ = v1::PHASE_FAILED;
+    failure_ = reason;
+    rolled_back_ = true;
+    if (registered_ || lineage_.lost_at == TimePoint()) lineage_.lost_at = Now();
+  }
+  changed_.NotifyAll();
+}
+
+void Server::EndStopped(const std::string& reason) {
+  if (chief_ != nullptr) chief_->Supersede(reason, Now());
+  End(v1::PHASE_FAILED, reason);
+  {
+    MutexLock lock(mutex_);
+    stopped_ = true;  // Last: Wait then finds the reason.
+  }
+  changed_.NotifyAll();
+}
+
+}  // namespace ps
