@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +17,8 @@
 
 namespace ps {
 namespace {
+
+constexpr size_t kWriteBytes = 8 << 20;  // At a time.
 
 // Nobody else's: processes in containers that share a folder may have the same number.
 std::string TemporaryName(const std::string& path) {
@@ -44,12 +47,23 @@ NewFile::~NewFile() {
 absl::Status NewFile::Append(std::span<const char> bytes) {
   PS_RETURN_IF_ERROR(failed_);
   while (!bytes.empty()) {
-    const ssize_t written = write(file_.get(), bytes.data(), bytes.size());
+    const ssize_t written = write(file_.get(), bytes.data(), std::min(bytes.size(), kWriteBytes));
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return failed_ = FileError(temporary_, "writing");
     bytes = bytes.subspan(static_cast<size_t>(written));
+    appended_ += static_cast<size_t>(written);
+    StartWriteBack();
   }
   return absl::OkStatus();
+}
+
+// The disk begins with what is there already, so that fsync has less to wait for. It promises nothing: errors are
+// fsync's.
+void NewFile::StartWriteBack() {
+  if (appended_ - started_ < kWriteBytes) return;
+  (void)sync_file_range(file_.get(), static_cast<off64_t>(started_), static_cast<off64_t>(appended_ - started_),
+                        SYNC_FILE_RANGE_WRITE);
+  started_ = appended_;
 }
 
 absl::Status NewFile::Commit() {

@@ -28,10 +28,13 @@ class NewFile {
  private:
   NewFile(std::string path, std::string temporary, int file)
       : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
+  void StartWriteBack();
 
   std::string path_;
   std::string temporary_;
   FileDescriptor file_;
+  size_t appended_ = 0;  // Bytes; likewise, what was handed to the disk.
+  size_t started_ = 0;
   absl::Status failed_;
 };
 

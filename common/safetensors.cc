@@ -59,12 +59,26 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
   return entry;
 }
 
-absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t data_bytes) {
+// The texts among them.
+std::map<std::string, std::string> ParseMetadata(const Json& value) {
+  std::map<std::string, std::string> metadata;
+  if (!value.is_object()) return metadata;
+  for (const auto& item : value.items()) {
+    if (item.value().is_string()) metadata[item.key()] = item.value().get<std::string>();
+  }
+  return metadata;
+}
+
+absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t data_bytes,
+                                               std::map<std::string, std::string>* metadata) {
   const Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) return absl::InvalidArgumentError("the header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      *metadata = ParseMetadata(value);
+      continue;
+    }
     absl::StatusOr<Entry> entry = ParseEntry(name, value);
     if (!entry.ok()) return entry.status();
     entries.push_back(*std::move(entry));
@@ -117,7 +131,7 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   std::string text(header_bytes, '\0');
   PS_RETURN_IF_ERROR(ReadAt(file.file_.get(), sizeof(header_bytes), text, path));
   const uint64_t data = sizeof(header_bytes) + header_bytes;
-  absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, size - data);
+  absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, size - data, &file.metadata_);
   if (!entries.ok()) return Annotate(entries.status(), path);
   for (Entry& entry : *entries) {
     file.begins_.push_back(data + entry.begin);

@@ -25,6 +25,8 @@ class SafetensorsFile {
   uint64_t bytes() const { return bytes_; }
   // In the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  // What the file says besides: texts by name.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // Elements of tensor number i from `first` on, which it must have. An error names the file.
   absl::Status Read(size_t i, int64_t first, std::span<float> values) const;
 
@@ -35,6 +37,7 @@ class SafetensorsFile {
   FileDescriptor file_;
   uint64_t bytes_ = 0;
   std::vector<TensorSpec> tensors_;
+  std::map<std::string, std::string> metadata_;
   std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
 };
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two servers and three workers in containers, one worker four times as slow as the others, train Fashion-MNIST first in
-# sync and then in async mode; at the end it says what the slow worker cost, with figures.
+# sync and then in async mode; then in sync mode once more, with checkpoints, and the chief is killed on the way. At the end it
+# says what the slow worker cost, with figures, and whether the weights are those of an undisturbed run.
 #
 #   deploy/compose-demo.sh [--no-build]
 #
@@ -70,20 +71,49 @@ train() {
   MODE=$mode "${compose[@]}" down --volumes >>"$log" 2>&1
 }
 
+# The sync job with checkpoints, whose chief is killed (SIGKILL) when some are there; its container starts again by itself.
+train_killed() {
+  local log=$RUNS/killed.log checkpoints=$RUNS/killed/checkpoints deadline=$((SECONDS + UP_LIMIT_S)) container chief
+  killed() {
+    env RUNS=../runs/compose/killed MODE=bsp SLOW_STEP_TIME="$STEP_TIME" \
+      SERVER_FLAGS="--checkpoint_dir=/runs/checkpoints --checkpoint_every=50" timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
+  }
+  echo "compose-demo: the sync job with checkpoints; server-0 is killed, and starts again by itself" >&2
+  killed up -d >"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2; fail "the job with checkpoints did not start; see $log"; }
+  chief=$(killed ps -q server-0)
+  until (($(find "$checkpoints" -name manifest.json 2>/dev/null | wc -l) >= 2)); do
+    ((SECONDS < deadline)) || fail "the job with checkpoints wrote none"
+    sleep 0.1
+  done
+  # From inside: what `docker kill` ends is not started again, whatever its restart policy says.
+  killed exec -T server-0 sh -c 'kill -KILL $(pidof ps_server)' >>"$log" 2>&1 </dev/null
+  for container in $(killed ps -a -q); do
+    while [[ $(docker inspect --format '{{.State.Status}}' "$container") != exited ]]; do
+      ((SECONDS < deadline)) || fail "the job with checkpoints did not end; its output is in $log"
+      sleep 0.2
+    done
+  done
+  killed logs --no-color >>"$log" 2>&1
+  (($(docker inspect --format '{{.RestartCount}}' "$chief") >= 1)) || fail "server-0 was not started again; see $log"
+  killed down --volumes >>"$log" 2>&1
+}
+
 # hash_in LOG: the weights hash that the job printed.
 hash_in() { sed -n 's/.*weights hash: \([0-9a-f]\{32\}\).*/\1/p' "$1" | tail -n 1; }
 
 mkdir -p "$RUNS"
 train bsp
 train asp
+train_killed
 echo "compose-demo: the same sync job once more on one server, without a slow worker, for its weights" >&2
 MODE=bsp timeout "$UP_LIMIT_S" "${compose[@]}" --profile expected run --rm -T expected >"$RUNS/expected.log" 2>&1 </dev/null ||
   { tail -n 20 "$RUNS/expected.log" >&2; fail "the job on one server failed; its output is in $RUNS/expected.log"; }
 found=$(hash_in "$RUNS/bsp.log")
 expected=$(hash_in "$RUNS/expected.log")
+killed=$(hash_in "$RUNS/killed.log")
 [[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
 # Debian's package brings matplotlib to the system's Python, which need not be the one that is found first.
 python=python3
 draws() { "$1" -c 'import matplotlib' 2>/dev/null; }
 if ! draws python3 && draws /usr/bin/python3; then python=/usr/bin/python3; fi
-"$python" -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected"
+"$python" -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"

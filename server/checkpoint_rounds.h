@@ -30,6 +30,9 @@ class CheckpointRounds {
   bool idle() const { return !number_.has_value(); }
   // Of the checkpoint that is under way.
   std::optional<uint64_t> number() const { return number_; }
+  // Of the last that is complete, or that the job began with; nothing: there is none yet.
+  std::optional<uint64_t> last_version() const { return last_version_; }
+  std::optional<TimePoint> last_at() const { return last_at_; }
   // One is to be begun by its schedule, of a job that has come to this version.
   bool Due(uint64_t version, TimePoint now) const;
 

@@ -1,9 +1,12 @@
 #include "server/chief.h"
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/layout_proto.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/job_messages.h"
@@ -36,7 +39,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
     : on_end_(std::move(on_end)),
       metrics_(metrics),
       job_(options, MakeMode(options.mode, options.num_workers)),
-      senders_(options.num_shards),
+      shards_(options.num_shards, outbox_),
       cut_(options.num_shards,
            options.checkpoints.has_value() ? options.checkpoints->cut_timeout : CutCoordinator::kAttempt),
       checkpoint_calls_(std::move(checkpoint_calls)),
@@ -45,37 +48,63 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
   const RestoredJob* const restored = job_.restored();
   if (restored == nullptr || !restored->is_own) return;
   rounds_.Restored(restored->manifest.version(), Now());
+  checkpoint_path_ = restored->path;
   saved_the_end_ = restored->manifest.finished;
 }
 
 // ---- Shards
 
-absl::Status Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
+absl::StatusOr<uint64_t> Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  if (takes_checkpoints() && registration.generation() > job_.options().generation) {
-    RollBack(absl::StrCat("shard ", registration.shard(), " has heard of a later generation"), now, "",
-             registration.generation());
+  PS_RETURN_IF_ERROR(job_.shards().Check(registration));
+  const uint32_t shard = registration.shard();
+  if (registration.resumes() > 0) {
+    PS_RETURN_IF_ERROR(CheckResumes(registration));
+    if (!job_.ended()) job_.ResumeShard(shard, now);
+  } else {
+    EndIfLost(registration, now);
+    PS_RETURN_IF_ERROR(job_.RegisterShard(registration, now));
   }
-  PS_RETURN_IF_ERROR(job_.RegisterShard(registration, now));
-  senders_[registration.shard()] = std::move(send);
-  ChangeView(now);
-  return absl::OkStatus();
+  const uint64_t connection = shards_.Open(registration, std::move(send));
+  if (!job_.ended()) ChangeView(now);
+  return connection;
 }
 
-void Chief::OnShardGone(uint32_t shard, TimePoint now) {
+absl::Status Chief::CheckResumes(const v1::Registration& registration) const {
+  if (superseded_) return job_.Serving();
+  const uint64_t generation = job_.options().generation;
+  if (registration.resumes() == generation && shards_.CanResume(registration)) return absl::OkStatus();
+  return absl::NotFoundError(
+      registration.resumes() == generation
+          ? "the chief cannot resume this shard's stream"
+          : absl::StrCat("the chief was started again, or went back to a checkpoint: generation ",
+                         registration.resumes(), " is over"));
+}
+
+void Chief::EndIfLost(const v1::Registration& registration, TimePoint now) {
+  if (!takes_checkpoints()) return;
+  const uint32_t shard = registration.shard();
+  if (registration.generation() > job_.options().generation) {
+    return RollBack(absl::StrCat("shard ", shard, " has heard of a later generation"), now, "",
+                    registration.generation());
+  }
+  const std::vector<uint32_t> missing = job_.shards().Missing();
+  const bool lost = job_.shards().ever_registered(shard) && std::count(missing.begin(), missing.end(), shard) > 0;
+  if (!lost || (job_.phase() != v1::PHASE_RUNNING && rounds_.idle())) return;
+  RollBack(absl::StrCat("server ", shard, " at ", registration.address(), " was started again"), now);
+}
+
+void Chief::OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
-  senders_[shard] = nullptr;
-  job_.OnShardGone(shard, now);
-  if (takes_checkpoints() && (job_.phase() == v1::PHASE_RUNNING || !rounds_.idle())) {
-    RollBack(absl::StrCat("server ", shard, " at ", job_.shards().address(shard), " was lost"), now);
-  }
+  if (shards_.Close(shard, connection)) job_.OnShardGone(shard, now);
 }
 
 void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
+  if (!shards_.Receive(shard, report)) return;
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
   if (!outcome.decided.empty()) {
     v1::ChiefUpdate update;
@@ -117,12 +146,6 @@ void Chief::ChangeView(TimePoint now) {
   MoveCheckpoint(now);
   if (!job_.ended() || std::exchange(told_end_, true)) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
-}
-
-void Chief::Broadcast(const v1::ChiefUpdate& update) {
-  for (const SendFunction& send : senders_) {
-    if (send) outbox_.Add([send, update] { send(update); });
-  }
 }
 
 // ---- Workers
@@ -375,9 +398,12 @@ void Chief::Fail(const std::string& reason, TimePoint now) {
   if (job_.Fail(reason)) ChangeView(now);
 }
 
-v1::StatusReply Chief::Status(TimePoint now) {
+v1::StatusReply Chief::Status(TimePoint now, bool with_layout) {
   MutexLock lock(mutex_);
-  return MakeStatus(job_, now);
+  v1::StatusReply status = MakeStatus(job_, now);
+  if (with_layout && job_.plan().has_value()) *status.mutable_layout() = ToProto(job_.plan()->layout());
+  if (takes_checkpoints()) *status.mutable_checkpoints() = CheckpointsStatus(now);
+  return status;
 }
 
 std::string Chief::LongWait(TimePoint now, std::chrono::nanoseconds longer) {

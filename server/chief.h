@@ -30,6 +30,7 @@
 #include "server/cut_coordinator.h"
 #include "server/job_state.h"
 #include "server/member_streams.h"
+#include "server/shard_streams.h"
 #include "server/waiting_calls.h"
 
 namespace ps {
@@ -40,7 +41,7 @@ class Chief {
   using DoneCallback = WaitingCalls<v1::DoneReply>::Callback;
   using SetCallback = std::function<void(absl::StatusOr<v1::SetHyperparametersReply>)>;
   using TakeRunCallback = WaitingCalls<v1::TakeRunReply>::Callback;
-  using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
+  using SendFunction = ShardStreams::SendFunction;
   using WatchFunction = MemberStreams::SendFunction;
   using CheckpointCallback = std::function<void(absl::StatusOr<v1::CheckpointReply>)>;
 
@@ -62,12 +63,14 @@ class Chief {
 
   // ---- Shards
 
-  // A shard registers, or comes back (ShardTable::Register says the errors). From then on `send` gets every update, in
-  // order.
-  absl::Status RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now);
+  // A shard registers, or comes back. From then on `send` gets every update, in order; where its process resumes a
+  // stream, first those that it has not received. Another process in the place of one with which a part of the weights
+  // went ends this generation, where checkpoints are taken: UNAVAILABLE. Other errors are of ShardTable::Check and
+  // Register; NOT_FOUND if there is no such stream. Returns a number for OnShardGone.
+  absl::StatusOr<uint64_t> RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now);
   void OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
-  // The stream of the shard broke.
-  void OnShardGone(uint32_t shard, TimePoint now);
+  // This connection of the shard broke.
+  void OnShardGone(uint32_t shard, uint64_t connection, TimePoint now);
 
   // ---- Workers. Errors: FAILED_PRECONDITION (settings, layout or number of workers differ; named), ABORTED (the job
   // failed), ALREADY_EXISTS, INVALID_ARGUMENT, UNIMPLEMENTED (protocol version).
@@ -107,7 +110,12 @@ class Chief {
   // waited for. FAILED_PRECONDITION if none are taken, or the job does not run; RESOURCE_EXHAUSTED if too many ask.
   void Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback callback);
 
-  v1::StatusReply Status(TimePoint now);
+  v1::StatusReply Status(TimePoint now, bool with_layout = false);
+  // The job failed since gradients, weights or state were not finite.
+  bool not_finite() {
+    MutexLock lock(mutex_);
+    return job_.not_finite();
+  }
   // Whom the job waits for: always before it runs, then if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
   // Ends leases and waits whose time is over.
@@ -125,9 +133,13 @@ class Chief {
   using TakeRunAnswer = std::optional<absl::StatusOr<v1::TakeRunReply>>;
   using DoneAnswer = std::optional<absl::StatusOr<v1::DoneReply>>;
 
+  // Whether there is a stream that this registration resumes.
+  absl::Status CheckResumes(const v1::Registration& registration) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // By what a shard that registers anew says, the present generation may be over.
+  void EndIfLost(const v1::Registration& registration, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // After an event that calls for a new view: sends it to the shards, and answers and tells whom it concerns.
   void ChangeView(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Broadcast(const v1::ChiefUpdate& update) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { shards_.Broadcast(update); }
   void TellCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Carries out what a cut has come to.
   void MoveCut(const CutCoordinator::Outcome& outcome) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -159,6 +171,8 @@ class Chief {
   void RollBack(const std::string& reason, TimePoint now, const std::string& damaged = "", uint64_t heard_of = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  v1::CheckpointStatus CheckpointsStatus(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDones(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // And records what was dealt and returned.
@@ -178,7 +192,7 @@ class Chief {
   Outbox outbox_;
   Mutex mutex_;  // Before the outbox's lock.
   JobState job_ ABSL_GUARDED_BY(mutex_);
-  std::vector<SendFunction> senders_ ABSL_GUARDED_BY(mutex_);  // By shard; empty where it is not registered.
+  ShardStreams shards_ ABSL_GUARDED_BY(mutex_);
   WaitingCalls<v1::JoinReply> joins_ ABSL_GUARDED_BY(mutex_);
   WaitingCalls<v1::DoneReply> dones_ ABSL_GUARDED_BY(mutex_);
   WaitingCalls<v1::TakeRunReply> takes_ ABSL_GUARDED_BY(mutex_);  // Their numbers are those of the requests.
@@ -203,6 +217,8 @@ class Chief {
   TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
   std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);  // Numbers of those that are complete.
   std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
+  std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // Of the last one that is complete.
+  std::string checkpoint_failure_ ABSL_GUARDED_BY(mutex_);  // Of the last one, if it failed.
   bool saved_the_end_ ABSL_GUARDED_BY(mutex_) = false;
   bool superseded_ ABSL_GUARDED_BY(mutex_) = false;   // This generation is over.
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.

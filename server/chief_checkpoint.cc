@@ -56,9 +56,7 @@ void Chief::MoveCheckpoint(TimePoint now) {
   }
   if (!rounds_.idle()) {
     const bool late = now - checkpoint_began_ > job_.options().progress_timeout;
-    if (late && (last || job_.AwaitsFirstCheckpoint(now))) {
-      EndCheckpoint(absl::DeadlineExceededError("not written within --progress_timeout"), now);
-    }
+    if (late) EndCheckpoint(absl::DeadlineExceededError("not written within --progress_timeout"), now);
     return;
   }
   if (!cut_.idle()) return;
@@ -70,6 +68,7 @@ void Chief::MoveCheckpoint(TimePoint now) {
 
 void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
   const uint64_t number = rounds_.Begin();
+  job_.BeginRunsCut();
   for (AskedFor& asked : asked_) asked.number = number;
   checkpoint_began_ = now;
   manifest_ = {.job = job_.options().job,
@@ -105,12 +104,18 @@ void Chief::CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, Ti
     return EndCheckpoint(absl::InternalError("the shards were at different versions"), now);
   }
   CutSteps steps;
+  std::map<RunTaker, uint64_t> runs;
   for (const v1::CheckpointWritten& part : parts) {
     manifest_.shards.push_back({.version = part.version(), .checksum = part.checksum()});
+    saved_job_.set_samples(std::max(saved_job_.samples(), part.samples()));
     for (const auto& [rank, step] : FromProto(part.steps())) steps[rank] = std::max(steps[rank], step);
+    for (const v1::RankStep& step : part.steps()) {
+      uint64_t& used = runs[{.rank = step.rank(), .incarnation = step.incarnation()}];
+      used = std::max(used, step.runs());
+    }
   }
   ToProto(steps, saved_job_.mutable_steps());
-  manifest_.state = ManifestState(saved_job_, nullptr);
+  manifest_.state = ManifestState(saved_job_, job_.runs().Save(runs));
   outbox_.Add([this, manifest = manifest_] {
     checkpoint_calls_.commit(
         manifest, [this, number = manifest.number](const absl::Status& committed) { OnCommitted(number, committed); });
@@ -125,14 +130,18 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
   if (!committed.ok()) return EndCheckpoint(committed, now);
   kept_.push_back(number);
   while (kept_.size() > job_.options().checkpoints->keep) kept_.pop_front();
-  v1::ChiefUpdate update;
-  update.set_keep_checkpoints_from(kept_.front());
-  Broadcast(update);
+  // Before that, those of earlier generations are still among the newest.
+  if (kept_.size() == job_.options().checkpoints->keep) {
+    v1::ChiefUpdate update;
+    update.set_keep_checkpoints_from(kept_.front());
+    Broadcast(update);
+  }
   EndCheckpoint(absl::OkStatus(), now);
 }
 
 void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
   const uint64_t number = *rounds_.number();
+  job_.EndRunsCut();
   const double seconds = std::chrono::duration<double>(now - checkpoint_began_).count();
   v1::CheckpointReply reply;
   reply.set_path(checkpoint_calls_.path_of(number));
@@ -140,10 +149,13 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
   nlohmann::ordered_json fields = {{"number", number}, {"seconds", seconds}};
   if (status.ok()) {
     rounds_.Committed(reply.version(), now);
+    checkpoint_path_ = reply.path();
+    checkpoint_failure_.clear();
     fields["version"] = reply.version();
     spdlog::info("checkpoint {}: version {}, after {:.3f} s", reply.path(), reply.version(), seconds);
   } else {
     rounds_.Failed(now);
+    checkpoint_failure_ = Message(status);
     fields["failure"] = Message(status);
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }
@@ -155,6 +167,17 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
     return ChangeView(now);
   }
   AnswerDones(now);
+}
+
+v1::CheckpointStatus Chief::CheckpointsStatus(TimePoint now) const {
+  v1::CheckpointStatus status;
+  status.set_failure(checkpoint_failure_);
+  if (!rounds_.last_version().has_value()) return status;
+  status.set_path(checkpoint_path_);
+  status.set_version(*rounds_.last_version());
+  const auto age = std::chrono::duration_cast<std::chrono::milliseconds>(now - *rounds_.last_at());
+  status.set_age_ms(static_cast<uint64_t>(std::max<int64_t>(age.count(), 0)));
+  return status;
 }
 
 void Chief::AbandonCheckpoint() {

@@ -166,7 +166,8 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
         return v1::LeaveReply();
       });
   HandleRequests<v1::StatusRequest, v1::StatusReply>(
-      router, "/ps.v1.Chief/Status", [&chief](const v1::StatusRequest&) { return chief.Status(Now()); });
+      router, "/ps.v1.Chief/Status",
+      [&chief](const v1::StatusRequest& request) { return chief.Status(Now(), request.layout()); });
 }
 
 void HandleShardStatus(CallRouter& router, std::function<v1::ShardStatusReply()> status) {

@@ -21,15 +21,17 @@ absl::Status FollowCall::OnMessage(const grpc::ByteBuffer& message) {
 
 absl::Status FollowCall::Register(const v1::ShardReport& report) {
   if (shard_.has_value()) return absl::InvalidArgumentError("the shard is already registered");
-  PS_RETURN_IF_ERROR(chief_.RegisterShard(
-      report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now()));
+  const absl::StatusOr<uint64_t> registered = chief_.RegisterShard(
+      report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now());
+  if (!registered.ok()) return registered.status();
+  connection_ = *registered;
   shard_ = report.registration().shard();
   watch().Adopt(this);  // The chief takes one a shard.
   return absl::OkStatus();
 }
 
 void FollowCall::OnOver() {
-  if (shard_.has_value()) chief_.OnShardGone(*shard_, Now());
+  if (shard_.has_value()) chief_.OnShardGone(*shard_, connection_, Now());
 }
 
 void FollowCall::Send(const v1::ChiefUpdate& update) {

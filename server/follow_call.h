@@ -30,6 +30,7 @@ class FollowCall final : public ServerCall {
 
   Chief& chief_;
   std::optional<uint32_t> shard_;  // Once it is registered. Of reactions on messages, one at a time.
+  uint64_t connection_ = 0;        // Likewise.
   Mutex mutex_;
   UpdateQueue queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -43,7 +43,10 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
   earlier.mutable_complete()->MergeFrom(report.complete());
   waiting_->mutable_complete()->Swap(earlier.mutable_complete());
   waiting_->clear_norms();
-  if (!earlier.failure().empty()) waiting_->set_failure(earlier.failure());
+  if (!earlier.failure().empty()) {
+    waiting_->set_failure(earlier.failure());
+    waiting_->set_not_finite(earlier.not_finite());
+  }
   if (!earlier.restore_failure().empty()) waiting_->set_restore_failure(earlier.restore_failure());
   // One checkpoint is written at a time.
   if (!waiting_->has_checkpoint() && earlier.has_checkpoint())

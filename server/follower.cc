@@ -1,5 +1,10 @@
 #include "server/follower.h"
 
+#include <atomic>
+#include <optional>
+#include <random>
+#include <utility>
+
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <spdlog/spdlog.h>
@@ -7,7 +12,6 @@
 #include "common/connection_problem.h"
 #include "common/grpc_status.h"
 #include "common/self_owned.h"
-#include "server/follow_queues.h"
 
 namespace ps {
 namespace {
@@ -15,9 +19,11 @@ namespace {
 constexpr std::chrono::milliseconds kRetry(100);
 constexpr std::chrono::seconds kProbe(10);
 constexpr std::chrono::seconds kUnreachableEvery(3);
+constexpr std::chrono::seconds kAnswerMargin(1);
 
 }  // namespace
 
+// One connection's part of the stream.
 class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1::ChiefUpdate>, public SelfOwned<Call> {
  public:
   explicit Call(Follower& follower) : stub_(follower.channel_), follower_(follower) {}
@@ -27,46 +33,28 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
     stub_.async()->Follow(&context_, this);
     AddHold();  // Reports come from outside of the call's reactions.
     StartRead(&update_);
-    {
-      MutexLock lock(mutex_);
-      *outgoing_.mutable_registration() = registration;
-      writing_ = true;
-      StartWrite(&outgoing_);
-    }
+    *outgoing_.mutable_registration() = registration;
+    StartWrite(&outgoing_);
     StartCall();
   }
 
-  void Send(const v1::ShardReport& report) {
-    {
-      MutexLock lock(mutex_);
-      if (ended_ || !failure_.ok()) return;
-      failure_ = queue_.Add(report);
-      if (failure_.ok()) return WriteNext();
-    }
-    context_.TryCancel();
+  // One at a time, and none once OnClosed was called.
+  void Write(v1::ShardReport report) {
+    outgoing_ = std::move(report);
+    StartWrite(&outgoing_);
   }
 
   void OnReadDone(bool ok) override {
-    if (!ok) return EndReports();
-    follower_.on_update_(update_);
+    if (!ok) return Close();
+    follower_.OnUpdate(update_);
     update_.Clear();
     StartRead(&update_);
   }
 
-  void OnWriteDone(bool ok) override {
-    if (!ok) return EndReports();
-    MutexLock lock(mutex_);
-    writing_ = false;
-    if (!ended_) WriteNext();
-  }
+  void OnWriteDone(bool ok) override { ok ? follower_.OnWritten() : Close(); }
 
   void OnDone(const grpc::Status& status) override {
-    absl::Status end;
-    {
-      MutexLock lock(mutex_);
-      end = failure_.ok() ? FromGrpc(status) : failure_;
-    }
-    follower_.on_end_(end);
+    follower_.OnDone(FromGrpc(status));
     {
       MutexLock lock(mutex_);
       done_ = true;
@@ -75,27 +63,17 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
     Release();
   }
 
+  void Cancel() { context_.TryCancel(); }
   void CancelAndWait() {
-    context_.TryCancel();
+    Cancel();
     MutexLock lock(mutex_);
     while (!done_) finished_.Wait(mutex_);  // gRPC ends a cancelled call at once.
   }
 
  private:
-  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (writing_) return;
-    std::optional<v1::ShardReport> next = queue_.Take();
-    if (!next.has_value()) return;
-    outgoing_ = *std::move(next);
-    writing_ = true;
-    StartWrite(&outgoing_);
-  }
-
-  void EndReports() {
-    {
-      MutexLock lock(mutex_);
-      if (std::exchange(ended_, true)) return;
-    }
+  void Close() {
+    if (closed_.exchange(true)) return;
+    follower_.OnClosed();
     RemoveHold();
   }
 
@@ -103,19 +81,194 @@ class Follower::Call final : public grpc::ClientBidiReactor<v1::ShardReport, v1:
   Follower& follower_;
   grpc::ClientContext context_;
   v1::ChiefUpdate update_;
+  v1::ShardReport outgoing_;
+  std::atomic<bool> closed_ = false;
   Mutex mutex_;
   CondVar finished_;
-  v1::ShardReport outgoing_ ABSL_GUARDED_BY(mutex_);  // While it is written, gRPC's.
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  ReportQueue queue_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failure_ ABSL_GUARDED_BY(mutex_);  // Why this side ended the stream, if it did.
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-Follower::Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(const v1::ChiefUpdate&)> on_update,
-                   std::function<void(const absl::Status&)> on_end)
-    : channel_(std::move(chief)), on_update_(std::move(on_update)), on_end_(std::move(on_end)) {}
+class Follower::CheckpointAsked {
+ public:
+  CheckpointAsked(const std::shared_ptr<grpc::Channel>& chief, std::chrono::milliseconds wait,
+                  std::function<void(const absl::Status&)> callback)
+      : stub_(chief) {
+    request_.set_wait_ms(static_cast<uint32_t>(wait.count()));
+    context_.set_deadline(std::chrono::system_clock::now() + wait + kAnswerMargin);
+    stub_.async()->Checkpoint(&context_, &request_, &reply_, [this, callback](const grpc::Status& status) {
+      callback(FromGrpc(status));
+      MutexLock lock(mutex_);
+      done_ = true;
+      ended_.NotifyAll();
+    });
+  }
+  ~CheckpointAsked() {
+    context_.TryCancel();
+    MutexLock lock(mutex_);
+    while (!done_) ended_.Wait(mutex_);
+  }
+  CheckpointAsked(const CheckpointAsked&) = delete;
+  CheckpointAsked& operator=(const CheckpointAsked&) = delete;
+
+ private:
+  v1::Chief::Stub stub_;
+  grpc::ClientContext context_;
+  v1::CheckpointRequest request_;
+  v1::CheckpointReply reply_;
+  Mutex mutex_;
+  CondVar ended_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+Follower::~Follower() { Stop(); }
+
+Follower::Follower(std::shared_ptr<grpc::Channel> chief, std::chrono::nanoseconds patience, Callbacks callbacks)
+    : channel_(std::move(chief)), patience_(patience), callbacks_(std::move(callbacks)) {}
+
+// ---- The stream
+
+void Follower::Open() {
+  v1::Registration registration = registration_;
+  std::shared_ptr<Call> call;
+  {
+    MutexLock lock(mutex_);
+    if (over_) return;
+    call = call_ = std::make_shared<Call>(*this);
+    in_call_ = true;
+    closed_ = false;
+    writing_ = true;  // The registration.
+    registration.set_resumes(generation_);
+    registration.set_received(end_.received());
+  }
+  call->Begin(registration);
+}
+
+void Follower::OnUpdate(const v1::ChiefUpdate& update) {
+  bool resumed = false;
+  bool is_new = false;
+  {
+    MutexLock lock(mutex_);
+    resumed = !open_ && registered_;
+    end_.OnReceived(update.received());
+    if (!open_)
+      end_.ForEachKept([this](const v1::ShardReport& report) {
+        mutex_.AssertHeld();
+        again_.push_back(report);
+      });
+    open_ = registered_ = true;
+    if (update.has_view()) generation_ = update.view().generation();
+    is_new = end_.Receive(update.number());
+    WriteNext();
+  }
+  if (resumed) callbacks_.on_connection(absl::OkStatus());
+  if (is_new) callbacks_.on_update(update);
+}
+
+void Follower::OnWritten() {
+  MutexLock lock(mutex_);
+  writing_ = false;
+  WriteNext();
+}
+
+void Follower::WriteNext() {
+  if (writing_ || closed_ || !open_) return;
+  v1::ShardReport report;
+  if (!again_.empty()) {
+    report = std::move(again_.front());
+    again_.pop_front();
+  } else if (std::optional<v1::ShardReport> next = queue_.Take(); next.has_value()) {
+    report = *std::move(next);
+    end_.Add(&report);
+  } else if (end_.MustTell()) {
+    end_.Tell(&report);
+  } else {
+    return;
+  }
+  writing_ = true;
+  call_->Write(std::move(report));
+}
+
+void Follower::OnClosed() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+}
+
+bool Follower::MayResume(const absl::Status& status) const {
+  const bool broke =
+      status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+  return registered_ && !over_ && failure_.ok() && broke && end_.resumable() && Now() - broke_at_ <= patience_;
+}
+
+void Follower::OnDone(const absl::Status& status) {
+  bool was_open = false;
+  bool resume = false;
+  absl::Status end = status;
+  {
+    MutexLock lock(mutex_);
+    was_open = std::exchange(open_, false);
+    if (was_open) broke_at_ = Now();
+    again_.clear();
+    resume = MayResume(status);
+    if (!failure_.ok()) end = failure_;
+    if (!resume) over_ = true;
+  }
+  if (!resume) {
+    callbacks_.on_end(end);
+  } else if (was_open) {
+    callbacks_.on_connection(end);
+  }
+  MutexLock lock(mutex_);
+  broke_ = end;
+  retry_at_ = Now() + kRetry;
+  in_call_ = false;  // Last: then the next call may begin.
+}
+
+void Follower::Tick(TimePoint now) {
+  absl::Status broke;
+  bool expired = false;
+  {
+    MutexLock lock(mutex_);
+    if (over_ || open_ || !registered_) return;
+    expired = !failure_.ok() || now - broke_at_ > patience_;
+    if (in_call_ && expired) return call_->Cancel();
+    if (in_call_ || (!expired && now < retry_at_)) return;
+    over_ = expired;
+    broke = failure_.ok() ? broke_ : failure_;
+  }
+  expired ? callbacks_.on_end(broke) : Open();
+}
+
+void Follower::AskForCheckpoint(std::chrono::milliseconds wait, std::function<void(const absl::Status&)> callback) {
+  MutexLock lock(mutex_);
+  if (asked_ == nullptr) asked_ = std::make_unique<CheckpointAsked>(channel_, wait, std::move(callback));
+}
+
+void Follower::Stop() {
+  std::shared_ptr<Call> call;
+  std::unique_ptr<CheckpointAsked> asked;
+  {
+    MutexLock lock(mutex_);
+    over_ = true;
+    call = call_;
+    asked = std::move(asked_);
+  }
+  asked.reset();
+  if (call != nullptr) call->CancelAndWait();
+}
+
+void Follower::Report(const v1::ShardReport& report) {
+  std::shared_ptr<Call> failed;
+  {
+    MutexLock lock(mutex_);
+    if (over_ || !failure_.ok()) return;
+    failure_ = queue_.Add(report);
+    if (failure_.ok()) return WriteNext();
+    failed = call_;
+  }
+  if (failed != nullptr) failed->Cancel();
+}
+
+// ---- The first call
 
 // Any answer shows that the chief is reachable; an error says what is wrong.
 absl::Status Follower::Probe(const std::stop_token& stop, TimePoint deadline) const {
@@ -128,18 +281,16 @@ absl::Status Follower::Probe(const std::stop_token& stop, TimePoint deadline) co
   return FromGrpc(v1::Chief::NewStub(channel_)->Status(&context, v1::StatusRequest(), &reply));
 }
 
-void Follower::Stop() {
-  if (call_ != nullptr) call_->CancelAndWait();
-}
-
 absl::Status Follower::Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
                              const std::stop_token& stop, const std::string& flag) {
   const TimePoint began = Now();
   TimePoint noticed;
   for (absl::Status probed = Probe(stop, deadline); !probed.ok(); probed = Probe(stop, deadline)) {
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", address, ": stopped"));
-    if (!absl::IsUnavailable(probed) && !absl::IsDeadlineExceeded(probed))
+    // CANCELLED: the chief begins another generation just now.
+    if (!absl::IsUnavailable(probed) && !absl::IsDeadlineExceeded(probed) && !absl::IsCancelled(probed)) {
       return Annotate(probed, "--chief=" + address);
+    }
     const std::string problem = absl::StrCat("--chief=", address, ": ", ConnectionProblem(probed));
     if (Now() >= deadline) {
       return absl::UnavailableError(
@@ -155,13 +306,11 @@ absl::Status Follower::Start(const v1::Registration& registration, const std::st
     MutexLock lock(mutex);
     stopped.WaitUntil(mutex, Now() + kRetry);
   }
-  call_ = std::make_shared<Call>(*this);
-  call_->Begin(registration);
+  registration_ = registration;
+  std::random_device random;
+  registration_.set_process((uint64_t{random()} << 32 | random()) | 1);
+  Open();
   return absl::OkStatus();
-}
-
-void Follower::Report(const v1::ShardReport& report) {
-  if (call_ != nullptr) call_->Send(report);
 }
 
 }  // namespace ps

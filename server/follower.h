@@ -1,6 +1,15 @@
-// A shard's connection to a chief in another process: registers, sends reports, receives updates.
+// A shard's stream to a chief in another process: registers, sends reports, receives updates. When the connection
+// breaks, it is opened again and the stream goes on where it was.
+//
+//   Start ──▶ registering ── first update ──▶ open ── connection broke ──▶ broken ── Tick ──▶ reopening
+//                  │                           ▲                             ▲                   │ │
+//                  ▼ any error                 └──────── first update ───────┼───────────────────┘ │
+//                on_end ◀── refused, or broken for longer than `patience` ───┴── not reachable ◀───┘
 #pragma once
 
+#include <chrono>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <stop_token>
@@ -10,22 +19,34 @@
 #include "common/clock.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
+#include "server/follow_queues.h"
+#include "server/resumable_end.h"
 
 namespace ps {
 
-// Thread-safe once started; Start and Stop are its owner's, and not for the callbacks. Calls `on_update` for each
-// update in order, and `on_end` once when the stream has ended for good.
+// Thread-safe once started; Start and Stop are its owner's, and not for the callbacks.
 class Follower {
  public:
-  Follower(std::shared_ptr<grpc::Channel> chief, std::function<void(const v1::ChiefUpdate&)> on_update,
-           std::function<void(const absl::Status&)> on_end);
-  ~Follower() { Stop(); }
+  struct Callbacks {
+    std::function<void(const v1::ChiefUpdate&)> on_update;  // In order, one at a time.
+    // The connection broke, and it is tried to resume the stream; then with OK that it was.
+    std::function<void(const absl::Status&)> on_connection;
+    std::function<void(const absl::Status&)> on_end;  // Once, when the stream has ended for good.
+  };
+
+  // `patience`: for how long it is tried to resume a stream whose connection broke.
+  Follower(std::shared_ptr<grpc::Channel> chief, std::chrono::nanoseconds patience, Callbacks callbacks);
+  ~Follower();
 
   // Connects and registers. Waits for the chief until the deadline, which this flag has set, or a stop; UNAVAILABLE or
   // CANCELLED, naming the address, if it is not there. A refusal comes by on_end.
   absl::Status Start(const v1::Registration& registration, const std::string& address, TimePoint deadline,
                      const std::stop_token& stop, const std::string& flag = "--connect_timeout");
-  // Cancels the stream and waits for its end.
+  // Opens the stream again if its connection broke, or ends it if that takes too long. To be called now and then.
+  void Tick(TimePoint now);
+  // Asks the chief for a checkpoint, once, and calls back with what came of it: from any thread, at the latest at Stop.
+  void AskForCheckpoint(std::chrono::milliseconds wait, std::function<void(const absl::Status&)> callback);
+  // Cancels the stream and that call, and waits for their end.
   void Stop();
   // Reports that the chief has not read yet are merged (ReportQueue); if it reads none for so long that one would be
   // lost, the stream ends with that error.
@@ -33,11 +54,41 @@ class Follower {
 
  private:
   class Call;
+  class CheckpointAsked;
   absl::Status Probe(const std::stop_token& stop, TimePoint deadline) const;
+  void Open();
+
+  // ---- From the call that there is, one at a time
+  void OnUpdate(const v1::ChiefUpdate& update);
+  void OnWritten();
+  // No more is written on this call.
+  void OnClosed();
+  void OnDone(const absl::Status& status);
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayResume(const absl::Status& status) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::function<void(const v1::ChiefUpdate&)> on_update_;
-  const std::function<void(const absl::Status&)> on_end_;
-  std::shared_ptr<Call> call_;
+  const std::chrono::nanoseconds patience_;
+  const Callbacks callbacks_;
+  v1::Registration registration_;  // Constant once the first call is open.
+  Mutex mutex_;
+  std::unique_ptr<CheckpointAsked> asked_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);
+  bool in_call_ ABSL_GUARDED_BY(mutex_) = false;  // And it is not done.
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;      // Nothing is written any more on this call.
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;        // Updates come, and reports may be written.
+  bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // It was open once.
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;        // Or is to be.
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);     // Why this side ended the stream, if it did.
+  absl::Status broke_ ABSL_GUARDED_BY(mutex_);       // How the last call ended.
+  TimePoint broke_at_ ABSL_GUARDED_BY(mutex_);       // When the stream was open last.
+  TimePoint retry_at_ ABSL_GUARDED_BY(mutex_);
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the stream.
+  ReportQueue queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<v1::ShardReport> again_ ABSL_GUARDED_BY(mutex_);  // To be sent before what is in the queue.
+  ResumableEnd<v1::ShardReport> end_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace ps

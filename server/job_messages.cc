@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
 
@@ -30,8 +29,7 @@ void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::Sh
 std::string WaitingFor(const JobState& job, TimePoint now) {
   const Membership& members = job.members();
   const uint32_t num_workers = job.options().num_workers;
-  const std::vector<uint32_t> missing = job.shards().Missing();
-  if (!missing.empty()) return absl::StrCat("waiting for shard ", absl::StrJoin(missing, ", "), " to register");
+  if (!job.shards().Missing().empty()) return absl::StrCat("waiting for ", job.shards().DescribeMissing(now));
   if (job.phase() == v1::PHASE_GATHERING) {
     if (job.restored() != nullptr && !job.shards().AllInitialised()) {
       return absl::StrCat("restoring ", job.restored()->path);
@@ -125,6 +123,8 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_replaced(member.replaced);
   reply.set_slice_elements(kSliceElements);
   reply.set_hands_out_runs(job.runs().hands_out());
+  reply.set_resized_step(job.resized().step);
+  reply.set_resized_samples(job.resized().samples);
   if (job.options().checkpoints.has_value()) {
     reply.set_server_timeout_ms(ToMs(job.options().checkpoints->server_timeout));
     if (job.restored() != nullptr) reply.set_restored_version(job.restored()->manifest.version());

@@ -37,7 +37,18 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
       options.schedule);
   const v1::JoinRequest request = TermsOf(restored, options.job);
   PS_RETURN_IF_ERROR(Annotate(CheckJoinTexts(request), restored.path));
-  return Annotate(terms.CheckSame(request), restored.path);
+  PS_RETURN_IF_ERROR(Annotate(terms.CheckSame(request), restored.path));
+  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
+  PS_RETURN_IF_ERROR(Annotate(JobRuns(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
+  const Manifest& manifest = restored.manifest;
+  if (manifest.num_workers == options.num_workers || manifest.finished || options.hands_out_runs ||
+      mode->synchronous()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ", manifest.num_workers,
+      "): in --mode=", options.mode.name,
+      " each worker is at a step of its own, so another number of them needs --budget=job from the job's start"));
 }
 
 void JobState::Restore(const RestoredJob& restored) {
@@ -54,10 +65,16 @@ void JobState::Restore(const RestoredJob& restored) {
     incarnation = std::max(incarnation, step.incarnation());
   }
   members_.RestoreIncarnations(std::move(incarnations));
+  Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
   if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
   dropped_samples_ = restored.job.dropped_samples();
+  if (restored.manifest.num_workers == options_.num_workers) {
+    resized_ = {.step = restored.job.resized_step(), .samples = restored.job.resized_samples()};
+  } else {
+    resized_ = {.step = restored.manifest.version(), .samples = restored.job.samples()};
+  }
 }
 
 v1::SavedJob JobState::Save() const {
@@ -71,6 +88,8 @@ v1::SavedJob JobState::Save() const {
   ToProto(set_values_, saved.mutable_set());
   if (set_schedule_.has_value()) *saved.mutable_schedule() = ToProto(*set_schedule_);
   saved.set_dropped_samples(dropped_samples_);
+  saved.set_resized_step(resized_.step);
+  saved.set_resized_samples(resized_.samples);
   return saved;
 }
 

@@ -38,6 +38,14 @@ absl::StatusOr<RunDealer::Deal> JobRuns::Take(const RunTaker& taker, uint64_t nu
   return deal;
 }
 
+absl::Status JobRuns::Load(const nlohmann::ordered_json& state) {
+  if (hands_out_ == state.is_null()) {
+    return absl::InvalidArgumentError(hands_out_ ? "there is no state of the job's runs"
+                                                 : "--budget=share has no runs");
+  }
+  return hands_out_ ? dealer_.Load(state) : absl::OkStatus();
+}
+
 void JobRuns::OnView(uint64_t view, const std::set<RunTaker>& members) {
   for (const RunTaker& taker : dealer_.Takers()) {
     if (!members.contains(taker)) gone_.emplace(taker, view);

@@ -39,6 +39,16 @@ class JobRuns {
   // Shards have acknowledged views: takes back the runs of who is gone in all of them.
   void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force);
 
+  // ---- For a checkpoint, as of RunDealer
+
+  void BeginCut() { dealer_.BeginCut(); }
+  void EndCut() { dealer_.EndCut(); }
+  // Null if the job hands out no runs.
+  nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const {
+    return hands_out_ ? dealer_.Save(used) : nlohmann::ordered_json();
+  }
+  absl::Status Load(const nlohmann::ordered_json& state);
+
   // An event of the metrics file: `runs` (what is dealt), or `run` (one that was dealt or returned; `worker` is the
   // rank).
   struct Record {

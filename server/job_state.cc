@@ -62,8 +62,15 @@ absl::Status JobState::RegisterShard(const v1::Registration& registration, TimeP
   return absl::OkStatus();
 }
 
+void JobState::ResumeShard(uint32_t shard, TimePoint now) {
+  last_progress_ = now;
+  shards_.Resume(shard);
+  spdlog::info("shard {} at {}: connected again", shard, shards_.address(shard));
+}
+
 void JobState::OnShardGone(uint32_t shard, TimePoint now) {
-  if (!shards_.Gone(shard, now) || ended()) return;
+  shards_.Gone(shard, now);
+  if (ended() || !superseded_.empty()) return;
   spdlog::warn("shard {} at {}: connection lost", shard, shards_.address(shard));
 }
 
@@ -77,6 +84,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   }
   runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
   if (!report.failure().empty() && !ended()) {
+    not_finite_ = report.not_finite();
     SetPhase(v1::PHASE_FAILED, report.failure());
     return {.view_is_due = true, .decided = {}, .norms = {}};
   }
@@ -289,17 +297,27 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                            : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
                                           " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"));
   }
-  if (phase_ == v1::PHASE_RUNNING) {
-    if (const auto shard = shards_.Lost(now, options_.lease); shard.has_value()) SetPhase(v1::PHASE_FAILED, *shard);
-  }
-  // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease.
-  if (phase_ == v1::PHASE_RUNNING && !finishing_ && now - last_progress_ > options_.progress_timeout) {
+  if (phase_ == v1::PHASE_RUNNING) CheckShards(now);
+  // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease. A server that is
+  // gone has a time of its own.
+  const bool may_progress = phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty();
+  if (may_progress && now - last_progress_ > options_.progress_timeout) {
     const std::string waiting_for = WaitingFor(*this, now);
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   CheckRestoring(now);
   return !lost.empty() || ended() || (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
+}
+
+void JobState::CheckShards(TimePoint now) {
+  const bool comes_back = options_.checkpoints.has_value();
+  const auto time = comes_back ? options_.checkpoints->server_timeout : options_.lease;
+  const std::optional<std::string> lost = shards_.Lost(now, time);
+  if (!lost.has_value()) return;
+  SetPhase(v1::PHASE_FAILED,
+           absl::StrCat(*lost, comes_back ? ", and did not come back (--server_timeout=" : " (--lease=",
+                        FormatSeconds(time), ")"));
 }
 
 void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {

@@ -111,6 +111,14 @@ class JobState {
   // generation of it is over.
   absl::Status Serving() const;
   // The checkpoint that this generation begins with; null: none.
+  // When the job was last restored with another number of workers; zeros: never.
+  struct Resized {
+    uint64_t step = 0;
+    uint64_t samples = 0;  // That had passed.
+  };
+  // It failed since gradients, weights or state were not finite.
+  bool not_finite() const { return not_finite_; }
+  const Resized& resized() const { return resized_; }
   const RestoredJob* restored() const;
   // The job would run, but for the checkpoint that it is to have first.
   bool AwaitsFirstCheckpoint(TimePoint now) const;
@@ -119,6 +127,8 @@ class JobState {
 
   // As ShardTable::Register. With OK, a new view is due.
   absl::Status RegisterShard(const v1::Registration& registration, TimePoint now);
+  // The same process opened its stream again. Likewise.
+  void ResumeShard(uint32_t shard, TimePoint now);
   void OnShardGone(uint32_t shard, TimePoint now);
   struct ReportOutcome {
     bool view_is_due = false;
@@ -156,6 +166,9 @@ class JobState {
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
   absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
   // What is to be recorded of runs since the last call.
+  // Of a checkpoint that is under way.
+  void BeginRunsCut() { runs_.BeginCut(); }
+  void EndRunsCut() { runs_.EndCut(); }
   std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
   // Returns whether a view is due. The error is as of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
@@ -198,7 +211,8 @@ class JobState {
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why);
   void Restore(const RestoredJob& restored);
-  // A server that died has to come back in its time.
+  // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
+  void CheckShards(TimePoint now);
   void CheckRestoring(TimePoint now);
   // Everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
@@ -216,6 +230,8 @@ class JobState {
   std::optional<float> told_learning_rate_;
   std::optional<Schedule> set_schedule_;
   uint64_t dropped_samples_ = 0;
+  bool not_finite_ = false;
+  Resized resized_;
   JobRuns runs_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;

@@ -37,7 +37,7 @@ absl::Status JobView::Serving() const {
   PS_RETURN_IF_ERROR(Failed());
   if (finished()) return absl::FailedPreconditionError("the job is finished");
   if (chief_lost_) {
-    return absl::UnavailableError(absl::StrCat("shard ", shard_, " has not heard from the chief for too long"));
+    return absl::UnavailableError(absl::StrCat("shard ", shard_, " has lost its connection to the chief"));
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,15 @@ namespace ps {
 
 class Ledger {
  public:
+  // A rank's last push.
+  struct Last {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+    v1::Answer answer = v1::ANSWER_UNSPECIFIED;
+    uint64_t runs = 0;  // As in PushRequest.
+  };
+
   // Whether the push of (rank, step), or a later one of that rank, was answered for good.
   bool Seen(uint32_t rank, uint64_t step) const {
     const auto entry = entries_.find(rank);
@@ -25,15 +35,16 @@ class Ledger {
 
   // The answer to a push that was Seen. The first call for an applied push gets APPLIED, later ones DUPLICATE.
   v1::Answer Tell(uint32_t rank, uint64_t step) {
-    Entry& entry = entries_.at(rank);
-    if (step < entry.step || entry.answer != v1::ANSWER_APPLIED) return v1::ANSWER_STALE;
-    return std::exchange(entry.told, true) ? v1::ANSWER_DUPLICATE : v1::ANSWER_APPLIED;
+    const Last& last = entries_.at(rank);
+    if (step < last.step || last.answer != v1::ANSWER_APPLIED) return v1::ANSWER_STALE;
+    return !told_.insert(rank).second ? v1::ANSWER_DUPLICATE : v1::ANSWER_APPLIED;
   }
 
   // A step below the rank's last one changes nothing: its new owner has gone on.
-  void Record(uint32_t rank, uint64_t incarnation, uint64_t step, v1::Answer answer) {
-    if (step + 1 < NextStep(rank)) return;
-    entries_[rank] = {.incarnation = incarnation, .step = step, .answer = answer};
+  void Record(const Last& push) {
+    if (push.step + 1 < NextStep(push.rank)) return;
+    entries_[push.rank] = push;
+    told_.erase(push.rank);
   }
 
   // The owner of the rank that the last push was of; 0 if there was none.
@@ -48,19 +59,10 @@ class Ledger {
     return entry == entries_.end() ? 0 : entry->second.step + 1;
   }
 
-  // For a checkpoint: the last push of each rank. Whether its answer was told is not kept: nobody asks again for a push
-  // of an earlier generation.
-  struct Last {
-    uint32_t rank = 0;
-    uint64_t incarnation = 0;
-    uint64_t step = 0;
-    v1::Answer answer = v1::ANSWER_UNSPECIFIED;
-  };
+  // For a checkpoint. Whether an answer was told is not kept: nobody asks again for a push of an earlier generation.
   std::vector<Last> Lasts() const {
     std::vector<Last> lasts;
-    for (const auto& [rank, entry] : entries_) {
-      lasts.push_back({.rank = rank, .incarnation = entry.incarnation, .step = entry.step, .answer = entry.answer});
-    }
+    for (const auto& [rank, entry] : entries_) lasts.push_back(entry);
     return lasts;
   }
 
@@ -72,13 +74,8 @@ class Ledger {
   }
 
  private:
-  struct Entry {
-    uint64_t incarnation = 0;
-    uint64_t step = 0;
-    v1::Answer answer = v1::ANSWER_UNSPECIFIED;
-    bool told = false;
-  };
-  std::map<uint32_t, Entry> entries_;
+  std::map<uint32_t, Last> entries_;
+  std::set<uint32_t> told_;  // Ranks whose last push was told to be applied.
 };
 
 }  // namespace ps

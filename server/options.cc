@@ -56,10 +56,6 @@ void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
   problems.Check(CheckText("--restore", options.restore, kMaxAddressBytes));
   problems.Check(!options.restore.empty(), "--restore: expected auto, latest, none or a path");
   problems.Check(ParseCheckpointEvery(options.checkpoint_every).status());
-  problems.Check(
-      options.checkpoint_dir.empty() || options.budget != "job",
-      "--checkpoint_dir: with --budget=job there are no checkpoints yet, since they do not hold which batches "
-      "were handed out");
   problems.CheckRange("keep_checkpoints", options.keep_checkpoints, 1U, kMaxCheckpoints);
   problems.CheckRange("server_timeout", options.server_timeout, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("cut_timeout", options.cut_timeout, absl::Milliseconds(10), absl::Minutes(10));

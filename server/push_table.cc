@@ -10,6 +10,10 @@
 namespace ps {
 namespace {
 
+Ledger::Last LastOf(const Push& push, v1::Answer answer) {
+  return {.rank = push.rank, .incarnation = push.incarnation, .step = push.step, .answer = answer, .runs = push.runs};
+}
+
 constexpr uint64_t kMaxPassed = uint64_t{1} << 40;  // Samples, of a push.
 
 std::string ContributionName(v1::Contribution contribution) {
@@ -50,6 +54,7 @@ Push PushOf(const v1::PushRequest& header) {
   push.samples = header.samples();
   push.passed = PassedOf(header);
   push.edition = header.edition();
+  push.runs = header.runs();
   push.contribution = header.contribution();
   push.learning_rate = LearningRateOf(header);
   return push;
@@ -107,7 +112,7 @@ bool PushTable::IsReplaced(const v1::PushRequest& header) const {
 }
 
 void PushTable::Refuse(const Push& push) {
-  ledger_.Record(push.rank, push.incarnation, push.step, v1::ANSWER_STALE);
+  ledger_.Record(LastOf(push, v1::ANSWER_STALE));
   Refused& refused = refused_[push.rank];
   ++refused.pushes;
   refused.samples += push.samples;
@@ -286,7 +291,7 @@ void PushTable::Record(const Push& push, v1::Answer answer) {
   const auto taken = std::find_if(taken_.begin(), taken_.end(),
                                   [&](const std::shared_ptr<Push>& each) { return each.get() == &push; });
   Check(taken != taken_.end(), "a push is recorded once, after it was taken");
-  ledger_.Record(push.rank, push.incarnation, push.step, answer);
+  ledger_.Record(LastOf(push, answer));
   GiveBack(push);
   taken_.erase(taken);
 }

@@ -42,6 +42,7 @@ struct Push {
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
   uint64_t edition = 0;  // Of what its sender pushes.
+  uint64_t runs = 0;     // As in PushRequest.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
   std::optional<float> learning_rate;  // The job's, as its worker tells it.
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.

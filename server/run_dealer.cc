@@ -59,13 +59,19 @@ absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
         absl::StrCat("rank ", taker.rank, " says that ", finished, " of its runs are finished; it has taken ", taken));
   }
   if (found == hands_.end()) return absl::OkStatus();
-  std::deque<uint64_t>& open = found->second.open;
-  while (taken - open.size() < finished) open.pop_front();
+  Hand& hand = found->second;
+  while (taken - hand.open.size() < finished) FinishOne(hand);
   return absl::OkStatus();
 }
 
 void RunDealer::FinishAll(const RunTaker& taker) {
-  if (const auto hand = hands_.find(taker); hand != hands_.end()) hand->second.open.clear();
+  const auto hand = hands_.find(taker);
+  while (hand != hands_.end() && !hand->second.open.empty()) FinishOne(hand->second);
+}
+
+void RunDealer::FinishOne(Hand& hand) {
+  if (in_cut_) hand.finished.push_back(hand.open.front());
+  hand.open.pop_front();
 }
 
 std::optional<uint64_t> RunDealer::NextRun() const {
@@ -107,6 +113,9 @@ std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
   std::vector<uint64_t> open(hand->second.open.begin(), hand->second.open.end());
   std::sort(open.begin(), open.end());
   returned_.insert(open.begin(), open.end());
+  hand->second.taken -= open.size();
+  hand->second.open.clear();
+  if (in_cut_) left_.insert(*hand);
   hands_.erase(hand);
   return open;
 }
@@ -132,17 +141,48 @@ std::set<uint32_t> RunDealer::RanksWithOpen() const {
 
 // ---- For a checkpoint
 
-nlohmann::ordered_json RunDealer::Save() const {
-  nlohmann::ordered_json state = nlohmann::ordered_json::object();
-  if (!terms_.has_value()) return state;
-  state = {{"samples", terms_->samples}, {"batch_size", terms_->batch_size},
-           {"runs", terms_->runs},       {"next", next_},
-           {"returned", returned_},      {"workers", nlohmann::ordered_json::array()}};
-  for (const auto& [taker, hand] : hands_) {
-    state["workers"].push_back(
-        {{"rank", taker.rank}, {"incarnation", taker.incarnation}, {"taken", hand.taken}, {"open", hand.open}});
+void RunDealer::BeginCut() {
+  EndCut();
+  in_cut_ = true;
+}
+
+void RunDealer::EndCut() {
+  in_cut_ = false;
+  left_.clear();
+  for (auto& [taker, hand] : hands_) hand.finished.clear();
+}
+
+namespace {
+
+// So many of its runs. Who owned a rank before somebody else had used runs of it had left by then, and all of its runs
+// that did not come back were used.
+uint64_t UsedOf(const RunTaker& taker, const std::map<RunTaker, uint64_t>& used) {
+  const auto from = used.lower_bound(taker);
+  if (from == used.end() || from->first.rank != taker.rank) return 0;
+  return from->first == taker ? from->second : UINT64_MAX;
+}
+
+}  // namespace
+
+nlohmann::ordered_json RunDealer::Save(const std::map<RunTaker, uint64_t>& used) const {
+  if (!terms_.has_value()) return nlohmann::ordered_json::object();
+  std::set<uint64_t> returned = returned_;
+  for (const auto* hands : {&hands_, &left_}) {
+    for (const auto& [taker, hand] : *hands) {
+      std::vector<uint64_t> unsure(hand.finished.begin(), hand.finished.end());
+      unsure.insert(unsure.end(), hand.open.begin(), hand.open.end());
+      const uint64_t before = hand.taken - unsure.size();  // Finished before the cut began.
+      const uint64_t count = std::clamp(UsedOf(taker, used), before, hand.taken);
+      returned.insert(unsure.begin() + static_cast<ptrdiff_t>(count - before), unsure.end());
+    }
   }
-  return state;
+  uint64_t next = next_;
+  while (next > 0 && returned.erase(next - 1) > 0) --next;
+  return {{"samples", terms_->samples},
+          {"batch_size", terms_->batch_size},
+          {"runs", terms_->runs},
+          {"next", next},
+          {"returned", returned}};
 }
 
 namespace {
@@ -158,16 +198,14 @@ absl::Status ReadNumber(const nlohmann::ordered_json& state, const char* field, 
   return value <= most ? absl::OkStatus() : Bad(field, absl::StrCat(value, "; expected at most ", most));
 }
 
-// Runs below `next`, each of which is in one place only; `seen` are those of other places.
-absl::Status ReadRuns(const nlohmann::ordered_json& state, const char* field, uint64_t next, std::set<uint64_t>& seen,
-                      std::vector<uint64_t>& runs) {
-  const auto found = state.is_object() ? state.find(field) : state.end();
+// Runs below `next`, each once.
+absl::Status ReadRuns(const nlohmann::ordered_json& state, const char* field, uint64_t next, std::set<uint64_t>& runs) {
+  const auto found = state.find(field);
   if (found == state.end() || !found->is_array()) return Bad(field, "expected a list of runs");
   for (const nlohmann::ordered_json& each : *found) {
     const bool good =
-        each.is_number_unsigned() && each.get<uint64_t>() < next && seen.insert(each.get<uint64_t>()).second;
+        each.is_number_unsigned() && each.get<uint64_t>() < next && runs.insert(each.get<uint64_t>()).second;
     if (!good) return Bad(field, absl::StrCat(each.dump(), " is no run that was dealt, or is there twice"));
-    runs.push_back(each.get<uint64_t>());
   }
   return absl::OkStatus();
 }
@@ -184,31 +222,13 @@ absl::Status RunDealer::Load(const nlohmann::ordered_json& state) {
     PS_RETURN_IF_ERROR(ReadNumber(state, "runs", kMaxRuns, terms.runs));
     PS_RETURN_IF_ERROR(loaded.Agree(terms).status());
     PS_RETURN_IF_ERROR(ReadNumber(state, "next", terms.runs, loaded.next_));
-    std::set<uint64_t> seen;
-    std::vector<uint64_t> returned;
-    PS_RETURN_IF_ERROR(ReadRuns(state, "returned", loaded.next_, seen, returned));
-    loaded.returned_ = {returned.begin(), returned.end()};
-    const auto workers = state.find("workers");
-    if (workers == state.end() || !workers->is_array()) return Bad("workers", "expected a list");
-    for (const nlohmann::ordered_json& worker : *workers) {
-      uint64_t rank = 0;
-      RunTaker taker;
-      Hand hand;
-      std::vector<uint64_t> open;
-      PS_RETURN_IF_ERROR(ReadNumber(worker, "rank", UINT32_MAX, rank));
-      taker.rank = static_cast<uint32_t>(rank);
-      PS_RETURN_IF_ERROR(ReadNumber(worker, "incarnation", UINT64_MAX, taker.incarnation));
-      PS_RETURN_IF_ERROR(ReadNumber(worker, "taken", loaded.next_, hand.taken));
-      PS_RETURN_IF_ERROR(ReadRuns(worker, "open", loaded.next_, seen, open));
-      if (open.size() > hand.taken) return Bad("taken", "fewer than are open");
-      hand.open = {open.begin(), open.end()};
-      if (!loaded.hands_.emplace(taker, std::move(hand)).second) return Bad("workers", "one is there twice");
-    }
+    PS_RETURN_IF_ERROR(ReadRuns(state, "returned", loaded.next_, loaded.returned_));
   }
   terms_ = loaded.terms_;
   next_ = loaded.next_;
   returned_ = std::move(loaded.returned_);
-  hands_ = std::move(loaded.hands_);
+  hands_.clear();
+  EndCut();
   return absl::OkStatus();
 }
 

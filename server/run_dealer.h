@@ -89,18 +89,25 @@ class RunDealer {
   std::set<RunTaker> Takers() const;
   std::set<uint32_t> RanksWithOpen() const;
 
-  // ---- For a checkpoint
+  // ---- For a checkpoint. Its cut lies between BeginCut and Save, which undoes what is not part of it.
 
-  nlohmann::ordered_json Save() const;
-  // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed. Who had open runs
-  // then is still to be returned, if it does not go on.
+  // From now on it is remembered which runs are finished, for the next Save or until EndCut.
+  void BeginCut();
+  void EndCut();
+  // The state at the cut. `used`: of each rank's last owner that had used any then, so many of its runs, the first that
+  // it took. What was finished before BeginCut is used, too. All others are to be dealt again.
+  nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const;
+  // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed.
   absl::Status Load(const nlohmann::ordered_json& state);
 
  private:
   struct Hand {
-    uint64_t taken = 0;         // Runs so far.
-    std::deque<uint64_t> open;  // The last that it took, in that order.
+    uint64_t taken = 0;             // Runs so far.
+    std::deque<uint64_t> open;      // The last that it took, in that order.
+    std::deque<uint64_t> finished;  // Since BeginCut: those before them.
   };
+
+  void FinishOne(Hand& hand);
 
   std::optional<uint64_t> NextRun() const;
 
@@ -109,6 +116,8 @@ class RunDealer {
   uint64_t next_ = 0;            // The first run that was never dealt.
   std::set<uint64_t> returned_;  // And not dealt again yet.
   std::map<RunTaker, Hand> hands_;
+  bool in_cut_ = false;
+  std::map<RunTaker, Hand> left_;  // Since BeginCut; without the open runs, which were returned.
 };
 
 }  // namespace ps

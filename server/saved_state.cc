@@ -76,6 +76,7 @@ v1::SavedShard SaveShard(const Ledger& ledger, const Updater::Saved& updater) {
     push->set_incarnation(last.incarnation);
     push->set_step(last.step);
     push->set_answer(last.answer);
+    push->set_runs(last.runs);
   }
   const HyperparameterTimeline::Saved& timeline = updater.timeline;
   ToProto(AllValues(timeline.made_with), saved.mutable_hyperparameters());
@@ -95,7 +96,11 @@ v1::SavedShard SaveShard(const Ledger& ledger, const Updater::Saved& updater) {
 absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
   RestoredShard restored;
   for (const v1::SavedShard::Push& push : saved.ledger()) {
-    restored.ledger.Record(push.rank(), push.incarnation(), push.step(), push.answer());
+    restored.ledger.Record({.rank = push.rank(),
+                            .incarnation = push.incarnation(),
+                            .step = push.step(),
+                            .answer = push.answer(),
+                            .runs = push.runs()});
   }
   HyperparameterTimeline::Saved& timeline = restored.updater.timeline;
   const absl::StatusOr<HyperparameterValues> values = KnownValues(saved.hyperparameters());

@@ -234,31 +234,36 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   const auto settings = SharedSettings(options_);
   registration.mutable_settings()->insert(settings.begin(), settings.end());
   if (chief_ != nullptr) {
-    return chief_->RegisterShard(
-        registration, [this](const v1::ChiefUpdate& update) { shard_->OnChiefUpdate(update); }, Now());
+    return chief_
+        ->RegisterShard(
+            registration, [this](const v1::ChiefUpdate& update) { shard_->OnChiefUpdate(update); }, Now())
+        .status();
   }
   follower_ = std::make_unique<Follower>(
-      MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0),
-      [this](const v1::ChiefUpdate& update) {
-        if (update.has_view()) HearOf(update.view());
-        shard_->OnChiefUpdate(update);
-        {
-          MutexLock lock(mutex_);
-          registered_ = true;
-        }
-        changed_.NotifyAll();
-        const v1::Phase phase = update.view().phase();
-        if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED) return;
-        End(phase, update.view().failure());
-        ChiefKnows();
-      },
-      [this](const absl::Status& status) { OnChiefGone(status); });
+      MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0), ChiefPatience(),
+      Follower::Callbacks{.on_update = [this](const v1::ChiefUpdate& update) { OnChiefUpdate(update); },
+                          .on_connection = [this](const absl::Status& status) { OnChiefConnection(status); },
+                          .on_end = [this](const absl::Status& status) { OnChiefGone(status); }});
   spdlog::info("connecting to the chief at {}", options_.chief);
   const TimePoint deadline = lineage_.again ? lineage_.lost_at + ToChrono(options_.server_timeout)
                                             : Now() + ToChrono(options_.connect_timeout);
   PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop,
                                       lineage_.again ? "--server_timeout" : "--connect_timeout"));
   return AwaitRegistration(deadline, stop);
+}
+
+void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
+  if (update.has_view()) HearOf(update.view());
+  shard_->OnChiefUpdate(update);
+  {
+    MutexLock lock(mutex_);
+    registered_ = true;
+  }
+  changed_.NotifyAll();
+  const v1::Phase phase = update.view().phase();
+  if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED) return;
+  End(phase, update.view().failure());
+  ChiefKnows();
 }
 
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
@@ -295,6 +300,7 @@ void Server::Tick() {
       SayWaiting(now);
     }
     last = now;
+    if (follower_ != nullptr && !ended()) follower_->Tick(now);
     shard_->Tick(now);
     data_service_->Tick(now);
     if (local_service_ != nullptr) local_service_->Tick();
@@ -327,12 +333,14 @@ void Server::Stop(const std::string& reason) {
       MutexLock lock(mutex_);
       again = std::exchange(stopping_, true);
     }
-    if (again || chief_ == nullptr) return EndStopped(reason);
-    const TimePoint now = Now();
-    return chief_->Checkpoint(now, now + kLastCheckpoint, [this, reason](const auto& reply) {
-      if (!reply.ok()) spdlog::warn("no checkpoint at the end: {}", Message(reply.status()));
+    if (again || (chief_ == nullptr && follower_ == nullptr)) return EndStopped(reason);
+    const auto taken = [this, reason](const absl::Status& status) {
+      if (!status.ok()) spdlog::warn("no checkpoint at the end: {}", Message(status));
       EndStopped(reason);
-    });
+    };
+    const TimePoint now = Now();
+    if (chief_ == nullptr) return follower_->AskForCheckpoint(kLastCheckpoint, taken);
+    return chief_->Checkpoint(now, now + kLastCheckpoint, [taken](const auto& reply) { taken(reply.status()); });
   }
   if (chief_ != nullptr) {
     chief_->Fail(reason, Now());
@@ -390,6 +398,9 @@ absl::Status Server::Wait() {
     grpc_->Shutdown(std::chrono::system_clock::now() + kRollBackGrace);
     metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"rolled_back", failure}});
     return rolled_back() ? absl::UnavailableError(failure) : absl::AbortedError(failure);
+  }
+  if (phase == v1::PHASE_FAILED && store_ != nullptr && chief_ != nullptr && chief_->not_finite()) {
+    RecordNotFinite(failure);
   }
   if (phase == v1::PHASE_FAILED) Linger();
   shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")

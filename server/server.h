@@ -59,6 +59,9 @@ class Server {
   Server(const ServerOptions& options, Lineage* lineage);
   bool takes_checkpoints() const { return !options_.checkpoint_dir.empty(); }
   absl::Status OpenCheckpoints();
+  // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
+  absl::Status CheckFlagsAfterNotFinite() const;
+  void RecordNotFinite(const std::string& reason) const;
   // The checkpoint that the chief begins with, if any, and the number of its generation.
   absl::Status ChooseGeneration(ChiefOptions& options);
   Chief::CheckpointCalls MakeCheckpointCalls();
@@ -81,7 +84,21 @@ class Server {
   void RollBack(const std::string& reason);
   void EndStopped(const std::string& reason);
   void HearOf(const v1::View& view);
+
+  // ---- From the follower
+  void OnChiefUpdate(const v1::ChiefUpdate& update);
+  // It broke, or is there again.
+  void OnChiefConnection(const absl::Status& status);
   void OnChiefGone(const absl::Status& status);
+  // For how long a chief whose connection broke is waited for.
+  std::chrono::nanoseconds ChiefPatience() const;
+  bool StaysAway() const;
+  std::string ChiefProblem(const absl::Status& status) const;
+
+  bool ended() const {
+    MutexLock lock(mutex_);
+    return end_ != v1::PHASE_UNSPECIFIED;
+  }
   // The job has ended at the chief as well, or its connection has.
   void ChiefKnows();
   // After a failure: until everybody knows, or the lease is over.
@@ -109,7 +126,9 @@ class Server {
   CondVar changed_;
   bool ticking_ ABSL_GUARDED_BY(mutex_) = true;
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // At the chief, from another server.
-  bool restored_ ABSL_GUARDED_BY(mutex_) = false;    // This generation begins with a checkpoint.
+  std::optional<TimePoint> lost_at_
+      ABSL_GUARDED_BY(mutex_);                     // When the connection to the chief broke, until it is back.
+  bool restored_ ABSL_GUARDED_BY(mutex_) = false;  // This generation begins with a checkpoint.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;  // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;

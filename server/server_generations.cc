@@ -25,7 +25,20 @@ absl::Status Server::OpenCheckpoints() {
   return absl::OkStatus();
 }
 
+absl::Status Server::CheckFlagsAfterNotFinite() const {
+  const bool goes_on = options_.restore == "auto" || options_.restore == "latest";
+  if (!goes_on || lineage_.again) return absl::OkStatus();
+  const absl::StatusOr<std::optional<CheckpointDir::NotFinite>> end = store_->dir().ReadNotFinite();
+  if (!end.ok()) return end.status();
+  if (!end->has_value() || (*end)->settings != SharedSettings(options_)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir,
+                                                    ": with these flags the job has ended: ", (*end)->reason,
+                                                    "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
+                                                    "earlier checkpoint), or begin anew (--restore=none)"));
+}
+
 absl::Status Server::ChooseGeneration(ChiefOptions& options) {
+  PS_RETURN_IF_ERROR(CheckFlagsAfterNotFinite());
   const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored = ChooseRestored(options_, store_->dir(), lineage_);
   if (!restored.ok()) return restored.status();
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
@@ -65,6 +78,11 @@ Chief::CheckpointCalls Server::MakeCheckpointCalls() {
               }};
 }
 
+void Server::RecordNotFinite(const std::string& reason) const {
+  const absl::Status recorded = store_->dir().RecordNotFinite({.reason = reason, .settings = SharedSettings(options_)});
+  if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
+}
+
 // The generation is on disk before anybody here acts on it.
 void Server::HearOf(const v1::View& view) {
   if (view.has_restore()) SetRestored(true);
@@ -81,19 +99,48 @@ void Server::SetRestored(bool restored) {
 
 // ---- When it is over
 
+std::chrono::nanoseconds Server::ChiefPatience() const {
+  return ToChrono(takes_checkpoints() ? options_.server_timeout : options_.lease);
+}
+
+std::string Server::ChiefProblem(const absl::Status& status) const {
+  if (status.ok()) return absl::StrCat("the chief at ", options_.chief, " closed the connection");
+  return absl::StrCat("the chief at ", options_.chief, ": ",
+                      absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
+}
+
+bool Server::StaysAway() const {
+  MutexLock lock(mutex_);
+  return lost_at_.has_value() && Now() - *lost_at_ > ChiefPatience();
+}
+
+void Server::OnChiefConnection(const absl::Status& status) {
+  shard_->SetChiefLost(!status.ok());
+  if (ended()) return;
+  {
+    MutexLock lock(mutex_);
+    lost_at_ = status.ok() ? std::nullopt : std::optional<TimePoint>(Now());
+  }
+  if (status.ok()) return spdlog::info("the chief at {}: connected again", options_.chief);
+  spdlog::warn("{}; trying again for up to {} ({})", ChiefProblem(status), FormatSeconds(ChiefPatience()),
+               takes_checkpoints() ? "--server_timeout" : "--lease");
+}
+
 void Server::OnChiefGone(const absl::Status& status) {
   ChiefKnows();
   shard_->SetChiefLost(true);
-  const std::string reason =
-      status.ok() ? absl::StrCat("the chief at ", options_.chief, " closed the connection")
-                  : absl::StrCat("the chief at ", options_.chief, ": ",
-                                 absl::IsUnavailable(status) ? ConnectionProblem(status) : Message(status));
   // What it refuses for good has other codes. Where it knows of another process with this shard's number, that may be
-  // one that died.
+  // one that died; where it does not know the stream, it was started again itself.
   const bool may_come_back = status.ok() || absl::IsUnavailable(status) || absl::IsCancelled(status) ||
-                             absl::IsDeadlineExceeded(status) || absl::IsAlreadyExists(status);
-  if (takes_checkpoints() && may_come_back) return RollBack(reason);
-  End(v1::PHASE_FAILED, reason);
+                             absl::IsDeadlineExceeded(status) || absl::IsAlreadyExists(status) ||
+                             absl::IsNotFound(status);
+  if (StaysAway()) {
+    return End(v1::PHASE_FAILED,
+               absl::StrCat(ChiefProblem(status), "; it did not come back within ", FormatSeconds(ChiefPatience()),
+                            takes_checkpoints() ? " (--server_timeout)" : " (--lease)"));
+  }
+  if (takes_checkpoints() && may_come_back) return RollBack(ChiefProblem(status));
+  End(v1::PHASE_FAILED, ChiefProblem(status));
 }
 
 void Server::RollBack(const std::string& reason) {
@@ -110,10 +157,13 @@ void Server::RollBack(const std::string& reason) {
 
 void Server::EndStopped(const std::string& reason) {
   if (chief_ != nullptr) chief_->Supersede(reason, Now());
-  End(v1::PHASE_FAILED, reason);
   {
-    MutexLock lock(mutex_);
-    stopped_ = true;  // Last: Wait then finds the reason.
+    MutexLock lock(mutex_);  // Both at once: Wait must not take it for a failure of the job.
+    if (end_ == v1::PHASE_UNSPECIFIED) {
+      end_ = v1::PHASE_FAILED;
+      failure_ = reason;
+    }
+    stopped_ = true;
   }
   changed_.NotifyAll();
 }

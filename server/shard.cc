@@ -75,9 +75,15 @@ void Shard::SetLayout() {
 
 void Shard::OnCut(const v1::Cut& cut) {
   if (!state_.job.running() && !cut.at_once()) return;  // The chief has given it up.
+  const bool over = state_.IsOver(cut);
   const std::vector<ShardCut::Push> released = state_.OnCut(cut, options_.clock());
   if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
-  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) {
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0 && over) {
+    v1::CheckpointWritten failed;
+    failed.set_number(cut.checkpoint());
+    failed.set_failure(absl::StrCat("shard ", options_.shard, " did not hear from the chief for too long"));
+    outbox_.Add([this, failed = std::move(failed)] { ReportCheckpoint(failed); });
+  } else if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) {
     state_.SetCheckpointDue(cut);
     Report(state_.ReportCut(cut, state_.parameters->version()));
     TakeCheckpoint();  // Before any push that was held back is decided on.
@@ -97,8 +103,7 @@ void Shard::OnCut(const v1::Cut& cut) {
 
 void Shard::SetChiefLost(bool lost) {
   const OutboxLock lock(outbox_, mutex_);
-  state_.job.SetChiefLost(lost);
-  if (lost) Release(state_.cut.End());  // Nobody else would end it.
+  state_.job.SetChiefLost(lost);  // A cut that is under way may go on when it is back; else Tick ends it.
   Advance();
   AnswerWaits();
 }
@@ -245,7 +250,7 @@ void Shard::OnEnded(const Updater::Ended& ended) {
   if (ended.outcome == Updater::Ended::Outcome::kAbandoned) return;
   const bool given_up = ended.outcome == Updater::Ended::Outcome::kGivenUp;
   if (given_up || ended.outcome == Updater::Ended::Outcome::kNotFinite) {
-    if (!given_up) Fail(update.NotFinite());
+    if (!given_up) Fail(update.NotFinite(), /*not_finite=*/true);
     for (const Updater::Version& version : update.versions) state_.pushes.Release(version.pushes);
   } else {
     for (const Updater::Version& version : update.versions) {
@@ -315,11 +320,12 @@ bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {
 
 // ---- The shard as a whole
 
-void Shard::Fail(const std::string& reason) {
+void Shard::Fail(const std::string& reason, bool not_finite) {
   if (!state_.job.Fail(reason)) return;
   spdlog::error("{}", reason);
   v1::ShardReport report;
   report.set_failure(reason);
+  report.set_not_finite(not_finite);
   Report(std::move(report));
 }
 

@@ -48,7 +48,7 @@ class Shard {
   // A view older than the one in force is ignored, and so is a decision that was carried out before. A phase of a cut
   // is carried out and reported; no push is applied meanwhile that is not part of it.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
-  // The chief was not heard from for too long: calls are answered UNAVAILABLE until it is.
+  // The connection to the chief broke: calls are answered UNAVAILABLE until it is there again.
   void SetChiefLost(bool lost);
 
   // ---- From sessions (PushPullSession), each known by its address
@@ -138,7 +138,7 @@ class Shard {
   // The view in force names a checkpoint that this shard begins with.
   void BeginRestore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped);
-  void Fail(const std::string& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(const std::string& reason, bool not_finite = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Deliver(const Wait& wait, ShardState::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

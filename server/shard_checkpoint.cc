@@ -34,6 +34,7 @@ std::vector<v1::RankStep> ShardState::SavedSteps() const {
     step.set_rank(last.rank);
     step.set_incarnation(last.incarnation);
     step.set_next_step(last.step + 1);
+    step.set_runs(last.runs);
   }
   return steps;
 }
@@ -45,12 +46,14 @@ void Shard::TakeCheckpoint() {
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
   state_.checkpoint_due.reset();
   const std::vector<v1::RankStep> steps = state_.SavedSteps();
+  const uint64_t samples = state_.updater.Save().position;
   CheckpointStore::Part part = {.number = due.number,
                                 .generation = state_.job.view().generation(),
                                 .snapshot = state_.parameters->TakeSnapshot(),
                                 .state = state_.Save()};
-  outbox_.Add([this, part = std::move(part), steps] {
-    store_->Write(part, [this, steps](v1::CheckpointWritten written) {
+  outbox_.Add([this, part = std::move(part), steps, samples] {
+    store_->Write(part, [this, steps, samples](v1::CheckpointWritten written) {
+      written.set_samples(samples);
       written.mutable_steps()->Add(steps.begin(), steps.end());
       ReportCheckpoint(std::move(written));
     });

@@ -3,6 +3,11 @@
 
 namespace ps {
 
+bool ShardState::IsOver(const v1::Cut& commit) const {
+  const bool was_frozen = !commit.at_once() && !mode->synchronous();
+  return was_frozen && !(cut.frozen() && cut.number() == commit.number());
+}
+
 std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint now) {
   switch (message.phase()) {
     case v1::Cut::FREEZE:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/job_terms.h"
@@ -40,13 +41,16 @@ absl::Status ShardTable::CheckSettings(const v1::Registration& registration) con
       "shard ", registration.shard(), " was started with settings that differ from the chief's: ", differences));
 }
 
-absl::Status ShardTable::Register(const v1::Registration& registration, bool running, TimePoint now) {
+absl::Status ShardTable::Check(const v1::Registration& registration) const {
   PS_RETURN_IF_ERROR(CheckTexts(registration));
   PS_RETURN_IF_ERROR(CheckSettings(registration));
   const uint32_t number = registration.shard();
-  if (number >= shards_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("--shard=", number, ": expected 0 to ", shards_.size() - 1));
-  }
+  if (number < shards_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("--shard=", number, ": expected 0 to ", shards_.size() - 1));
+}
+
+absl::Status ShardTable::Register(const v1::Registration& registration, bool running, TimePoint now) {
+  const uint32_t number = registration.shard();
   Shard& shard = shards_[number];
   if (shard.registered) {
     return absl::AlreadyExistsError(
@@ -64,14 +68,9 @@ absl::Status ShardTable::Register(const v1::Registration& registration, bool run
   return absl::OkStatus();
 }
 
-bool ShardTable::Gone(uint32_t number, TimePoint now) {
-  Shard& shard = shards_[number];
-  if (!shard.registered) return false;
-  shard.registered = false;
-  shard.initialised = false;
-  shard.acknowledged_view = 0;
-  shard.gone_since = now;
-  return true;
+void ShardTable::Gone(uint32_t number, TimePoint now) {
+  shards_[number].registered = false;
+  shards_[number].gone_since = now;
 }
 
 ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& report,
@@ -102,12 +101,13 @@ std::vector<uint32_t> ShardTable::Missing() const {
 }
 
 bool ShardTable::AllInitialised() const {
-  return std::all_of(shards_.begin(), shards_.end(), [](const Shard& shard) { return shard.initialised; });
+  return std::all_of(shards_.begin(), shards_.end(),
+                     [](const Shard& shard) { return shard.registered && shard.initialised; });
 }
 
 bool ShardTable::AllAcknowledge(uint64_t view) const {
   return std::all_of(shards_.begin(), shards_.end(),
-                     [&](const Shard& shard) { return shard.acknowledged_view >= view; });
+                     [&](const Shard& shard) { return shard.registered && shard.acknowledged_view >= view; });
 }
 
 uint64_t ShardTable::highest_step() const {
@@ -127,6 +127,17 @@ std::string ShardTable::waiting_for() const {
     if (!shard.waiting_for.empty()) return shard.waiting_for;
   }
   return "";
+}
+
+std::string ShardTable::DescribeMissing(TimePoint now) const {
+  std::vector<std::string> missing;
+  for (const uint32_t number : Missing()) {
+    const Shard& shard = shards_[number];
+    missing.push_back(shard.ever_registered ? absl::StrCat("shard ", number, " at ", shard.address, ", lost ",
+                                                           FormatSeconds(now - shard.gone_since), " ago")
+                                            : absl::StrCat("shard ", number, " to register"));
+  }
+  return absl::StrJoin(missing, "; ");
 }
 
 std::optional<std::string> ShardTable::Lost(TimePoint now, std::chrono::nanoseconds time) const {

@@ -20,12 +20,16 @@ class ShardTable {
   ShardTable(std::string job, uint32_t num_shards, std::map<std::string, std::string> settings)
       : job_(std::move(job)), settings_(std::move(settings)), shards_(num_shards) {}
 
-  // A shard registers, or comes back to a job that does not run yet. INVALID_ARGUMENT (texts, number), UNIMPLEMENTED
-  // (protocol version), FAILED_PRECONDITION, naming the flags, if its settings differ, or if its weights are lost to a
-  // job that runs; ALREADY_EXISTS if its number is taken.
+  // Whether a shard may register: INVALID_ARGUMENT (texts, number), UNIMPLEMENTED (protocol version),
+  // FAILED_PRECONDITION, naming the flags, if its settings differ.
+  absl::Status Check(const v1::Registration& registration) const;
+  // A shard registers that has passed the check, or another process in its place. ALREADY_EXISTS if its number is
+  // taken; FAILED_PRECONDITION if its weights are lost to a job that runs.
   absl::Status Register(const v1::Registration& registration, bool running, TimePoint now);
-  // Its stream broke. Whether it was registered.
-  bool Gone(uint32_t shard, TimePoint now);
+  // The same process, after its stream broke, or while the chief does not know yet that it did.
+  void Resume(uint32_t shard) { shards_[shard].registered = true; }
+  // Its stream broke.
+  void Gone(uint32_t shard, TimePoint now);
 
   // Takes its state from a report. Initial values count if they are of the model that views have from `layout_view` on;
   // nothing: there is none yet. Returns whether it has made a version, and whether it has got its initial values.
@@ -50,6 +54,9 @@ class ShardTable {
   // What an update on the first such shard has been waiting for, if for long; else empty.
   std::string waiting_for() const;
 
+  bool ever_registered(uint32_t shard) const { return shards_[shard].ever_registered; }
+  // Of a shard that is missing: "shard 1 at HOST:PORT, lost 12 s ago"; or that it never registered.
+  std::string DescribeMissing(TimePoint now) const;
   // The first shard that has been gone for as long as this: "shard 1 at HOST:PORT was lost 12 s ago".
   std::optional<std::string> Lost(TimePoint now, std::chrono::nanoseconds time) const;
   // Times of those that are gone end later by this.

@@ -28,7 +28,8 @@ absl::Status BatchFeed::Load() {
   loaded_ = {.data = *data,
              .samples = static_cast<uint32_t>(plan.indices.size()),
              .place = source_.PlaceOf(plan),
-             .taken = taken_};
+             .taken = taken_,
+             .runs = source_.taken_runs()};
   is_loaded_ = true;
   return absl::OkStatus();
 }

@@ -18,6 +18,7 @@ struct TrainingBatch {
   uint32_t samples = 0;
   int64_t place = 0;     // In the job (BatchSource).
   int64_t taken = 0;     // Batches that the worker has taken, this one included.
+  uint64_t runs = 0;     // As PushInfo: with this batch.
   double loading_s = 0;  // What taking and loading it took.
 };
 

@@ -35,6 +35,9 @@ class BatchSource {
   // batch that nothing is pushed for counts as used when the worker has passed it.
   virtual void Finished(int64_t batches) = 0;
 
+  // Of a job that hands out runs: so many of this worker's are among the batches that were taken; else 0.
+  virtual uint64_t taken_runs() const { return 0; }
+
   // The job has gone on to `step` without this worker (a push was STALE and named the step to continue at). Where each
   // step has its batch, that of this step is next, even if one was taken that was not trained on yet: the caller drops
   // that one. Returns how many samples the batches have that are jumped over and were not taken; nullopt where steps

@@ -29,7 +29,13 @@ ABSL_FLAG(
 ABSL_FLAG(bool, decay_biases, true,
           "false: no weight decay for tensors of fewer than two dimensions, but for what --param_groups says of them");
 ABSL_FLAG(std::string, init, "he", "initial weights: he or glorot");
-ABSL_FLAG(std::string, init_weights, "", "initial weights from this safetensors file instead");
+ABSL_FLAG(
+    std::string, init_weights, "",
+    "initial weights from this safetensors file instead, or from a checkpoint: its folder, or a --checkpoint_dir of "
+    "servers, of which the newest complete one is taken");
+ABSL_FLAG(
+    bool, eval_only, false,
+    "evaluate the weights of --init_weights on the test split, print loss and accuracy, and end: without servers");
 ABSL_FLAG(std::string, save_weights, "",
           "save the final weights to this safetensors file; only the lead does (the lowest live rank), so give it to "
           "all workers");
@@ -101,6 +107,7 @@ WorkerOptions ReadPlainFlags() {
   options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
   options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
   options.init_weights = absl::GetFlag(FLAGS_init_weights);
+  options.eval_only = absl::GetFlag(FLAGS_eval_only);
   options.save_weights = absl::GetFlag(FLAGS_save_weights);
   options.data.dataset = absl::GetFlag(FLAGS_dataset);
   options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
@@ -128,14 +135,24 @@ std::vector<IdleFlag> IdleFlags() {
   const std::string dataset = absl::GetFlag(FLAGS_dataset);
   const std::string init_weights = absl::GetFlag(FLAGS_init_weights);
   const int64_t steps = absl::GetFlag(FLAGS_steps);
+  const bool eval_only = absl::GetFlag(FLAGS_eval_only);
   const absl::StatusOr<std::vector<int64_t>> widths = ParseModel(absl::GetFlag(FLAGS_model));
-  return {
+  std::vector<IdleFlag> idle = {
       {"init", !init_weights.empty(), "--init_weights gives the initial weights"},
       {"epochs", steps > 0, absl::StrCat("--steps=", steps, " is the budget")},
       {"threads", device.rfind("cuda", 0) == 0, absl::StrCat("--device=", device, " computes on a GPU")},
       {"data_dir", dataset.rfind("synthetic", 0) == 0, absl::StrCat("--dataset=", dataset, " has no files")},
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
+  for (const char* flag : {"server", "job", "shared_memory", "name", "rank", "connect_timeout", "start_timeout"}) {
+    idle.push_back({flag, eval_only, "--eval_only needs no servers"});
+  }
+  for (const char* flag :
+       {"param_groups", "decay_biases", "save_weights", "batch_size", "epochs", "steps", "eval_every", "shuffle",
+        "overlap", "experiment_step_time", "experiment_straggler", "experiment_delays", "experiment_staleness"}) {
+    idle.push_back({flag, eval_only, "--eval_only does not train"});
+  }
+  return idle;
 }
 
 }  // namespace

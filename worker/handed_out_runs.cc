@@ -50,6 +50,7 @@ class HandedOutRuns final : public BatchSource {
     }
   }
   std::optional<int64_t> SkipTo(int64_t /*step*/) override { return std::nullopt; }
+  uint64_t taken_runs() const override { return taken_runs_; }
   int64_t batch_size() const override { return sampler_.batch_size(); }
   int64_t batches_per_epoch() const override { return sampler_.steps_per_epoch(); }
   int64_t total_batches() const override { return total_; }

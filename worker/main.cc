@@ -6,8 +6,28 @@
 #include "common/grpc_log.h"
 #include "common/program.h"
 #include "common/status.h"
+#include "worker/evaluate_only.h"
 #include "worker/flags.h"
 #include "worker/trainer.h"
+
+namespace ps {
+namespace {
+
+void PrintTest(const Evaluation& test) {
+  if (test.accuracy.has_value()) std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *test.accuracy);
+  std::cout << absl::StrFormat("test loss: %.6g\n", test.loss);
+}
+
+absl::Status Evaluate(const WorkerOptions& options) {
+  const absl::StatusOr<EvaluatedWeights> evaluated = EvaluateOnly(options, WorkerFlagValues());
+  if (!evaluated.ok()) return evaluated.status();
+  PrintTest(evaluated->test);
+  if (evaluated->version > 0) std::cout << "version: " << evaluated->version << "\n";
+  return FlushOutput();
+}
+
+}  // namespace
+}  // namespace ps
 
 int main(int argc, char** argv) {
   using namespace ps;  // NOLINT(google-build-using-namespace): this file is the program.
@@ -27,6 +47,10 @@ int main(int argc, char** argv) {
   KeepFreedMemory();
   InitLogging("ps_worker");
   RouteGrpcLog();
+  if (options->eval_only) {
+    const absl::Status evaluated = Evaluate(*options);
+    return evaluated.ok() ? kExitDone : Complain("ps_worker", evaluated, kExitFailed);
+  }
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {
     spdlog::info("{}: leaving the job", signal);
@@ -35,10 +59,8 @@ int main(int argc, char** argv) {
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->lead) {
-    if (result->test.accuracy.has_value()) {
-      std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *result->test.accuracy);
-    }
-    std::cout << absl::StrFormat("test loss: %.6g\nversion: %d\n", result->test.loss, result->version);
+    PrintTest(result->test);
+    std::cout << "version: " << result->version << "\n";
     if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";
   }
   if (const absl::Status written = FlushOutput(); !written.ok()) {

@@ -56,6 +56,8 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   problems.CheckRange("threads", options.device.threads, 1, kMaxThreads);
   problems.Check(ValidatePace(options.pace));
   problems.CheckRange("experiment_staleness", options.delayed_pushes, int64_t{0}, kDelayedPushesMax);
+  problems.Check(!options.eval_only || !options.init_weights.empty(),
+                 "--eval_only: expected --init_weights, which gives the weights to evaluate");
   CheckFiles(options, problems);
   CheckBudget(options, problems);
   return problems.ToStatus();

@@ -26,7 +26,8 @@ struct WorkerOptions {
   Init init = Init::kHe;
   std::vector<ParamGroup> param_groups;
   bool decay_biases = true;
-  std::string init_weights;  // Safetensors; instead of init.
+  std::string init_weights;  // Safetensors, or a checkpoint; instead of init.
+  bool eval_only = false;    // Nothing is done but to evaluate those.
   std::string save_weights;  // Safetensors; by the lead.
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.

@@ -20,7 +20,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   absl::StatusOr<Layout> layout = WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases);
   if (!layout.ok()) return layout.status();
   made.layout = *std::move(layout);
-  absl::StatusOr<Values> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
+  absl::StatusOr<InitialWeights> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
 

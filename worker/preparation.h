@@ -16,7 +16,7 @@ namespace ps {
 struct Preparation {
   std::unique_ptr<MetricsWriter> metrics;  // Not begun.
   Layout layout;                           // The model's, with the factors of its groups.
-  Values initial;                          // Of --init_weights; else empty.
+  InitialWeights initial;                  // Of --init_weights; else empty.
   DataSplits data;
   DeviceOptions device;  // As found: never `auto`.
 };

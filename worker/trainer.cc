@@ -23,7 +23,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   if (!prepared.ok()) return prepared.status();
   prepared_ = *std::move(prepared);
   client_options_ = options_.client;
-  client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial);
+  client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial.values);
   client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
   client_options_.stop = stop_.get_token();
   client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
@@ -100,7 +100,7 @@ void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
 }
 
 absl::Status Trainer::Start() {
-  Values& initial = prepared_.initial;
+  Values& initial = prepared_.initial.values;
   if (options_.init_weights.empty()) initial = InitialValues(options_.model, options_.init, options_.seed);
   absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
   if (!started.ok()) return started.status();
@@ -108,8 +108,8 @@ absl::Status Trainer::Start() {
   if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
   exchanges_.emplace(*client_, *std::move(started));
   if (exchanges_->step() > client_->start_step()) {
-    feed_->SkipTo(static_cast<uint64_t>(
-        FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(), source_->total_batches())));
+    feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
+                                                   source_->total_batches(), {}, origin_)));
   }
   if (joined_again_) TellRollback();
   return absl::OkStatus();
@@ -139,7 +139,8 @@ absl::Status Trainer::Train() {
                  .loss_unit = prepared_.data.scaling.squared_error_unit(),
                  .overlap = options_.overlap,
                  .pace = &*pace_,
-                 .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes)});
+                 .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes),
+                 .origin = origin_});
   if (!steps.ok()) return steps.status();
   steps_ = *std::move(steps);
   EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
@@ -154,6 +155,7 @@ absl::Status Trainer::Train() {
 
 absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm) {
   const TimePoint began = Now();
+  exchanges_->SetRuns(batch.runs);
   PS_RETURN_IF_ERROR(steps_->Train(batch));
   if (rhythm.Due(batch.place + 1)) evaluation_due_ = true;
   const absl::StatusOr<NextBatch::Kind> next = feed_->Peek();

@@ -100,6 +100,7 @@ class Trainer {
   std::unique_ptr<BatchFeed> feed_;
   std::optional<StepStats> stats_;  // From the first batch on, and the next two.
   std::optional<Exchanges> exchanges_;
+  ShareOrigin origin_;
   std::optional<Pace> pace_;
   std::unique_ptr<Steps> steps_;
   MutableTensors weights_;

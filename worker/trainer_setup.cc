@@ -60,9 +60,13 @@ absl::Status Trainer::MakeSourceOfShare() {
                                                      .shuffle = options_.shuffle});
   if (!sampler.ok()) return sampler.status();
   const int64_t per_epoch = sampler->steps_per_epoch();
-  const int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
-  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total,
-                                   [&sampler](int64_t batch) { return sampler->SamplesOf(batch); });
+  origin_ = OriginOf(client_->resized(), prepared_.data.train.size(), per_epoch);
+  int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
+  // A budget of steps counts those that were made with another number of workers.
+  if (options_.steps > 0) total += origin_.batch - FirstBatch(client_->policy(), origin_.step, per_epoch, total);
+  const int64_t first = FirstBatch(
+      client_->policy(), client_->start_step(), per_epoch, total,
+      [&sampler](int64_t batch) { return sampler->SamplesOf(batch); }, origin_);
   source_ = MakeFixedShare(*std::move(sampler), first, total);
   return absl::OkStatus();
 }

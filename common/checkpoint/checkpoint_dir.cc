@@ -62,10 +62,11 @@ absl::Status RemoveManifest(const std::string& folder) {
 }
 
 absl::Status RemoveCheckpoint(const std::string& folder) {
-  PS_RETURN_IF_ERROR(RemoveManifest(folder));
+  // Another server of the job may be removing it, too.
+  const absl::Status hidden = RemoveManifest(folder);
+  if (!hidden.ok()) return IsFolder(folder) ? hidden : absl::OkStatus();
   std::error_code error;
   fs::remove_all(folder, error);
-  // Another server of the job may be removing it, too.
   if (!error || error == std::errc::no_such_file_or_directory) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(folder, ": removing: ", error.message()));
 }
@@ -107,6 +108,26 @@ absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
 
 absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
   return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
+}
+
+absl::StatusOr<std::optional<CheckpointDir::NotFinite>> CheckpointDir::ReadNotFinite() const {
+  const std::string path = path_ + "/not_finite";
+  const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(path);
+  if (absl::IsNotFound(checked.status())) return std::nullopt;
+  if (!checked.ok()) return checked.status();
+  JsonFields fields(checked->json);
+  NotFinite end;
+  end.reason = fields.Text("reason");
+  for (const auto& [flag, value] : fields.Object("settings").items()) {
+    if (!value.is_string()) return absl::InvalidArgumentError(path + ": settings: expected texts");
+    end.settings[flag] = value.get<std::string>();
+  }
+  PS_RETURN_IF_ERROR(Annotate(fields.End(), path));
+  return end;
+}
+
+absl::Status CheckpointDir::RecordNotFinite(const NotFinite& end) const {
+  return WriteCheckedJson(path_ + "/not_finite", {{"reason", end.reason}, {"settings", end.settings}}).status();
 }
 
 absl::StatusOr<std::vector<CheckpointDir::Entry>> CheckpointDir::List() const {

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -45,6 +47,15 @@ class CheckpointDir {
   absl::StatusOr<uint64_t> Generation() const;
   // On disk when this returns.
   absl::Status RecordGeneration(uint64_t generation) const;
+
+  // That a job ended because something was not finite: with the same flags it would end so again.
+  struct NotFinite {
+    std::string reason;
+    std::map<std::string, std::string> settings;
+  };
+  // Nothing: there is none. INVALID_ARGUMENT, naming the file, if it is damaged.
+  absl::StatusOr<std::optional<NotFinite>> ReadNotFinite() const;
+  absl::Status RecordNotFinite(const NotFinite& end) const;
 
   // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;

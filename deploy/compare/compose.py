@@ -17,7 +17,8 @@ MODES = ("bsp", "asp")
 
 
 def verdicts(arguments: Sequence[str]) -> int:
-    """`verdicts FOLDER --hash=H --expected_hash=H`: FOLDER has the metrics files of each mode in a folder of its name.
+    """`verdicts FOLDER --hash=H --expected_hash=H --killed_hash=H`: of FOLDER, which has each mode's metrics files in a
+    folder of its name.
 
     Makes a comparison in it, writes its report, and prints a line for each verdict. 0 if all are "yes", else 1.
     UsageError.
@@ -26,15 +27,17 @@ def verdicts(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hash", required=True)
     parser.add_argument("--expected_hash", required=True)
+    parser.add_argument("--killed_hash", required=True)
     try:
         asked = parser.parse_args(list(arguments))
     except (argparse.ArgumentError, SystemExit):
-        raise UsageError("verdicts: expected FOLDER --hash=HASH --expected_hash=HASH") from None
+        raise UsageError("verdicts: expected FOLDER --hash=HASH --expected_hash=HASH --killed_hash=HASH") from None
     folder: Path = asked.folder
     shutil.rmtree(folder / "runs", ignore_errors=True)
     runs = [_make_run(folder, mode, asked.hash if mode == "bsp" else None) for mode in MODES]
     revision, dirty = commit()
-    settings = {"modes": MODES, "workers": runs[0]["workers"], "seeds": 1, "expected_weights_hash": asked.expected_hash}
+    hashes = {"expected_weights_hash": asked.expected_hash, "killed_weights_hash": asked.killed_hash}
+    settings = {"modes": MODES, "workers": runs[0]["workers"], "seeds": 1, **hashes}
     plan = {"command": "deploy/compose-demo.sh", "commit": revision, "dirty": dirty, "machine": machine()}
     write_json(folder / "plan.json", plan | {"settings": settings, "runs": [run["id"] for run in runs]})
     from report import write_reports

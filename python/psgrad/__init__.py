@@ -5,7 +5,7 @@ A worker joins a job's servers, and from then on exchanges gradients for weights
     client = psgrad.Client.join("127.0.0.1:5000", [psgrad.Tensor("w", (784, 10))])
     weights = client.weight_buffers()
     result = client.start(initial, weights)
-    step = client.start_step
+    step = result.next_step
     while …:
         result = client.push_pull(step, gradients, weights, version=result.version, samples=64)
         step = result.next_step
@@ -23,10 +23,10 @@ from psgrad import _loading
 
 _loading.load()
 
-from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, Unavailable  # noqa: E402
+from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, RolledBack, Unavailable  # noqa: E402
+from psgrad._exchange import Exchange  # noqa: E402
 from psgrad.client import (  # noqa: E402
     Client,
-    Exchange,
     LocalSteps,
     OptimizerSettings,
     Result,
@@ -51,6 +51,7 @@ __all__ = [
     "OptimizerSettings",
     "Refused",
     "Result",
+    "RolledBack",
     "SpawnError",
     "Tensor",
     "Unavailable",

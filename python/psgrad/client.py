@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from psgrad import _core
-
-LOG = logging.getLogger("psgrad")
-
-# Between two looks at signals and at what the client has to say.
-_POLL_S = 0.2
-# For what was interrupted to end.
-_STOP_S = 0.5
+from psgrad._exchange import Exchange
+from psgrad._generations import Generations
+from psgrad._waiting import LOG, call
 
 Result = _core.Result
 LocalSteps = _core.LocalSteps
-_T = TypeVar("_T")
 
 atexit.register(_core.join_calls)
 
@@ -67,101 +59,25 @@ def _spec(tensor: Tensor) -> _core.TensorSpec:
     )
 
 
-def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
-    """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends it."""
-    end = None if timeout is None else time.monotonic() + timeout
-    try:
-        while True:
-            left = _POLL_S if end is None else min(_POLL_S, max(0.0, end - time.monotonic()))
-            result = poll(left)
-            if result is not None:
-                return result
-            _log(client)
-            if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{what}: not within {timeout} s")
-    except Exception:
-        raise
-    except BaseException:  # Ctrl-C, or what a handler of a signal raises.
-        client.stop()
-        with contextlib.suppress(_core.Error):
-            poll(_STOP_S)
-        raise
-    finally:
-        _log(client)
-
-
-def _log(client: _core.Client) -> None:
-    for notice in client.take_notices():
-        # What it waits for is to be seen also where nobody has set up logging.
-        LOG.log(logging.INFO if notice.startswith("exchanging with ") else logging.WARNING, "%s", notice)
-
-
-def _call(call: _core.Call, client: _core.Client) -> Any:
-    _until(lambda seconds: True if call.wait_for(seconds) else None, client, None, "")
-    return call.result()
-
-
-class Exchange:
-    """An exchange in progress. No weight is written, and no server has the whole push, before the last ``ready``."""
-
-    def __init__(self, core: _core.Exchange, client: _core.Client, rank: int, step: int):
-        self._core = core
-        self._client = client
-        self._where = f"rank {rank}, step {step}"
-        #: ``ready_at(tensor, address)``: as ``ready``, of memory that the caller keeps until the exchange has ended.
-        #: Nothing is checked but that there is such a tensor: this is for hooks, and costs less than a microsecond.
-        self.ready_at: Callable[[int, int], None] = core.ready_at
-
-    def ready(self, tensor: int, gradient: Any = None) -> None:
-        """The gradient of this tensor (its number in the layout) is final, and may be sent.
-
-        ``gradient``: the array that holds it, if ``begin`` was given none: float32, C-contiguous, in this host's
-        memory. It is kept alive and must not be changed until the exchange has ended. Never blocks.
-        """
-        self._core.ready(tensor, gradient)
-
-    def absent(self, tensor: int) -> None:
-        """Instead of ``ready``: there is no gradient of this weight.
-
-        Where others have one, this counts as zeros. A step in which nobody has one leaves the weight as it is, and the
-        optimizer's state and count of updates of it.
-        """
-        self._core.absent(tensor)
-
-    def set_samples(self, samples: int) -> bool:
-        """How many samples the gradients are the mean of, where it is not what ``begin`` was told.
-
-        0: nothing counts; the push becomes an empty contribution. Has an effect until the last ``ready``; returns
-        whether it had. A number that changed costs sending the gradients again.
-        """
-        return self._core.set_samples(samples)
-
-    def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
-        """Waits until this tensor's new weights are in place. TimeoutError after ``timeout`` seconds."""
-        _until(
-            lambda seconds: True if self._core.wait_tensor_for(tensor, seconds) else None,
-            self._client,
-            timeout,
-            f"{self._where}: the weights of tensor {tensor}",
-        )
-
-    def wait(self, timeout: float | None = None) -> Result:
-        """Waits until the exchange has ended. TimeoutError after ``timeout`` seconds; then it goes on."""
-        return _until(self._core.wait_for, self._client, timeout, f"{self._where}: the exchange")
-
-
 class Client:
     """One worker of a job. It belongs to the process that joined; threads may share it.
 
     Waits end when what is waited for has come, the job has failed, or a server has been silent for
     ``connect_timeout``; whom they wait for is logged (logger ``psgrad``). Ctrl-C ends each within a second with
     KeyboardInterrupt, and then the client is closed for everything but ``leave``.
+
+    Where the servers keep checkpoints, they may go back to one: after a server died and was started again. Then the
+    call that notices it joins again under the same name and rank, waiting for ``server_timeout`` at most, and for all
+    other workers. An exchange, ``start`` and ``pull`` end with the weights of the checkpoint and with ``next_step``,
+    where to go on; ``rolled_back_to`` tells. What the worker was about to push is gone. ``done`` and ``weights_hash``
+    raise RolledBack if there are steps to be made again.
     """
 
     def __init__(self, core: _core.Client, layout: Sequence[Tensor]):
         """Use ``join``."""
-        self._core = core
+        self._generations = Generations(core)
         self._left = False
+        self._done: bool | None = None  # What ``done`` was told, when it has returned.
         self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
         self._gradient_buffers: list[Any] | None = None
         self._weight_buffers: list[Any] | None = None
@@ -217,85 +133,116 @@ class Client:
             )
         options.set_times(connect_timeout, start_timeout, notice_every)
         core = _core.Client(options, [_spec(tensor) for tensor in layout])
-        _call(core.join(), core)
+        call(core.join(), core)
         return cls(core, layout)
+
+    @property
+    def _running(self) -> _core.Client:
+        return self._generations.core
 
     # ---- What was joined
 
     @property
     def rank(self) -> int:
         """Of this worker, from 0."""
-        return self._core.rank
+        return self._running.rank
 
     @property
     def num_workers(self) -> int:
         """Of the job."""
-        return self._core.num_workers
+        return self._running.num_workers
 
     @property
     def num_shards(self) -> int:
         """Servers that the model is spread over."""
-        return self._core.num_shards
+        return self._running.num_shards
 
     @property
     def incarnation(self) -> int:
         """Grows whenever the rank is handed out again."""
-        return self._core.incarnation
+        return self._running.incarnation
 
     @property
     def generation(self) -> int:
         """Of the job's servers."""
-        return self._core.generation
+        return self._running.generation
+
+    @property
+    def server_timeout(self) -> float:
+        """For so many seconds a server that died is waited for; 0: the job keeps no checkpoints to go back to."""
+        return self._running.server_timeout
+
+    @property
+    def resized(self) -> tuple[int, int]:
+        """Unless both are 0, a checkpoint was restored with another number of workers: at this step, when these many
+        samples had been used. Batches of a fixed share are counted from there.
+        """
+        return self._running.resized
+
+    @property
+    def rolled_back_to(self) -> int | None:
+        """The step that the job was rolled back to, until the next push has ended; None: it was not."""
+        return self._generations.rolled_back_to
+
+    @property
+    def next_step(self) -> int:
+        """That this worker is to make, as the last exchange or rollback named it."""
+        return self._generations.next_step
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the job was rolled back since this worker joined it."""
+        return self._generations.rollbacks
 
     @property
     def name(self) -> str:
         """Under which the worker has joined."""
-        return self._core.name
+        return self._running.name
 
     @property
     def mode(self) -> str:
         """bsp, asp, ssp, backup, local_sgd or easgd."""
-        return self._core.mode
+        return self._running.mode
 
     @property
     def synchronous(self) -> bool:
         """A version is made of one step of all workers: version and step advance together."""
-        return self._core.synchronous
+        return self._running.synchronous
 
     @property
     def exact_versions(self) -> bool:
         """A push_pull of step v brings version v + 1, however often it is asked; else the newest."""
-        return self._core.exact_versions
+        return self._running.exact_versions
 
     @property
     def empty_contributions(self) -> bool:
         """A worker without samples in a step pushes an empty contribution; else it pushes nothing."""
-        return self._core.empty_contributions
+        return self._running.empty_contributions
 
     @property
     def local_steps(self) -> LocalSteps | None:
         """Set in modes in which workers take optimizer steps by themselves (local_sgd, easgd)."""
-        return self._core.local_steps
+        return self._running.local_steps
 
     @property
     def start_step(self) -> int:
-        """The first step of this worker."""
-        return self._core.start_step
+        """The first step of this worker, in this generation of the job."""
+        return self._running.start_step
 
     @property
     def lead(self) -> bool:
         """This worker is the lowest live rank, which evaluates and saves."""
-        return self._core.lead
+        return self._running.lead
 
     @property
     def replaced(self) -> str:
         """The live worker whose rank this one took, as "NAME on HOST"; else empty."""
-        return self._core.replaced
+        return self._running.replaced
 
     @property
     def hands_out_runs(self) -> bool:
         """The servers run with --budget=job: workers take runs of samples from the chief (``take_run``)."""
-        return self._core.hands_out_runs
+        return self._running.hands_out_runs
 
     @property
     def closed(self) -> bool:
@@ -307,7 +254,7 @@ class Client:
     def gradient_buffers(self) -> list[Any]:
         """Memory for gradients, one array for each tensor, which servers of this host read where it lies."""
         if self._gradient_buffers is None:
-            self._gradient_buffers = self._core.gradient_buffers()
+            self._gradient_buffers = self._running.gradient_buffers()
             self._keep(self._gradient_buffers, writable=False, what="gradients")
         return self._gradient_buffers
 
@@ -318,31 +265,37 @@ class Client:
         ``numpy.from_dlpack`` make theirs of them. The memory lives as long as any of these.
         """
         if self._weight_buffers is None:
-            self._weight_buffers = self._core.weight_buffers()
+            self._weight_buffers = self._running.weight_buffers()
             self._keep(self._weight_buffers, writable=True, what="weights")
         return self._weight_buffers
 
     def _keep(self, arrays: list[Any], writable: bool, what: str) -> None:
-        self._prepared[id(arrays)] = (arrays, self._core.prepare(arrays, writable, what))
+        self._prepared[id(arrays)] = (arrays, self._running.prepare(arrays, writable, what))
 
     def _prepare(self, arrays: Sequence[Any] | None, writable: bool, what: str) -> _core.Tensors | None:
         if arrays is None:
             return None
         known = self._prepared.get(id(arrays))
-        return known[1] if known is not None else self._core.prepare(arrays, writable, what)
+        return known[1] if known is not None else self._running.prepare(arrays, writable, what)
 
     # ---- Exchanges
 
     def start(self, initial: Sequence[Any], weights: Sequence[Any]) -> Result:
         """The start of training: waits until the job runs, and pulls the newest version into ``weights``.
 
-        Sends ``initial`` if the chief asks this worker for the initial values.
+        Sends ``initial`` if the chief asks this worker for the initial values; it is kept, and should stay as it is,
+        as a job that is rolled back before its first checkpoint begins anew with it. ``next_step`` of the result is
+        the first step to make.
         """
         self._check_open()
-        call = self._core.start(
-            self._prepare(initial, False, "initial values"), self._prepare(weights, True, "weights")
-        )
-        result: Result = _call(call, self._core)
+        self._generations.initial = self._prepare(initial, False, "initial values")
+        prepared = self._prepare(weights, True, "weights")
+        core = self._running
+        try:
+            result: Result = call(core.start(self._generations.initial, prepared), core)
+        except _core.RolledBack:
+            return self._generations.go_back(core, prepared)
+        self._generations.next_step = result.next_step
         return result
 
     def begin(
@@ -373,8 +326,12 @@ class Client:
         that this push makes; rank 0's counts. ``skip_not_finite``: a push whose gradient is not finite becomes an
         empty contribution (Result.skipped names the tensor) instead of an error. ``difference``: what is pushed are
         differences of weights. ``deferred``: each gradient is sent once its ``ready`` (or ``absent``) is called.
+
+        If the job is rolled back meanwhile, the result has no ``answers``. ValueError, where versions are exact, for a
+        first push after it that is not of the step ``rolled_back_to``.
         """
         self._check_open()
+        self._generations.check_step(step)
         push = _core.PushInfo()
         push.step = step
         push.version = version
@@ -384,10 +341,10 @@ class Client:
         push.learning_rate = learning_rate
         push.skip_not_finite = skip_not_finite
         push.is_difference = difference
-        core = self._core.begin(
-            push, self._prepare(gradients, False, "gradients"), self._prepare(weights, True, "weights"), deferred
-        )
-        return Exchange(core, self._core, self.rank, step)
+        prepared = self._prepare(weights, True, "weights")
+        client = self._running
+        core = client.begin(push, self._prepare(gradients, False, "gradients"), prepared, deferred)
+        return Exchange(core, client, self._generations, step, prepared)
 
     def push_pull(self, step: int, gradients: Sequence[Any], weights: Sequence[Any], **push: Any) -> Result:
         """As ``begin``, and waits for the end."""
@@ -398,10 +355,17 @@ class Client:
         return self.begin(step, gradients, None, **push).wait()
 
     def pull(self, weights: Sequence[Any], *, version: int | None = None, step: int | None = None) -> Result:
-        """Pulls exactly this version, or the newest, into ``weights``. ``step``: of the gradient computed on it."""
+        """Pulls exactly this version, or the newest, into ``weights``. ``step``: of the gradient computed on it.
+
+        If the job is rolled back meanwhile, it brings the newest version, whichever was asked for.
+        """
         self._check_open()
         prepared = self._prepare(weights, True, "weights")
-        result: Result = _call(self._core.pull(prepared, version, step), self._core)
+        core = self._running
+        try:
+            result: Result = call(core.pull(prepared, version, step), core)
+        except _core.RolledBack:
+            return self._generations.go_back(core, prepared)
         return result
 
     # ---- The job
@@ -416,7 +380,7 @@ class Client:
         Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain.
         """
         self._check_open()
-        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait), self._core)
+        run = call(self._running.take_run(number, finished, samples, batch_size, runs, wait), self._running)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
         return None if run is None else int(run)
@@ -426,9 +390,17 @@ class Client:
             raise _core.Cancelled(f"rank {self.rank} has left the job; join again")
 
     def weights_hash(self) -> str:
-        """The fingerprint of the newest version's weights, and the shards' versions where they differ."""
-        self._check_open()
-        return str(_call(self._core.weights_hash(), self._core))
+        """The fingerprint of the newest version's weights, and the shards' versions where they differ.
+
+        RolledBack as of ``done``.
+        """
+        while True:
+            self._check_open()
+            core = self._running
+            try:
+                return str(call(core.weights_hash(), core))
+            except _core.RolledBack:
+                self._go_back_at_end(core)
 
     def set_busy(self, what: str) -> None:
         """Says that this worker makes no step for a while though nothing is wrong ("evaluating"); "": that is over.
@@ -437,27 +409,56 @@ class Client:
         a third of the lease, so what is over sooner may not be.
         """
         self._check_open()
-        self._core.set_busy(what)
+        self._running.set_busy(what)
 
     def done(self, counts_as_empty: bool = False) -> None:
         """This worker has used up its budget: waits until all have.
 
         On the lead it returns first. ``counts_as_empty``: in steps that others still make, this worker counts as an
-        empty contribution; else, in a synchronous mode, they must make none.
+        empty contribution; else, in a synchronous mode, they must make none. RolledBack, if the job is rolled back
+        meanwhile to a step that this worker has made: it has joined again, and is to make it again (``pull`` brings
+        the weights).
         """
-        self._check_open()
-        _call(self._core.done(counts_as_empty), self._core)
+        while True:
+            self._check_open()
+            core = self._running
+            try:
+                call(core.done(counts_as_empty), core)
+                self._done = counts_as_empty
+                return
+            except _core.RolledBack:
+                self._go_back_at_end(core)
+
+    def _go_back_at_end(self, core: _core.Client) -> None:
+        """Joins again. RolledBack if there are steps to be made again: the checkpoint is not of the end."""
+        made = self._generations.next_step
+        result = self._generations.go_back(core, None)
+        if result.next_step < made:
+            raise _core.RolledBack(
+                f"rank {self.rank}: the job was rolled back to step {result.next_step}, and this worker had made "
+                f"{made} steps and was done: it has to make the others again from there"
+            )
 
     def leave(self, reason: str = "") -> None:
         """Leaves the job: normally after ``done``, else for this reason."""
         if self._left:
             return
         self._left = True
-        _call(self._core.leave(reason), self._core)
+        while True:
+            core = self._running
+            try:
+                call(core.leave(reason), core)
+                return
+            except _core.RolledBack:
+                if reason or self._done is None:  # Of that generation there is nothing left to leave.
+                    return
+                self._left = False
+                self.done(self._done)
+                self._left = True
 
     def stop(self) -> None:
         """Ends every wait and every exchange of this client with Cancelled; after that it can only leave."""
-        self._core.stop()
+        self._generations.stop()
 
     def close(self) -> None:
         """Leaves the job, if that was not done. Never raises: that it could not be told is logged."""

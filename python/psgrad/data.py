@@ -13,152 +13,38 @@ import importlib
 import logging
 import math
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-_SAMPLES_MAX = 2**31 - 1
-_MASK = 2**64 - 1
+from psgrad.sampling import Plan, Sampler, budget_of, permutation
+
+__all__ = ["Batches", "Plan", "Sampler", "budget_of", "permutation"]
+
 # Others wait for the contribution of a worker that has no run; but most often the last run is about to be finished.
 _FILLING_WAIT_S = 0.02
 
 _log = logging.getLogger("psgrad")
 
 
-# ---- Drawing, as in common/random.h
+def _first_batch(
+    step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int, origin: tuple[int, int] = (0, 0)
+) -> int:
+    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/steps/steps.h.
 
-
-def _mix_bits(value: int) -> int:
-    """SplitMix64."""
-    value = (value + 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)
-
-
-def _mersenne_twister_64(seed: int) -> Iterator[list[int]]:
-    """The numbers of std::mt19937_64, in blocks of 312."""
-    state = [seed]
-    for i in range(1, 312):
-        state.append((6364136223846793005 * (state[-1] ^ (state[-1] >> 62)) + i) & _MASK)
-
-    def twist(high: list[int], low: list[int], other: list[int]) -> list[int]:
-        mixed = [(h & 0xFFFFFFFF80000000) | (x & 0x7FFFFFFF) for h, x in zip(high, low, strict=True)]
-        return [o ^ (m >> 1) ^ (0xB5026F5AA96619E9 if m & 1 else 0) for o, m in zip(other, mixed, strict=True)]
-
-    while True:
-        first = twist(state[:156], state[1:157], state[156:])
-        state = first + twist(state[156:], [*state[157:], first[0]], first)
-        numbers = [x ^ ((x >> 29) & 0x5555555555555555) for x in state]
-        numbers = [x ^ ((x << 17) & 0x71D67FFFEDA60000) for x in numbers]
-        numbers = [x ^ ((x << 37) & 0xFFF7EEE000000000) for x in numbers]
-        yield [x ^ (x >> 43) for x in numbers]
-
-
-def permutation(samples: int, seed: int, epoch: int) -> array[int]:
-    """The order of the samples in an epoch: that of the C++ worker. A million samples take a second or two."""
-    order = array("i", range(samples))
-    i = samples  # So many are still to be placed.
-    for numbers in _mersenne_twister_64(_mix_bits(_mix_bits(seed) ^ epoch)):
-        for number in numbers:
-            if i <= 1:
-                return order
-            product = number * i
-            # Of the few products below, some would make their numbers more likely than others.
-            if (product & _MASK) < i and (product & _MASK) < (2**64 - i) % i:
-                continue
-            i -= 1
-            chosen = product >> 64
-            order[i], order[chosen] = order[chosen], order[i]
-    raise AssertionError("the numbers never end")
-
-
-# ---- Shares, as in worker/data/sampler.h
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One step's share of one rank."""
-
-    epoch: int
-    epoch_step: int  # Below steps_per_epoch.
-    indices: list[int]  # Of this rank's samples. Empty if the epoch's last batch leaves it none.
-
-
-class Sampler:
-    """Which samples each step of a rank uses. A pure function of its arguments: no two workers need to talk to agree.
-
-    batch_size: this rank's samples of a step; "full": a rank's part of all samples.
-    Keeps the permutation of one epoch, so steps are cheap in order.
+    origin: a step, and the batch that it begins with.
     """
-
-    def __init__(
-        self,
-        samples: int,
-        *,
-        num_workers: int,
-        rank: int,
-        batch_size: int | Literal["full"],
-        seed: int = 1,
-        shuffle: bool = True,
-    ) -> None:
-        if not 1 <= samples <= _SAMPLES_MAX:
-            raise ValueError(f"the data set has {samples} samples; expected 1 to {_SAMPLES_MAX}")
-        if batch_size != "full" and not (isinstance(batch_size, int) and 1 <= batch_size <= _SAMPLES_MAX):
-            raise ValueError(f"batch_size is {batch_size!r}; expected 1 to {_SAMPLES_MAX}, or 'full'")
-        if not 0 <= rank < num_workers:
-            raise ValueError(f"rank is {rank} of {num_workers}")
-        if not 0 <= seed <= _MASK:
-            raise ValueError(f"seed is {seed}; expected 0 to 2**64 - 1")
-        self.samples = samples
-        self.batch_size = -(-samples // num_workers) if batch_size == "full" else batch_size
-        self._rank = rank
-        self._global_batch = num_workers * self.batch_size
-        self.steps_per_epoch = -(-samples // self._global_batch)
-        self._seed = seed
-        self._shuffle = shuffle
-        self._permuted_epoch = -1
-        self._permutation: Sequence[int] = range(samples)  # File order, where it does not shuffle.
-
-    def plan(self, step: int) -> Plan:
-        """`step` counts from 0 over all epochs."""
-        epoch, epoch_step = divmod(step, self.steps_per_epoch)
-        begin, end = self._share(epoch_step)
-        if begin < end and self._shuffle and epoch != self._permuted_epoch:
-            self._permutation = permutation(self.samples, self._seed, epoch)
-            self._permuted_epoch = epoch
-        return Plan(epoch, epoch_step, list(self._permutation[begin:end]))
-
-    def samples_of(self, step: int) -> int:
-        begin, end = self._share(step % self.steps_per_epoch)
-        return end - begin
-
-    def _share(self, epoch_step: int) -> tuple[int, int]:
-        start = epoch_step * self._global_batch
-        global_end = min(start + self._global_batch, self.samples)
-        begin = min(start + self._rank * self.batch_size, global_end)
-        return begin, min(begin + self.batch_size, global_end)
-
-
-def budget_of(epochs: float, batches_per_epoch: int) -> int:
-    """Batches of so many epochs; at least 1."""
-    return max(1, math.floor(epochs * batches_per_epoch + 0.5))
-
-
-def _first_batch(step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int) -> int:
-    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/steps/steps.h."""
+    step, first = max(step - origin[0], 0), min(origin[1], total)
     if local is None:
-        return min(step * accumulate, total)
+        return min(first + step * accumulate, total)
     if local.exchange != "average_gradients":
-        return min(step * int(local.steps), total)
+        return min(first + step * int(local.steps), total)
     if step == 0:
-        return 0
+        return first
     # What is exchanged after which batch: as in worker/steps/averaging.cc.
     every_steps = getattr(local, "average_every_steps", 0)
     weights_every = every_steps if every_steps > 0 else local.average_every_epochs * batches_per_epoch
-    batch = exchanges = 0
+    batch, exchanges = first, 0
     while exchanges < step and batch < total:
         batch += 1
         averages_weights = math.floor(batch / weights_every + 1e-9) > math.floor((batch - 1) / weights_every + 1e-9)
@@ -180,6 +66,9 @@ class _Source(Protocol):
         over.
         """
 
+    def go_back_to(self, batch: int) -> None:
+        """The job was rolled back: this batch comes next."""
+
 
 class _FixedShare:
     """The same share of every epoch for a rank."""
@@ -199,6 +88,9 @@ class _FixedShare:
         jumped_over = range(self._next, min(batch, self._total))
         self._next = max(self._next, batch)
         return sum(self._sampler.samples_of(each) for each in jumped_over)
+
+    def go_back_to(self, batch: int) -> None:
+        self._next = batch
 
 
 class _HandedOutRuns:
@@ -254,6 +146,9 @@ class _HandedOutRuns:
 
     def skip_to(self, batch: int) -> int:
         return 0  # Steps have no batches of their own.
+
+    def go_back_to(self, batch: int) -> None:
+        raise RuntimeError("the job was rolled back: with --budget=job nobody knows which samples are to come again")
 
     def _next(self, wait_s: float | None) -> Plan | None:
         terms = (self._sampler.samples, self._sampler.batch_size, self._total)
@@ -318,6 +213,9 @@ class Batches:
         contribution of it; None: the optimizer's.
 
     Where the chief hands out the samples (--budget=job), the batches are what it gives this worker.
+
+    If the servers go back to a checkpoint, the batches do, too: the loop is given again what the steps from there on
+    are made of. So the result in bsp is that of a run without the rollback.
     """
 
     def __init__(
@@ -354,7 +252,9 @@ class Batches:
         self.total = budget_of(epochs, self.steps_per_epoch)  # Likewise.
         self._accumulate = int(self._job.get("accumulate", 1))
         self._check()
-        self._first = self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
+        self._rollbacks = self._rollbacks_now()
+        self._job.get("rewinds_data", lambda: None)()
+        self._first = self._batch_now()
         if self._first >= self.total and not self._hands_out_runs:
             _log.warning("the job has made %d of %d steps already: there are no batches left", self._first, self.total)
         self._source = self._make_source()
@@ -373,6 +273,7 @@ class Batches:
         """Each epoch's number, from 0, and batches. Where samples are handed out, late ones of an earlier epoch are
         among those of a later one. Batches that a loop leaves come in the next.
         """
+        self._follow_rollback()
         if self._spent:
             raise RuntimeError("all batches have been used; `epochs` says how many there are, of all loops together")
         while (plan := self._peek()) is not None:
@@ -426,7 +327,28 @@ class Batches:
 
     def _batch_of(self, step: int) -> int:
         local = self._job.get("local_steps", None)
-        return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total)
+        resized_step, samples = self._job.get("resized", (0, 0))
+        epochs, in_epoch = divmod(samples, len(self._dataset))
+        # Batches that were not used as a whole are used again.
+        origin = epochs * self.steps_per_epoch + int(in_epoch / len(self._dataset) * self.steps_per_epoch)
+        return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
+
+    def _batch_now(self) -> int:
+        """That the worker's next step begins with."""
+        return self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
+
+    def _rollbacks_now(self) -> int:
+        return int(self._job.get("rollbacks", 0))
+
+    def _follow_rollback(self) -> None:
+        rollbacks = self._rollbacks_now()
+        if rollbacks == self._rollbacks:
+            return
+        self._rollbacks = rollbacks
+        self._source.go_back_to(self._batch_now())
+        self._peeked = None
+        self._loaded = None
+        self._spent = False
 
     def _make_source(self) -> _Source:
         if not self._hands_out_runs:
@@ -441,6 +363,7 @@ class Batches:
 
     def _peek(self) -> Plan | None:
         """The share that comes next. The loop is through with all before it."""
+        self._follow_rollback()
         if self._peeked is None and not self._spent:
             self._skip_what_others_have_passed()
             self._peeked = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
@@ -451,7 +374,10 @@ class Batches:
         return self._peeked
 
     def _part(self, epoch: int) -> Iterator[Any]:
+        rollbacks = self._rollbacks
         while (plan := self._peek()) is not None and plan.epoch <= epoch:
+            if rollbacks != self._rollbacks and plan.epoch < epoch:  # That one's part comes again.
+                return
             self._peeked = None
             if plan.indices:
                 batch = self._load(plan)

@@ -2,11 +2,13 @@
 
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <stop_token>
@@ -167,6 +169,11 @@ class CoreClient {
         nullptr, {});
   }
 
+  // A client that joins again in the place of this one, which was rolled back.
+  std::shared_ptr<CoreClient> Again() const {
+    return std::make_shared<CoreClient>(RejoinOptions(core_->options, client()), core_->layout);
+  }
+
   Client& client() const {
     CheckProcess(owner_);
     if (core_->client == nullptr) Raise(absl::CancelledError("this client has not joined"));
@@ -200,10 +207,26 @@ class CoreClient {
     return std::make_shared<CoreExchange>(std::move(flight));
   }
 
+  // Without `weights` what is pulled is dropped: the start is waited for all the same.
   Call Start(std::shared_ptr<Tensors> initial, std::shared_ptr<Tensors> weights) {
     CheckWritable(weights);
-    return Exchanging({nb::cast(initial), nb::cast(weights)}, [values = initial->Read(), in = weights->spans](
-                                                                  Client& client) { return client.Start(values, in); });
+    return Exchanging({nb::cast(initial), nb::cast(weights)},
+                      [values = initial == nullptr ? ConstTensors() : initial->Read(),
+                       in = weights == nullptr ? MutableTensors() : weights->spans,
+                       core = core_](Client& client) -> absl::StatusOr<ExchangeResult> {
+                        std::vector<std::vector<float>> dropped;
+                        MutableTensors into = in;
+                        for (size_t i = 0; in.empty() && i < core->layout.size(); ++i) {
+                          dropped.emplace_back(static_cast<size_t>(core->layout[i].elements()));
+                          into.emplace_back(dropped.back());
+                        }
+                        absl::StatusOr<ExchangeResult> started = client.Start(values, into);
+                        if (!started.ok()) return started;
+                        // Others may have gone on between the join and the start.
+                        started->next_step =
+                            std::max(client.start_step(), client.synchronous() ? started->version : uint64_t{0});
+                        return started;
+                      });
   }
   Call Pull(std::shared_ptr<Tensors> weights, std::optional<uint64_t> version, std::optional<uint64_t> step) {
     CheckWritable(weights);
@@ -402,6 +425,7 @@ void DefineClient(nb::module_& module) {
   nb::class_<CoreClient>(module, "Client")
       .def(nb::init<ClientOptions, Layout>())
       .def("join", &CoreClient::Join)
+      .def("again", &CoreClient::Again)
       .def("stop", &CoreClient::Stop)
       .def("take_notices", &CoreClient::TakeNotices)
       .def("gradient_buffers", &CoreClient::GradientBuffers)
@@ -409,7 +433,7 @@ void DefineClient(nb::module_& module) {
       .def("prepare", &CoreClient::Prepare)
       .def("begin", &CoreClient::Begin, nb::arg("push"), nb::arg("gradients").none(), nb::arg("weights").none(),
            nb::arg("deferred"))
-      .def("start", &CoreClient::Start)
+      .def("start", &CoreClient::Start, nb::arg("initial").none(), nb::arg("weights").none())
       .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none())
       .def("done", &CoreClient::Done)
       .def("set_busy", &CoreClient::SetBusy)
@@ -431,6 +455,14 @@ void DefineClient(nb::module_& module) {
       .def_prop_ro("rank", [](const CoreClient& self) { return self.client().rank(); })
       .def_prop_ro("incarnation", [](const CoreClient& self) { return self.client().incarnation(); })
       .def_prop_ro("generation", [](const CoreClient& self) { return self.client().generation(); })
+      .def_prop_ro("restored_version", [](const CoreClient& self) { return self.client().restored_version(); })
+      .def_prop_ro("resized",
+                   [](const CoreClient& self) {
+                     const Client::Resized resized = self.client().resized();
+                     return std::make_pair(resized.step, resized.samples);
+                   })
+      .def_prop_ro("server_timeout",
+                   [](const CoreClient& self) { return absl::ToDoubleSeconds(self.client().server_timeout()); })
       .def_prop_ro("num_workers", [](const CoreClient& self) { return self.client().num_workers(); })
       .def_prop_ro("num_shards", [](const CoreClient& self) { return self.client().num_shards(); })
       .def_prop_ro("name", [](const CoreClient& self) { return self.client().name(); })

@@ -13,6 +13,7 @@ struct Errors {
   PyObject* job_failed = nullptr;
   PyObject* fenced = nullptr;
   PyObject* unavailable = nullptr;
+  PyObject* rolled_back = nullptr;
   PyObject* refused = nullptr;
   PyObject* cancelled = nullptr;
 };
@@ -31,7 +32,7 @@ bool IsFenced(const absl::Status& status) {
          status.message().find("has a new owner") != absl::string_view::npos;
 }
 
-// The servers went on from a checkpoint: a new client can, too (ps/client.h, Client::rolled_back).
+// The servers went on from a checkpoint, and so can the worker (ps/client.h, Client::rolled_back).
 bool IsRolledBack(const absl::Status& status) {
   return status.message().find("the job was rolled back") != absl::string_view::npos;
 }
@@ -43,7 +44,7 @@ PyObject* ClassOf(const absl::Status& status) {
     case absl::StatusCode::kAborted:
       return errors.job_failed;
     case absl::StatusCode::kFailedPrecondition:
-      if (IsRolledBack(status)) return errors.unavailable;
+      if (IsRolledBack(status)) return errors.rolled_back;
       return IsFenced(status) ? errors.fenced : errors.refused;
     case absl::StatusCode::kAlreadyExists:
       return errors.refused;
@@ -66,6 +67,9 @@ void DefineErrors(nb::module_& module) {
   errors.job_failed = Define(module, "JobFailed", "The job has failed; the text says why.", errors.error);
   errors.fenced = Define(module, "Fenced", "Another process owns this worker's rank now.", errors.error);
   errors.unavailable = Define(module, "Unavailable", "A server did not answer in time, or had no room.", errors.error);
+  errors.rolled_back =
+      Define(module, "RolledBack", "The servers went back to a checkpoint; Client.rolled_back_to is the step.",
+             errors.unavailable);
   errors.refused =
       Define(module, "Refused", "The worker does not fit the job; the text names what differs.", errors.error);
   errors.cancelled = Define(module, "Cancelled", "The client was closed, or stopped by Ctrl-C.", errors.error);

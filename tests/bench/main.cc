@@ -14,6 +14,7 @@
 #include "common/program.h"
 #include "tests/bench/bench_layout.h"
 #include "tests/bench/exchange_bench.h"
+#include "tests/bench/faults_bench.h"
 #include "tests/bench/gemm_bench.h"
 #include "tests/bench/network_bench.h"
 #include "tests/bench/optimizers_bench.h"
@@ -26,11 +27,14 @@ ABSL_FLAG(
     std::string, layout, "one",
     "exchange: the model, one (a tensor of --bytes) or many (the 160 tensors of a ResNet-50, 102 MB, most of them "
     "small)");
-ABSL_FLAG(int64_t, bytes, 16 << 20, "exchange with --layout=one, network: bytes of the model, a multiple of 4");
+ABSL_FLAG(int64_t, bytes, 16 << 20,
+          "exchange with --layout=one, network: bytes of the model, a multiple of 4; faults: of weights and state");
+ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a folder of their own");
 ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
-ABSL_FLAG(int, repeats, 30, "exchange, network, optimizers: number of measured repeats");
+ABSL_FLAG(int, repeats, 30,
+          "exchange, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
@@ -58,6 +62,9 @@ constexpr char kUsage[] =
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
     "  optimizers each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of\n"
     "             many small tensors next to one; with 1 and 2 threads\n"
+    "  faults     what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on "
+    "when\n"
+    "             its server was killed\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
 absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
@@ -218,6 +225,9 @@ absl::Status Run(const std::string& command) {
       command == "network"
           ? RunNetworkBench(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
       : command == "optimizers" ? RunOptimizersBench(absl::GetFlag(FLAGS_repeats))
+      : command == "faults"     ? RunFaultsBench({.bytes = absl::GetFlag(FLAGS_bytes) / 8 * 8,
+                                                  .dir = absl::GetFlag(FLAGS_dir),
+                                                  .hundreds = absl::GetFlag(FLAGS_repeats)})
                                 : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
                                                     .layout = ExchangedModel(),
                                                     .workers = absl::GetFlag(FLAGS_workers),
@@ -238,7 +248,7 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
-      command != "optimizers") {
+      command != "optimizers" && command != "faults") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

@@ -33,8 +33,8 @@ class DrawsTest(unittest.TestCase):
         assert next(islice(mt19937_64(5489), 9999, None)) == 9981545732273789042
 
     def test_order_is_that_of_the_workers(self) -> None:
-        path = REPOSITORY / "python/psgrad/data.py"
-        spec = importlib.util.spec_from_file_location("psgrad_data", path)
+        path = REPOSITORY / "python/psgrad/sampling.py"
+        spec = importlib.util.spec_from_file_location("psgrad_sampling", path)
         assert spec is not None and spec.loader is not None
         data = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(data)

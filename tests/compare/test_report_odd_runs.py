@@ -235,9 +235,9 @@ class Verdicts(ReportCase):
         """Faster, about as accurate, the hash as expected."""
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
         self.change(self.output / "runs/straggler-bsp-s1", weights_hash="abc")
-        self.plan_settings(expected_weights_hash="abc")
+        self.plan_settings(expected_weights_hash="abc", killed_weights_hash="abc")
         verdicts = self.write()
-        self.assertEqual([verdict.good for verdict in verdicts], [True] * 4)
+        self.assertEqual([verdict.good for verdict in verdicts], [True] * 5)
         self.assertRegex(str(verdicts[1]), r"^async 2\.\d\d times the throughput of sync, at least 1\.5 wanted: yes$")
         self.assertIn("± ", str(verdicts[2]))
 
@@ -251,9 +251,10 @@ class Verdicts(ReportCase):
         make_runs.make_comparison(self.output, ("bsp", "asp"), ("straggler",), (1,), (), workers=3)
         self.change(self.output / "runs/straggler-bsp-s1", weights_hash="abd")
         self.change(self.output / "runs/straggler-asp-s1", status="failed")
-        self.plan_settings(expected_weights_hash="abc")
+        self.plan_settings(expected_weights_hash="abc", killed_weights_hash="none")
         verdicts = self.write()
-        self.assertEqual([verdict.good for verdict in verdicts], [False] * 4)
+        self.assertEqual([verdict.good for verdict in verdicts], [False] * 5)
+        self.assertIn("hash after the kill equals the undisturbed hash: no", self.markdown())
         self.assertIn("weights hash of sync as expected: no", self.markdown())
 
     def plan_settings(self, **settings: object) -> None:

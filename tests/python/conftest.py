@@ -7,8 +7,11 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
+
+from restarts import Restartable
 
 Servers = Callable[..., str]
 EXIT_TIMEOUT_S = 30.0
@@ -70,5 +73,13 @@ class ServerProcesses:
 def servers() -> Iterator[ServerProcesses]:
     """The servers of a test."""
     started = ServerProcesses()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def restartable(tmp_path: Path) -> Iterator[Restartable]:
+    """Servers of a test that kills them and starts them again."""
+    started = Restartable(tmp_path)
     yield started
     started.end()

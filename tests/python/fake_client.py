@@ -48,6 +48,7 @@ def stub_package(path: str) -> types.ModuleType:
     names: dict[str, Any] = {"Error": Error, "Tensor": Tensor, "OptimizerSettings": OptimizerSettings}
     for name in ("JobFailed", "Fenced", "Unavailable", "Refused", "Cancelled"):
         names[name] = type(name, (Error,), {})
+    names["RolledBack"] = type("RolledBack", (names["Unavailable"],), {})
     names.update(Client=FakeClient, Exchange=FakeExchange, Result=FakeResult)
     for name, value in names.items():
         setattr(module, name, value)
@@ -345,6 +346,9 @@ class FakeClient:
     name = "fake"
     replaced = ""
     hands_out_runs = False
+    rollbacks = 0
+    next_step = 0
+    rolled_back_to = None
 
     def __init__(self, server: FakeServer, rank: int, layout: Sequence[Any]) -> None:
         self.server = server

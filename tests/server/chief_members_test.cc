@@ -405,7 +405,7 @@ TEST_CASE("The end is told once, whatever shards and workers still say after it"
   job.Initialised(1);  // On its way as the job failed: the last shard that was waited for.
   (void)Leave(job, a->id());
   job.chief.Fail("and again", job.now);
-  job.chief.OnShardGone(1, job.now);
+  job.chief.OnShardGone(1, job.connections[1], job.now);
   job.now += std::chrono::hours(1);
   job.chief.Tick(job.now);
   CHECK(job.ends == 1);

@@ -278,8 +278,10 @@ TEST_CASE("A shard with other settings is refused by the flag's name") {
   registration.set_shard(0);
   registration.set_job("default");
   (*registration.mutable_settings())["learning_rate"] = "0.2";
-  const absl::Status status = job.chief.RegisterShard(
-      registration, [](const v1::ChiefUpdate&) {}, job.now);
+  const absl::Status status = job.chief
+                                  .RegisterShard(
+                                      registration, [](const v1::ChiefUpdate&) {}, job.now)
+                                  .status();
   CHECK(Message(status).find("--learning_rate=0.2") != std::string::npos);
 }
 

@@ -172,7 +172,10 @@ class Job {
   }
 
   void Refuse(const PushHeader& push) {
-    ledger_.Record(push.rank, workers_[push.rank].incarnation, push.step, v1::ANSWER_STALE);
+    ledger_.Record({.rank = push.rank,
+                    .incarnation = workers_[push.rank].incarnation,
+                    .step = push.step,
+                    .answer = v1::ANSWER_STALE});
     ++stale_;
   }
 
@@ -226,7 +229,8 @@ class Job {
       const bool applied =
           push.step == set.step && std::find(set.ranks.begin(), set.ranks.end(), push.rank) != set.ranks.end();
       if (!applied || !push.decided) return false;
-      ledger_.Record(push.rank, push.incarnation, push.step, v1::ANSWER_APPLIED);
+      ledger_.Record(
+          {.rank = push.rank, .incarnation = push.incarnation, .step = push.step, .answer = v1::ANSWER_APPLIED});
       mode_->Applied(push.rank, push.step);
       return true;
     });

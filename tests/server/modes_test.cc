@@ -64,7 +64,7 @@ TEST_CASE("bsp and asp go by another name too") {
 
 TEST_CASE("The ledger tells APPLIED once, then DUPLICATE, and leaves lower steps alone") {
   Ledger ledger;
-  ledger.Record(1, 7, 4, v1::ANSWER_APPLIED);
+  ledger.Record({.rank = 1, .incarnation = 7, .step = 4, .answer = v1::ANSWER_APPLIED});
   CHECK_FALSE(ledger.Seen(1, 5));
   CHECK_FALSE(ledger.Seen(0, 0));
   CHECK(ledger.Tell(1, 4) == v1::ANSWER_APPLIED);
@@ -76,8 +76,8 @@ TEST_CASE("The ledger tells APPLIED once, then DUPLICATE, and leaves lower steps
 
 TEST_CASE("The ledger keeps a rank's last step, whatever is recorded of an earlier one later") {
   Ledger ledger;
-  ledger.Record(0, 2, 8, v1::ANSWER_STALE);
-  ledger.Record(0, 1, 7, v1::ANSWER_APPLIED);
+  ledger.Record({.rank = 0, .incarnation = 2, .step = 8, .answer = v1::ANSWER_STALE});
+  ledger.Record({.rank = 0, .incarnation = 1, .step = 7, .answer = v1::ANSWER_APPLIED});
   CHECK(ledger.NextStep(0) == 9);
   CHECK(ledger.Tell(0, 8) == v1::ANSWER_STALE);
 }

@@ -113,8 +113,8 @@ TEST_CASE("Workers that come, take and are lost again and again do not make the 
     MustTake(dealer, taker, 2);
     dealer.Return(taker);
   }
-  CHECK(dealer.Save()["returned"].size() <= 1026);
-  CHECK(dealer.Save()["workers"].empty());
+  CHECK(dealer.Save({})["returned"].size() <= 1026);
+  CHECK(dealer.Takers().empty());
 }
 
 TEST_CASE("A saved state brings another dealer to the same place, and what is no state changes nothing") {
@@ -122,32 +122,68 @@ TEST_CASE("A saved state brings another dealer to the same place, and what is no
   const RunTaker a = {.rank = 0, .incarnation = 1};
   MustTake(dealer, a, 1);
   MustTake(dealer, a, 2);
-  dealer.Return(a);
   MustTake(dealer, {.rank = 1, .incarnation = 7}, 1);
+  dealer.BeginCut();
+  const nlohmann::ordered_json saved = dealer.Save({{a, 0}, {{.rank = 1, .incarnation = 7}, 1}});
+  CHECK(saved["next"] == 3);
+  CHECK(saved["returned"] == std::vector<uint64_t>{0, 1});
   RunDealer other(2);
-  REQUIRE(other.Load(dealer.Save()).ok());
-  CHECK(other.Save() == dealer.Save());
-  CHECK(other.HasOpen({.rank = 1, .incarnation = 7}));
+  REQUIRE(other.Load(saved).ok());
+  CHECK(other.Save({}) == saved);
+  CHECK(other.Takers().empty());
   const auto with = [&](const char* field, const char* value) {
-    nlohmann::ordered_json state = dealer.Save();
+    nlohmann::ordered_json state = saved;
     state[field] = nlohmann::ordered_json::parse(value);
     return state;
   };
   for (const auto& bad :
        {nlohmann::ordered_json("text"), with("batch_size", "0"), with("next", "7"), with("returned", "[0,0]"),
-        with("returned", "[3]"), with("returned", "[2]"), with("returned", "[-1]"), with("workers", "[{}]"),
-        with("workers", "3"), with("workers", R"([{"rank":1,"incarnation":7,"taken":0,"open":[2]}])")}) {
+        with("returned", "[3]"), with("returned", "[-1]"), with("returned", "3"), with("runs", "null")}) {
     INFO(bad.dump());
     CHECK(absl::IsInvalidArgument(other.Load(bad)));
   }
-  CHECK(other.Save() == dealer.Save());
-  CHECK(other.Load(RunDealer(2).Save()).ok());
+  CHECK(other.Save({}) == saved);
+  CHECK(other.Load(RunDealer(2).Save({})).ok());
   CHECK_FALSE(other.terms().has_value());
+}
+
+TEST_CASE("What is used after a cut is dealt again, and what was used before it is not, whoever has left since") {
+  RunDealer dealer = Dealer({.samples = 20, .batch_size = 1, .runs = 20});
+  const RunTaker a = {.rank = 0, .incarnation = 1};
+  const RunTaker b = {.rank = 1, .incarnation = 1};
+  const RunTaker c = {.rank = 2, .incarnation = 1};
+  MustTake(dealer, a, 1);  // Runs 0, 1 and 2.
+  MustTake(dealer, b, 1);
+  MustTake(dealer, c, 1);
+  REQUIRE(dealer.Finish(a, 1).ok());
+  dealer.BeginCut();
+  MustTake(dealer, a, 2);  // 3.
+  REQUIRE(dealer.Finish(a, 2).ok());
+  REQUIRE(dealer.Finish(b, 1).ok());
+  MustTake(dealer, b, 2);  // 4.
+  REQUIRE(dealer.Finish(b, 2).ok());
+  MustTake(dealer, b, 3);  // 5.
+  dealer.Return(b);
+  MustTake(dealer, c, 2);  // 6.
+  // At the cut a had used run 0, b run 1, and c none.
+  nlohmann::ordered_json saved = dealer.Save({{a, 1}, {b, 1}});
+  CHECK(saved["next"] == 2);
+  CHECK(saved["returned"].empty());
+  // Later: a had used 3 as well, b had used 4, and c run 2.
+  saved = dealer.Save({{a, 2}, {b, 2}, {c, 1}});
+  CHECK(saved["next"] == 5);
+  CHECK(saved["returned"].empty());
+  saved = dealer.Save({{a, 2}, {b, 2}});
+  CHECK(saved["next"] == 5);
+  CHECK(saved["returned"] == std::vector<uint64_t>{2});
+  dealer.EndCut();
+  CHECK(dealer.Save({})["returned"] == std::vector<uint64_t>{2});  // What is finished counts as used again.
 }
 
 // ---- All that two workers can do, in any order
 
 constexpr RunTerms kFew = {.samples = 3, .batch_size = 2, .runs = 4};  // Two epochs of two runs.
+constexpr RunTerms kFewer = {.samples = 3, .batch_size = 2, .runs = 3};
 
 struct Worker {
   uint64_t incarnation = 1;
@@ -164,6 +200,9 @@ struct Worker {
 
 class World {
  public:
+  // With a cut there are fewer of the other troubles, or they would be too many orders.
+  explicit World(bool cuts) : cuts_(cuts), terms_(cuts ? kFewer : kFew), dealer_(Dealer(terms_)) {}
+
   bool Ask(uint32_t rank) {
     Worker& worker = workers_[rank];
     if (!worker.here || worker.told_done || worker.taken.size() - worker.used >= 2) return false;
@@ -183,7 +222,7 @@ class World {
         break;
       case Kind::kDone:
         CHECK(Open().empty());
-        CHECK(finished_.size() == kFew.runs);
+        CHECK(finished_.size() == terms_.runs);
         worker.told_done = true;
         break;
     }
@@ -191,7 +230,7 @@ class World {
   }
   bool Repeat(uint32_t rank) {
     Worker& worker = workers_[rank];
-    if (!worker.here || worker.taken.size() == worker.told) return false;
+    if (cuts_ || !worker.here || worker.taken.size() == worker.told) return false;
     const auto deal = dealer_.Take({.rank = rank, .incarnation = worker.incarnation}, worker.taken.size());
     REQUIRE(deal.ok());
     CHECK(deal->is_repeat);
@@ -202,6 +241,7 @@ class World {
     Worker& worker = workers_[rank];
     if (!worker.here || worker.used == worker.taken.size()) return false;
     ++worker.used;
+    ledger_[rank] = {worker.incarnation, worker.used};
     return true;
   }
   bool End(uint32_t rank) {
@@ -215,12 +255,14 @@ class World {
   // Another takes its rank, or nobody does. The last one that is here stays.
   bool Lose(uint32_t rank, bool replaced) {
     Worker& worker = workers_[rank];
-    if (!worker.here || worker.told_done || losses_ == 2 || (!replaced && !workers_[1 - rank].here)) return false;
+    if (!worker.here || worker.told_done || losses_ == (cuts_ ? 1 : 2) || (!replaced && !workers_[1 - rank].here))
+      return false;
     ++losses_;
     std::vector<uint64_t> open(worker.taken.begin() + static_cast<std::ptrdiff_t>(worker.told), worker.taken.end());
     std::sort(open.begin(), open.end());
     CHECK(dealer_.Return({.rank = rank, .incarnation = worker.incarnation}) == open);
     returned_.insert(open.begin(), open.end());
+    was_returned_.insert(open.begin(), open.end());
     worker = {.incarnation = worker.incarnation + 1, .here = replaced};
     return true;
   }
@@ -237,11 +279,13 @@ class World {
         return End(rank);
       case 4:
         return Lose(rank, true);
-      default:
+      case 5:
         return Lose(rank, false);
+      default:
+        return Cut();
     }
   }
-  static constexpr int kActions = 12;
+  static constexpr int kActions = 13;
 
   // Whoever is here goes on, one alone as long as it gets runs, until all have been told that all are used.
   void Finish() {
@@ -255,17 +299,36 @@ class World {
       }
     }
     CHECK_FALSE(asks);  // Whoever is left was told that all are used.
-    CHECK(finished_.size() == kFew.runs);
+    CHECK(finished_.size() == terms_.runs);
   }
 
-  // The dealer goes on from its saved state.
-  void Reload() {
-    RunDealer loaded(2);
-    REQUIRE(loaded.Load(dealer_.Save()).ok());
-    REQUIRE(dealer_.Load(loaded.Save()).ok());
+  // A cut is to come: it comes now, once; it is saved.
+  bool Cut() {
+    if (!cuts_ || cut_ == 3) return false;
+    ++cut_;
+    if (cut_ == 1) dealer_.BeginCut();
+    if (cut_ == 2) {
+      used_at_cut_ = finished_;
+      for (const auto& [rank, last] : ledger_) at_cut_[{.rank = rank, .incarnation = last.first}] = last.second;
+      for (const uint32_t rank : {0U, 1U}) {
+        const Worker& worker = workers_[rank];
+        if (!worker.here) continue;
+        used_at_cut_.insert(worker.taken.begin(), worker.taken.begin() + static_cast<std::ptrdiff_t>(worker.used));
+      }
+    }
+    if (cut_ == 3) CheckSaved();
+    return true;
   }
 
-  std::string Key() const { return absl::StrCat(dealer_.Save().dump(), workers_[0].Key(), workers_[1].Key(), losses_); }
+  std::string Key() const {
+    std::string at_cut;
+    for (const auto& [rank, last] : ledger_) absl::StrAppend(&at_cut, rank, ",", last.first, ",", last.second, ";");
+    for (const auto& [taker, used] : at_cut_)
+      absl::StrAppend(&at_cut, taker.rank, ",", taker.incarnation, ",", used, ";");
+    return absl::StrCat(dealer_.Save({}).dump(), dealer_.Save(at_cut_).dump(), workers_[0].Key(), workers_[1].Key(),
+                        losses_, cut_, at_cut, "|", absl::StrJoin(used_at_cut_, ","), "|",
+                        absl::StrJoin(was_returned_, ","));
+  }
 
  private:
   std::set<uint64_t> Open() const {
@@ -276,17 +339,48 @@ class World {
     return open;
   }
   void CheckDealt(uint64_t run) {
-    CHECK(run < kFew.runs);
+    CHECK(run < terms_.runs);
     CHECK_FALSE(finished_.contains(run));
     CHECK_FALSE(Open().contains(run));
     if (returned_.erase(run) > 0) return;
     CHECK(run == fresh_);
     // Nothing of an earlier epoch is left behind.
-    for (const uint64_t other : returned_) CHECK(kFew.EpochOf(other) >= kFew.EpochOf(run));
+    for (const uint64_t other : returned_) CHECK(terms_.EpochOf(other) >= terms_.EpochOf(run));
     ++fresh_;
   }
 
-  RunDealer dealer_ = Dealer(kFew);
+  // A dealer that goes on from there deals what was not used at the cut, and nothing else: but for what was used by
+  // workers who were lost before they said so.
+  void CheckSaved() {
+    RunDealer loaded(2);
+    REQUIRE(loaded.Load(dealer_.Save(at_cut_)).ok());
+    std::set<uint64_t> dealt;
+    for (uint64_t number = 1; number <= terms_.runs + 1; ++number) {
+      const RunTaker taker = {.rank = 0, .incarnation = 9};
+      if (!loaded.Finish(taker, number - 1).ok()) break;
+      const auto deal = loaded.Take(taker, number);
+      if (!deal.ok() || deal->kind != Kind::kRun || !dealt.insert(deal->run).second) break;
+    }
+    std::set<uint64_t> wrong;
+    for (uint64_t run = 0; run < terms_.runs; ++run) {
+      const bool used = used_at_cut_.contains(run);
+      if (used == dealt.contains(run) && !(used && was_returned_.contains(run))) wrong.insert(run);
+    }
+    CHECK(wrong.empty());
+    dealer_.EndCut();
+    at_cut_.clear();
+    used_at_cut_.clear();
+  }
+
+  bool cuts_;
+  RunTerms terms_;
+  RunDealer dealer_;
+  int cut_ = 0;  // How far a cut has come.
+  std::map<uint32_t, std::pair<uint64_t, uint64_t>>
+      ledger_;  // By rank: its last owner, and so many of that one's runs.
+  std::map<RunTaker, uint64_t> at_cut_;
+  std::set<uint64_t> used_at_cut_;
+  std::set<uint64_t> was_returned_;  // Ever.
   std::array<Worker, 2> workers_;
   int losses_ = 0;
   uint64_t fresh_ = 0;
@@ -296,21 +390,22 @@ class World {
 
 TEST_CASE("However two workers ask, repeat, finish, end and are lost or replaced, every run is used once an epoch",
           "[unsanitized]") {
-  std::set<std::string> seen;
-  std::vector<World> open = {World()};
-  seen.insert(open[0].Key());
-  while (!open.empty()) {
-    const World world = std::move(open.back());
-    open.pop_back();
-    for (int action = 0; action < World::kActions; ++action) {
-      World next = world;
-      if (!next.Do(action) || !seen.insert(next.Key()).second) continue;
-      next.Reload();
-      open.push_back(next);
-      next.Finish();
+  for (const bool cuts : {false, true}) {
+    std::set<std::string> seen;
+    std::vector<World> open = {World(cuts)};
+    seen.insert(open[0].Key());
+    while (!open.empty()) {
+      const World world = std::move(open.back());
+      open.pop_back();
+      for (int action = 0; action < World::kActions; ++action) {
+        World next = world;
+        if (!next.Do(action) || !seen.insert(next.Key()).second) continue;
+        open.push_back(next);
+        if (!cuts) next.Finish();  // A cut changes nothing of what is dealt.
+      }
     }
+    CHECK(seen.size() > 1000);
   }
-  CHECK(seen.size() > 1000);
 }
 
 }  // namespace

@@ -35,10 +35,10 @@ class TestJob {
       registration.set_job("default");
       registration.set_address("shard-" + std::to_string(shard));
       (*registration.mutable_settings())["learning_rate"] = "0.1";
-      REQUIRE(chief
-                  .RegisterShard(
-                      registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now)
-                  .ok());
+      const absl::StatusOr<uint64_t> registered = chief.RegisterShard(
+          registration, [this, shard](const v1::ChiefUpdate& update) { OnUpdate(shard, update); }, now);
+      REQUIRE(registered.ok());
+      connections.push_back(*registered);
     }
   }
 
@@ -94,8 +94,9 @@ class TestJob {
   v1::Identity first;  // Of the first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
-  std::vector<v1::Cut> cuts;  // As every shard is told of them.
-  int ends = 0;               // Times that the end was told.
+  std::vector<v1::Cut> cuts;          // As every shard is told of them.
+  std::vector<uint64_t> connections;  // By shard.
+  int ends = 0;                       // Times that the end was told.
   v1::Phase ended = v1::PHASE_UNSPECIFIED;
   std::string reason;
   Chief chief;

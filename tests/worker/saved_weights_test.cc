@@ -20,7 +20,7 @@ TEST_CASE("Saved weights are read again as initial weights, and say their versio
   Values values = {{1, -2}, {0.5F}};
   const Scaling scaling = {.kind = Normalize::kStandard, .features = {.offset = {3, 4}, .scale = {1, 2}}};
   REQUIRE(SaveWeights(path, kLayout, {values[0], values[1]}, 41, scaling).ok());
-  CHECK(*ReadInitialWeights(path, kLayout) == values);
+  CHECK(ReadInitialWeights(path, kLayout)->values == values);
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
   CHECK(bytes.find(R"("version":"41")") != std::string::npos);

@@ -57,5 +57,19 @@ TEST_CASE("an optimizer that the worker does not know is refused by its name") {
   CHECK(made.status().ToString().find("unheard_of") != std::string::npos);
 }
 
+TEST_CASE("After a job was restored with another number of workers, shares go on where its samples were") {
+  // 100 samples an epoch; 4 workers make 5 batches of it, where 2 made 10: at their step 13 they had used 130.
+  const ShareOrigin origin = OriginOf({.step = 13, .samples = 130}, 100, 5);
+  CHECK(origin.step == 13);
+  CHECK(origin.batch == 6);  // The first whose samples were not all used.
+  const ModePolicy synchronous = {.empty_contributions = true};
+  CHECK(FirstBatch(synchronous, 13, 5, 50, {}, origin) == 6);
+  CHECK(FirstBatch(synchronous, 20, 5, 50, {}, origin) == 13);
+  CHECK(FirstBatch(synchronous, 500, 5, 50, {}, origin) == 50);
+  CHECK(FirstBatch(Local(LocalSteps::Exchange::kAverageWeights, 8), 15, 5, 50, {}, origin) == 22);
+  CHECK(OriginOf({}, 100, 5).batch == 0);
+  CHECK(OriginOf({.step = 1, .samples = UINT64_MAX}, 1, 1000).batch > 0);  // From the wire it may be anything.
+}
+
 }  // namespace
 }  // namespace ps

@@ -12,6 +12,7 @@ v1::PushRequest PushHeaderOf(const CallRequest& request) {
   header.set_wait_ms(static_cast<uint32_t>(request.wait.count()));
   header.set_contribution(static_cast<v1::Contribution>(request.contribution));
   header.set_edition(request.edition);
+  header.set_runs(request.runs);
   if (request.passed.has_value()) header.set_passed(*request.passed);
   if (request.learning_rate.has_value()) header.set_learning_rate(*request.learning_rate);
   return header;

@@ -148,6 +148,7 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   ExchangeRequest request;
   request.kind = !pushes ? CallKind::kPull : pulls ? CallKind::kPushPull : CallKind::kPush;
   request.push = push;
+  if (!push.runs.has_value()) request.push.runs = taken_runs_;
   if (pushes) request.begun = ++begun_;
   request.out = gradients;
   request.in = weights;

@@ -88,8 +88,10 @@ absl::StatusOr<TakenRun> ClientImpl::TakeRun(const RunRequest& request) {
                                 [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
                                   return FromGrpc(chief.TakeRun(&context, asked, &reply));
                                 }));
-    if (reply.outcome() == v1::TakeRunReply::RUN)
+    if (reply.outcome() == v1::TakeRunReply::RUN) {
+      taken_runs_ = request.number;
       return TakenRun{.outcome = TakenRun::Outcome::kRun, .run = reply.run()};
+    }
     if (reply.outcome() == v1::TakeRunReply::DONE) return TakenRun{.outcome = TakenRun::Outcome::kDone};
     const bool has_open = request.finished + 1 < request.number;
     if (has_open || Now() >= wait_end) return TakenRun{.outcome = TakenRun::Outcome::kWait};

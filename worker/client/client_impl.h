@@ -42,6 +42,9 @@ class ClientImpl final : public Client {
   uint64_t start_step() const override { return joined_as_.start_step(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
+  Resized resized() const override {
+    return {.step = joined_as_.resized_step(), .samples = joined_as_.resized_samples()};
+  }
   uint64_t restored_version() const override { return joined_as_.restored_version(); }
   bool rolled_back() const override { return rolled_back_; }
   bool lead() const override { return lead_; }
@@ -122,6 +125,7 @@ class ClientImpl final : public Client {
   ModePolicy policy_;                                     // Likewise.
   bool joined_ = false;                                   // Likewise.
   std::atomic<uint64_t> begun_ = 0;                       // Pushes.
+  std::atomic<uint64_t> taken_runs_ = 0;                  // That the chief has handed to this worker.
   bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;

@@ -38,7 +38,8 @@ struct CallRequest {
   PushContribution contribution = PushContribution::kGradient;
   std::optional<uint64_t> passed;
   std::optional<float> learning_rate;
-  uint64_t edition = 0;                   // As in PushRequest.
+  uint64_t edition = 0;  // As in PushRequest, as is the next.
+  uint64_t runs = 0;
   std::optional<uint64_t> exact_version;  // Of a pull: this one; unset: the newest.
   std::optional<uint64_t> pull_step;      // Of a pull: as in Client::Pull.
 

@@ -1,6 +1,7 @@
 // ps_ctl: inspects a running job, changes its hyperparameters, and compares the metrics of finished ones.
 #include <algorithm>
 #include <iostream>
+#include <optional>
 #include <vector>
 
 #include <grpcpp/client_context.h>
@@ -21,11 +22,18 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/client/pause.h"
 #include "worker/client/weights_hash.h"
+#include "worker/ctl/export.h"
 #include "worker/ctl/report.h"
 #include "worker/ctl/set.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
           "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");
+ABSL_FLAG(std::string, output, "", "of export: the file");
+ABSL_FLAG(
+    std::string, checkpoint, "",
+    "of export: a checkpoint's folder, or a --checkpoint_dir of servers, of which the newest complete one is taken; "
+    "empty: the running job");
+ABSL_FLAG(int64_t, version, -1, "of export from a running job: exactly this version; -1: the newest");
 ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to try and to wait for an answer");
 
 namespace ps {
@@ -39,6 +47,8 @@ constexpr char kUsage[] =
     "                  schedule=NAME, with its lengths and the like, takes the place of the present schedule\n"
     "  checkpoint      takes a checkpoint now, and prints its path and version\n"
     "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
+    "  export          writes the whole model's weights to one safetensors file (--output), from the running job or\n"
+    "                  from a checkpoint (--checkpoint)\n"
     "  report DIR…     a table that compares runs, from the metrics files in each folder";
 
 constexpr absl::Duration kRetry = absl::Milliseconds(200);
@@ -55,10 +65,12 @@ class JobView {
  public:
   JobView(std::string server, absl::Duration timeout) : server_(std::move(server)), timeout_(timeout) {}
 
-  absl::StatusOr<v1::StatusReply> Status() {
+  absl::StatusOr<v1::StatusReply> Status(bool layout = false) {
+    v1::StatusRequest request;
+    request.set_layout(layout);
     return AskChief<v1::StatusReply>(/*waits_for_room=*/false,
-                                     [](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
-                                       return stub.Status(context, v1::StatusRequest(), reply);
+                                     [&](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
+                                       return stub.Status(context, request, reply);
                                      });
   }
 
@@ -106,14 +118,13 @@ class JobView {
     }
   }
 
-  std::shared_ptr<grpc::Channel> ShardChannel(const v1::ShardInfo& shard) {
-    return Channel(shard.shard() == 0 ? server_ : shard.address());
-  }
+  std::string ShardAddress(const v1::ShardInfo& shard) const { return shard.shard() == 0 ? server_ : shard.address(); }
+  std::shared_ptr<grpc::Channel> ShardChannel(const v1::ShardInfo& shard) { return Channel(ShardAddress(shard)); }
 
   template <typename Reply, typename Call>
   absl::StatusOr<Reply> AskShard(const v1::ShardInfo& shard, Call call) {
     Reply reply;
-    const std::string address = shard.shard() == 0 ? server_ : shard.address();
+    const std::string address = ShardAddress(shard);
     const auto stub = v1::Shard::NewStub(Channel(address));
     grpc::ClientContext context;
     SetDeadline(context);
@@ -158,6 +169,15 @@ std::string DescribePosition(const v1::ShardStatusReply& shard, uint64_t samples
                       ExactText(shard.learning_rate()));
 }
 
+std::string DescribeCheckpoints(const v1::CheckpointStatus& checkpoints) {
+  const std::string last =
+      checkpoints.path().empty()
+          ? "no checkpoint yet"
+          : absl::StrCat("last checkpoint: ", checkpoints.path(), ", version ", checkpoints.version(), ", ",
+                         FormatSeconds(std::chrono::milliseconds(checkpoints.age_ms())), " ago");
+  return checkpoints.failure().empty() ? last : absl::StrCat(last, "; the newest failed: ", checkpoints.failure());
+}
+
 void PrintJob(const v1::StatusReply& job) {
   std::cout << absl::StrFormat("job %s: %s, generation %d, view %d, %d parameters\n", job.job(), PhaseName(job.phase()),
                                job.generation(), job.view(), job.parameters());
@@ -176,6 +196,7 @@ void PrintJob(const v1::StatusReply& job) {
                                                : absl::StrCat("; an epoch has ", job.samples_per_epoch(), " samples"))
               << "\n";
   }
+  if (job.has_checkpoints()) std::cout << DescribeCheckpoints(job.checkpoints()) << "\n";
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 
@@ -263,6 +284,43 @@ absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<std::string> ExportServed(JobView& view, const std::string& output) {
+  const absl::StatusOr<v1::StatusReply> status = view.Status(/*layout=*/true);
+  if (!status.ok()) return status.status();
+  ServedModel served = {.shards = {}, .one_version = status->synchronous()};
+  for (const v1::ShardInfo& info : status->shards()) {
+    if (info.address().empty()) {
+      return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
+    }
+    served.shards.push_back({.channel = view.ShardChannel(info), .address = view.ShardAddress(info)});
+  }
+  const int64_t version = absl::GetFlag(FLAGS_version);
+  return ExportJob(*status, served,
+                   version < 0 ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(version)),
+                   ToChrono(absl::GetFlag(FLAGS_timeout)), output);
+}
+
+absl::Status Export(JobView& view) {
+  const std::string output = absl::GetFlag(FLAGS_output);
+  const std::string checkpoint = absl::GetFlag(FLAGS_checkpoint);
+  const absl::StatusOr<std::string> done =
+      checkpoint.empty() ? ExportServed(view, output) : ExportCheckpoint(checkpoint, output);
+  if (done.ok()) std::cout << *done << "\n";
+  return done.status();
+}
+
+void CheckExportFlags(const CommandLine& line, bool exports, Problems& problems) {
+  const std::string checkpoint = absl::GetFlag(FLAGS_checkpoint);
+  problems.Check(!exports || !absl::GetFlag(FLAGS_output).empty(), "--output: expected the file to export to");
+  problems.Check(absl::GetFlag(FLAGS_version) >= -1, "--version: expected a version, or -1");
+  const bool stored = exports && !checkpoint.empty();
+  problems.Check(CheckIdleFlags(line, {{"output", !exports, "only export writes a file"},
+                                       {"checkpoint", !exports, "only export reads one"},
+                                       {"version", !exports, "only export takes a version"},
+                                       {"version", stored, "the checkpoint says which version it has"},
+                                       {"server", stored, "--checkpoint is read without a server"}}));
+}
+
 absl::Status PrintHealth(const std::string& server, absl::Duration timeout) {
   namespace health = grpc::health::v1;
   const auto stub = health::Health::NewStub(MakeChannel(server, grpc::InsecureChannelCredentials(), 0));
@@ -297,7 +355,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool alone = command == "health" || command == "status" || command == "checkpoint" || command == "weights_hash";
+  const bool alone = command == "health" || command == "status" || command == "checkpoint" ||
+                     command == "weights_hash" || command == "export";
   const bool known = alone ? rest.empty() : (command == "report" || command == "set") && !rest.empty();
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
@@ -307,6 +366,7 @@ int main(int argc, char** argv) {
   Problems problems;
   problems.Check(ParseEndpoint("server", server).status());
   problems.CheckPositive("timeout", timeout, kMaxTimeout);
+  CheckExportFlags(line, command == "export", problems);
   v1::SetHyperparametersRequest request;
   if (command == "set") problems.Read(ParseAssignments(rest), request);
   if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
@@ -314,6 +374,7 @@ int main(int argc, char** argv) {
   absl::Status status = command == "report"       ? PrintReport(rest)
                         : command == "health"     ? PrintHealth(server, timeout)
                         : command == "status"     ? PrintStatus(view)
+                        : command == "export"     ? Export(view)
                         : command == "set"        ? PrintSet(view, request)
                         : command == "checkpoint" ? PrintCheckpoint(view)
                                                   : PrintWeightsHash(view, Now() + ToChrono(timeout));

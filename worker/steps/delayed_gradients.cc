@@ -89,6 +89,7 @@ absl::Status DelayedGradients::Push() {
   Held oldest = std::move(held_.front());
   held_.pop_front();
   const auto passed = oldest.batch.samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
+  context_.exchanges.SetRuns(oldest.batch.runs);
   context_.exchanges.StartEarlier(oldest.batch.samples, oldest.version, std::move(oldest.versions),
                                   oldest.gradients.Read(), weights_, passed);
   absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();

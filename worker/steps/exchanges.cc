@@ -30,7 +30,8 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
            .versions = latest_.versions,
            .samples = samples,
            .contribution = contribution,
-           .passed = passed};
+           .passed = passed,
+           .runs = runs_};
   in_ = in;
   exposed_s_ = 0;
 }

@@ -41,6 +41,9 @@ class Exchanges {
   const Schedule& schedule() const { return latest_.schedule; }
   uint64_t position() const { return latest_.position; }
 
+  // As PushInfo: of the pushes that follow.
+  void SetRuns(uint64_t runs) { runs_ = runs; }
+
   // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
   // exchange is under way at a time. `passed` as in PushInfo.
   void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
@@ -76,6 +79,7 @@ class Exchanges {
 
   Client& client_;
   uint64_t step_;
+  uint64_t runs_ = 0;
   ExchangeResult latest_;
   std::shared_ptr<Exchange> exchange_;
   bool viewing_ = false;  // Of `exchange_`, as the next.

@@ -103,7 +103,10 @@ absl::Status PushGradients::Settle() {
                      Now());
   context_.feed.Finished(pushed_);
   const bool left_behind = context_.client.synchronous() && context_.exchanges.step() > next_step;
-  if (left_behind) context_.feed.SkipTo(context_.exchanges.step());
+  if (left_behind) {
+    const ShareOrigin& origin = context_.origin;
+    context_.feed.SkipTo(static_cast<uint64_t>(origin.batch) + context_.exchanges.step() - origin.step);
+  }
   return absl::OkStatus();
 }
 

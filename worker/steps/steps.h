@@ -21,6 +21,15 @@
 
 namespace ps {
 
+// Of a fixed share: which batch a step is trained on, from which all others are counted. It is the first of both,
+// unless the job was restored with another number of workers.
+struct ShareOrigin {
+  uint64_t step = 0;
+  int64_t batch = 0;
+};
+// Of an epoch of so many samples and batches.
+ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch);
+
 // What steps work with. All of it must outlive them.
 struct StepsContext {
   Client& client;
@@ -33,6 +42,7 @@ struct StepsContext {
   bool overlap = true;          // Gradients are sent, and weights come, while others are being computed.
   Pace* pace = nullptr;         // None: the worker never idles.
   uint32_t delayed_pushes = 0;  // MakeDelayedGradients.
+  ShareOrigin origin = {};
 };
 
 // Used by the backend's thread.
@@ -76,6 +86,6 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
 // The batch, of a fixed share, that a worker begins with which joins at `start_step`. `samples_of`: how many samples a
 // batch has; where the mode has no empty contributions, what has none made no step. Empty: all have some.
 int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches,
-                   const std::function<int64_t(int64_t batch)>& samples_of = {});
+                   const std::function<int64_t(int64_t batch)>& samples_of = {}, const ShareOrigin& origin = {});
 
 }  // namespace ps

@@ -88,6 +88,7 @@ class LearningRate:
         self._groups = groups
         self._told = told
         self._lead = True
+        self._ever_told = False
 
     def to_tell(self, lead: bool) -> float | None:
         """The rate to send with the next push. ValueError as of Groups.learning_rate.
@@ -105,6 +106,12 @@ class LearningRate:
         """A push with this has been applied."""
         if rate is not None:
             self._told = rate
+            self._ever_told = True
+
+    def went_back(self) -> None:
+        """The servers have the rate of a checkpoint: it is told anew, unless it is theirs alone."""
+        if self._ever_told:
+            self._told = None
 
     def differs(self, rate: float | None) -> bool:
         """Whether the groups' rate is another one than a push under way tells."""

@@ -18,8 +18,9 @@ from psgrad.torch.arguments import check_arguments, check_whole, environment, se
 from psgrad.torch.groups import Groups, LearningRate
 from psgrad.torch.local import local_steps
 from psgrad.torch.memory import Memory
-from psgrad.torch.progress import Progress
+from psgrad.torch.progress import Progress, WentBack
 from psgrad.torch.records import Records
+from psgrad.torch.rollback import Rollbacks
 from psgrad.torch.sending import Sender
 from psgrad.torch.settings import optimizer_settings
 from psgrad.torch.steps import PushGradients, Steps, Unused
@@ -108,6 +109,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._pid = os.getpid()
         self._ended = ""  # Why it cannot be used any more.
         self._state_said = False
+        self._rollbacks = Rollbacks()
         self._entries = entries
         self._client = psgrad.Client.join(
             address,
@@ -146,8 +148,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
         self._steps: Steps
+        self._learning_rate = rate
+        self._unused = Unused(unused)
         if client.local_steps is not None:
-            self._steps = local_steps(client, memory, self._progress, self._wrapped, rate, Unused(unused))
+            self._steps = local_steps(client, memory, self._progress, self._wrapped, rate, self._unused)
         else:
             if self.state:
                 log.warning(
@@ -162,7 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 accumulate=accumulate,
                 samples=self._samples_now,
             )
-            self._steps = PushGradients(client, memory, self._progress, sender, Unused(unused))
+            self._steps = PushGradients(client, memory, self._progress, sender, self._unused)
         self._step_ended = time.monotonic()
 
     # ---- What it is
@@ -208,6 +212,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self._progress.dropped
 
     @property
+    def rolled_back_to(self) -> int | None:
+        """The step that the servers went back to in the last step() or empty_step(); None: they did not."""
+        return self._rollbacks.to
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the servers went back to a checkpoint since this worker joined."""
+        return self._client.rollbacks
+
+    @property
     def skipped(self) -> int:
         """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
         return self._progress.skipped
@@ -216,6 +230,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Sends what has not been sent of the gradients in `.grad`, and waits for the next weights.
+
+        If the servers went back to a checkpoint, it returns with the weights of that: `rolled_back_to` is the step
+        that is to be made next, and psgrad.data.Batches goes on there.
 
         Raises:
             TypeError: a closure was given: gradients are averaged once a step.
@@ -240,8 +257,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         entered = time.monotonic()
         samples = self._samples_now()
         step = self._progress.step
-        result = self._steps.step(samples)
+        self._rollbacks.to = None
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
+        try:
+            result = self._steps.step(samples)
+        except WentBack:
+            self._go_back(step)
+            return
         if result is not None and result.skipped:
             self._progress.skipped += 1
             log.warning("step %d: the gradient of %s is not finite: the step was skipped", step, result.skipped)
@@ -258,8 +280,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_usable()
         entered = time.monotonic()
         step = self._progress.step
-        result = self._steps.empty()
+        self._rollbacks.to = None
+        try:
+            result = self._steps.empty()
+        except WentBack:
+            self._go_back(step)
+            return
         self._passed(step, 0, result, entered)
+
+    def _go_back(self, at: int) -> None:
+        """The client has joined the next generation of the job: all that is the worker's own begins anew there."""
+        while True:
+            try:
+                self._progress.renew(self._memory.weight_buffers)
+                break
+            except WentBack:
+                continue
+        self._memory.publish()
+        self._learning_rate.went_back()
+        client = self._client
+        if client.local_steps is not None:
+            self._wrapped.state.clear()
+            self._steps = local_steps(
+                client, self._memory, self._progress, self._wrapped, self._learning_rate, self._unused
+            )
+        self._next_samples = None
+        self._adds_up = False
+        self._rollbacks.tell(at, self._progress.step)
+        self._records.went_back(client.generation, self._progress.step, self._progress.version)
+        self._step_ended = time.monotonic()
+
+    def rewinds_data(self) -> None:
+        """Whoever feeds the loop says that its batches go back as the steps do. psgrad.data.Batches calls it."""
+        self._rollbacks.data_rewinds = True
 
     def _passed(self, step: int, samples: int, result: psgrad.Result | None, entered: float) -> None:
         now = time.monotonic()
@@ -290,7 +343,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """In modes with local steps: exchanges now what is not exchanged yet. Elsewhere step() leaves nothing open."""
         self._check_usable()
         if self._client.local_steps is not None:
-            self._steps.settle()
+            step = self._progress.step
+            try:
+                self._steps.settle()
+            except WentBack:
+                self._go_back(step)
 
     @property
     def open_batches(self) -> int:
@@ -312,7 +369,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._check_usable()
         if self._client.local_steps is not None:
             raise RuntimeError(f"pull(): in {self.mode} this worker's weights are its own until the next exchange")
-        self._progress.renew(self._memory.weight_buffers)
+        step = self._progress.step
+        try:
+            self._progress.renew(self._memory.weight_buffers)
+        except WentBack:
+            self._go_back(step)
         self._memory.publish()
 
     def idle(self, what: str = "evaluating") -> AbstractContextManager[None]:
@@ -346,23 +407,48 @@ class DistributedOptimizer(torch.optim.Optimizer):
         All workers then have the same, last weights. It is called by `with opt:` and at the interpreter's exit, and
         does nothing the second time.
 
-        Raises: psgrad.Error: as of psgrad.Client.done.
+        Raises:
+            psgrad.RolledBack: the servers went back to a step before this one meanwhile. The worker is still in the job
+                and has their weights: it is to make the steps again, and call finish() again.
+            psgrad.Error: as of psgrad.Client.done.
         """
         if self._ended or os.getpid() != self._pid:
             return
-        self._ended = "finish() was called: this worker has left the job"
-        self._steps.close(self._ended)
+        step = self._progress.step + (self._steps.open_batches > 0)
+        try:
+            while not self._try_to_finish(step):
+                pass
+        except psgrad.RolledBack:
+            raise
+        except BaseException as error:
+            self._say_left(life.reason_of(type(error), error))
+            self._end("finish() was called: this worker has left the job")
+            raise
+        self._end("finish() was called: this worker has left the job")
+
+    def _try_to_finish(self, step: int) -> bool:
+        """False: the servers have gone back, but to no step before this one. RolledBack: they have."""
         try:
             self._steps.settle()
             self._client.done(counts_as_empty=self._client.synchronous)
             self._progress.pull(self._memory.weight_buffers)
             self._memory.publish()
             self._client.leave()
-        except BaseException as error:
-            self._say_left(life.reason_of(type(error), error))
-            raise
-        finally:
-            self._let_go()
+            return True
+        except (WentBack, psgrad.RolledBack):
+            self._go_back(step)
+        if self._progress.step < step:
+            raise psgrad.RolledBack(
+                f"rank {self.rank}: the job was rolled back to step {self._progress.step}, and this worker was "
+                f"finishing at step {step}: its loop has to make these steps again (psgrad.data.Batches goes on there) "
+                "and then call finish() again"
+            )
+        return False
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+        self._steps.close(why)
+        self._let_go()
 
     def leave(self, reason: str) -> None:
         """Leaves the job at once, for this reason, which the servers and the other workers are told. Never raises."""
@@ -409,7 +495,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None or (isinstance(value, SystemExit) and not value.code):
-            self.finish()
+            try:
+                self.finish()
+            except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
+                self.leave(life.reason_of(type(error), error))
+                raise
         else:
             self.leave(life.reason_of(kind, value))
 

@@ -10,10 +10,15 @@ import psgrad
 _PULLS_MAX = 100
 
 
+class WentBack(Exception):
+    """The servers went back to a checkpoint, and the client has joined again: the step under way is gone."""
+
+
 class Progress:
     def __init__(self, client: psgrad.Client, started: psgrad.Result) -> None:
         """After Client.start, which brought this."""
         self._client = client
+        self._rollbacks = client.rollbacks
         # Others may have gone on between this worker's join and its start.
         self.step = max(client.start_step, started.version) if client.synchronous else client.start_step
         self.version = started.version
@@ -24,7 +29,8 @@ class Progress:
         self.dropped = 0  # Pushes that a server refused, as too old.
 
     def ended(self, result: psgrad.Result, pulled_to: list[Any] | None) -> None:
-        """A push has ended; its weights, if it brought any, are in `pulled_to`."""
+        """A push has ended; its weights, if it brought any, are in `pulled_to`. WentBack if it did not end as one."""
+        self._check_rollback()
         # Where nothing was pushed, the step's number is free again.
         self.step = max(self.step + 1 if result.answers else self.step, result.next_step)
         if "stale" in result.answers:
@@ -42,7 +48,15 @@ class Progress:
         self.pull(weights)
         self._catch_up(weights)
 
+    def _check_rollback(self) -> None:
+        if self._client.rollbacks != self._rollbacks:
+            self._rollbacks = self._client.rollbacks
+            self.step = self._client.next_step
+            self.jumped_over = 0
+            raise WentBack
+
     def _brought(self, result: psgrad.Result) -> None:
+        self._check_rollback()
         self.version = result.version
         self.versions = list(result.versions)
         self.learning_rate_factor = result.learning_rate_factor

@@ -108,6 +108,11 @@ class Records:
                 line["skipped"] = result.skipped
         self._write("step", line)
 
+    def went_back(self, generation: int, step: int, version: int) -> None:
+        """A `rollback` line: the servers went back to this step."""
+        self._extra.clear()
+        self._write("rollback", {"generation": generation, "step": step, "version": version})
+
     def evaluated(self, step: int, version: int, split: str, values: dict[str, float]) -> None:
         """An `eval` line of the weights of this version."""
         fixed = {"step": step, "version": version, "split": split}

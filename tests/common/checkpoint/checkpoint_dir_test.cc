@@ -91,6 +91,22 @@ TEST_CASE("The generation is kept, and a damaged record of it is refused", "[che
   }
 }
 
+TEST_CASE("How a job ended that was not finite is kept, and a damaged record of it is refused", "[checkpoint]") {
+  const TempFolder folder;
+  const auto dir = CheckpointDir::Open(folder.path());
+  REQUIRE(dir.ok());
+  CHECK_FALSE(dir->ReadNotFinite()->has_value());
+  REQUIRE(dir->RecordNotFinite({.reason = "step 3", .settings = {{"learning_rate", "9"}}}).ok());
+  const auto end = dir->ReadNotFinite();
+  REQUIRE(end.ok());
+  REQUIRE(end->has_value());
+  CHECK((*end)->reason == "step 3");
+  CHECK((*end)->settings == std::map<std::string, std::string>{{"learning_rate", "9"}});
+  CHECK(Names(*dir).empty());
+  std::ofstream(folder.File("not_finite"), std::ios::app) << " ";
+  CHECK(Message(dir->ReadNotFinite().status()).find(folder.File("not_finite")) != std::string::npos);
+}
+
 TEST_CASE("Old checkpoints go, the newest complete ones and what comes after them stay", "[checkpoint]") {
   const TempFolder folder;
   const auto dir = CheckpointDir::Open(folder.path());

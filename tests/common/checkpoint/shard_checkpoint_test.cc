@@ -84,5 +84,117 @@ TEST_CASE("Every flipped byte of a shard's record is refused, with the file's na
   }
 }
 
+std::string Refused(const std::string& folder, const Manifest& manifest) {
+  const absl::Status status = ReadAllWeights(folder, manifest);
+  CHECK(!status.ok());
+  return Message(status);
+}
+
+TEST_CASE("A record that is cut, missing or of another checkpoint is refused, with the file's name", "[checkpoint]") {
+  const TempFolder folder;
+  const Manifest manifest = WriteCheckpoint(folder.path(), TestModel(), 3);
+  const std::string path = folder.File("shard-1-of-3.json");
+  const std::string good = ReadFile(path);
+  for (const size_t size : {size_t{0}, size_t{1}, good.size() / 2, good.size() - 1}) {
+    std::filesystem::resize_file(path, size);
+    CHECK(Refused(folder.path(), manifest).find(path + ": damaged") == 0);
+    std::ofstream(path, std::ios::binary) << good;
+  }
+  std::filesystem::copy_file(folder.File("shard-0-of-3.json"), path, std::filesystem::copy_options::overwrite_existing);
+  CHECK(Refused(folder.path(), manifest) == path + ": it is of another checkpoint: its checksum is not the manifest's");
+  std::filesystem::remove(path);
+  CHECK(absl::IsNotFound(ReadAllWeights(folder.path(), manifest)));
+  CHECK(Refused(folder.path(), manifest).find(path + ": ") == 0);
+}
+
+TEST_CASE("A record that does not say what the manifest says is refused", "[checkpoint]") {
+  const TempFolder folder;
+  const Manifest manifest = WriteCheckpoint(folder.path(), TestModel(), 2);
+  const std::string path = folder.File("shard-1-of-2.json");
+  Manifest other = manifest;
+  other.shards[1].version = 7;
+  CHECK(Refused(folder.path(), other) == path + ": version: it is 41, and 7 for the checkpoint's manifest");
+  other = manifest;
+  other.generation = 8;
+  CHECK(Refused(folder.path(), other).find("generation: it is 3, and 8 for") != std::string::npos);
+}
+
+TEST_CASE("Values that are cut, damaged or missing are refused, with file and tensor", "[checkpoint]") {
+  const TempFolder folder;
+  const Manifest manifest = WriteCheckpoint(folder.path(), TestModel(), 3);
+  for (const uint32_t shard : {0U, 1U, 2U}) {
+    const std::string path = ShardValuesPath(folder.path(), manifest, shard);
+    const std::string good = ReadFile(path);
+    std::string bytes = good;
+    bytes.back() = static_cast<char>(bytes.back() ^ 1);  // Of the last tensor's state, which nobody wants.
+    std::ofstream(path, std::ios::binary) << bytes;
+    CHECK(ReadAllWeights(folder.path(), manifest).ok());
+    bytes = good;
+    const size_t middle = bytes.size() / 6;  // Of the first tensor's weights.
+    bytes[middle] = static_cast<char>(bytes[middle] ^ 1);
+    std::ofstream(path, std::ios::binary) << bytes;
+    const std::string damaged = Refused(folder.path(), manifest);
+    CHECK(damaged.find(path + ": tensor ") == 0);
+    CHECK(damaged.find(" is damaged") != std::string::npos);
+    std::filesystem::resize_file(path, good.size() - 4);
+    CHECK(Refused(folder.path(), manifest).find(path + ": ") == 0);
+    std::filesystem::remove(path);
+    CHECK(absl::IsNotFound(ReadAllWeights(folder.path(), manifest)));
+    std::ofstream(path, std::ios::binary) << good;
+  }
+  CHECK(ReadAllWeights(folder.path(), manifest).ok());
+}
+
+// A checkpoint of these parts of tensor a, which has 6 elements, each in a shard of its own.
+Manifest WriteRanges(const std::string& folder, const std::vector<std::pair<int64_t, int64_t>>& ranges) {
+  const TestModel model(1);
+  Manifest manifest = TestManifest(model.layout);
+  for (uint32_t shard = 0; shard < ranges.size(); ++shard) {
+    const int64_t first = ranges[shard].first;
+    const int64_t end = ranges[shard].second;
+    const auto cut = [&](const std::vector<float>& values) {
+      return std::span<const float>(values).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first));
+    };
+    const auto checksum = WriteShardCheckpoint(
+        folder, model.layout,
+        {.shard = shard,
+         .num_shards = static_cast<uint32_t>(ranges.size()),
+         .version = 5,
+         .generation = 3,
+         .record = {}},
+        {{.tensor = 0, .first = first, .weights = cut(model.weights[0]), .state = {cut(model.state[0][0])}}});
+    REQUIRE(checksum.ok());
+    manifest.shards.push_back({.version = 5, .checksum = *checksum});
+  }
+  return manifest;
+}
+
+TEST_CASE("Elements that no shard has, or that two have, are refused", "[checkpoint]") {
+  const TempFolder folder;
+  std::vector<float> values(6);
+  const std::vector<WantedPart> wanted = {{.tensor = 0, .weights = values, .state = {}}};
+  const auto read = [&](const std::vector<std::pair<int64_t, int64_t>>& ranges) {
+    return Message(ReadParts(folder.path(), WriteRanges(folder.path(), ranges), wanted));
+  };
+  CHECK(read({{0, 2}, {2, 6}}).empty());
+  CHECK(values == TestModel(1).weights[0]);
+  CHECK(read({{0, 2}, {3, 6}}) == folder.path() + ": no shard's file has element 2 of tensor a");
+  CHECK(read({{1, 6}}) == folder.path() + ": no shard's file has element 0 of tensor a");
+  CHECK(read({{0, 5}}) == folder.path() + ": no shard's file has element 5 of tensor a");
+  CHECK(read({{0, 4}, {3, 6}}).find(": element 3 of tensor a is also in ") != std::string::npos);
+  CHECK(read({{0, 6}, {2, 3}}).find(": element 2 of tensor a is also in ") != std::string::npos);
+}
+
+TEST_CASE("State that is another number of tensors than is wanted is refused, with file and tensor", "[checkpoint]") {
+  const TempFolder folder;
+  const Manifest manifest = WriteRanges(folder.path(), {{0, 6}});
+  std::vector<float> weights(6);
+  std::vector<float> state(6);
+  CHECK(ReadParts(folder.path(), manifest, {{.tensor = 0, .weights = weights, .state = {state}}}).ok());
+  CHECK(state == TestModel(1).state[0][0]);
+  CHECK(Message(ReadParts(folder.path(), manifest, {{.tensor = 0, .weights = weights, .state = {state, state}}})) ==
+        ShardValuesPath(folder.path(), manifest, 0) + ": tensor a has 1 tensors of optimizer state, and not 2");
+}
+
 }  // namespace
 }  // namespace ps::checkpoint_test

@@ -97,6 +97,9 @@ struct PushInfo {
   // The job's learning rate from the version on that this push makes: that of the lowest rank counts. See ps.proto,
   // PushRequest.
   std::optional<float> learning_rate = {};
+  // Of a job that hands out runs: so many of this worker's, the first that it took, are used once this push is applied.
+  // A job that goes back to a checkpoint hands out the others again. Unset: all that it has taken.
+  std::optional<uint64_t> runs = {};
   // Where a gradient turns out not to be finite: the push becomes an empty contribution, or, in a mode without those
   // (ModePolicy), there is none, and weights are pulled all the same. Else the exchange fails.
   bool skip_not_finite = false;
@@ -275,6 +278,13 @@ class Client {
   virtual absl::Duration server_timeout() const { return absl::ZeroDuration(); }
   // Of the checkpoint that this generation began with; 0: none, or the first.
   virtual uint64_t restored_version() const { return 0; }
+  // Unless both are 0, a checkpoint was restored with another number of workers, at this step, when these many samples
+  // had been used: fixed shares of the samples are counted from there.
+  struct Resized {
+    uint64_t step = 0;
+    uint64_t samples = 0;
+  };
+  virtual Resized resized() const { return {}; }
   // The job was rolled back to a checkpoint: another generation runs. This client is over, and everything that it is
   // asked ends with FAILED_PRECONDITION; the worker may join again (RejoinOptions). Once true, it stays so. What has
   // ended the client otherwise (another worker owns the rank, the job failed, a stop) is final.

@@ -1,0 +1,28 @@
+// The weights of a checkpoint, for whoever wants no more than those.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/checkpoint/manifest.h"
+
+namespace ps {
+
+struct StoredCheckpoint {
+  std::string folder;
+  Manifest manifest;
+};
+
+// A checkpoint's own folder, or a folder of checkpoints (CheckpointDir), of which it is the newest complete one.
+// NOT_FOUND: the folder is neither. INVALID_ARGUMENT or UNIMPLEMENTED, naming the file, for a manifest that cannot be
+// read, though an older checkpoint may be whole.
+absl::StatusOr<StoredCheckpoint> FindCheckpoint(const std::string& path);
+
+// Of these tensors of the manifest's layout, each of which is there once. The errors of ReadParts; RESOURCE_EXHAUSTED:
+// there is not enough memory.
+absl::StatusOr<std::vector<std::vector<float>>> ReadStoredWeights(const StoredCheckpoint& checkpoint,
+                                                                  const std::vector<uint32_t>& tensors);
+
+}  // namespace ps

@@ -1,0 +1,98 @@
+"""The model as a file at any time: export_test.py BUILD_FOLDER CASE."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+
+from job import BIN, MODEL, Job, wait_until
+
+MODELS = MODEL[:2]  # Data set and network.
+
+
+def tensors(path):
+    """Metadata, shapes and bytes of a safetensors file."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    metadata = header.pop("__metadata__", {})
+    values = data[8 + size :]
+    return metadata, {name: (entry["shape"], values[slice(*entry["data_offsets"])]) for name, entry in header.items()}
+
+
+def evaluate(weights):
+    done = subprocess.run(
+        [str(BIN / "ps_worker"), "--eval_only", f"--init_weights={weights}", *MODELS],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout
+
+
+def model():
+    """What is exported, from a checkpoint or the servers, is what the job evaluates, and a job can begin with it."""
+    steps = 100
+    with Job("bsp", 2, steps=steps, worker_flags=["--experiment_step_time=1ms"]) as job:
+        save = job.folder / "saved.safetensors"
+        job.worker_flags.append(f"--save_weights={save}")
+        job.start_workers()
+        wait_until("training", lambda: job.version() > 10)
+        running = job.folder / "running.safetensors"
+        done = job.ask("export", f"--output={running}")
+        assert done.returncode == 0, done.stderr
+        version = int(re.search(r"version (\d+) of job default", done.stdout)[1])
+        assert tensors(running)[0]["version"] == str(version)
+        late = job.ask("export", f"--output={running}", "--version=1")
+        assert late.returncode == 1 and "version 1 of shard" in late.stderr, late.stderr
+        job.finish()
+
+        stored = job.folder / "stored.safetensors"
+        done = export([f"--checkpoint={job.dir}", f"--output={stored}"])
+        assert f"version {steps} of checkpoint {job.dir}/checkpoint-" in done.stdout, done.stdout
+        assert tensors(stored)[1] == tensors(save)[1]
+        told = job.workers[0].out.read_text().split("weights hash")[0]
+        assert evaluate(stored) == told and evaluate(job.dir) == told, (evaluate(stored), told)
+
+        for weights in (stored, job.dir):
+            with Job("bsp", 1, steps=1, worker_flags=[f"--init_weights={weights}"]) as new:
+                new.start_workers()
+                new.finish()
+                first = new.folder / "first.safetensors"
+                done = export([f"--checkpoint={new.dir}/checkpoint-000001", f"--output={first}"])
+                assert "version 0 of checkpoint" in done.stdout, done.stderr
+                assert tensors(first)[1] == tensors(stored)[1]
+
+
+def refused():
+    """A damaged checkpoint, one that is not there, and a file that cannot be written are each named in one line."""
+    with Job("bsp", 2, steps=20) as job:
+        job.start_workers()
+        job.finish()
+        newest = max(job.dir.glob("checkpoint-*/manifest.json")).parent
+        values = newest / "shard-1-of-2.safetensors"
+        damaged = bytearray(values.read_bytes())
+        damaged[8 + struct.unpack("<Q", damaged[:8])[0]] ^= 1  # The first byte of its first tensor.
+        values.write_bytes(damaged)
+        output = job.folder / "model.safetensors"
+        for arguments, status, named in [
+            ([f"--checkpoint={newest}", f"--output={output}"], 1, str(values)),
+            ([f"--checkpoint={job.folder}/none", f"--output={output}"], 1, "none"),
+            ([f"--checkpoint={newest}", "--output=/proc/model"], 1, "--output=/proc/model"),
+            ([f"--checkpoint={newest}"], 2, "--output"),
+        ]:
+            done = job.ask("export", *arguments) if status == 2 else export(arguments)
+            assert done.returncode == status and named in done.stderr, (arguments, done.stderr)
+            assert len(done.stderr.splitlines()) == 1 or status == 2, done.stderr
+        assert not output.exists()
+
+
+def export(arguments):
+    command = [str(BIN / "ps_ctl"), "export", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+if __name__ == "__main__":
+    {"model": model, "refused": refused}[sys.argv[2]]()

@@ -1,0 +1,73 @@
+"""--budget=job with checkpoints: every batch counts once in what the final weights come from.
+
+runs_test.py BUILD_FOLDER CASE
+"""
+
+import random
+import sys
+import time
+
+from job import Job, wait_until
+
+SAMPLES, BATCH = 4000, 8  # As in job.MODEL.
+
+
+def last_manifest(job):
+    checkpoints = [checkpoint for checkpoint in job.complete().values() if checkpoint.finished()]
+    assert len(checkpoints) == 1, "there is one last checkpoint"
+    return checkpoints[0].manifest
+
+
+def check_all_used(job, runs):
+    state = last_manifest(job)["state"]["runs"]
+    assert state["runs"] == runs, state
+    assert state["next"] == runs and state["returned"] == [], state
+
+
+def killed():
+    """In every mode all batches are used; in asp, where each makes a version, each has made one."""
+    moments = random.Random(19)
+    for mode, shards, victims in [
+        ("asp", 2, [0]),
+        ("asp", 2, [1]),
+        ("asp", 1, [0]),
+        ("bsp", 2, [1]),
+        ("ssp", 2, [0, 1]),
+        ("easgd", 2, [1]),
+        ("local_sgd", 2, [0]),
+    ]:
+        flags = ["--budget=job", "--checkpoint_every=20"]
+        with Job(mode, shards, flags=flags, worker_flags=["--experiment_step_time=1ms"]) as job:
+            job.start_workers()
+            wait_until("the first checkpoint", lambda job=job: job.newest() >= 1)
+            time.sleep(moments.uniform(0, 0.3))
+            job.kill_and_restart(victims)
+            job.finish()
+            runs = job.steps * job.num_workers
+            check_all_used(job, runs)
+            versions = [shard["version"] for shard in last_manifest(job)["shards"]]
+            assert mode != "asp" or versions == [runs] * shards, versions
+
+
+def more_workers():
+    """An asynchronous job goes on with more workers, and each batch still makes one version."""
+    flags = ["--budget=job", "--checkpoint_every=20"]
+    with Job("asp", 2, steps=0, flags=flags, worker_flags=["--epochs=2", "--experiment_step_time=1ms"]) as job:
+        job.start_workers()
+        wait_until("some checkpoints", lambda: job.newest() >= 3)
+        for program in job.servers + job.workers:
+            program.kill()
+        job.workers.clear()
+        job.num_workers = 4
+        job.flags = [flag for flag in job.flags if not flag.startswith("--num_workers")] + ["--num_workers=4"]
+        for shard in range(job.shards):
+            job.servers[shard] = job.start_server(shard)
+        job.start_workers()
+        job.finish()
+        runs = 2 * SAMPLES // BATCH
+        check_all_used(job, runs)
+        assert [shard["version"] for shard in last_manifest(job)["shards"]] == [runs, runs]
+
+
+if __name__ == "__main__":
+    {"killed": killed, "more_workers": more_workers}[sys.argv[2]]()

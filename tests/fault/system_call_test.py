@@ -1,0 +1,201 @@
+"""A server dies, or its disk fails, at each system call of a save: system_call_test.py BUILD_FOLDER CASE.
+
+strace injects it, into the one thread that writes checkpoints; the calls are counted for each kind by itself. What a
+kill leaves is what was there when the call began, so what a call has done is seen by the kill at the next one.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+
+from job import BIN, Job, Program, undisturbed, wait_until
+
+MANY = 100  # More than a save has of any kind of call.
+STEPS = 3000
+CALLS = ["mkdir", "openat", "write", "fsync", "rename", "unlink", "unlinkat"]
+FAILING = {"mkdir": "ENOSPC", "openat": "EROFS", "write": "ENOSPC", "fsync": "EIO", "rename": "EIO", "unlink": "EROFS"}
+FLAGS = ["--checkpoint_every=1000000", "--keep_checkpoints=2"]
+
+
+def writing_thread(process):
+    """The thread that has written the most; others than the first write a few bytes to wake each other."""
+    amounts = {}
+    for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+        if int(task.name) != process.pid:
+            read, written = re.findall(r"[rw]char: (\d+)", (task / "io").read_text())
+            amounts[int(task.name)] = int(read) + int(written)
+    return max(amounts, key=amounts.get)
+
+
+class Injection:
+    """While it is there, the thread's calls are traced, and the N-th of this kind meets with this."""
+
+    def __init__(self, job, server, call, what, number):
+        self.log = job.folder / f"{call}-{number}.trace"
+        inject = [] if call is None else [f"--inject={call}:{what}:when={number}"]
+        arguments = ["strace", "-y", "-o", self.log, f"-etrace={','.join(CALLS)}", *inject]
+        arguments += ["-p", str(writing_thread(server.process))]
+        self.err = job.folder / "strace.err"
+        with open(self.err, "wb") as err:
+            self.process = subprocess.Popen(arguments, stderr=err, stdin=subprocess.DEVNULL)
+        attached = b" attached"
+        wait_until("strace", lambda: attached in self.err.read_bytes() or self.process.poll() is not None)
+
+    def ends(self, server, after_s):
+        """Whether it has killed the server, at most so long from now."""
+        deadline = time.monotonic() + after_s
+        while server.runs() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.end()
+        return not server.runs()
+
+    def end(self):
+        """What was traced."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(30)
+        return self.log.read_text()
+
+
+def may_trace():
+    if not shutil.which("strace"):
+        return "strace is not installed"
+    program = subprocess.Popen(["sleep", "30"])
+    try:
+        traced = subprocess.run(
+            ["timeout", "1", "strace", "-p", str(program.pid)], capture_output=True, text=True, check=False
+        )
+    finally:
+        program.kill()
+        program.wait()
+    return None if " attached" in traced.stderr else f"strace may not trace: {traced.stderr.strip()}"
+
+
+def wait_for_progress(job):
+    """Until a version was made that is not the one that it began with."""
+    before = -1
+    while before < 0:
+        before = job.version()
+    wait_until("a later version", lambda: job.version() > before)
+
+
+def killed(calls):
+    """The job goes back to the old checkpoint or to the new one, and its weights are what they would have been."""
+    expected = undisturbed(steps=STEPS)
+    kills = []
+    with Job("bsp", 1, steps=STEPS, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
+        job.start_workers()
+        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        # Then there is an older one to remove.
+        assert job.ask("checkpoint").returncode == 0
+        for call in calls:
+            for number in range(1, MANY):
+                old = job.newest()
+                injection = Injection(job, job.servers[0], call, "signal=KILL", number)
+                asked = Program(job.folder, "asked", [*job.control(), "checkpoint"])
+                done = (asked, job.servers[0])
+                wait_until("the kill, or the checkpoint", lambda done=done: not all(program.runs() for program in done))
+                # What it removes, it removes after its answer.
+                killed = injection.ends(server=job.servers[0], after_s=0.1)
+                if not killed:
+                    assert asked.end() == 0 and job.newest() > old, asked.errors() + job.servers[0].errors()
+                    break
+                asked.kill()
+                kills.append(f"{call} {number}")
+                new = job.newest()
+                assert new >= old, f"killed at {call} {number}: checkpoint {new} after {old}"
+                assert len(job.complete()) >= 2 or call.startswith("unlink"), f"killed at {call} {number}"
+                job.servers[0].process.wait()
+                said = len(job.servers[0].errors())
+                job.servers[0] = job.start_server(0)
+                wait_until("the job to run", lambda at=said: "the job is running" in job.servers[0].errors()[at:])
+                line = re.search(r"goes on from (.*)", job.servers[0].errors()[said:])
+                assert f"/checkpoint-{new:06d}, version" in line[1], f"{call} {number}: {line[0]}"
+            else:
+                raise AssertionError(f"a save has {MANY} calls of {call}")
+            assert number > 1, f"a save has no {call}"
+        print(f"killed {len(kills)} times, at {', '.join(kills)}")
+        assert all(worker.runs() for worker in job.workers), f"only {STEPS} steps for {len(kills)} kills"
+        assert job.finish() == expected
+
+
+def failing():
+    """Training goes on, one line says what is wrong, and the older checkpoint stays; the next one is taken."""
+    failures = 0
+    with Job("bsp", 1, steps=1000000, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
+        job.start_workers()
+        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        assert job.ask("checkpoint").returncode == 0
+        for call, error in FAILING.items():
+            for number in range(1, MANY):
+                old, said = job.newest(), len(job.servers[0].errors())
+                injection = Injection(job, job.servers[0], call, f"error={error}", number)
+                asked = job.ask("checkpoint")
+                traced = injection.end()
+                if "(INJECTED)" not in traced:
+                    assert asked.returncode == 0, asked.stderr
+                    break
+                failures += 1
+                where = f"{error} at {call} {number}"
+                lines = [line for line in job.servers[0].errors()[said:].splitlines() if " W " in line]
+                assert job.servers[0].runs() and all(worker.runs() for worker in job.workers), f"{where}: ended"
+                if asked.returncode == 0:  # What failed was to remove something.
+                    assert job.newest() > old, f"{where}: it is said to be complete, but is not there"
+                    assert lines or call in ("unlink", "openat", "fsync"), f"{where}: no line says so"
+                else:
+                    assert len(lines) == 1 and "failed, and the job goes on without it" in lines[0], f"{where}: {lines}"
+                    assert job.newest() >= old, f"{where}: checkpoint {old} is gone"
+                assert len(job.complete()) >= 2, f"{where}: {len(job.complete())} checkpoints are left"
+            else:
+                raise AssertionError(f"a save has {MANY} calls of {call}")
+        wait_for_progress(job)
+        assert job.ask("checkpoint").returncode == 0
+        print(f"{failures} failures")
+
+
+def ordered():
+    """Nothing is relied on before it is on disk: each file before its name, each name before the next step."""
+    with Job("bsp", 1, steps=1000000, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
+        job.start_workers()
+        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        assert job.ask("checkpoint").returncode == 0
+        injection = Injection(job, job.servers[0], None, None, 0)
+        assert job.ask("checkpoint").returncode == 0
+        time.sleep(0.3)  # It removes the oldest one after its answer.
+        check_order(injection.end())
+
+
+def check_order(traced):
+    written, named, renames = set(), set(), 0  # Files, and folders with names, that are not on disk yet.
+    for line in traced.splitlines():
+        call, paths = line.split("(")[0].split()[-1], re.findall(r'[<"](/[^>"]+)[>"]', line)
+        if call == "write":
+            written.add(paths[0])
+        elif call == "fsync":
+            written.discard(paths[0])
+            named.discard(paths[0])
+        elif call in ("rename", "unlink", "mkdir") and "EISDIR" not in line:
+            old, folder = paths[0], str(pathlib.Path(paths[0]).parent)
+            assert old not in written, f"named before it is on disk: {line}"
+            commits = call == "rename" and paths[1].endswith("manifest.json")
+            assert (call == "rename" and not commits) or not named, f"before {named} are on disk: {line}"
+            named.add(folder)
+            renames += call == "rename"
+    assert renames == 3 and not written, traced
+
+
+if __name__ == "__main__":
+    cases = {"failing": failing, "ordered": ordered}
+    cases["killed at writes"] = lambda: killed(["write"])
+    cases["killed at syncs"] = lambda: killed(["fsync"])
+    cases["killed at names"] = lambda: killed(["mkdir", "openat", "rename", "unlink", "unlinkat"])
+    why_not = may_trace()
+    if why_not is not None:
+        print(f"SKIPPED: {why_not}")
+        sys.exit(0)
+    if not (BIN / "ps_server").exists():
+        sys.exit(f"{BIN}: no ps_server")
+    cases[sys.argv[2]]()

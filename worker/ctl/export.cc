@@ -1,0 +1,91 @@
+#include "worker/ctl/export.h"
+
+#include <algorithm>
+#include <map>
+#include <new>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/checkpoint/stored_weights.h"
+#include "common/files.h"
+#include "common/layout_proto.h"
+#include "common/safetensors.h"
+#include "common/slices.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+using Weights = std::vector<std::vector<float>>;
+
+absl::StatusOr<Weights> Allocate(const Layout& layout) {
+  Weights weights;
+  try {
+    for (const TensorSpec& tensor : layout) weights.emplace_back(static_cast<size_t>(tensor.elements()));
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("there is not enough memory for the model's weights");
+  }
+  return weights;
+}
+
+// "7", or by shard where they differ: "7 to 9 (by shard: 7, 9)".
+std::string Describe(const std::vector<uint64_t>& versions) {
+  const auto [lowest, newest] = std::minmax_element(versions.begin(), versions.end());
+  if (*lowest == *newest) return absl::StrCat(*newest);
+  return absl::StrCat(*lowest, " to ", *newest, " (by shard: ", absl::StrJoin(versions, ", "), ")");
+}
+
+// `versions`: of each shard. What is written says the highest, as a checkpoint does.
+absl::StatusOr<std::string> Write(const std::string& output, const Layout& layout, const Weights& weights,
+                                  const std::vector<uint64_t>& versions, const std::string& source) {
+  std::vector<TensorView> tensors;
+  uint64_t elements = 0;
+  for (size_t tensor = 0; tensor < layout.size(); ++tensor) {
+    tensors.push_back({.spec = layout[tensor], .values = weights[tensor]});
+    elements += weights[tensor].size();
+  }
+  const uint64_t version = *std::max_element(versions.begin(), versions.end());
+  PS_RETURN_IF_ERROR(WriteSafetensors(output, tensors, {{"format", "pt"}, {"version", absl::StrCat(version)}}));
+  return absl::StrCat(output, ": version ", Describe(versions), " of ", source, ", ", layout.size(), " tensors, ",
+                      elements, " parameters");
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, const std::string& output) {
+  const absl::StatusOr<StoredCheckpoint> found = FindCheckpoint(checkpoint);
+  if (!found.ok()) return Annotate(found.status(), "--checkpoint");
+  PS_RETURN_IF_ERROR(CheckWritable("output", output));
+  const Manifest& manifest = found->manifest;
+  std::vector<uint32_t> all(manifest.layout.size());
+  std::iota(all.begin(), all.end(), 0);
+  const absl::StatusOr<Weights> weights = ReadStoredWeights(*found, all);
+  if (!weights.ok()) return Annotate(weights.status(), "--checkpoint");
+  std::vector<uint64_t> versions;
+  for (const Manifest::Shard& shard : manifest.shards) versions.push_back(shard.version);
+  return Write(output, manifest.layout, *weights, versions, "checkpoint " + found->folder);
+}
+
+absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const ServedModel& served,
+                                      std::optional<uint64_t> version, std::chrono::nanoseconds timeout,
+                                      const std::string& output) {
+  if (status.layout().tensors_size() == 0) {
+    if (status.parameters() > 0) return absl::UnimplementedError("the chief does not tell what tensors the model has");
+    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status.waiting_for()));
+  }
+  const Layout layout = FromProto(status.layout());
+  PS_RETURN_IF_ERROR(Annotate(ValidateLayout(layout), "the chief's layout"));
+  PS_RETURN_IF_ERROR(CheckWritable("output", output));
+  const SlicePlan plan(layout, static_cast<uint32_t>(served.shards.size()));
+  absl::StatusOr<Weights> weights = Allocate(layout);
+  if (!weights.ok()) return weights.status();
+  const MutableTensors tensors(weights->begin(), weights->end());
+  const absl::StatusOr<std::vector<uint64_t>> versions = PullWeights(served, plan, version, timeout, tensors);
+  if (!versions.ok()) return versions.status();
+  return Write(output, layout, *weights, *versions, "job " + status.job());
+}
+
+}  // namespace ps

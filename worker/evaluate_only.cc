@@ -1,0 +1,54 @@
+#include "worker/evaluate_only.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "common/status.h"
+#include "worker/preparation.h"
+
+namespace ps {
+namespace {
+
+void WriteStart(const Preparation& prepared, const Backend& backend, const nlohmann::ordered_json& flags) {
+  nlohmann::ordered_json start = StartFields();
+  start["device"] = backend.name();
+  start["normalize"] = ToString(prepared.data.scaling.kind);
+  start["flags"] = flags;
+  prepared.metrics->Begin(/*append=*/false, start);
+}
+
+absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Preparation& prepared,
+                                          const nlohmann::ordered_json& flags) {
+  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared.device, /*rank=*/0);
+  if (!backend.ok()) return backend.status();
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options.model, **backend, Evaluator::kBatch);
+  if (!network.ok()) return network.status();
+  absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
+      Evaluator::Create(prepared.data, **backend, **network, *prepared.metrics);
+  if (!evaluator.ok()) return evaluator.status();
+  const Values& values = prepared.initial.values;
+  for (size_t tensor = 0; tensor < values.size(); ++tensor) {
+    std::copy(values[tensor].begin(), values[tensor].end(), (*network)->parameters(tensor).begin());
+  }
+  WriteStart(prepared, **backend, flags);
+  PS_RETURN_IF_ERROR((*evaluator)->KeepSamples());
+  const Mark mark = {.step = 0, .version = prepared.initial.version, .copied_t = SecondsSinceStart()};
+  PS_RETURN_IF_ERROR((*evaluator)->Validation(mark).status());
+  const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
+  if (!test.ok()) return test.status();
+  return EvaluatedWeights{.test = *test, .version = mark.version};
+}
+
+}  // namespace
+
+absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, const nlohmann::ordered_json& flags) {
+  PS_RETURN_IF_ERROR(ValidateWorkerOptions(options));
+  const absl::StatusOr<Preparation> prepared = Prepare(options);
+  if (!prepared.ok()) return prepared.status();
+  spdlog::info("--eval_only: the weights of {}", prepared->initial.source);
+  return Evaluate(options, *prepared, flags);
+}
+
+}  // namespace ps
