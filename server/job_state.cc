@@ -146,13 +146,19 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   return Joined{.member = member, .view = view_ + 1};
 }
 
+uint64_t JobState::StartStep(const Member& member) const {
+  if (!mode().synchronous()) {
+    const auto restored = restored_steps_.find(member.rank);
+    if (restored != restored_steps_.end()) return restored->second;
+    if (member.first_step.has_value()) return *member.first_step;
+  }
+  return mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
+}
+
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
 // its last ones.
 void JobState::Begin(Member* member, TimePoint now) {
-  const auto restored_step = restored_steps_.find(member->rank);
-  member->start_step = member->step = restored_step != restored_steps_.end() && !mode().synchronous()
-                                          ? restored_step->second
-                                          : mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
+  member->start_step = member->step = StartStep(*member);
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
     member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
@@ -392,6 +398,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
+    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.applied_version(0)));
     SetPhase(v1::PHASE_RUNNING, "");
   }
   if (phase_ == v1::PHASE_RUNNING && members_.all_done()) finishing_ = true;

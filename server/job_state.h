@@ -165,10 +165,10 @@ class JobState {
   absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
   absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
-  // What is to be recorded of runs since the last call.
   // Of a checkpoint that is under way.
   void BeginRunsCut() { runs_.BeginCut(); }
   void EndRunsCut() { runs_.EndCut(); }
+  // What is to be recorded of runs since the last call.
   std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
   // Returns whether a view is due. The error is as of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
@@ -210,6 +210,7 @@ class JobState {
   // What a report says of norms, of a job that runs.
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why);
+  uint64_t StartStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
   // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
   void CheckShards(TimePoint now);

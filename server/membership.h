@@ -21,6 +21,8 @@ struct Member {
   std::string replaced;          // The live member whose rank it took, as "NAME on HOST"; empty if there was none.
   uint64_t join_request_id = 0;  // Of its join; 0 if it has none.
   uint64_t start_step = 0;       // Known once its join is answered.
+  // Where the job began, for those who had joined by then: others may have pushed when its join is answered.
+  std::optional<uint64_t> first_step;
   uint64_t step = 0;             // As last told.
   std::string busy_with;         // As in HeartbeatRequest.
   bool done = false;             // Its budget is spent.
@@ -55,6 +57,11 @@ class Membership {
   Member* FindJoin(uint64_t join_request_id);
 
   void Remove(uint32_t rank) { members_.erase(rank); }
+
+  // The job runs: who has joined begins at this step.
+  void SetFirstStep(uint64_t step) {
+    for (auto& [rank, member] : members_) member.first_step = step;
+  }
 
   // The member whose stream has this number, or null.
   Member* FindWatch(uint64_t watch);

@@ -19,6 +19,15 @@ class Losing final : public EachPush {
   const LossAction action_;
 };
 
+v1::JoinRequest JoinRequest(const std::string& name) {
+  v1::JoinRequest request;
+  request.set_protocol(v1::PROTOCOL_VERSION_1);
+  request.set_job("default");
+  request.set_name(name);
+  *request.mutable_layout() = ToProto({{"w", {4}}});
+  return request;
+}
+
 // A job of one shard that runs with two workers, "a" and "b".
 class RunningJob {
  public:
@@ -37,12 +46,7 @@ class RunningJob {
   }
 
   v1::Identity Join(const std::string& name) {
-    v1::JoinRequest request;
-    request.set_protocol(v1::PROTOCOL_VERSION_1);
-    request.set_job("default");
-    request.set_name(name);
-    *request.mutable_layout() = ToProto({{"w", {4}}});
-    const auto joined = job.Join(request, /*room=*/true, now);
+    const auto joined = job.Join(JoinRequest(name), /*room=*/true, now);
     REQUIRE(joined.ok());
     job.NextView(now);
     Member* const member = job.Find(joined->member.rank, joined->member.incarnation);
@@ -62,6 +66,42 @@ class RunningJob {
   JobState job;
   std::vector<v1::Identity> ids;
 };
+
+TEST_CASE("Who joined before the job ran begins where it began, also if others have pushed when its join is answered") {
+  JobState job({.num_workers = 2}, std::make_unique<Losing>(LossAction::kContinue));
+  TimePoint now = TimePoint() + std::chrono::hours(1);
+  v1::Registration registration;
+  registration.set_protocol(v1::PROTOCOL_VERSION_1);
+  registration.set_job("default");
+  REQUIRE(job.RegisterShard(registration, now).ok());
+  job.NextView(now);
+  std::vector<Member*> members;
+  for (const char* name : {"a", "b"}) {
+    const auto joined = job.Join(JoinRequest(name), /*room=*/true, now);
+    REQUIRE(joined.ok());
+    job.NextView(now);
+    members.push_back(job.Find(joined->member.rank, joined->member.incarnation));
+  }
+  v1::ShardReport report;
+  report.set_initialised(true);
+  report.set_acknowledged_view(job.view());
+  if (job.OnReport(0, report, now).view_is_due) job.NextView(now);
+  REQUIRE(job.phase() == v1::PHASE_RUNNING);
+  job.Begin(members[0], now);
+  report.set_highest_step(3);
+  report.set_applied_version(3);
+  job.OnReport(0, report, now);
+  job.Begin(members[1], now);
+  CHECK(members[1]->start_step == 0);
+
+  // Who takes its place begins where the others are.
+  const auto replacement = job.Join(JoinRequest("b"), /*room=*/true, now);
+  REQUIRE(replacement.ok());
+  job.NextView(now);
+  Member* const member = job.Find(replacement->member.rank, replacement->member.incarnation);
+  job.Begin(member, now);
+  CHECK(member->start_step == 3);
+}
 
 TEST_CASE("A mode that fails on a loss ends the job with the worker's name") {
   RunningJob running(LossAction::kFail);
