@@ -150,7 +150,8 @@ uint64_t JobState::StartStep(const Member& member) const {
   if (!mode().synchronous()) {
     const auto restored = restored_steps_.find(member.rank);
     if (restored != restored_steps_.end()) return restored->second;
-    if (member.first_step.has_value()) return *member.first_step;
+    // A checkpoint that has steps of others has all of them: this rank had not pushed.
+    if (member.first_step.has_value()) return restored_steps_.empty() ? *member.first_step : 0;
   }
   return mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
 }

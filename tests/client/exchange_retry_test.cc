@@ -61,6 +61,21 @@ TEST_CASE("The next attempt comes after its pause, not before") {
   }
 }
 
+TEST_CASE("Initial values that are sent again are all sent again") {
+  TestExchange test(2);
+  TestRequest request(CallKind::kInit);
+  test.Begin(request.request);
+  test.Answer(0, 0, 0);
+  CHECK(test.call(1).sent == Slices{1, 2, 3});
+  test.call(1).End(kUnavailable);
+  test.timer.Advance(seconds(1));
+  REQUIRE(test.link(1).calls.size() == 2);
+  CHECK(test.call(1).sent == Slices{1, 2, 3});
+  CHECK(test.call(1).last);
+  test.Answer(1, 0, 0);
+  CHECK(test.status().ok());
+}
+
 TEST_CASE("A push that is made again sends what was sent before and what has become ready since") {
   TestExchange test;
   TestRequest request(CallKind::kPushPull);

@@ -177,7 +177,11 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
   TimePoint heard = Now();
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
   for (;;) {
-    if (initialise_) PS_RETURN_IF_ERROR(Initialise(initial_values));
+    if (initialise_) {
+      // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the pull.
+      const absl::Status sent = Initialise(initial_values);
+      if (!sent.ok() && !absl::IsFailedPrecondition(sent)) return sent;
+    }
     // Short waits, so that a grant to initialise that passes on is seen.
     const TimePoint wait_end = std::min(deadline, Now() + ToChrono(options_.notice_every));
     absl::StatusOr<ExchangeResult> pulled = Run(PullRequest(weights, version, start_step(), wait_end))->Wait();

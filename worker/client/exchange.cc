@@ -140,7 +140,8 @@ void RetryingExchange::StartCall(uint32_t shard) {
           self->OnCallEnd(shard, status, reply);
         });
     state.call = call;
-    if (!PullsOnly()) call->Send(told_samples_ == 0 ? std::vector<uint32_t>() : ready_.OfShard(shard), ready_.all());
+    const bool empty = request_.pushes() && told_samples_ == 0;
+    if (!PullsOnly()) call->Send(empty ? std::vector<uint32_t>() : ready_.OfShard(shard), ready_.all());
   }
   call->Begin();  // Without the lock: it may end at once.
 }
