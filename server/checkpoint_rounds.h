@@ -36,6 +36,9 @@ class CheckpointRounds {
   // One is to be begun by its schedule, of a job that has come to this version.
   bool Due(uint64_t version, TimePoint now) const;
 
+  // It is long enough since one failed.
+  bool MayRetry(TimePoint now) const { return now >= next_at_; }
+
   // The job begins with a checkpoint of this version.
   void Restored(uint64_t version, TimePoint now);
   // Returns the number of the checkpoint that begins.

@@ -138,11 +138,11 @@ void Chief::ChangeView(TimePoint now) {
   AnswerDones(now);
   AnswerTakes(now);
   streams_.Tell(job_, now, outbox_);
-  if (job_.ended() && set_callback_) {
+  if (job_.ended()) {
     cut_.Abandon();
-    AnswerSet(job_.Serving());
+    if (set_callback_) AnswerSet(job_.Serving());
+    AbandonCheckpoint();
   }
-  if (job_.ended()) AbandonCheckpoint();
   MoveCheckpoint(now);
   if (!job_.ended() || std::exchange(told_end_, true)) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
@@ -340,7 +340,7 @@ Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done,
     return reply;
   }
   if (done.deadline > now) return std::nullopt;
-  reply.set_waiting_for(WaitingFor(job_, now));
+  reply.set_waiting_for(job_.finishing() && !finished_saving() ? WaitingForLastCheckpoint() : WaitingFor(job_, now));
   return reply;
 }
 

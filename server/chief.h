@@ -168,6 +168,7 @@ class Chief {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The workers are done, and their last checkpoint is complete, or cannot be.
   bool finished_saving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !takes_checkpoints() || saved_the_end_; }
+  std::string WaitingForLastCheckpoint() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RollBack(const std::string& reason, TimePoint now, const std::string& damaged = "", uint64_t heard_of = 0)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -215,11 +216,16 @@ class Chief {
   Manifest manifest_ ABSL_GUARDED_BY(mutex_);
   v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // As of its cut.
   TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // That it is to be of, if that was named.
   std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);  // Numbers of those that are complete.
   std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
   std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // Of the last one that is complete.
   std::string checkpoint_failure_ ABSL_GUARDED_BY(mutex_);  // Of the last one, if it failed.
+  // The last checkpoint is complete, or was tried for as long as --server_timeout; when its first attempt began; and
+  // whether that has failed.
   bool saved_the_end_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<TimePoint> finishing_since_ ABSL_GUARDED_BY(mutex_);
+  bool tried_the_end_ ABSL_GUARDED_BY(mutex_) = false;
   bool superseded_ ABSL_GUARDED_BY(mutex_) = false;   // This generation is over.
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
   bool told_end_ ABSL_GUARDED_BY(mutex_) = false;

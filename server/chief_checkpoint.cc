@@ -16,6 +16,8 @@ constexpr size_t kMaxAsked = 64;
 // For all shards to come to the same point; then it is tried again later.
 constexpr std::chrono::seconds kCutTime{10};
 
+double SecondsOf(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
+
 }  // namespace
 
 // ---- Taking one
@@ -32,6 +34,12 @@ void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback cal
     refused = absl::ResourceExhaustedError("too many others have asked for a checkpoint");
   }
   if (!refused.ok()) return outbox_.Add([callback = std::move(callback), refused] { callback(refused); });
+  if (job_.finishing() && saved_the_end_ && rounds_.last_version().has_value()) {  // Nothing comes after the last one.
+    v1::CheckpointReply last;
+    last.set_path(checkpoint_path_);
+    last.set_version(*rounds_.last_version());
+    return outbox_.Add([callback = std::move(callback), last] { callback(last); });
+  }
   asked_.push_back({.number = 0, .deadline = deadline, .callback = std::move(callback)});
   MoveCheckpoint(now);
 }
@@ -48,7 +56,10 @@ void Chief::MoveCheckpoint(TimePoint now) {
     });
   }
   asked_.erase(expired, asked_.end());
+  // A job that was restored when it had finished has gone on.
+  if (!finishing_since_.has_value() && rounds_.last_version() < job_.shards().applied_version(0)) saved_the_end_ = false;
   const bool last = job_.finishing() && !saved_the_end_;
+  if (last && !finishing_since_.has_value()) finishing_since_ = now;
   // The version that it is to be of may never come.
   if (last && cut_.idle() && !rounds_.idle() && !manifest_.finished) {
     for (AskedFor& asked : asked_) asked.number = 0;
@@ -62,7 +73,8 @@ void Chief::MoveCheckpoint(TimePoint now) {
   if (!cut_.idle()) return;
   const bool runs = job_.phase() == v1::PHASE_RUNNING && !job_.finishing();
   const bool due = runs && (!asked_.empty() || rounds_.Due(job_.shards().applied_version(0), now));
-  if (last || job_.AwaitsFirstCheckpoint(now)) return BeginCheckpoint(/*at_once=*/true, now);
+  const bool at_once = last ? !tried_the_end_ || rounds_.MayRetry(now) : job_.AwaitsFirstCheckpoint(now);
+  if (at_once) return BeginCheckpoint(/*at_once=*/true, now);
   if (due) BeginCheckpoint(/*at_once=*/false, now);
 }
 
@@ -85,6 +97,7 @@ void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
   commit.set_at_once(at_once);
   // As a change of hyperparameters: ahead of any version that a shard can have begun.
   if (!at_once && job_.names_sets()) commit.set_version(job_.mode().step() + 2);
+  checkpoint_version_ = commit.has_version() ? std::optional<uint64_t>(commit.version()) : std::nullopt;
   const bool freeze = !at_once && !job_.mode().synchronous();
   TellCut(cut_.Begin(std::move(commit), freeze, now, now + kCutTime));
 }
@@ -142,7 +155,7 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
 void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
   const uint64_t number = *rounds_.number();
   job_.EndRunsCut();
-  const double seconds = std::chrono::duration<double>(now - checkpoint_began_).count();
+  const double seconds = SecondsOf(now - checkpoint_began_);
   v1::CheckpointReply reply;
   reply.set_path(checkpoint_calls_.path_of(number));
   reply.set_version(manifest_.version());
@@ -157,16 +170,26 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
     rounds_.Failed(now);
     checkpoint_failure_ = Message(status);
     fields["failure"] = Message(status);
+    fields["last_complete_s"] = rounds_.last_at().has_value() ? nlohmann::ordered_json(SecondsOf(now - *rounds_.last_at())) : nullptr;
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }
   if (metrics_ != nullptr) metrics_->Write("checkpoint", fields);
   AnswerAsked(number, status.ok() ? absl::StatusOr<v1::CheckpointReply>(reply) : status);
-  if (manifest_.finished) saved_the_end_ = true;
+  if (manifest_.finished) {
+    tried_the_end_ = true;
+    const bool gives_up = now - *finishing_since_ >= job_.options().checkpoints->server_timeout;
+    saved_the_end_ = status.ok() || gives_up;
+  }
   if (job_.AwaitsFirstCheckpoint(now)) {
     job_.HasFirstCheckpoint();
     return ChangeView(now);
   }
   AnswerDones(now);
+}
+
+std::string Chief::WaitingForLastCheckpoint() const {
+  return absl::StrCat("the last checkpoint to be complete",
+                      checkpoint_failure_.empty() ? "" : absl::StrCat("; tried again, since ", checkpoint_failure_));
 }
 
 v1::CheckpointStatus Chief::CheckpointsStatus(TimePoint now) const {

@@ -45,7 +45,9 @@ void Chief::MoveSet(TimePoint now) {
 
 void Chief::TellCut(const v1::Cut& cut) {
   if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() == 0) job_.OnSet(setting_);
-  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) saved_job_ = job_.Save();
+  // A change of the very version that a checkpoint is of is part of it.
+  const bool is_saved = cut.checkpoint() > 0 || (cut.has_version() && cut.version() == checkpoint_version_);
+  if (cut.phase() == v1::Cut::COMMIT && is_saved) saved_job_ = job_.Save();
   v1::ChiefUpdate update;
   *update.mutable_cut() = cut;
   Broadcast(update);
@@ -55,7 +57,8 @@ void Chief::MoveCut(const CutCoordinator::Outcome& outcome) {
   if (outcome.tell.has_value()) TellCut(*outcome.tell);
   if (!outcome.ended.has_value()) return;
   if (!set_callback_ || !set_begun_) {  // It was a checkpoint's: its parts are being written.
-    if (!outcome.ended->ok()) EndCheckpoint(outcome.ended->status(), Now());
+    // Its round may have ended before, as one that took too long.
+    if (!outcome.ended->ok() && !rounds_.idle()) EndCheckpoint(outcome.ended->status(), Now());
     return;
   }
   if (!outcome.ended->ok()) return AnswerSet(outcome.ended->status());

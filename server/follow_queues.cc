@@ -48,9 +48,9 @@ absl::Status ReportQueue::Add(const v1::ShardReport& report) {
     waiting_->set_not_finite(earlier.not_finite());
   }
   if (!earlier.restore_failure().empty()) waiting_->set_restore_failure(earlier.restore_failure());
-  // One checkpoint is written at a time.
-  if (!waiting_->has_checkpoint() && earlier.has_checkpoint())
-    waiting_->mutable_checkpoint()->Swap(earlier.mutable_checkpoint());
+  // What came of an earlier checkpoint, of which a disk was slow to tell, is of no use any more.
+  const bool later = earlier.checkpoint().number() > waiting_->checkpoint().number();
+  if (later) waiting_->mutable_checkpoint()->Swap(earlier.mutable_checkpoint());
   // The last one that says anything of a cut: one phase begins when the one before is reported.
   if (!waiting_->has_cut() && earlier.has_cut()) *waiting_->mutable_cut() = std::move(*earlier.mutable_cut());
   return absl::OkStatus();

@@ -8,7 +8,9 @@
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
 #include "common/status.h"
+#include "server/job_messages.h"
 #include "server/job_state.h"
+#include "server/saved_state.h"
 
 namespace ps {
 namespace {
@@ -69,11 +71,24 @@ void JobState::Restore(const RestoredJob& restored) {
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
   if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
+  ApplyChangedFlags(restored.manifest.settings);
   dropped_samples_ = restored.job.dropped_samples();
   if (restored.manifest.num_workers == options_.num_workers) {
     resized_ = {.step = restored.job.resized_step(), .samples = restored.job.resized_samples()};
   } else {
     resized_ = {.step = restored.manifest.version(), .samples = restored.job.samples()};
+  }
+}
+
+// As shards do with their values (saved_state.h).
+void JobState::ApplyChangedFlags(const std::map<std::string, std::string>& stored) {
+  for (const auto& [flag, value] : options_.settings) {
+    const auto before = stored.find(flag);
+    if (before != stored.end() && before->second == value) continue;
+    spdlog::info("--{}={} is not what it was when the checkpoint was taken{}, and holds from now on", flag, value,
+                 before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));
+    set_values_.erase(flag);
+    if (IsScheduleFlag(flag)) set_schedule_.reset();
   }
 }
 
@@ -113,12 +128,25 @@ bool JobState::HasRestoredMembers(TimePoint now) const {
 }
 
 void JobState::CheckRestoring(TimePoint now) {
-  if (ended() || phase_ != v1::PHASE_GATHERING || !options_.checkpoints.has_value()) return;
+  if (ended() || phase_ != v1::PHASE_GATHERING || !options_.checkpoints.has_value() || Complete(now)) return;
+  const std::chrono::nanoseconds waited = now - *began_;
+  const ChiefOptions::Checkpoints& checkpoints = *options_.checkpoints;
+  const bool finished = restored() != nullptr && restored()->manifest.finished;
+  if (finished && members_.members().empty() && waited > checkpoints.server_timeout) {
+    // All its steps were made; workers may have come to evaluate and save.
+    spdlog::info("no worker came within {} (--server_timeout)", FormatSeconds(checkpoints.server_timeout));
+    return SetPhase(v1::PHASE_FINISHED, "");
+  }
+  if (!checkpoints.again) return;  // Who starts a job may take their time.
   const std::vector<uint32_t> missing = shards_.Missing();
-  if (missing.empty() || !options_.checkpoints->again) return;
-  if (now - *began_ <= options_.checkpoints->server_timeout) return;
-  SetPhase(v1::PHASE_FAILED, absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come back within ",
-                                          FormatSeconds(options_.checkpoints->server_timeout), " (--server_timeout)"));
+  if (!missing.empty() && waited > checkpoints.server_timeout) {
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come back within ",
+                                            FormatSeconds(checkpoints.server_timeout), " (--server_timeout)"));
+  } else if (shards_.AllInitialised() && !awaits_first_checkpoint_ && waited > options_.progress_timeout) {
+    // A worker that was busy with something else, as an evaluation, comes back late.
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("workers did not come back within ", FormatSeconds(options_.progress_timeout),
+                                            " (--progress_timeout): ", WaitingFor(*this, now)));
+  }
 }
 
 }  // namespace ps

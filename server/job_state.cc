@@ -137,6 +137,8 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (!joined.ok()) return joined.status();
   (*joined)->join_request_id = request.join_request_id();
   (*joined)->watches = request.watches();
+  // Whoever takes a rank over does not repeat what its owner did.
+  if (phase_ == v1::PHASE_RUNNING && !(*joined)->replaced.empty()) restored_steps_.erase((*joined)->rank);
   if (!plan().has_value()) layout_view_ = view_ + 1;
   terms_.Fix(request);
   const Member& member = **joined;
@@ -251,6 +253,7 @@ absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint 
   if (!member.done || !request.reason().empty()) {
     LoseMember(member, request.reason().empty() ? "left before it was done"
                                                 : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)));
+    not_finite_ = phase_ == v1::PHASE_FAILED && request.not_finite();
     return true;
   }
   spdlog::info("{} left", member.ToString());

@@ -212,6 +212,8 @@ class JobState {
   void LoseMember(const Member& member, const std::string& why);
   uint64_t StartStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
+  // What was set before holds no more where a flag is not what it was then.
+  void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
   // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
   void CheckShards(TimePoint now);
   void CheckRestoring(TimePoint now);

@@ -23,12 +23,12 @@ struct Member {
   uint64_t start_step = 0;       // Known once its join is answered.
   // Where the job began, for those who had joined by then: others may have pushed when its join is answered.
   std::optional<uint64_t> first_step;
-  uint64_t step = 0;             // As last told.
-  std::string busy_with;         // As in HeartbeatRequest.
-  bool done = false;             // Its budget is spent.
-  bool counts_as_empty = false;  // With done: steps that others still make do not need it.
-  bool watches = false;          // It says that it opens a stream once its join is answered.
-  uint64_t watch = 0;            // Number of the stream that it keeps open; 0 if it has none.
+  uint64_t step = 0;                   // As last told.
+  std::string busy_with;               // As in HeartbeatRequest.
+  bool done = false;                   // Its budget is spent.
+  bool counts_as_empty = false;        // With done: steps that others still make do not need it.
+  bool watches = false;                // It says that it opens a stream once its join is answered.
+  uint64_t watch = 0;                  // Number of the stream that it keeps open; 0 if it has none.
   std::optional<TimePoint> watch_due;  // By when it opens its first one, if it has not.
   TimePoint last_heard;
   std::optional<TimePoint> suspect_since;  // When its connection broke, if it has not been heard from since.

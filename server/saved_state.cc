@@ -37,8 +37,7 @@ void PutFlag(const std::string& flag, const HyperparameterValues& flags, Hyperpa
 }
 
 std::map<std::string, std::string> ScheduleFlagsOf(std::map<std::string, std::string> settings) {
-  std::erase_if(settings,
-                [](const auto& each) { return each.first != "warmup" && !absl::StartsWith(each.first, "schedule"); });
+  std::erase_if(settings, [](const auto& each) { return !IsScheduleFlag(each.first); });
   return settings;
 }
 
@@ -124,25 +123,20 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
   return restored;
 }
 
-std::map<std::string, std::string> ApplyChangedFlags(const std::map<std::string, std::string>& stored,
-                                                     const std::map<std::string, std::string>& now,
-                                                     const Hyperparameters& flags, const Schedule& schedule,
-                                                     HyperparameterTimeline::Saved& timeline) {
+bool IsScheduleFlag(const std::string& flag) { return flag == "warmup" || absl::StartsWith(flag, "schedule"); }
+
+void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
+                       const Hyperparameters& flags, const Schedule& schedule,
+                       HyperparameterTimeline::Saved& timeline) {
   const HyperparameterValues values = AllValues(flags);
-  std::map<std::string, std::string> won;
   for (const auto& [flag, value] : now) {
     const auto before = stored.find(flag);
     if (!values.contains(flag) || (before != stored.end() && before->second == value)) continue;
     PutFlag(flag, values, timeline);
-    won[flag] = value;
   }
-  const std::map<std::string, std::string> schedule_flags = ScheduleFlagsOf(now);
-  if (schedule_flags != ScheduleFlagsOf(stored)) {
-    timeline.schedule = schedule;
-    for (HyperparameterTimeline::Change& change : timeline.pending) change.schedule.reset();
-    won.insert(schedule_flags.begin(), schedule_flags.end());
-  }
-  return won;
+  if (ScheduleFlagsOf(now) == ScheduleFlagsOf(stored)) return;
+  timeline.schedule = schedule;
+  for (HyperparameterTimeline::Change& change : timeline.pending) change.schedule.reset();
 }
 
 }  // namespace ps

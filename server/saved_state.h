@@ -34,10 +34,9 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
 
 // A stored value wins, unless a flag is not what it was at the start that stored it: then the flag wins. `stored` and
 // `now` are the flags that all servers share; `flags` has the hyperparameters and the schedule that they say now.
-// Returns the names of the flags that win, each with its value.
-std::map<std::string, std::string> ApplyChangedFlags(const std::map<std::string, std::string>& stored,
-                                                     const std::map<std::string, std::string>& now,
-                                                     const Hyperparameters& flags, const Schedule& schedule,
-                                                     HyperparameterTimeline::Saved& timeline);
+void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
+                       const Hyperparameters& flags, const Schedule& schedule, HyperparameterTimeline::Saved& timeline);
+// Of those, one that says how the learning rate changes.
+bool IsScheduleFlag(const std::string& flag);
 
 }  // namespace ps

@@ -34,7 +34,9 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
   return absl::FailedPreconditionError(absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir,
                                                     ": with these flags the job has ended: ", (*end)->reason,
                                                     "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
-                                                    "earlier checkpoint), or begin anew (--restore=none)"));
+                                                    "earlier checkpoint), begin anew (--restore=none), or remove ",
+                                                    store_->dir().NotFinitePath(),
+                                                    " if the cause was with the workers, and is mended"));
 }
 
 absl::Status Server::ChooseGeneration(ChiefOptions& options) {
@@ -58,6 +60,7 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options) {
   const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
   if (!generation.ok()) return generation.status();
   options.generation = lineage_.generation = *generation;
+  if (const absl::Status forgot = store_->dir().ForgetNotFinite(); !forgot.ok()) spdlog::warn("{}", Message(forgot));
   spdlog::info("generation {}: {}", *generation,
                goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
                        : "begins anew");

@@ -78,11 +78,8 @@ void Shard::OnCut(const v1::Cut& cut) {
   const bool over = state_.IsOver(cut);
   const std::vector<ShardCut::Push> released = state_.OnCut(cut, options_.clock());
   if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
-  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0 && over) {
-    v1::CheckpointWritten failed;
-    failed.set_number(cut.checkpoint());
-    failed.set_failure(absl::StrCat("shard ", options_.shard, " did not hear from the chief for too long"));
-    outbox_.Add([this, failed = std::move(failed)] { ReportCheckpoint(failed); });
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0 && (over || state_.writes_checkpoint)) {
+    FailCheckpoint(cut, over ? "the chief was not heard from for too long" : "the disk has not taken the one before yet");
   } else if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) {
     state_.SetCheckpointDue(cut);
     Report(state_.ReportCut(cut, state_.parameters->version()));

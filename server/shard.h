@@ -134,7 +134,9 @@ class Shard {
   void ReportNorms() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the checkpoint that is due, if the version has come.
   void TakeCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void ReportCheckpoint(v1::CheckpointWritten written);
+  // Tells the chief that this shard cannot take the checkpoint that is to be taken now.
+  void FailCheckpoint(const v1::Cut& commit, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnCheckpointWritten(v1::CheckpointWritten written);
   // The view in force names a checkpoint that this shard begins with.
   void BeginRestore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped);

@@ -24,6 +24,11 @@ nlohmann::ordered_json ShardState::Save() const {
   // Sets that are decided on already are not part of it.
   if (mode->synchronous()) saved_mode["step"] = parameters->version();
   Updater::Saved saved_updater = updater.Save();
+  if (mode->synchronous()) {
+    // Nor are changes of later versions: some shards may not have heard of them yet.
+    std::erase_if(saved_updater.timeline.pending,
+                  [this](const auto& change) { return change.version > parameters->version(); });
+  }
   return {{"mode", std::move(saved_mode)}, {"shard", MessageToJson(SaveShard(pushes.ledger(), saved_updater))}};
 }
 
@@ -45,6 +50,7 @@ void Shard::TakeCheckpoint() {
   const uint64_t version = state_.parameters->version();
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
   state_.checkpoint_due.reset();
+  state_.writes_checkpoint = true;
   const std::vector<v1::RankStep> steps = state_.SavedSteps();
   const uint64_t samples = state_.updater.Save().position;
   CheckpointStore::Part part = {.number = due.number,
@@ -55,13 +61,21 @@ void Shard::TakeCheckpoint() {
     store_->Write(part, [this, steps, samples](v1::CheckpointWritten written) {
       written.set_samples(samples);
       written.mutable_steps()->Add(steps.begin(), steps.end());
-      ReportCheckpoint(std::move(written));
+      OnCheckpointWritten(std::move(written));
     });
   });
 }
 
-void Shard::ReportCheckpoint(v1::CheckpointWritten written) {
+void Shard::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
+  v1::ShardReport report = state_.ReportCut(commit, state_.parameters->version());
+  report.mutable_checkpoint()->set_number(commit.checkpoint());
+  report.mutable_checkpoint()->set_failure(why);
+  Report(std::move(report));
+}
+
+void Shard::OnCheckpointWritten(v1::CheckpointWritten written) {
   const OutboxLock lock(outbox_, mutex_);
+  state_.writes_checkpoint = false;
   v1::ShardReport report;
   *report.mutable_checkpoint() = std::move(written);
   Report(std::move(report));
@@ -117,11 +131,8 @@ absl::Status ShardState::Restore(const nlohmann::ordered_json& saved,
   absl::StatusOr<RestoredShard> restored = RestoreShard(message);
   if (!restored.ok()) return restored.status();
   PS_RETURN_IF_ERROR(mode->Load(*saved_mode));
-  const std::map<std::string, std::string> won = ApplyChangedFlags(settings, options.settings, setup.hyperparameters,
-                                                                   updater.next_schedule(), restored->updater.timeline);
-  for (const auto& [flag, value] : won) {
-    spdlog::info("--{}={} is not what it was when the checkpoint was taken, and holds from now on", flag, value);
-  }
+  ApplyChangedFlags(settings, options.settings, setup.hyperparameters, updater.next_schedule(),
+                    restored->updater.timeline);
   updater.Restore(restored->updater);
   pushes.Restore(std::move(restored->ledger), restored->updater.dropped_samples);
   SetMembers();  // Whom the mode has loaded had no owners.

@@ -56,6 +56,7 @@ struct ShardState {
     std::optional<uint64_t> version;
   };
   std::optional<CheckpointDue> checkpoint_due;
+  bool writes_checkpoint = false;  // One at a time: each keeps a version of weights and state.
   // To be let go of without the lock: what is kept calls the parameters' release hook, which wants it.
   std::vector<std::shared_ptr<const void>> discarded;
 

@@ -111,7 +111,7 @@ absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
 }
 
 absl::StatusOr<std::optional<CheckpointDir::NotFinite>> CheckpointDir::ReadNotFinite() const {
-  const std::string path = path_ + "/not_finite";
+  const std::string path = NotFinitePath();
   const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(path);
   if (absl::IsNotFound(checked.status())) return std::nullopt;
   if (!checked.ok()) return checked.status();
@@ -127,7 +127,12 @@ absl::StatusOr<std::optional<CheckpointDir::NotFinite>> CheckpointDir::ReadNotFi
 }
 
 absl::Status CheckpointDir::RecordNotFinite(const NotFinite& end) const {
-  return WriteCheckedJson(path_ + "/not_finite", {{"reason", end.reason}, {"settings", end.settings}}).status();
+  return WriteCheckedJson(NotFinitePath(), {{"reason", end.reason}, {"settings", end.settings}}).status();
+}
+
+absl::Status CheckpointDir::ForgetNotFinite() const {
+  if (unlink(NotFinitePath().c_str()) == 0) return SyncFolder(path_);
+  return errno == ENOENT ? absl::OkStatus() : FileError(NotFinitePath(), "removing");
 }
 
 absl::StatusOr<std::vector<CheckpointDir::Entry>> CheckpointDir::List() const {

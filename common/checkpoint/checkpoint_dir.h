@@ -56,6 +56,9 @@ class CheckpointDir {
   // Nothing: there is none. INVALID_ARGUMENT, naming the file, if it is damaged.
   absl::StatusOr<std::optional<NotFinite>> ReadNotFinite() const;
   absl::Status RecordNotFinite(const NotFinite& end) const;
+  // It begins again, otherwise.
+  absl::Status ForgetNotFinite() const;
+  std::string NotFinitePath() const { return path_ + "/not_finite"; }
 
   // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;

@@ -163,7 +163,7 @@ TEST_CASE("A checkpoint whose cut a shard has given up is not taken there: its v
   MutexLock lock(test.reports_mutex);
   const v1::ShardReport& report = test.reports.back();
   CHECK(report.checkpoint().number() == 5);
-  CHECK(report.checkpoint().failure() == "shard 0 did not hear from the chief for too long");
+  CHECK(report.checkpoint().failure() == "the chief was not heard from for too long");
 }
 
 TEST_CASE("The push of a worker that is lost while it is held is not applied, and its rank's next owner may push") {

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/layout_proto.h"
@@ -19,7 +20,7 @@ class TestJob {
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1, bool hands_out_runs = false,
                    MetricsWriter* metrics = nullptr)
       : TestJob(Options(mode, workers, shards, hands_out_runs), metrics) {}
-  explicit TestJob(const ChiefOptions& options, MetricsWriter* metrics = nullptr)
+  explicit TestJob(const ChiefOptions& options, MetricsWriter* metrics = nullptr, Chief::CheckpointCalls checkpoints = {})
       : chief(
             options,
             [this](v1::Phase phase, const std::string& failure) {
@@ -27,7 +28,7 @@ class TestJob {
               ended = phase;
               reason = failure;
             },
-            metrics) {
+            metrics, std::move(checkpoints)) {
     for (uint32_t shard = 0; shard < options.num_shards; ++shard) {
       v1::Registration registration;
       registration.set_protocol(1);
@@ -71,10 +72,15 @@ class TestJob {
     return *answer;
   }
 
-  void Initialised(uint32_t shard) {
+  // A shard's report of the view in force.
+  v1::ShardReport Acknowledged() const {
     v1::ShardReport report;
-    report.set_initialised(true);
     report.set_acknowledged_view(view.number());
+    return report;
+  }
+  void Initialised(uint32_t shard) {
+    v1::ShardReport report = Acknowledged();
+    report.set_initialised(true);
     chief.OnReport(shard, report, now);
   }
 
@@ -83,10 +89,7 @@ class TestJob {
     if (update.has_cut()) cuts.push_back(update.cut());
     if (!update.has_view()) return;
     view = update.view();
-    if (deaf) return;
-    v1::ShardReport report;
-    report.set_acknowledged_view(view.number());
-    chief.OnReport(shard, report, now);
+    if (!deaf) chief.OnReport(shard, Acknowledged(), now);
   }
 
   TimePoint now = TimePoint() + std::chrono::hours(1);

@@ -77,6 +77,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
                         .for_restart = recovers()};
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
+  context_->on_not_finite = [this] { found_not_finite_ = true; };
   if (recovers()) context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
   if (options_.sender_thread) context_->sender = std::make_unique<SenderThread>();
   absl::StatusOr<ShardLinks> made =
@@ -178,7 +179,8 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
   for (;;) {
     if (initialise_) {
-      // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the pull.
+      // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the
+      // pull.
       const absl::Status sent = Initialise(initial_values);
       if (!sent.ok() && !absl::IsFailedPrecondition(sent)) return sent;
     }

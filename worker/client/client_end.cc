@@ -129,6 +129,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   v1::LeaveRequest request;
   *request.mutable_id() = joined_as_.id();
   request.set_reason(reason);
+  request.set_not_finite(!reason.empty() && found_not_finite_);
   bool fenced = false;
   const auto leave = [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int earlier) {
     v1::LeaveReply reply;

@@ -79,7 +79,10 @@ void RetryingExchange::ReleaseLater(const std::function<void()>& release) {
 }
 
 void RetryingExchange::OnNotFinite(size_t tensor) {
-  if (!request_.push.skip_not_finite) return End(NotFinite(tensor));
+  if (!request_.push.skip_not_finite) {
+    if (request_.pushes() && context_->on_not_finite) context_->on_not_finite();
+    return End(NotFinite(tensor));
+  }
   not_finite_ = not_finite_.value_or(tensor);
   ready_.EndTensor();
   if (ready_.all()) (void)OnAllReady();
