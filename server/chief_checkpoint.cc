@@ -40,7 +40,9 @@ void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback cal
     last.set_version(*rounds_.last_version());
     return outbox_.Add([callback = std::move(callback), last] { callback(last); });
   }
-  asked_.push_back({.number = 0, .deadline = deadline, .callback = std::move(callback)});
+  const bool is_last = !rounds_.idle() && manifest_.finished;
+  asked_.push_back(
+      {.number = is_last ? *rounds_.number() : 0, .deadline = deadline, .callback = std::move(callback)});
   MoveCheckpoint(now);
 }
 

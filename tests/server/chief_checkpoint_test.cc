@@ -90,6 +90,11 @@ class SavedJob {
     report.set_applied_version(version);
     job.chief.OnReport(0, report, job.now);
   }
+  void Heartbeat() {
+    v1::HeartbeatRequest beat;
+    *beat.mutable_id() = job.first;
+    (void)job.chief.Heartbeat(beat, job.now);  // Also of a job that has failed.
+  }
   using Answer = std::shared_ptr<std::optional<absl::StatusOr<v1::CheckpointReply>>>;
   Answer Ask() {
     const auto answer = std::make_shared<std::optional<absl::StatusOr<v1::CheckpointReply>>>();
@@ -160,6 +165,7 @@ TEST_CASE("A cut that is under way when its checkpoint, or the job, has ended co
     for (int second = 0; second < 12; ++second) {
       saved.job.now += seconds(1);
       saved.Applied(static_cast<uint64_t>(second) + 1);
+      saved.Heartbeat();
       saved.job.chief.Tick(saved.job.now);
     }
     REQUIRE(answer->has_value());
@@ -171,17 +177,17 @@ TEST_CASE("A cut that is under way when its checkpoint, or the job, has ended co
 
 TEST_CASE("A change of hyperparameters at the version of a checkpoint is part of it, and a later one is not") {
   for (const bool later : {false, true}) {
-    SavedJob saved(WithCheckpoints("bsp", 1, 1));
+    SavedJob saved(WithCheckpoints("bsp", 1, 2));
     saved.Run();
     saved.Ask();
     const uint64_t number = saved.job.cuts.back().checkpoint();
     const uint64_t version = saved.job.cuts.back().version();
     REQUIRE(version == 2);
     saved.Cut(version);
-    if (later) {
+    for (uint32_t shard = 0; later && shard < 2; ++shard) {
       v1::ShardReport report = saved.job.Acknowledged();
       report.add_complete()->set_incarnation(1);
-      saved.job.chief.OnReport(0, report, saved.job.now);
+      saved.job.chief.OnReport(shard, report, saved.job.now);
     }
     v1::SetHyperparametersRequest request;
     request.add_values()->set_name("learning_rate");
@@ -227,17 +233,13 @@ TEST_CASE("The last checkpoint is tried again until the time for servers is over
       CHECK_FALSE(*done);
     }
     saved.job.now += seconds(1);
-    v1::HeartbeatRequest beat;
-    *beat.mutable_id() = saved.job.first;
-    REQUIRE(saved.job.chief.Heartbeat(beat, saved.job.now).ok());
+    saved.Heartbeat();
     saved.job.chief.Tick(saved.job.now);
     if (attempts == 3) break;
   }
   CHECK(attempts == 3);
   saved.job.now = finished + seconds(61);
-  v1::HeartbeatRequest beat;
-  *beat.mutable_id() = saved.job.first;
-  REQUIRE(saved.job.chief.Heartbeat(beat, saved.job.now).ok());
+  saved.Heartbeat();
   saved.job.chief.Tick(saved.job.now);
   saved.Save(3, "the disk is full");
   CHECK(*done);
@@ -280,9 +282,7 @@ TEST_CASE("A job that went back fails by name when workers do not come back in t
   saved.job.chief.Tick(saved.job.now);
   for (std::chrono::nanoseconds waited{}; waited <= options.progress_timeout; waited += seconds(5)) {
     CHECK(saved.job.ended == v1::PHASE_UNSPECIFIED);
-    v1::HeartbeatRequest beat;
-    *beat.mutable_id() = saved.job.first;
-    REQUIRE(saved.job.chief.Heartbeat(beat, saved.job.now).ok());
+    saved.Heartbeat();
     saved.job.now += seconds(5);
     saved.job.chief.Tick(saved.job.now);
   }
