@@ -26,7 +26,6 @@ constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
 constexpr std::chrono::milliseconds kRollBackGrace(100);
-constexpr std::chrono::milliseconds kRetryRegistration(200);
 constexpr std::chrono::seconds kLastCheckpoint(8);  // For one before leaving; supervisors kill after 10 s.
 
 int ApplyThreads(int asked) {
@@ -212,78 +211,6 @@ v1::ShardStatusReply Server::ShardStatus() const {
   if (local_service_ == nullptr) return status;
   for (const uint32_t rank : local_service_->ranks()) status.add_shared_memory(rank);
   return status;
-}
-
-// A server that listens on all addresses is reached by the machine's name.
-std::string Server::AdvertisedAddress() const {
-  if (!options_.advertise.empty()) return options_.advertise;
-  Endpoint endpoint = *ParseEndpoint("listen", address_);
-  if (endpoint.host == "0.0.0.0" || endpoint.host == "::") endpoint.host = HostName();
-  return endpoint.ToString();
-}
-
-absl::Status Server::JoinChief(const std::stop_token& stop) {
-  v1::Registration registration;
-  registration.set_protocol(v1::PROTOCOL_VERSION_1);
-  registration.set_shard(options_.shard);
-  registration.set_address(AdvertisedAddress());
-  registration.set_job(options_.job);
-  if (local_service_ != nullptr) registration.set_local_socket(local_service_->address());
-  // The chief's own is the one that runs.
-  if (chief_ == nullptr) registration.set_generation(lineage_.generation);
-  const auto settings = SharedSettings(options_);
-  registration.mutable_settings()->insert(settings.begin(), settings.end());
-  if (chief_ != nullptr) {
-    return chief_
-        ->RegisterShard(
-            registration, [this](const v1::ChiefUpdate& update) { shard_->OnChiefUpdate(update); }, Now())
-        .status();
-  }
-  follower_ = std::make_unique<Follower>(
-      MakeChannel(options_.chief, grpc::InsecureChannelCredentials(), 0), ChiefPatience(),
-      Follower::Callbacks{.on_update = [this](const v1::ChiefUpdate& update) { OnChiefUpdate(update); },
-                          .on_connection = [this](const absl::Status& status) { OnChiefConnection(status); },
-                          .on_end = [this](const absl::Status& status) { OnChiefGone(status); }});
-  spdlog::info("connecting to the chief at {}", options_.chief);
-  const TimePoint deadline = lineage_.again ? lineage_.lost_at + ToChrono(options_.server_timeout)
-                                            : Now() + ToChrono(options_.connect_timeout);
-  PS_RETURN_IF_ERROR(follower_->Start(registration, options_.chief, deadline, stop,
-                                      lineage_.again ? "--server_timeout" : "--connect_timeout"));
-  return AwaitRegistration(deadline, stop);
-}
-
-void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
-  if (update.has_view()) HearOf(update.view());
-  shard_->OnChiefUpdate(update);
-  {
-    MutexLock lock(mutex_);
-    registered_ = true;
-  }
-  changed_.NotifyAll();
-  const v1::Phase phase = update.view().phase();
-  if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED) return;
-  End(phase, update.view().failure());
-  ChiefKnows();
-}
-
-absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
-  MutexLock lock(mutex_);
-  while (!registered_) {
-    if (end_ == v1::PHASE_FAILED && !rolled_back_) return absl::AbortedError(failure_);
-    if (rolled_back_ && Now() < deadline && !stop.stop_requested()) {
-      changed_.WaitUntil(mutex_, Now() + kRetryRegistration);
-      return absl::OkStatus();  // Wait ends at once, and it is tried again.
-    }
-    if (stop.stop_requested()) return absl::CancelledError(absl::StrCat("--chief=", options_.chief, ": stopped"));
-    if (Now() >= deadline) {
-      return absl::DeadlineExceededError(
-          rolled_back_
-              ? absl::StrCat("--chief=", options_.chief, ": ", failure_, " (--server_timeout)")
-              : absl::StrCat("--chief=", options_.chief, ": did not answer the registration (--connect_timeout)"));
-    }
-    changed_.WaitUntil(mutex_, std::min(deadline, Now() + kTick));
-  }
-  return absl::OkStatus();
 }
 
 void Server::Tick() {

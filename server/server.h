@@ -75,6 +75,7 @@ class Server {
   absl::Status ListenLocally();
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
+  bool HasFinished() const;
   // Until the chief has taken this shard in, or refused it.
   absl::Status AwaitRegistration(TimePoint deadline, const std::stop_token& stop);
   void Tick();

@@ -47,7 +47,7 @@ class Reply {
 class TestShard {
  public:
   explicit TestShard(const std::string& mode, ShardOptions options = {}, const Layout& model = {{"w", {4}}},
-                     bool run = true)
+                     bool run = true, CheckpointStore* store = nullptr)
       : layout(model),
         metrics(*MetricsWriter::Open("", "shard")),
         shard(
@@ -57,7 +57,7 @@ class TestShard {
               reports.push_back(report);
               reported.NotifyAll();
             },
-            metrics.get()) {
+            metrics.get(), store) {
     v1::ChiefUpdate update;
     *update.mutable_view() = View(1, v1::PHASE_GATHERING, layout);
     shard.OnChiefUpdate(update);
