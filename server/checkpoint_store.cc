@@ -111,7 +111,7 @@ absl::StatusOr<CheckpointStore::Loaded> CheckpointStore::ReadPart(const v1::Rest
     }
   }
   if (!checkpoint.ok()) return checkpoint.status();
-  PS_RETURN_IF_ERROR(ReadParts(folder, *manifest, wanted));
+  PS_RETURN_IF_ERROR(ReadParts(folder, *manifest, wanted, source));
   return Loaded{.version = checkpoint->version, .state = std::move(checkpoint->state), .settings = manifest->settings};
 }
 

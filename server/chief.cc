@@ -45,6 +45,9 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
       checkpoint_calls_(std::move(checkpoint_calls)),
       rounds_(options.checkpoints.value_or(ChiefOptions::Checkpoints()).every, options.num_shards,
               options.checkpoints.value_or(ChiefOptions::Checkpoints()).next_number) {
+  if (options.checkpoints.has_value()) {
+    kept_.assign(options.checkpoints->complete.begin(), options.checkpoints->complete.end());
+  }
   const RestoredJob* const restored = job_.restored();
   if (restored == nullptr || !restored->is_own) return;
   rounds_.Restored(restored->manifest.version(), Now());

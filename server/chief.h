@@ -217,7 +217,7 @@ class Chief {
   v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // As of its cut.
   TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // That it is to be of, if that was named.
-  std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);  // Numbers of those that are complete.
+  std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);                   // Numbers of those that are complete.
   std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
   std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // Of the last one that is complete.
   std::string checkpoint_failure_ ABSL_GUARDED_BY(mutex_);  // Of the last one, if it failed.

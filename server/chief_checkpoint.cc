@@ -41,8 +41,7 @@ void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback cal
     return outbox_.Add([callback = std::move(callback), last] { callback(last); });
   }
   const bool is_last = !rounds_.idle() && manifest_.finished;
-  asked_.push_back(
-      {.number = is_last ? *rounds_.number() : 0, .deadline = deadline, .callback = std::move(callback)});
+  asked_.push_back({.number = is_last ? *rounds_.number() : 0, .deadline = deadline, .callback = std::move(callback)});
   MoveCheckpoint(now);
 }
 
@@ -59,7 +58,8 @@ void Chief::MoveCheckpoint(TimePoint now) {
   }
   asked_.erase(expired, asked_.end());
   // A job that was restored when it had finished has gone on.
-  if (!finishing_since_.has_value() && rounds_.last_version() < job_.shards().applied_version(0)) saved_the_end_ = false;
+  if (!finishing_since_.has_value() && rounds_.last_version() < job_.shards().applied_version(0))
+    saved_the_end_ = false;
   const bool last = job_.finishing() && !saved_the_end_;
   if (last && !finishing_since_.has_value()) finishing_since_ = now;
   // The version that it is to be of may never come.
@@ -145,12 +145,9 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
   if (!committed.ok()) return EndCheckpoint(committed, now);
   kept_.push_back(number);
   while (kept_.size() > job_.options().checkpoints->keep) kept_.pop_front();
-  // Before that, those of earlier generations are still among the newest.
-  if (kept_.size() == job_.options().checkpoints->keep) {
-    v1::ChiefUpdate update;
-    update.set_keep_checkpoints_from(kept_.front());
-    Broadcast(update);
-  }
+  v1::ChiefUpdate update;
+  update.set_keep_checkpoints_from(kept_.front());
+  Broadcast(update);
   EndCheckpoint(absl::OkStatus(), now);
 }
 
@@ -172,7 +169,8 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
     rounds_.Failed(now);
     checkpoint_failure_ = Message(status);
     fields["failure"] = Message(status);
-    fields["last_complete_s"] = rounds_.last_at().has_value() ? nlohmann::ordered_json(SecondsOf(now - *rounds_.last_at())) : nullptr;
+    fields["last_complete_s"] =
+        rounds_.last_at().has_value() ? nlohmann::ordered_json(SecondsOf(now - *rounds_.last_at())) : nullptr;
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }
   if (metrics_ != nullptr) metrics_->Write("checkpoint", fields);

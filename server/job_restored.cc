@@ -144,8 +144,9 @@ void JobState::CheckRestoring(TimePoint now) {
                                             FormatSeconds(checkpoints.server_timeout), " (--server_timeout)"));
   } else if (shards_.AllInitialised() && !awaits_first_checkpoint_ && waited > options_.progress_timeout) {
     // A worker that was busy with something else, as an evaluation, comes back late.
-    SetPhase(v1::PHASE_FAILED, absl::StrCat("workers did not come back within ", FormatSeconds(options_.progress_timeout),
-                                            " (--progress_timeout): ", WaitingFor(*this, now)));
+    SetPhase(v1::PHASE_FAILED,
+             absl::StrCat("workers did not come back within ", FormatSeconds(options_.progress_timeout),
+                          " (--progress_timeout): ", WaitingFor(*this, now)));
   }
 }
 

@@ -57,6 +57,7 @@ struct ChiefOptions {
     CheckpointEvery every;
     size_t keep = 3;
     uint64_t next_number = 1;
+    std::vector<uint64_t> complete;  // Numbers of those that there are, in their order.
     std::chrono::nanoseconds server_timeout = std::chrono::seconds(60);
     std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
     bool again = false;                           // This process has served an earlier generation of the job.

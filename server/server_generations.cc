@@ -1,6 +1,7 @@
 // A server's part in generations: what each begins with, and when it is over.
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,17 @@
 #include "server/server.h"
 
 namespace ps {
+namespace {
+
+std::vector<uint64_t> NumbersOfComplete(const std::vector<CheckpointDir::Entry>& newest_first) {
+  std::vector<uint64_t> numbers;
+  for (const CheckpointDir::Entry& entry : newest_first) {
+    if (entry.complete) numbers.push_back(entry.number);
+  }
+  return {numbers.rbegin(), numbers.rend()};
+}
+
+}  // namespace
 
 // ---- What it begins with
 
@@ -31,12 +43,11 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
   const absl::StatusOr<std::optional<CheckpointDir::NotFinite>> end = store_->dir().ReadNotFinite();
   if (!end.ok()) return end.status();
   if (!end->has_value() || (*end)->settings != SharedSettings(options_)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir,
-                                                    ": with these flags the job has ended: ", (*end)->reason,
-                                                    "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
-                                                    "earlier checkpoint), begin anew (--restore=none), or remove ",
-                                                    store_->dir().NotFinitePath(),
-                                                    " if the cause was with the workers, and is mended"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", (*end)->reason,
+      "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
+      "earlier checkpoint), begin anew (--restore=none), or remove ",
+      store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
 }
 
 absl::Status Server::ChooseGeneration(ChiefOptions& options) {
@@ -50,6 +61,7 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options) {
   options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
                          .keep = options_.keep_checkpoints,
                          .next_number = next_number,
+                         .complete = NumbersOfComplete(*entries),
                          .server_timeout = ToChrono(options_.server_timeout),
                          .cut_timeout = ToChrono(options_.cut_timeout),
                          .again = lineage_.again,

@@ -78,8 +78,10 @@ void Shard::OnCut(const v1::Cut& cut) {
   const bool over = state_.IsOver(cut);
   const std::vector<ShardCut::Push> released = state_.OnCut(cut, options_.clock());
   if (cut.phase() == v1::Cut::FREEZE) Report(state_.ReportCut(cut, state_.parameters->version()));
-  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0 && (over || state_.writes_checkpoint)) {
-    FailCheckpoint(cut, over ? "the chief was not heard from for too long" : "the disk has not taken the one before yet");
+  const bool busy = state_.writes_checkpoint && !cut.at_once();  // When the job stands still there is time.
+  if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0 && (over || busy)) {
+    FailCheckpoint(cut,
+                   over ? "the chief was not heard from for too long" : "the disk has not taken the one before yet");
   } else if (cut.phase() == v1::Cut::COMMIT && cut.checkpoint() > 0) {
     state_.SetCheckpointDue(cut);
     Report(state_.ReportCut(cut, state_.parameters->version()));

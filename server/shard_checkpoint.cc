@@ -46,6 +46,7 @@ std::vector<v1::RankStep> ShardState::SavedSteps() const {
 
 void Shard::TakeCheckpoint() {
   if (!state_.checkpoint_due.has_value() || store_ == nullptr || state_.parameters == nullptr) return;
+  if (state_.writes_checkpoint) return;
   const ShardState::CheckpointDue due = *state_.checkpoint_due;
   const uint64_t version = state_.parameters->version();
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
@@ -79,6 +80,7 @@ void Shard::OnCheckpointWritten(v1::CheckpointWritten written) {
   v1::ShardReport report;
   *report.mutable_checkpoint() = std::move(written);
   Report(std::move(report));
+  TakeCheckpoint();  // The last one may wait for it.
 }
 
 // ---- Beginning with one

@@ -1,6 +1,8 @@
 // ReadParts (shard_checkpoint.h).
 #include <algorithm>
 #include <cstddef>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,32 +65,37 @@ class Reader {
   Reader(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted)
       : folder_(folder), manifest_(manifest), wanted_(wanted, manifest.layout), by_tensor_(manifest.layout.size()) {}
 
-  // All that the shards have is known before the first values are read.
-  absl::Status Run() {
-    PS_RETURN_IF_ERROR(ReadRecords());
-    for (uint32_t tensor = 0; tensor < by_tensor_.size(); ++tensor) {
-      PS_RETURN_IF_ERROR(CheckOverlaps(by_tensor_[tensor]));
-      for (const WantedPart* part : wanted_.by_tensor()[tensor]) PS_RETURN_IF_ERROR(CheckCovered(*part));
+  // All that is needed of the shards' records is known before the first values are read.
+  absl::Status Run(std::optional<uint32_t> own) {
+    if (own.has_value()) PS_RETURN_IF_ERROR(ReadRecord(*own));
+    if (!own.has_value() || !CheckParts().ok()) {
+      for (uint32_t shard = 0; shard < manifest_.shards.size(); ++shard) {
+        if (shard != own) PS_RETURN_IF_ERROR(ReadRecord(shard));
+      }
+      PS_RETURN_IF_ERROR(CheckParts());
     }
-    for (uint32_t shard = 0; shard < records_.size(); ++shard) PS_RETURN_IF_ERROR(ReadShard(shard));
+    for (const auto& [shard, record] : records_) PS_RETURN_IF_ERROR(ReadShard(shard, record));
     return absl::OkStatus();
   }
 
  private:
-  absl::Status ReadRecords() {
-    for (uint32_t shard = 0; shard < manifest_.shards.size(); ++shard) {
-      absl::StatusOr<ShardCheckpoint> checkpoint = ReadShardCheckpoint(folder_, manifest_, shard);
-      if (!checkpoint.ok()) return checkpoint.status();
-      records_.push_back(std::move(checkpoint->record));
-    }
-    for (uint32_t shard = 0; shard < records_.size(); ++shard) {
-      for (const StoredPart& part : records_[shard].parts) {
-        by_tensor_[part.tensor].push_back({.shard = shard, .part = &part});
-      }
-    }
+  absl::Status ReadRecord(uint32_t shard) {
+    absl::StatusOr<ShardCheckpoint> checkpoint = ReadShardCheckpoint(folder_, manifest_, shard);
+    if (!checkpoint.ok()) return checkpoint.status();
+    const ShardRecord& record = records_[shard] = std::move(checkpoint->record);
+    for (const StoredPart& part : record.parts) by_tensor_[part.tensor].push_back({.shard = shard, .part = &part});
     for (std::vector<Source>& sources : by_tensor_) {
       std::sort(sources.begin(), sources.end(),
                 [](const Source& a, const Source& b) { return a.part->first < b.part->first; });
+    }
+    return absl::OkStatus();
+  }
+
+  // Whether the records that are read have each element that is wanted, and none of them twice.
+  absl::Status CheckParts() const {
+    for (uint32_t tensor = 0; tensor < by_tensor_.size(); ++tensor) {
+      PS_RETURN_IF_ERROR(CheckOverlaps(by_tensor_[tensor]));
+      for (const WantedPart* part : wanted_.by_tensor()[tensor]) PS_RETURN_IF_ERROR(CheckCovered(*part));
     }
     return absl::OkStatus();
   }
@@ -123,8 +130,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status ReadShard(uint32_t shard) const {
-    const ShardRecord& record = records_[shard];
+  absl::Status ReadShard(uint32_t shard, const ShardRecord& record) const {
     const auto is_wanted = [this](const StoredPart& part) { return !WantedOf(part).empty(); };
     if (std::none_of(record.parts.begin(), record.parts.end(), is_wanted)) return absl::OkStatus();
     const absl::StatusOr<ShardFile> file = ShardFile::Open(Path(shard), manifest_.layout, record);
@@ -175,14 +181,15 @@ class Reader {
   const std::string& folder_;
   const Manifest& manifest_;
   const Wanted wanted_;
-  std::vector<ShardRecord> records_;            // By shard.
+  std::map<uint32_t, ShardRecord> records_;     // By shard.
   std::vector<std::vector<Source>> by_tensor_;  // In the order of the elements.
 };
 
 }  // namespace
 
-absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted) {
-  return Reader(folder, manifest, wanted).Run();
+absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted,
+                       std::optional<uint32_t> own) {
+  return Reader(folder, manifest, wanted).Run(own);
 }
 
 }  // namespace ps

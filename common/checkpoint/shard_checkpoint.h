@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,7 +53,8 @@ struct WantedPart {
 // Fills all of them, which do not overlap, from the shards' files, each stored tensor of which is read once, and
 // checked in whole, if anything of it is wanted. INVALID_ARGUMENT or NOT_FOUND, naming file and tensor: a file is
 // missing or damaged, elements are missing or there twice, or the state has another number of tensors; then what was
-// filled is worth nothing.
-absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted);
+// filled is worth nothing. If this shard (`own`) has all that is wanted, nothing of the others has to be there.
+absl::Status ReadParts(const std::string& folder, const Manifest& manifest, const std::vector<WantedPart>& wanted,
+                       std::optional<uint32_t> own = {});
 
 }  // namespace ps

@@ -72,10 +72,11 @@ class Checkpoint:
 class Job:
     """Use it as `with Job(...) as job`: what still runs at its end is killed."""
 
-    def __init__(self, mode, shards, steps=STEPS, flags=(), workers=WORKERS, worker_flags=(), folder=None):
+    def __init__(self, mode, shards, steps=STEPS, flags=(), workers=WORKERS, worker_flags=(), folder=None, own=False):
         self.temporary = tempfile.TemporaryDirectory()
         self.folder = pathlib.Path(self.temporary.name)
         self.dir = self.folder / "checkpoints" if folder is None else pathlib.Path(folder)
+        self.own = own  # Each server has a folder of its own; `dir` is the chief's.
         self.shards, self.steps, self.worker_flags = shards, steps, list(worker_flags)
         self.flags = [f"--mode={mode}", "--checkpoint_every=50", "--optimizer=momentum", "--learning_rate=0.05"]
         self.flags += [f"--num_workers={workers}", "--server_timeout=60s", *flags]
@@ -109,7 +110,8 @@ class Job:
         arguments = [f"--listen={self.addresses[shard]}", f"--shard={shard}", f"--num_shards={self.shards}"]
         if shard > 0:
             arguments.append(f"--chief={self.addresses[0]}")
-        arguments += [f"--checkpoint_dir={self.dir}", *self.flags, *flags]
+        folder = self.folder / f"checkpoints-{shard}" if self.own and shard > 0 else self.dir
+        arguments += [f"--checkpoint_dir={folder}", *self.flags, *flags]
         return Program(self.folder, f"server-{shard}", [str(BIN / "ps_server"), *arguments])
 
     def start_workers(self):

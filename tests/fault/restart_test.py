@@ -31,6 +31,20 @@ def bsp():
         assert weights == expected, f"{shards} servers, {victims} killed after {moment:.3f} s: other weights"
 
 
+def own_folders():
+    """Servers that share no folder: each has its part in its own."""
+    with Job("bsp", 2, flags=["--checkpoint_every=40"], worker_flags=["--experiment_step_time=1ms"], own=True) as job:
+        job.start_workers()
+        for number, victims in enumerate([[1], [0], [0, 1]]):
+            since = job.newest()
+            wait_until("another checkpoint", lambda since=since: job.newest() > since)
+            job.kill_and_restart(victims)
+            wait_until("the job to go back", lambda times=number: job.workers[0].errors().count("going on") > times)
+        assert job.finish() == undisturbed()
+        for folder in (job.dir, job.folder / "checkpoints-1"):  # A server may end before it hears of the last one.
+            assert len(list(folder.glob("checkpoint-*"))) in (3, 4), list(folder.iterdir())
+
+
 def stopped():
     """A server that is asked to leave takes a checkpoint first, and nothing is made twice."""
     with Job("bsp", 1, flags=["--checkpoint_every=1000000"]) as job:
@@ -89,5 +103,5 @@ def refused():
 
 
 if __name__ == "__main__":
-    cases = {"bsp": bsp, "modes": modes, "finished": finished, "refused": refused, "stopped": stopped}
+    cases = {"bsp": bsp, "own_folders": own_folders, "modes": modes, "finished": finished, "refused": refused, "stopped": stopped}
     cases[sys.argv[2]]()

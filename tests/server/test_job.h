@@ -20,7 +20,8 @@ class TestJob {
   explicit TestJob(const std::string& mode, uint32_t workers, uint32_t shards = 1, bool hands_out_runs = false,
                    MetricsWriter* metrics = nullptr)
       : TestJob(Options(mode, workers, shards, hands_out_runs), metrics) {}
-  explicit TestJob(const ChiefOptions& options, MetricsWriter* metrics = nullptr, Chief::CheckpointCalls checkpoints = {})
+  explicit TestJob(const ChiefOptions& options, MetricsWriter* metrics = nullptr,
+                   Chief::CheckpointCalls checkpoints = {})
       : chief(
             options,
             [this](v1::Phase phase, const std::string& failure) {

@@ -36,6 +36,22 @@ TEST_CASE("A checkpoint of three shards is read by any number of shards", "[chec
   }
 }
 
+TEST_CASE("A shard that has all that is wanted is read without the others, whose files may be elsewhere",
+          "[checkpoint]") {
+  const TempFolder folder;
+  const TestModel model;
+  const Manifest manifest = WriteCheckpoint(folder.path(), model, 3);
+  const SlicePlan plan(model.layout, 3);
+  for (const char* const gone : {"0", "1"})
+    std::filesystem::remove(folder.File(std::string("shard-") + gone + "-of-3.json"));
+  const ShardMemory memory(plan, 2, 2);
+  REQUIRE(ReadParts(folder.path(), manifest, memory.wanted, 2).ok());
+  CHECK(Holds(memory.values[0], model.weights[plan.slices()[memory.slices[0]].tensor],
+              plan.slices()[memory.slices[0]].offset));
+  CHECK(absl::IsNotFound(ReadParts(folder.path(), manifest, memory.wanted)));
+  CHECK(absl::IsNotFound(ReadParts(folder.path(), manifest, ShardMemory(plan, 1, 2).wanted, 2)));
+}
+
 TEST_CASE("Weights alone are read of a checkpoint with state, as whole tensors or any parts of them", "[checkpoint]") {
   const TempFolder folder;
   const TestModel model;
