@@ -72,7 +72,12 @@ void CheckpointStore::Write(Part part, std::function<void(v1::CheckpointWritten)
   });
 }
 
-absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) const {
+absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) {
+  if (last_written_ > newest_complete_) {
+    const absl::Status removed = dir_.Remove(last_written_);
+    if (!removed.ok()) spdlog::warn("{}", Message(removed));
+  }
+  last_written_ = part.number;
   PS_RETURN_IF_ERROR(dir_.Make(part.number));
   const ShardCheckpoint checkpoint = {.shard = shard_,
                                       .num_shards = num_shards_,
@@ -115,16 +120,25 @@ absl::StatusOr<CheckpointStore::Loaded> CheckpointStore::ReadPart(const v1::Rest
   return Loaded{.version = checkpoint->version, .state = std::move(checkpoint->state), .settings = manifest->settings};
 }
 
-void CheckpointStore::ReapBelow(uint64_t number) {
-  thread_.Post([this, number] {
-    const absl::Status reaped = dir_.ReapBelow(number);
+void CheckpointStore::Keep(uint64_t from, uint64_t newest) {
+  thread_.Post([this, from, newest] {
+    newest_complete_ = newest;
+    const absl::Status reaped = dir_.ReapBelow(from);
     if (!reaped.ok()) spdlog::warn("{}", Message(reaped));
+  });
+}
+
+void CheckpointStore::RecordGeneration(uint64_t generation) {
+  thread_.Post([this, generation] {
+    const absl::Status recorded = dir_.RecordGeneration(generation);
+    if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
   });
 }
 
 void CheckpointStore::Commit(Manifest manifest, size_t keep, std::function<void(absl::Status)> committed) {
   thread_.Post([this, manifest = std::move(manifest), keep, committed = std::move(committed)] {
     const absl::Status written = WriteManifest(dir_.PathOf(manifest.number), manifest);
+    if (written.ok()) newest_complete_ = manifest.number;
     committed(written);
     if (!written.ok()) return;
     const absl::Status reaped = dir_.Reap(keep);

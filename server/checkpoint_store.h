@@ -51,8 +51,12 @@ class CheckpointStore {
   void Read(v1::Restore restore, std::vector<WantedPart> wanted,
             std::function<void(const absl::StatusOr<Loaded>&)> read);
 
-  // What is older is not needed any more.
-  void ReapBelow(uint64_t number);
+  // The chief says that this is the newest checkpoint that is complete, and that those before `from` are not needed any
+  // more. What was written of one that is later, and older than the next that is written, has failed, and is removed.
+  void Keep(uint64_t from, uint64_t newest);
+
+  // This generation has begun. On disk before anything is that is written of it.
+  void RecordGeneration(uint64_t generation);
 
   // ---- The chief's
 
@@ -63,13 +67,16 @@ class CheckpointStore {
   CheckpointStore(CheckpointDir dir, FileDescriptor lock, uint32_t shard, uint32_t num_shards)
       : dir_(std::move(dir)), lock_(std::move(lock)), shard_(shard), num_shards_(num_shards) {}
 
-  absl::StatusOr<std::string> WritePart(const Part& part) const;
+  absl::StatusOr<std::string> WritePart(const Part& part);
   absl::StatusOr<Loaded> ReadPart(const v1::Restore& restore, const std::vector<WantedPart>& wanted) const;
 
   const CheckpointDir dir_;
   const FileDescriptor lock_;
   const uint32_t shard_;
   const uint32_t num_shards_;
+  // The thread's: the last checkpoint that a part was written of, and the newest that is complete; 0: none yet.
+  uint64_t last_written_ = 0;
+  uint64_t newest_complete_ = 0;
   TaskThread thread_;  // Last: it uses the others.
 };
 

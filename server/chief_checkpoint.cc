@@ -147,6 +147,7 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
   while (kept_.size() > job_.options().checkpoints->keep) kept_.pop_front();
   v1::ChiefUpdate update;
   update.set_keep_checkpoints_from(kept_.front());
+  update.set_newest_checkpoint(number);
   Broadcast(update);
   EndCheckpoint(absl::OkStatus(), now);
 }

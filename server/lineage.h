@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 
 #include "common/clock.h"
@@ -14,8 +14,8 @@ struct Lineage {
   std::string address;            // That it listens on; empty: as the flag says.
   uint64_t generation = 0;        // The highest that it has heard of.
   uint64_t first_number = 0;      // Of the checkpoints that it has taken itself; 0: none yet.
-  std::set<std::string> damaged;  // Paths of checkpoints that could not be restored.
-  TimePoint lost_at;              // When the chief was lost, if this is another server.
+  std::map<std::string, std::string> damaged;  // Paths of checkpoints that could not be restored, and why.
+  TimePoint lost_at;                           // When the chief was lost, if this is another server.
 };
 
 }  // namespace ps

@@ -48,20 +48,30 @@ absl::StatusOr<RestoredJob> ReadRestored(const std::string& path) {
   return restored;
 }
 
-// The newest of them that can be read; null: none is.
+// The newest of them that can be read; null: there is none. FAILED_PRECONDITION if there are some and none can be read:
+// to begin anew instead would in time remove them. UNIMPLEMENTED if a later version of this program has written one.
 absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std::string>& paths,
                                                           const ServerOptions& options, const Lineage& lineage) {
+  std::vector<std::string> problems;
   for (const std::string& path : paths) {
-    if (lineage.damaged.contains(path)) continue;
+    if (const auto damaged = lineage.damaged.find(path); damaged != lineage.damaged.end()) {
+      problems.push_back(damaged->second);
+      continue;
+    }
     absl::StatusOr<RestoredJob> restored = ReadRestored(path);
+    if (absl::IsUnimplemented(restored.status())) return restored.status();
     if (!restored.ok()) {
-      spdlog::warn("a checkpoint is skipped: {}", Message(restored.status()));
+      problems.push_back(Message(restored.status()));
+      spdlog::warn("a checkpoint is skipped: {}", problems.back());
       continue;
     }
     PS_RETURN_IF_ERROR(CheckSameJob(restored->manifest, options, path));
     return std::make_shared<const RestoredJob>(*std::move(restored));
   }
-  return nullptr;
+  if (problems.empty()) return nullptr;
+  return absl::FailedPreconditionError(absl::StrCat("--restore=", options.restore, ": no checkpoint can be restored: ",
+                                                    absl::StrJoin(problems, "; "),
+                                                    " (--restore=none begins anew)"));
 }
 
 absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, uint64_t from) {
@@ -128,10 +138,16 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
 
 absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage) {
   const absl::StatusOr<uint64_t> recorded = dir.Generation();
-  if (!recorded.ok()) return recorded.status();
-  const uint64_t last = std::max(*recorded, lineage.generation);
+  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = dir.List();
+  if (!entries.ok()) return entries.status();
+  uint64_t last = std::max(recorded.ok() ? *recorded : 0, lineage.generation);
+  const bool is_known = last > 0;
+  for (const CheckpointDir::Entry& entry : *entries) {
+    const absl::StatusOr<Manifest> manifest = ReadManifest(entry.path);
+    if (manifest.ok()) last = std::max(last, manifest->generation);
+  }
   std::random_device random;
-  const uint64_t next = last > 0 ? last + 1 : (uint64_t{random()} << 16) + 1;
+  const uint64_t next = last + 1 + (is_known ? 0 : uint64_t{random()} << 16);
   PS_RETURN_IF_ERROR(dir.RecordGeneration(next));
   return next;
 }

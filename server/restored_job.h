@@ -28,12 +28,14 @@ nlohmann::ordered_json ManifestState(const v1::SavedJob& job, const nlohmann::or
 
 // What --restore says, of a process with this past; null: the job begins anew. Checkpoints that cannot be restored are
 // skipped, and logged with the reason. FAILED_PRECONDITION, naming the flags, if the newest one is of another job, mode
-// or optimizer; NOT_FOUND if there has to be one, and there is none.
+// or optimizer, or if there are some of which none can be read; UNIMPLEMENTED if a later version of this program has
+// written the newest; NOT_FOUND if there has to be one, and there is none.
 absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOptions& options,
                                                                   const CheckpointDir& dir, const Lineage& lineage);
 
-// The generation that begins now: one above any that is stored or was heard of. The first in a folder is a random
-// number, so that members of other jobs are no members of this one.
+// The generation that begins now: one above any that is stored or was heard of. Where none was recorded, or that is
+// damaged, it is higher by a random number, so that members of other jobs, and of generations that nothing tells of, are
+// no members of this one.
 absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage);
 
 }  // namespace ps

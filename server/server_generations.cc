@@ -32,8 +32,9 @@ absl::Status Server::OpenCheckpoints() {
   if (!store.ok()) return store.status();
   store_ = *std::move(store);
   const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
-  if (!generation.ok()) return generation.status();
-  lineage_.generation = std::max(lineage_.generation, *generation);
+  // It is written anew with the next one, which is above all that the checkpoints tell of.
+  if (!generation.ok()) spdlog::warn("{}", Message(generation.status()));
+  lineage_.generation = std::max(lineage_.generation, generation.ok() ? *generation : 0);
   return absl::OkStatus();
 }
 
@@ -87,7 +88,7 @@ Chief::CheckpointCalls Server::MakeCheckpointCalls() {
           .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },
           .roll_back =
               [this](const std::string& reason, const std::string& damaged, uint64_t heard_of) {
-                if (!damaged.empty()) lineage_.damaged.insert(damaged);
+                if (!damaged.empty()) lineage_.damaged[damaged] = reason;
                 lineage_.generation = std::max(lineage_.generation, heard_of);
                 RollBack(reason);
               }};
@@ -98,13 +99,12 @@ void Server::RecordNotFinite(const std::string& reason) const {
   if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
 }
 
-// The generation is on disk before anybody here acts on it.
+// Not waited for here, in a callback of gRPC: what this server writes for the generation comes after it.
 void Server::HearOf(const v1::View& view) {
   if (view.has_restore()) SetRestored(true);
   if (store_ == nullptr || view.generation() <= lineage_.generation) return;
   lineage_.generation = view.generation();
-  const absl::Status recorded = store_->dir().RecordGeneration(view.generation());
-  if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
+  store_->RecordGeneration(view.generation());
 }
 
 void Server::SetRestored(bool restored) {

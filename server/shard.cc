@@ -41,7 +41,9 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   for (const v1::NormTotals& totals : update.norms()) OnNorms(totals);
   if (update.has_cut()) OnCut(update.cut());
   if (update.keep_checkpoints_from() > 0 && store_ != nullptr && options_.shard > 0) {
-    outbox_.Add([this, number = update.keep_checkpoints_from()] { store_->ReapBelow(number); });
+    outbox_.Add([this, from = update.keep_checkpoints_from(), newest = update.newest_checkpoint()] {
+      store_->Keep(from, newest);
+    });
   }
   Advance();
   AnswerWaits();

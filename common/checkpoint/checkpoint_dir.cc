@@ -32,12 +32,24 @@ constexpr std::string_view kPrefix = "checkpoint-";
 
 std::string NameOf(uint64_t number) { return absl::StrFormat("checkpoint-%06d", number); }
 
-// Of a name that NameOf gives.
+// Of a name that NameOf gives. Above the limit it is nobody's who counts from 1.
 std::optional<uint64_t> NumberOf(const std::string& name) {
+  constexpr uint64_t kMax = 1'000'000'000'000;
   uint64_t number = 0;
   if (!name.starts_with(kPrefix) || !absl::SimpleAtoi(name.substr(kPrefix.size()), &number)) return std::nullopt;
-  if (NameOf(number) != name) return std::nullopt;
+  if (number > kMax || NameOf(number) != name) return std::nullopt;
   return number;
+}
+
+// UNAVAILABLE: another process holds it, and it is not to be waited for.
+absl::StatusOr<FileDescriptor> LockFile(const std::string& path, int how) {
+  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
+  if (!file.valid() && errno == ELOOP) return absl::InvalidArgumentError(path + ": it is a symbolic link");
+  if (!file.valid()) return FileError(path, "opening");
+  int locked = flock(file.get(), how);
+  while (locked != 0 && errno == EINTR) locked = flock(file.get(), how);
+  if (locked == 0) return file;
+  return errno == EWOULDBLOCK ? absl::UnavailableError(path + ": another process holds it") : FileError(path, "locking");
 }
 
 bool IsFolder(const std::string& path) {
@@ -50,8 +62,10 @@ absl::Status MakeFolders(const fs::path& path) {
   if (IsFolder(path)) return absl::OkStatus();
   const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (parent != path) PS_RETURN_IF_ERROR(MakeFolders(parent));
-  if (mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && IsFolder(path)))
+  if (mkdir(path.c_str(), 0777) != 0 && !(errno == EEXIST && IsFolder(path))) {
+    if (errno == EEXIST) return absl::InvalidArgumentError(absl::StrCat(path.string(), ": it is not a folder"));
     return FileError(path, "making the folder");
+  }
   return SyncFolder(parent);
 }
 
@@ -85,12 +99,8 @@ absl::StatusOr<CheckpointDir> CheckpointDir::Open(const std::string& path) {
 
 absl::StatusOr<FileDescriptor> CheckpointDir::Lock(uint32_t shard) const {
   const std::string path = absl::StrCat(path_, "/shard-", shard, ".lock");
-  FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
-  if (!file.valid()) return FileError(path, "opening");
-  int locked = flock(file.get(), LOCK_EX | LOCK_NB);
-  while (locked != 0 && errno == EINTR) locked = flock(file.get(), LOCK_EX | LOCK_NB);
-  if (locked == 0) return file;
-  if (errno != EWOULDBLOCK) return FileError(path, "locking");
+  absl::StatusOr<FileDescriptor> file = LockFile(path, LOCK_EX | LOCK_NB);
+  if (!absl::IsUnavailable(file.status())) return file;
   return absl::FailedPreconditionError(
       absl::StrCat("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ", path));
 }
@@ -107,6 +117,10 @@ absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
 }
 
 absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
+  const absl::StatusOr<FileDescriptor> lock = LockFile(path_ + "/generation.lock", LOCK_EX);
+  if (!lock.ok()) return lock.status();
+  const absl::StatusOr<uint64_t> recorded = Generation();
+  if (recorded.ok() && *recorded >= generation) return absl::OkStatus();
   return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
 }
 
@@ -154,6 +168,10 @@ absl::StatusOr<std::vector<CheckpointDir::Entry>> CheckpointDir::List() const {
 }
 
 std::string CheckpointDir::PathOf(uint64_t number) const { return absl::StrCat(path_, "/", NameOf(number)); }
+
+absl::Status CheckpointDir::Remove(uint64_t number) const {
+  return IsFolder(PathOf(number)) ? RemoveCheckpoint(PathOf(number)) : absl::OkStatus();
+}
 
 absl::Status CheckpointDir::Make(uint64_t number) const { return MakeFolders(PathOf(number)); }
 

@@ -1,6 +1,7 @@
 // The folder of a job's checkpoints (--checkpoint_dir):
 //
 //   DIR/generation               the highest generation of the job that was ever begun here
+//   DIR/generation.lock          held while that is read and written
 //   DIR/shard-I.lock             held by the server that writes shard I
 //   DIR/checkpoint-000012/       one checkpoint; complete once it has its manifest
 //       manifest.json            (Manifest)
@@ -45,7 +46,7 @@ class CheckpointDir {
 
   // 0: none was recorded yet. INVALID_ARGUMENT, naming the file, if it is damaged.
   absl::StatusOr<uint64_t> Generation() const;
-  // On disk when this returns.
+  // On disk when this returns, or a higher one is. Replaces what is damaged. Waits for others who do the same.
   absl::Status RecordGeneration(uint64_t generation) const;
 
   // That a job ended because something was not finite: with the same flags it would end so again.
@@ -65,6 +66,8 @@ class CheckpointDir {
   std::string PathOf(uint64_t number) const;
   // Makes the folder of this checkpoint, if it is not there.
   absl::Status Make(uint64_t number) const;
+  // The folder of this checkpoint, which is not complete; OK if there is none.
+  absl::Status Remove(uint64_t number) const;
   // Removes what is older than the newest `keep` (at least 1) complete ones, and incomplete ones that are older than a
   // complete one. A manifest goes first, so that nothing half removed looks complete.
   absl::Status Reap(size_t keep) const;

@@ -6,6 +6,7 @@
 #include <system_error>
 #include <utility>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/shard_checkpoint.h"
@@ -46,8 +47,15 @@ absl::StatusOr<StoredCheckpoint> FindCheckpoint(const std::string& path) {
   if (!absl::IsNotFound(own.status())) return own;
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = CheckpointDir::Existing(path).List();
   if (!entries.ok()) return entries.status();
-  const auto newest = std::find_if(entries->begin(), entries->end(), [](const auto& entry) { return entry.complete; });
-  if (newest != entries->end()) return Load(newest->path);
+  absl::Status first;
+  for (const CheckpointDir::Entry& entry : *entries) {
+    if (!entry.complete) continue;
+    absl::StatusOr<StoredCheckpoint> loaded = Load(entry.path);
+    if (loaded.ok() || absl::IsUnimplemented(loaded.status())) return loaded;
+    spdlog::warn("a checkpoint is skipped: {}", Message(loaded.status()));
+    first.Update(loaded.status());
+  }
+  PS_RETURN_IF_ERROR(first);
   if (!entries->empty()) return absl::NotFoundError(path + ": none of its checkpoints is complete");
   return absl::NotFoundError(path + ": no complete checkpoint: it has no manifest.json, and no folder of one");
 }

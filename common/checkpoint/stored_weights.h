@@ -15,9 +15,9 @@ struct StoredCheckpoint {
   Manifest manifest;
 };
 
-// A checkpoint's own folder, or a folder of checkpoints (CheckpointDir), of which it is the newest complete one.
-// NOT_FOUND: the folder is neither. INVALID_ARGUMENT or UNIMPLEMENTED, naming the file, for a manifest that cannot be
-// read, though an older checkpoint may be whole.
+// A checkpoint's own folder, or a folder of checkpoints (CheckpointDir), of which it is the newest complete one whose
+// manifest can be read; those that are skipped are logged. NOT_FOUND: the folder is neither. INVALID_ARGUMENT, naming
+// the file: no manifest can be read. UNIMPLEMENTED: a later version of this program has written the newest one.
 absl::StatusOr<StoredCheckpoint> FindCheckpoint(const std::string& path);
 
 // Of these tensors of the manifest's layout, each of which is there once. The errors of ReadParts; RESOURCE_EXHAUSTED:

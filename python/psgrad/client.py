@@ -377,7 +377,8 @@ class Client:
 
         ``number`` counts this worker's runs from 1; ``finished`` of them, the first that it took, have been used;
         ``samples`` are those of the training split, cut into runs of ``batch_size``, and ``runs`` all of the job.
-        Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain.
+        Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain. RolledBack, if the job is
+        rolled back meanwhile: ``pull`` joins again and brings the weights, then ``number`` counts from 1 again.
         """
         self._check_open()
         run = call(self._running.take_run(number, finished, samples, batch_size, runs, wait), self._running)

@@ -99,7 +99,7 @@ class _HandedOutRuns:
 
     take_run: Client.take_run. settle: completes the exchange that shares which are not finished wait for.
     fills_steps: others need a contribution of this worker to every step, if only an empty one: while it has to wait for
-    a run it gets shares without samples.
+    a run it gets shares without samples. rolled_back: whether the job was rolled back, and go_back_to is yet to come.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class _HandedOutRuns:
         take_run: Callable[..., int | None],
         fills_steps: bool,
         settle: Callable[[], object],
+        rolled_back: Callable[[], bool],
     ) -> None:
+        self._rolled_back = rolled_back
         self._sampler = sampler  # Of a single worker: its steps are the runs.
         self._total = total
         self._take_run = take_run
@@ -130,11 +132,13 @@ class _HandedOutRuns:
                 # Others may wait for what this worker has not pushed yet, so it must not wait for them.
                 try:
                     return self._next(wait_s=0.0)
-                except _wait_again():
+                except _exception("WaitAgain"):
                     self._settle()
+                    if self._rolled_back():
+                        return None
                     self._finish(self._finished_shares + len(self._open))
             return self._next(wait_s)
-        except _wait_again():
+        except _exception("WaitAgain"):
             if self._fills_steps:
                 self._open.append(False)
                 place = self._sampler.plan(self._last)
@@ -148,7 +152,9 @@ class _HandedOutRuns:
         return 0  # Steps have no batches of their own.
 
     def go_back_to(self, batch: int) -> None:
-        raise RuntimeError("the job was rolled back: with --budget=job nobody knows which samples are to come again")
+        """The chief knows which runs the checkpoint has, and hands out all others, to whoever asks."""
+        self._taken = self._finished = self._finished_shares = 0
+        self._open.clear()
 
     def _next(self, wait_s: float | None) -> Plan | None:
         terms = (self._sampler.samples, self._sampler.batch_size, self._total)
@@ -168,10 +174,9 @@ class _HandedOutRuns:
             self._finished_shares += 1
 
 
-def _wait_again() -> type[BaseException]:
-    psgrad: Any = importlib.import_module("psgrad")
-    wait_again: type[BaseException] = psgrad.WaitAgain
-    return wait_again
+def _exception(name: str) -> type[BaseException]:
+    kind: type[BaseException] = getattr(importlib.import_module("psgrad"), name)
+    return kind
 
 
 # ---- For training loops
@@ -346,6 +351,7 @@ class Batches:
             return
         self._rollbacks = rollbacks
         self._source.go_back_to(self._batch_now())
+        self._taken = 0
         self._peeked = None
         self._loaded = None
         self._spent = False
@@ -359,6 +365,7 @@ class Batches:
             take_run=self._job.get("take_run", None),
             fills_steps=self._empty_contributions,
             settle=self._job.get("settle", lambda: None),
+            rolled_back=lambda: self._rollbacks_now() != self._rollbacks,
         )
 
     def _peek(self) -> Plan | None:
@@ -366,12 +373,26 @@ class Batches:
         self._follow_rollback()
         if self._peeked is None and not self._spent:
             self._skip_what_others_have_passed()
-            self._peeked = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
+            self._peeked = self._take()
             self._taken += self._peeked is not None
             if self._peeked is None:
                 self._spent = True
                 self._loaded = None  # Ends its processes.
         return self._peeked
+
+    def _take(self) -> Plan | None:
+        while True:
+            rollbacks = self._rollbacks
+            try:
+                plan = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
+            except _exception("RolledBack"):
+                rejoin = self._job.get("rejoin", None)
+                if rejoin is None:  # A client's weights are its caller's.
+                    raise
+                rejoin()
+            self._follow_rollback()
+            if rollbacks == self._rollbacks:
+                return plan
 
     def _part(self, epoch: int) -> Iterator[Any]:
         rollbacks = self._rollbacks

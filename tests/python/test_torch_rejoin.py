@@ -177,6 +177,27 @@ def test_other_modes_go_on(restartable: Restartable, mode: str, flags: list[str]
     assert restartable.wait() == [0] * shards
 
 
+@pytest.mark.parametrize(
+    ("mode", "flags", "shards"), [("bsp", [], 1), ("asp", [], 2), ("local_sgd", ["--local_steps=4"], 1)]
+)
+def test_samples_that_are_handed_out_are_handed_out_again(
+    restartable: Restartable, tmp_path: Path, mode: str, flags: list[str], shards: int
+) -> None:
+    """With --budget=job the chief knows which ones the checkpoint has; no sample is lost."""
+    address = restartable.start(WORKERS, "--budget=job", *flags, shards=shards, mode=mode, every="7")
+    kill = kill_and_start(restartable, 0)
+    results = run(address, At({9: kill, 20: kill}), optimizer=torch.optim.SGD)
+    assert [rollbacks for _, _, rollbacks in results] == [2, 2]
+    assert restartable.wait() == [0] * shards
+    (newest,) = [
+        manifest
+        for path in (restartable.folder / "checkpoints").glob("checkpoint-*/manifest.json")
+        if (manifest := json.loads(path.read_text(encoding="utf-8")))["finished"]
+    ]
+    runs = -(-SAMPLES // 8) * EPOCHS
+    assert (newest["state"]["runs"]["next"], newest["state"]["runs"]["returned"]) == (runs, [])
+
+
 def test_a_plain_loop_goes_on_and_is_told_once_that_it_is_not_exact(
     restartable: Restartable, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:

@@ -310,6 +310,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._records.went_back(client.generation, self._progress.step, self._progress.version)
         self._step_ended = time.monotonic()
 
+    def rejoin(self) -> None:
+        """After RolledBack between two steps: joins again, and brings the checkpoint's weights.
+
+        psgrad.data.Batches calls it.
+        """
+        self._check_usable()
+        step = self._progress.step
+        try:
+            self._progress.renew(self._memory.weight_buffers)
+        except WentBack:
+            self._go_back(step)
+
     def rewinds_data(self) -> None:
         """Whoever feeds the loop says that its batches go back as the steps do. psgrad.data.Batches calls it."""
         self._rollbacks.data_rewinds = True

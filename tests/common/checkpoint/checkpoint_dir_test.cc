@@ -43,6 +43,7 @@ TEST_CASE("A folder of checkpoints is made, and lists what is in it, newest firs
     std::filesystem::create_directory(folder.File("not/there/") + other);
   }
   std::ofstream(folder.File("not/there/checkpoint-000014")) << "a file";
+  std::filesystem::create_directory(folder.File("not/there/checkpoint-18446744073709551615"));
   CHECK(Names(*dir) == "1000000 12 (3)");
   CHECK(std::filesystem::is_directory(folder.File("not/there/checkpoint-000003")));
   CHECK(absl::IsNotFound(CheckpointDir::Existing(folder.File("none")).List().status()));
@@ -54,6 +55,7 @@ TEST_CASE("A folder of checkpoints that cannot be is refused with the flag's nam
   CHECK(Message(CheckpointDir::Open(folder.File("file/more")).status()).find("--checkpoint_dir=") == 0);
   CHECK(Message(CheckpointDir::Open("/proc/none").status()).find("--checkpoint_dir=/proc/none") == 0);
   CHECK(Message(CheckpointDir::Open("").status()) == "--checkpoint_dir=: the path is empty");
+  CHECK(Message(CheckpointDir::Open(folder.File("file")).status()).find(": it is not a folder") != std::string::npos);
 }
 
 TEST_CASE("One process writes a shard, until it closes its lock", "[checkpoint]") {
@@ -68,6 +70,8 @@ TEST_CASE("One process writes a shard, until it closes its lock", "[checkpoint]"
   CHECK(Message(second).find("--checkpoint_dir=" + folder.path() + ": another process writes shard 2") == 0);
   lock->Close();
   CHECK(dir->Lock(2).ok());
+  std::filesystem::create_symlink("elsewhere", folder.File("shard-3.lock"));
+  CHECK(Message(dir->Lock(3).status()) == folder.File("shard-3.lock") + ": it is a symbolic link");
 }
 
 TEST_CASE("The generation is kept, and a damaged record of it is refused", "[checkpoint]") {
@@ -77,6 +81,8 @@ TEST_CASE("The generation is kept, and a damaged record of it is refused", "[che
   CHECK(*dir->Generation() == 0);
   REQUIRE(dir->RecordGeneration(7).ok());
   REQUIRE(dir->RecordGeneration(~uint64_t{0}).ok());
+  CHECK(*dir->Generation() == ~uint64_t{0});
+  REQUIRE(dir->RecordGeneration(8).ok());  // By a server that is late.
   CHECK(*dir->Generation() == ~uint64_t{0});
   const std::string path = folder.File("generation");
   const std::string good = ReadFile(path);
@@ -89,6 +95,8 @@ TEST_CASE("The generation is kept, and a damaged record of it is refused", "[che
     CHECK(absl::IsInvalidArgument(read.status()));
     if (!read.ok()) CHECK(Message(read.status()).find(path) == 0);
   }
+  REQUIRE(dir->RecordGeneration(9).ok());
+  CHECK(*dir->Generation() == 9);
 }
 
 TEST_CASE("How a job ended that was not finite is kept, and a damaged record of it is refused", "[checkpoint]") {

@@ -27,8 +27,11 @@ TEST_CASE("A checkpoint is found by its own folder, or as the newest complete on
   CHECK(FindCheckpoint(dir->PathOf(3))->folder == dir->PathOf(3));
   CHECK(Message(FindCheckpoint(dir->PathOf(9)).status()).find(dir->PathOf(9) + ": no complete checkpoint") == 0);
   CHECK(absl::IsNotFound(FindCheckpoint(folder.File("none")).status()));
-  // A damaged one is no reason to take an older one without a word.
+  // In a folder of checkpoints a damaged one is skipped; asked for by its own folder it is refused.
   std::ofstream(ManifestPath(dir->PathOf(7)), std::ios::app) << "x";
+  CHECK(FindCheckpoint(folder.path())->folder == dir->PathOf(3));
+  CHECK(Message(FindCheckpoint(dir->PathOf(7)).status()).find(ManifestPath(dir->PathOf(7)) + ": damaged") == 0);
+  std::ofstream(ManifestPath(dir->PathOf(3)), std::ios::app) << "x";
   CHECK(Message(FindCheckpoint(folder.path()).status()).find(ManifestPath(dir->PathOf(7)) + ": damaged") == 0);
 }
 
