@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,10 +73,23 @@ class Checkpoint:
 class Job:
     """Use it as `with Job(...) as job`: what still runs at its end is killed."""
 
-    def __init__(self, mode, shards, steps=STEPS, flags=(), workers=WORKERS, worker_flags=(), folder=None, own=False):
+    def __init__(
+        self,
+        mode,
+        shards,
+        steps=STEPS,
+        flags=(),
+        workers=WORKERS,
+        worker_flags=(),
+        folder=None,
+        own=False,
+        copy=None,
+    ):
         self.temporary = tempfile.TemporaryDirectory()
         self.folder = pathlib.Path(self.temporary.name)
         self.dir = self.folder / "checkpoints" if folder is None else pathlib.Path(folder)
+        if copy is not None:
+            shutil.copytree(copy, self.dir)
         self.own = own  # Each server has a folder of its own; `dir` is the chief's.
         self.shards, self.steps, self.worker_flags = shards, steps, list(worker_flags)
         self.flags = [f"--mode={mode}", "--checkpoint_every=50", "--optimizer=momentum", "--learning_rate=0.05"]

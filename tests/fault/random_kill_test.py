@@ -91,7 +91,8 @@ def run(mode, chance, number):
     print(what, flush=True)
     flags = [*FLAGS[mode], "--checkpoint_every=40", "--keep_checkpoints=1000", "--lease=5s", "--reconnect_grace=5s"]
     # All workers may have left: then nobody comes back to what is started again, and it ends after this time.
-    flags += ["--server_timeout=8s", "--connect_timeout=8s"] if moment == "while finishing" else ["--server_timeout=20s"]
+    timeout = 8 if moment == "while finishing" else 20
+    flags += [f"--server_timeout={timeout}s", f"--connect_timeout={timeout}s"]
     with Job(
         mode, shards, steps=STEPS, workers=WORKERS, flags=flags, worker_flags=["--experiment_step_time=2ms"]
     ) as job:

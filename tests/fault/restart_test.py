@@ -103,5 +103,5 @@ def refused():
 
 
 if __name__ == "__main__":
-    cases = {"bsp": bsp, "own_folders": own_folders, "modes": modes, "finished": finished, "refused": refused, "stopped": stopped}
-    cases[sys.argv[2]]()
+    cases = [bsp, own_folders, modes, finished, refused, stopped]
+    {case.__name__: case for case in cases}[sys.argv[2]]()
