@@ -70,8 +70,7 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std:
   }
   if (problems.empty()) return nullptr;
   return absl::FailedPreconditionError(absl::StrCat("--restore=", options.restore, ": no checkpoint can be restored: ",
-                                                    absl::StrJoin(problems, "; "),
-                                                    " (--restore=none begins anew)"));
+                                                    absl::StrJoin(problems, "; "), " (--restore=none begins anew)"));
 }
 
 absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, uint64_t from) {

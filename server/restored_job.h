@@ -34,8 +34,8 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
                                                                   const CheckpointDir& dir, const Lineage& lineage);
 
 // The generation that begins now: one above any that is stored or was heard of. Where none was recorded, or that is
-// damaged, it is higher by a random number, so that members of other jobs, and of generations that nothing tells of, are
-// no members of this one.
+// damaged, it is higher by a random number, so that members of other jobs, and of generations that nothing tells of,
+// are no members of this one.
 absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage);
 
 }  // namespace ps

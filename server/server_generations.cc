@@ -68,6 +68,13 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options) {
                          .again = lineage_.again,
                          .restored = *restored};
   const bool goes_on = *restored != nullptr;
+  const bool once = options_.restore != "auto" && options_.restore != "latest";
+  if (once && !lineage_.again && !options.checkpoints->complete.empty()) {
+    spdlog::warn(
+        "--restore={}: the job does not go on from the checkpoints in {}, and removes them as new ones come; who "
+        "starts this command again begins like this again, so give --restore=auto from now on",
+        options_.restore, options_.checkpoint_dir);
+  }
   SetRestored(goes_on);
   PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
   const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
