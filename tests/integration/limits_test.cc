@@ -254,7 +254,9 @@ TEST_CASE("Calls that wait take a window's bytes at most from who goes on sendin
   }
   CHECK(most > 1);
   CHECK(most * kChunk < kServerWindowBytes + 3 * kChunk);
-  CHECK(ResidentBytes() < before + kCalls * (kServerWindowBytes + 4 * kChunk));
+  if (PS_SANITIZED == 0) {  // Else there is the sanitizer's own memory, too.
+    CHECK(ResidentBytes() < before + kCalls * (kServerWindowBytes + 4 * kChunk));
+  }
   const v1::ShardStatusReply status = server.Status();
   CHECK(status.open_calls() == kCalls);
   CHECK(status.parked_others() == kCalls);
