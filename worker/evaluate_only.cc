@@ -6,6 +6,7 @@
 
 #include <spdlog/spdlog.h>
 #include "common/status.h"
+#include "worker/predictions.h"
 #include "worker/preparation.h"
 
 namespace ps {
@@ -38,6 +39,10 @@ absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Pr
   PS_RETURN_IF_ERROR((*evaluator)->Validation(mark).status());
   const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
   if (!test.ok()) return test.status();
+  if (!options.predict.empty()) {
+    PS_RETURN_IF_ERROR(WritePredictions(options.predict, prepared.data, **backend, **network));
+    spdlog::info("--predict: {} samples in {}", prepared.data.test.size(), options.predict);
+  }
   return EvaluatedWeights{.test = *test, .version = mark.version};
 }
 
@@ -47,7 +52,7 @@ absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, cons
   PS_RETURN_IF_ERROR(ValidateWorkerOptions(options));
   const absl::StatusOr<Preparation> prepared = Prepare(options);
   if (!prepared.ok()) return prepared.status();
-  spdlog::info("--eval_only: the weights of {}", prepared->initial.source);
+  spdlog::info("evaluating the weights of {}", prepared->initial.source);
   return Evaluate(options, *prepared, flags);
 }
 

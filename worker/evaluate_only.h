@@ -1,4 +1,4 @@
-// --eval_only: what the weights of --init_weights are worth, without servers and without training.
+// --eval_only and --predict: what the weights of --init_weights are worth, without servers and without training.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,8 +14,9 @@ struct EvaluatedWeights {
 };
 
 // Evaluates them on the test split, and on the validation split if there is one, as a lead does at the end: with a line
-// to the log and an `eval` event. INVALID_ARGUMENT naming all that is wrong with the options (ValidateWorkerOptions)
-// before anything else is done. Errors name the flag, file or tensor. `flags` go into the `start` event.
+// to the log and an `eval` event; then writes what --predict asks for. INVALID_ARGUMENT naming all that is wrong with
+// the options (ValidateWorkerOptions) before anything else is done. Errors name the flag, file or tensor. `flags` go
+// into the `start` event.
 absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, const nlohmann::ordered_json& flags);
 
 }  // namespace ps

@@ -36,13 +36,17 @@ ABSL_FLAG(
 ABSL_FLAG(
     bool, eval_only, false,
     "evaluate the weights of --init_weights on the test split, print loss and accuracy, and end: without servers");
+ABSL_FLAG(
+    std::string, predict, "",
+    "write what the network with the weights of --init_weights says of each sample of the test split (or, without "
+    "one, of the training split) to this CSV file, evaluate as --eval_only does, and end");
 ABSL_FLAG(std::string, save_weights, "",
           "save the final weights to this safetensors file; only the lead does (the lowest live rank), so give it to "
           "all workers");
-ABSL_FLAG(
-    std::string, dataset, "fashion-mnist",
-    "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
-    "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
+ABSL_FLAG(std::string, dataset, "fashion-mnist",
+          "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], function:sqrt_sin[,samples=N,test=N], "
+          "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
+          "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set's files; empty: /usr/share/datasets/NAME, where Debian has Fashion-MNIST");
 ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) held out for validation");
@@ -108,6 +112,7 @@ WorkerOptions ReadPlainFlags() {
   options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
   options.init_weights = absl::GetFlag(FLAGS_init_weights);
   options.eval_only = absl::GetFlag(FLAGS_eval_only);
+  options.predict = absl::GetFlag(FLAGS_predict);
   options.save_weights = absl::GetFlag(FLAGS_save_weights);
   options.data.dataset = absl::GetFlag(FLAGS_dataset);
   options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
@@ -135,22 +140,25 @@ std::vector<IdleFlag> IdleFlags() {
   const std::string dataset = absl::GetFlag(FLAGS_dataset);
   const std::string init_weights = absl::GetFlag(FLAGS_init_weights);
   const int64_t steps = absl::GetFlag(FLAGS_steps);
-  const bool eval_only = absl::GetFlag(FLAGS_eval_only);
+  const bool predicts = !absl::GetFlag(FLAGS_predict).empty();
+  const bool eval_only = predicts || absl::GetFlag(FLAGS_eval_only);
+  const std::string alone = predicts ? "--predict" : "--eval_only";
   const absl::StatusOr<std::vector<int64_t>> widths = ParseModel(absl::GetFlag(FLAGS_model));
   std::vector<IdleFlag> idle = {
       {"init", !init_weights.empty(), "--init_weights gives the initial weights"},
       {"epochs", steps > 0, absl::StrCat("--steps=", steps, " is the budget")},
       {"threads", device.rfind("cuda", 0) == 0, absl::StrCat("--device=", device, " computes on a GPU")},
-      {"data_dir", dataset.rfind("synthetic", 0) == 0, absl::StrCat("--dataset=", dataset, " has no files")},
+      {"data_dir", dataset.rfind("synthetic", 0) == 0 || dataset.rfind("function", 0) == 0,
+       absl::StrCat("--dataset=", dataset, " has no files")},
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
   for (const char* flag : {"server", "job", "shared_memory", "name", "rank", "connect_timeout", "start_timeout"}) {
-    idle.push_back({flag, eval_only, "--eval_only needs no servers"});
+    idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
   for (const char* flag :
        {"param_groups", "decay_biases", "save_weights", "batch_size", "epochs", "steps", "eval_every", "shuffle",
         "overlap", "experiment_step_time", "experiment_straggler", "experiment_delays", "experiment_staleness"}) {
-    idle.push_back({flag, eval_only, "--eval_only does not train"});
+    idle.push_back({flag, eval_only, alone + " does not train"});
   }
   return idle;
 }

@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
   KeepFreedMemory();
   InitLogging("ps_worker");
   RouteGrpcLog();
-  if (options->eval_only) {
+  if (options->eval_only || !options->predict.empty()) {
     const absl::Status evaluated = Evaluate(*options);
     return evaluated.ok() ? kExitDone : Complain("ps_worker", evaluated, kExitFailed);
   }

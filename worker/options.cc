@@ -33,8 +33,11 @@ bool SamePath(const std::string& a, const std::string& b) {
 
 // A file that is both would lose what one of its two uses needs.
 void CheckFiles(const WorkerOptions& options, Problems& problems) {
+  problems.Check(options.predict.empty() || !SamePath(options.predict, options.init_weights),
+                 absl::StrCat("--predict=", options.predict, ": is also the --init_weights"));
   for (const auto& [flag, path] :
-       {std::pair("--save_weights", options.save_weights), std::pair("--init_weights", options.init_weights)}) {
+       {std::pair("--save_weights", options.save_weights), std::pair("--init_weights", options.init_weights),
+        std::pair("--predict", options.predict)}) {
     problems.Check(!SamePath(path, options.metrics_file),
                    absl::StrCat(flag, "=", path, ": is also the --metrics_file"));
   }
@@ -58,6 +61,8 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   problems.CheckRange("experiment_staleness", options.delayed_pushes, int64_t{0}, kDelayedPushesMax);
   problems.Check(!options.eval_only || !options.init_weights.empty(),
                  "--eval_only: expected --init_weights, which gives the weights to evaluate");
+  problems.Check(options.predict.empty() || !options.init_weights.empty(),
+                 "--predict: expected --init_weights, which gives the weights to predict with");
   CheckFiles(options, problems);
   CheckBudget(options, problems);
   return problems.ToStatus();

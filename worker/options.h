@@ -27,7 +27,8 @@ struct WorkerOptions {
   std::vector<ParamGroup> param_groups;
   bool decay_biases = true;
   std::string init_weights;  // Safetensors, or a checkpoint; instead of init.
-  bool eval_only = false;    // Nothing is done but to evaluate those.
+  bool eval_only = false;    // Nothing is done but to evaluate those; likewise the next.
+  std::string predict;       // CSV, of what the network with those says of each sample.
   std::string save_weights;  // Safetensors; by the lead.
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.

@@ -17,6 +17,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   if (!metrics.ok()) return metrics.status();
   made.metrics = *std::move(metrics);
   if (!options.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options.save_weights));
+  if (!options.predict.empty()) PS_RETURN_IF_ERROR(CheckWritable("predict", options.predict));
   absl::StatusOr<Layout> layout = WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases);
   if (!layout.ok()) return layout.status();
   made.layout = *std::move(layout);

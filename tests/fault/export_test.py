@@ -6,7 +6,7 @@ import struct
 import subprocess
 import sys
 
-from job import BIN, MODEL, Job, wait_until
+from job import BIN, MODEL, Job, Program, wait_until
 
 MODELS = MODEL[:2]  # Data set and network.
 
@@ -66,6 +66,38 @@ def model():
                 assert tensors(first)[1] == tensors(stored)[1]
 
 
+def predicted():
+    """What a network says of each sample, in the units of the targets, is what its loss is made of."""
+    with Job("bsp", 1) as job:
+        csv = job.folder / "points.csv"
+        csv.write_text("".join(f"{x / 10},{300 + 7 * x}\n" for x in range(1201)))
+        network = [f"--dataset=csv:{csv},task=regression", "--model=mlp:1,8,1", "--loss=mse", "--batch_size=64"]
+        weights, output = job.folder / "model.safetensors", job.folder / "out.csv"
+        trained = [*network, "--epochs=2", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
+        workers = [
+            Program(job.folder, f"worker-{rank}", [str(BIN / "ps_worker"), *trained, f"--rank={rank}"])
+            for rank in range(job.num_workers)
+        ]
+        assert [worker.end() for worker in workers] == [0, 0], workers[0].errors()
+        command = [str(BIN / "ps_worker"), f"--init_weights={weights}", f"--predict={output}", *network[:3]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        header, *lines = output.read_text().splitlines()
+        assert header == "target,output", header
+        rows = [tuple(map(float, line.split(","))) for line in lines]
+        assert len(rows) == 1201
+        assert all(abs(target - (300 + 7 * x)) < 0.01 for x, (target, _) in enumerate(rows))
+        loss = sum((target - said) ** 2 for target, said in rows) / len(rows)
+        told = float(re.search(r"test loss: (\S+)", done.stdout)[1])
+        assert abs(loss - told) < 1e-4 * told, (loss, told)
+
+        bad = subprocess.run(
+            [*command[:2], "--predict=/proc/x", *network[:3]], capture_output=True, text=True, check=False
+        )
+        assert bad.returncode == 1 and "--predict=/proc/x" in bad.stderr, bad.stderr
+        bad = subprocess.run([*command[:1], *command[2:]], capture_output=True, text=True, check=False)
+        assert bad.returncode == 2 and "--predict: expected --init_weights" in bad.stderr, bad.stderr
+
+
 def refused():
     """A damaged checkpoint, one that is not there, and a file that cannot be written are each named in one line."""
     with Job("bsp", 2, steps=20) as job:
@@ -95,4 +127,4 @@ def export(arguments):
 
 
 if __name__ == "__main__":
-    {"model": model, "refused": refused}[sys.argv[2]]()
+    {"model": model, "predicted": predicted, "refused": refused}[sys.argv[2]]()

@@ -115,6 +115,11 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
     if (!synthetic.ok()) return synthetic.status();
     return MakeSynthetic(*synthetic, options.seed);
   }
+  if (spec.format == "function") {
+    const absl::StatusOr<FunctionOptions> function = ParseFunction(spec, options.bytes_max);
+    if (!function.ok()) return function.status();
+    return MakeFunction(*function, options.seed);
+  }
   if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
   const absl::StatusOr<TableOptions> table = ParseTableOptions(spec);
   if (!table.ok()) return table.status();

@@ -13,6 +13,7 @@ namespace ps {
 struct DatasetOptions {
   // fashion-mnist | mnist                         four IDX files, plain or .gz, found by name (see data_dir)
   // synthetic[:samples=N,features=F,classes=C,test=N,noise=X]     made from the seed; needs no files
+  // function:sqrt_sin[,samples=N,test=N]          points of a function, drawn from the seed; needs no files
   // idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]
   // csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]    the label is last by default
   // libsvm:FILE[,TEST_FILE][,task=auto|classification|regression]

@@ -15,6 +15,7 @@ namespace ps {
 // is shuffled with stream e; those from 2^33 on belong to the model's initial weights.
 inline constexpr uint64_t kValidationStream = uint64_t{1} << 48;
 inline constexpr uint64_t kSyntheticStream = uint64_t{2} << 48;
+inline constexpr uint64_t kFunctionStream = uint64_t{3} << 48;
 
 // Puts `items` in a random order, the same on every platform (Durstenfeld's form of Fisher-Yates, 1964).
 template <typename T>

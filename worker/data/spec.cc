@@ -28,6 +28,7 @@ const std::vector<Format>& Formats() {
        "synthetic[:samples=N,features=F,classes=C,test=N,noise=X]",
        {0},
        {"samples", "features", "classes", "test", "noise"}},
+      {"function", "function:sqrt_sin[,samples=N,test=N]", {1}, {"samples", "test"}},
       {"idx", "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]", {2, 4}, {}},
       {"csv",
        "csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]",

@@ -236,6 +236,19 @@ absl::StatusOr<LossSums> Network::Evaluate(const Batch& batch) {
   return *reinterpret_cast<const LossSums*>(host_loss_.get());
 }
 
+absl::Status Network::Predict(const Batch& batch, std::span<float> outputs) {
+  PS_RETURN_IF_ERROR(Check(batch));
+  for (int layer = 0; layer < options_.layers(); ++layer) PS_RETURN_IF_ERROR(Forward(batch, layer));
+  const float* const computed = Floats(activations_.back());
+  if (!backend_.unified()) {
+    const auto bytes = static_cast<int64_t>(outputs.size_bytes());
+    PS_RETURN_IF_ERROR(backend_.CopyToHost(computed, outputs.data(), bytes));
+  }
+  PS_RETURN_IF_ERROR(backend_.Synchronize());
+  if (backend_.unified()) std::copy_n(computed, outputs.size(), outputs.begin());
+  return absl::OkStatus();
+}
+
 absl::Status Network::ComputeStep(const Batch& batch) {
   PS_RETURN_IF_ERROR(Check(batch));
   return GraphsOf(batch).step->Run([&] { return QueueCompute(batch); });

@@ -84,6 +84,9 @@ class Network {
   absl::Status LoadParameters();
   // The loss and the correct answers, summed over the batch, with the parameters that are on the device.
   absl::StatusOr<LossSums> Evaluate(const Batch& batch);
+  // The outputs of its last layer, [batch.size, widths.back()], to host memory, likewise. Labels and targets may be
+  // null.
+  absl::Status Predict(const Batch& batch, std::span<float> outputs);
   // What TrainStep computes, but parameters are those on the device, and gradients stay there. Queued; a batch of the
   // same size in the same place is captured once and launched again.
   absl::Status ComputeStep(const Batch& batch);

@@ -1,0 +1,76 @@
+#include "worker/predictions.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "common/files.h"
+#include "common/status.h"
+#include "worker/batches.h"
+#include "worker/evaluator.h"
+
+namespace ps {
+namespace {
+
+std::string Header(const Dataset& samples, int64_t outputs) {
+  if (samples.classes() == 0) return "target,output\n";
+  std::string header = "label";
+  for (int64_t k = 0; k < outputs; ++k) absl::StrAppendFormat(&header, ",output_%d", k);
+  return header + "\n";
+}
+
+// A number of the network, in the units of the targets as read.
+double Unscaled(float value, const ColumnScaling& targets) {
+  return targets.scale.empty() ? value : targets.offset[0] + targets.scale[0] * value;
+}
+
+std::string Line(const Dataset& samples, int64_t sample, std::span<const float> outputs, const Scaling& scaling) {
+  const auto at = static_cast<size_t>(sample);
+  if (samples.classes() == 0) {
+    return absl::StrFormat("%.9g,%.9g\n", Unscaled(samples.targets()[at], scaling.targets),
+                           Unscaled(outputs[0], scaling.targets));
+  }
+  std::string line = absl::StrFormat("%d", samples.labels()[at]);
+  for (const float output : outputs) absl::StrAppendFormat(&line, ",%.9g", output);
+  return line + "\n";
+}
+
+absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Network& network) {
+  const Dataset& samples = data.test;
+  const auto width = static_cast<size_t>(network.options().widths.back());
+  const int64_t most = std::min(Evaluator::kBatch, samples.size());
+  const absl::StatusOr<std::unique_ptr<Batches>> batches = Batches::Create(samples, backend, most);
+  if (!batches.ok()) return batches.status();
+  PS_RETURN_IF_ERROR((*batches)->KeepSamples());
+  std::vector<int32_t> indices(static_cast<size_t>(samples.size()));
+  std::iota(indices.begin(), indices.end(), 0);
+  std::vector<float> outputs(static_cast<size_t>(most) * width);
+  PS_RETURN_IF_ERROR(network.LoadParameters());
+  PS_RETURN_IF_ERROR(file.Append(Header(samples, network.options().widths.back())));
+  for (int64_t first = 0; first < samples.size(); first += most) {
+    const int64_t count = std::min(most, samples.size() - first);
+    const absl::StatusOr<Batch> batch =
+        (*batches)->Load(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
+    if (!batch.ok()) return batch.status();
+    const std::span<float> computed = std::span(outputs).first(static_cast<size_t>(count) * width);
+    PS_RETURN_IF_ERROR(network.Predict(*batch, computed));
+    std::string lines;
+    for (int64_t k = 0; k < count; ++k) {
+      lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width), data.scaling);
+    }
+    PS_RETURN_IF_ERROR(file.Append(lines));
+  }
+  return file.Commit();
+}
+
+}  // namespace
+
+absl::Status WritePredictions(const std::string& path, const DataSplits& data, Backend& backend, Network& network) {
+  absl::StatusOr<NewFile> file = NewFile::Create(path);
+  return Annotate(file.ok() ? Write(*file, data, backend, network) : file.status(), "--predict");
+}
+
+}  // namespace ps
