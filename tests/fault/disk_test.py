@@ -10,7 +10,7 @@ import tempfile
 
 from job import BIN, Job, Program, undisturbed, wait_until
 
-SLOWLY = ["--experiment_step_time=1ms"]
+SLOWLY = ["--experiment_step_time=4ms"]
 ON_REQUEST = ["--checkpoint_every=1000000", "--keep_checkpoints=3"]
 
 

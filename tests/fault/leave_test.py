@@ -10,7 +10,7 @@ RARELY = "--checkpoint_every=1000000"
 
 def leave(who):
     """The hash of a job of two servers, some of which were sent SIGTERM, and started again."""
-    with Job("bsp", 2, flags=[RARELY], worker_flags=["--experiment_step_time=1ms"]) as job:
+    with Job("bsp", 2, flags=[RARELY], worker_flags=["--experiment_step_time=4ms"]) as job:
         job.start_workers()
         wait_until("training", lambda: job.version() > 20)
         for shard in who:
@@ -56,7 +56,7 @@ def not_finite():
 
 def status():
     """ps_ctl status says which checkpoint is the last, and how old it is."""
-    with Job("bsp", 1, flags=[RARELY], worker_flags=["--experiment_step_time=2ms"]) as job:
+    with Job("bsp", 1, flags=[RARELY], worker_flags=["--experiment_step_time=4ms"]) as job:
         assert "no checkpoint yet" in job.ask("status").stdout
         job.start_workers()
         wait_until("training", lambda: job.version() > 0)

@@ -6,6 +6,7 @@ from job import Job, undisturbed, wait_until
 
 OPTIMIZERS = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lamb"]
 SLOWLY = ["--experiment_step_time=1ms"]
+SLOWLY_ENOUGH = ["--experiment_step_time=5ms"]  # To be asked for a checkpoint meanwhile, on a busy machine too.
 ON_REQUEST = ["--checkpoint_every=1000000", "--keep_checkpoints=100"]
 
 
@@ -19,7 +20,7 @@ def take_checkpoint(job, after):
 
 def servers():
     """From 3 servers to 1 to 5, in the middle of training: the end is the same."""
-    with Job("bsp", 3, flags=ON_REQUEST, worker_flags=SLOWLY) as job:
+    with Job("bsp", 3, flags=ON_REQUEST, worker_flags=SLOWLY_ENOUGH) as job:
         job.start_workers()
         first = take_checkpoint(job, 20)
         job.resize(1)
@@ -70,7 +71,7 @@ def schedules():
     ):
         expected = undisturbed(steps=500, flags=schedule)
         flags = [*schedule, *ON_REQUEST]
-        with Job("bsp", 2, steps=500, flags=flags, worker_flags=SLOWLY) as job:
+        with Job("bsp", 2, steps=500, flags=flags, worker_flags=SLOWLY_ENOUGH) as job:
             job.start_workers()
             number = take_checkpoint(job, 100)
             assert job.complete()[number].position(0) % 4000 != 0
@@ -91,7 +92,7 @@ def restart_with(job, workers):
 def workers():
     """From 2 workers to 4: at the same place in the samples, where all make a step together; else it is refused."""
     for mode in ("bsp", "backup", "local_sgd"):
-        with Job(mode, 2, flags=ON_REQUEST, worker_flags=SLOWLY) as job:
+        with Job(mode, 2, flags=ON_REQUEST, worker_flags=SLOWLY_ENOUGH) as job:
             job.start_workers()
             number = take_checkpoint(job, 20)
             before = job.complete()[number]
@@ -104,7 +105,7 @@ def workers():
             assert last.position(0) > before.position(0)
             print(f"{mode}: stored at {before.position(0)} samples, ended at {last.position(0)}")
     for mode in ("asp", "ssp", "easgd"):
-        with Job(mode, 2, flags=ON_REQUEST, worker_flags=SLOWLY) as job:
+        with Job(mode, 2, flags=ON_REQUEST, worker_flags=SLOWLY_ENOUGH) as job:
             job.start_workers()
             take_checkpoint(job, 20)
             restart_with(job, 4)
