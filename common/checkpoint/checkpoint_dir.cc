@@ -49,7 +49,8 @@ absl::StatusOr<FileDescriptor> LockFile(const std::string& path, int how) {
   int locked = flock(file.get(), how);
   while (locked != 0 && errno == EINTR) locked = flock(file.get(), how);
   if (locked == 0) return file;
-  return errno == EWOULDBLOCK ? absl::UnavailableError(path + ": another process holds it") : FileError(path, "locking");
+  return errno == EWOULDBLOCK ? absl::UnavailableError(path + ": another process holds it")
+                              : FileError(path, "locking");
 }
 
 bool IsFolder(const std::string& path) {
