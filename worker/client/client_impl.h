@@ -127,7 +127,7 @@ class ClientImpl final : public Client {
   std::atomic<uint64_t> begun_ = 0;                       // Pushes.
   std::atomic<uint64_t> taken_runs_ = 0;                  // That the chief has handed to this worker.
   bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
-  std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
+  std::atomic<bool> found_not_finite_ = false;            // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
   std::stop_source over_;  // It is rolled back, or the user wants to stop.

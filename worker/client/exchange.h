@@ -38,7 +38,7 @@ struct ExchangeContext {
   // generation runs there; 0: it does not say. The exchange goes on trying until somebody ends it. Never blocks, and
   // does not call the exchange before it returns.
   std::function<void(uint64_t generation)> on_fenced;
-  std::function<void()> on_not_finite;  // A gradient is not finite, which ends its exchange. Likewise.
+  std::function<void()> on_not_finite;   // A gradient is not finite, which ends its exchange. Likewise.
   std::unique_ptr<SenderThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 
