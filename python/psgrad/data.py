@@ -87,7 +87,8 @@ class Batches:
     Where the chief hands out the samples (--budget=job), the batches are what it gives this worker.
 
     If the servers go back to a checkpoint, the batches do, too: the loop is given again what the steps from there on
-    are made of. So the result in bsp is that of a run without the rollback.
+    are made of. So the result in bsp is that of a run without the rollback. Where the chief hands out the samples, it
+    hands out again those that the checkpoint does not have, and what this worker had is forgotten.
     """
 
     def __init__(
@@ -254,12 +255,19 @@ class Batches:
                 plan = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
             except exception("RolledBack"):
                 rejoin = self._job.get("rejoin", None)
-                if rejoin is None:  # A client's weights are its caller's.
-                    raise
+                if rejoin is None:
+                    return self._for_a_push_that_does_not_count()
                 rejoin()
             self._follow_rollback()
             if rollbacks == self._rollbacks:
                 return plan
+
+    def _for_a_push_that_does_not_count(self) -> Plan:
+        """The job was rolled back, and only the loop's next push can bring the weights, as they are its own.
+
+        It ends without an answer, whatever it is of; then there are runs of the new generation.
+        """
+        return self.plan or self._sampler.plan(0)
 
     def _part(self, epoch: int) -> Iterator[Any]:
         rollbacks = self._rollbacks

@@ -127,6 +127,63 @@ def test_batches_of_a_client_rewind(restartable: Restartable) -> None:
     assert result.next_step == 30
 
 
+@pytest.mark.parametrize(
+    ("mode", "shards", "killed"), [("bsp", 1, 0), ("bsp", 2, 1), ("asp", 1, 0), ("asp", 2, 1), ("ssp", 1, 0)]
+)
+@pytest.mark.parametrize("at", [0, 17, 30])
+def test_batches_of_a_client_take_the_runs_that_are_handed_out_again(
+    restartable: Restartable, mode: str, shards: int, killed: int, at: int
+) -> None:
+    """With --budget=job, and where it is taking a run that notices the rollback: also the first and the last one."""
+    client = join(restartable.start(1, "--budget=job", shards=shards, mode=mode))
+    weights = arrays(0)
+    result = client.start(arrays(1), weights)
+    generation = client.generation
+    kill = [lambda: (restartable.kill(killed), restartable.start_again(killed))]
+    used: list[list[int]] = []  # By step, of the pushes that the job has.
+    back = []
+
+    def kill_at(step: int) -> None:
+        if step == at and kill:
+            kill.pop()()
+
+    batches = Batches(
+        range(60), client, batch_size=4, epochs=2, shuffle=False, collate=list, empty_step=lambda: pytest.fail("alone")
+    )
+    kill_at(0)
+    for batch in batches:
+        result = client.push_pull(result.next_step, arrays(1), weights, version=result.version)
+        if result.answers:
+            used.append(batch)
+            kill_at(len(used))
+        else:
+            back.append(result.next_step)
+            del used[result.next_step :]
+    assert len(back) == client.rollbacks == 1
+    assert client.generation > generation
+    assert sorted(used) == sorted([list(range(4 * run, 4 * run + 4)) for run in range(15)] * 2)
+    client.done()
+    client.leave()
+    assert restartable.wait() == [0] * shards
+
+
+def test_runs_that_are_taken_one_by_one_are_counted_anew(restartable: Restartable) -> None:
+    """Without Batches: take_run raises, and pull joins again."""
+    client = join(restartable.start(1, "--budget=job", every="1000000"))
+    weights = arrays(0)
+    result = client.start(arrays(1), weights)
+    for number in (1, 2):
+        assert client.take_run(number, number - 1, samples=12, batch_size=4, runs=3) == number - 1
+        result = client.push_pull(result.next_step, arrays(1), weights, version=result.version)
+    restartable.kill()
+    restartable.start_again()
+    with pytest.raises(psgrad.RolledBack):
+        client.take_run(3, 2, samples=12, batch_size=4, runs=3)
+    assert client.rolled_back_to is None
+    assert client.pull(weights).version == client.rolled_back_to == 0
+    assert client.take_run(1, 0, samples=12, batch_size=4, runs=3) == 0
+
+
 def test_a_push_of_a_step_that_is_not_made_now_is_an_error(restartable: Restartable) -> None:
     client = join(restartable.start(1))
     weights = arrays(0)
