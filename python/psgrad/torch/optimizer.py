@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 
 import psgrad
 from psgrad.torch import life
+from psgrad.torch._member import Member
+from psgrad.torch._wrapping import WrappingOptimizer
 from psgrad.torch.arguments import check_arguments, check_whole, environment, server_of
 from psgrad.torch.groups import Groups, LearningRate
 from psgrad.torch.local import local_steps
@@ -23,13 +24,13 @@ from psgrad.torch.records import Records
 from psgrad.torch.rollback import Rollbacks
 from psgrad.torch.sending import Sender
 from psgrad.torch.settings import optimizer_settings
-from psgrad.torch.steps import PushGradients, Steps, Unused
+from psgrad.torch.steps import PushGradients, Unused
 from psgrad.torch.tensors import Buffers, Entry, entries_of
 
 log = logging.getLogger("psgrad")
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(Member, WrappingOptimizer):
     """Trains `model` with the other workers of a job, in place of `optimizer`, whose parameter groups it shares.
 
     Making it joins the job and waits until all workers have joined; the model then has the job's weights. After
@@ -95,23 +96,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(entries)
 
-        self._joined = False
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.param_groups = optimizer.param_groups  # The same list: schedulers of either move both.
-        self.state = optimizer.state
-        self._wrapped = optimizer
-        self._joined = True
-
+        WrappingOptimizer.__init__(self, optimizer)
         self.accumulate = accumulate
         self._samples = samples
         self._next_samples: int | None = None
         self._adds_up = False  # Several backward passes make the coming step, by no_sync().
-        self._pid = os.getpid()
-        self._ended = ""  # Why it cannot be used any more.
-        self._state_said = False
         self._rollbacks = Rollbacks()
         self._entries = entries
-        self._client = psgrad.Client.join(
+        client = psgrad.Client.join(
             address,
             [entry.spec() for entry in entries],
             optimizer=settings,
@@ -119,6 +111,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             counts_steps=samples is None,
             **environment(),
         )
+        Member.__init__(self, client)
+        self._steps_here = client.local_steps is not None
         life.watch(self)
         try:
             self._start(groups, settings, overlap, accumulate, unused, metrics_file)
@@ -147,7 +141,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         told = {"optimizer": settings.optimizer, **settings.hyperparameters, "clip_norm": settings.clip_norm}
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
-        self._steps: Steps
         self._learning_rate = rate
         self._unused = Unused(unused)
         if client.local_steps is not None:
@@ -169,64 +162,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._steps = PushGradients(client, memory, self._progress, sender, self._unused)
         self._step_ended = time.monotonic()
 
-    # ---- What it is
-
-    @property
-    def client(self) -> psgrad.Client:
-        """The connection to the job, for what is not here: the weights' hash, runs of a job's budget."""
-        return self._client
-
-    @property
-    def rank(self) -> int:
-        """Of this worker, from 0."""
-        return self._client.rank
-
-    @property
-    def num_workers(self) -> int:
-        """That the job has when it starts; what a sampler divides the data by."""
-        return self._client.num_workers
-
-    @property
-    def mode(self) -> str:
-        """Of the servers: "bsp", "asp", "ssp", "backup", "local_sgd", "easgd"."""
-        return self._client.mode
-
-    @property
-    def lead(self) -> bool:
-        """Whether this worker is the lowest live rank: the one to print, evaluate and save."""
-        return self._client.lead
-
-    @property
-    def step_number(self) -> int:
-        """Of the next push; steps of a job count from 0."""
-        return self._progress.step
-
-    @property
-    def version(self) -> int:
-        """Of the weights: the updates that have been made to them (the lowest of all servers')."""
-        return self._progress.version
-
-    @property
-    def dropped(self) -> int:
-        """Pushes of this worker that a server refused as too old (stale)."""
-        return self._progress.dropped
+    # ---- Training
 
     @property
     def rolled_back_to(self) -> int | None:
         """The step that the servers went back to in the last step() or empty_step(); None: they did not."""
         return self._rollbacks.to
-
-    @property
-    def rollbacks(self) -> int:
-        """How often the servers went back to a checkpoint since this worker joined."""
-        return self._client.rollbacks
-
-    @property
-    def skipped(self) -> int:
-        """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
-        return self._progress.skipped
-
-    # ---- Training
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Sends what has not been sent of the gradients in `.grad`, and waits for the next weights.
@@ -388,16 +329,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._go_back(step)
         self._memory.publish()
 
-    def idle(self, what: str = "evaluating") -> AbstractContextManager[None]:
-        """Says that this worker makes no step for a while and nothing is wrong: `with opt.idle("evaluating"): …`.
-
-        Servers wait for a worker as long as it lives; with this, those who wait for it are told what it does, and the
-        servers' --progress_timeout does not count meanwhile.
-        """
-        self._check_usable()
-        log.info("rank %d: %s; its next step is %d", self.rank, what, self.step_number)
-        return _Idle(self._client, what)
-
     def record(self, **values: float) -> None:
         """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""
         self._records.add(values)
@@ -410,189 +341,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._next_samples is not None:
             return self._next_samples
         return 1 if self._samples is None else self._samples
-
-    # ---- Ending
-
-    def finish(self) -> None:
-        """This worker has no more batches: it counts as empty from now on, waits for the others, and leaves the job.
-
-        All workers then have the same, last weights. It is called by `with opt:` and at the interpreter's exit, and
-        does nothing the second time.
-
-        Raises:
-            psgrad.RolledBack: the servers went back to a step before this one meanwhile. The worker is still in the job
-                and has their weights: it is to make the steps again, and call finish() again.
-            psgrad.Error: as of psgrad.Client.done.
-        """
-        if self._ended or os.getpid() != self._pid:
-            return
-        step = self._progress.step + (self._steps.open_batches > 0)
-        try:
-            while not self._try_to_finish(step):
-                pass
-        except psgrad.RolledBack:
-            raise
-        except BaseException as error:
-            self._say_left(life.reason_of(type(error), error))
-            self._end("finish() was called: this worker has left the job")
-            raise
-        self._end("finish() was called: this worker has left the job")
-
-    def _try_to_finish(self, step: int) -> bool:
-        """False: the servers have gone back, but to no step before this one. RolledBack: they have."""
-        try:
-            self._steps.settle()
-            self._client.done(counts_as_empty=self._client.synchronous)
-            self._progress.pull(self._memory.weight_buffers)
-            self._memory.publish()
-            self._client.leave()
-            return True
-        except (WentBack, psgrad.RolledBack):
-            self._go_back(step)
-        if self._progress.step < step:
-            raise psgrad.RolledBack(
-                f"rank {self.rank}: the job was rolled back to step {self._progress.step}, and this worker was "
-                f"finishing at step {step}: its loop has to make these steps again (psgrad.data.Batches goes on there) "
-                "and then call finish() again"
-            )
-        return False
-
-    def _end(self, why: str) -> None:
-        self._ended = why
-        self._steps.close(why)
-        self._let_go()
-
-    def leave(self, reason: str) -> None:
-        """Leaves the job at once, for this reason, which the servers and the other workers are told. Never raises."""
-        if self._ended or os.getpid() != self._pid:
-            return
-        self._ended = f"this worker has left the job: {reason}"
-        steps = getattr(self, "_steps", None)
-        self._client.stop()
-        if steps is not None:
-            steps.close(self._ended)
-            steps.give_up()
-        self._say_left(reason)
-        self._let_go()
-
-    def _say_left(self, reason: str) -> None:
-        try:
-            self._client.leave(reason)
-        except Exception as error:  # The job may be gone by now, and there is another exception to be seen.
-            log.debug("leave: %s", error)
-
-    def _let_go(self) -> None:
-        life.unwatch(self)
-        steps = getattr(self, "_steps", None)
-        if steps is not None:
-            steps.remove_hooks()
-        records = getattr(self, "_records", None)
-        if records is not None:
-            records.end(self.dropped, self.skipped)
-
-    def forked(self) -> None:
-        """Of a child of the process: the client, its threads and connections belong to the parent."""
-        self._ended = (
-            f"this process was forked from the worker's (pid {self._pid}), which alone can train: keep backward() and "
-            "step() out of DataLoader workers and other children"
-        )
-        steps = getattr(self, "_steps", None)
-        if steps is not None:
-            steps.close(self._ended)
-
-    def __enter__(self) -> DistributedOptimizer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None or (isinstance(value, SystemExit) and not value.code):
-            try:
-                self.finish()
-            except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
-                self.leave(life.reason_of(type(error), error))
-                raise
-        else:
-            self.leave(life.reason_of(kind, value))
-
-    def _check_usable(self) -> None:
-        if self._ended:
-            raise RuntimeError(self._ended)
-
-    # ---- Of torch.optim.Optimizer
-
-    def state_dict(self) -> dict[str, Any]:
-        """The groups' hyperparameters. The optimizer's state is on the servers (their checkpoints have it), not in it.
-
-        In modes in which this worker takes steps of its own (local_sgd, easgd) its state is there.
-        """
-        packed = self._wrapped.state_dict()
-        if self._client.local_steps is not None:
-            return packed
-        if not self._state_said:
-            self._state_said = True
-            log.warning(
-                "state_dict(): the optimizer's state (momentum and the like) is on the servers, so it is not in it; "
-                "their checkpoints have it (ps_server --checkpoint_dir)"
-            )
-        return {"state": {}, "param_groups": packed["param_groups"]}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes the hyperparameters of the groups: lr follows, and the others must be what they are.
-
-        ValueError if the groups are others, or there is state, which the servers hold.
-        """
-        if state_dict["state"] and self._client.local_steps is None:
-            raise ValueError(
-                "load_state_dict: this has an optimizer's state (momentum and the like), which the servers hold: "
-                "restore it with them (ps_server --restore), and load only {'state': {}, 'param_groups': …} here"
-            )
-        saved = state_dict["param_groups"]
-        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
-            raise ValueError("load_state_dict: the parameter groups are others than this optimizer's")
-        if state_dict["state"]:
-            self._load_local_state(state_dict)
-        for group, values in zip(
-            self.param_groups, saved, strict=True
-        ):  # In place: the wrapped optimizer has them too.
-            group.update((key, value) for key, value in values.items() if key not in ("params", "param_names"))
-
-    def _load_local_state(self, state_dict: Mapping[str, Any]) -> None:
-        groups = list(self.param_groups)
-        self._wrapped.load_state_dict(dict(state_dict))  # It makes groups of its own of them.
-        self._wrapped.param_groups = self.param_groups
-        self.param_groups[:] = groups
-        self.state = self._wrapped.state
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """RuntimeError: the groups were told to the servers when this worker joined."""
-        if self._joined:
-            raise RuntimeError(
-                "add_param_group: the servers were told the groups at the join; add it to the optimizer before "
-                "DistributedOptimizer is made"
-            )
-        super().add_param_group(param_group)
-
-    def __getstate__(self) -> NoReturn:
-        raise TypeError("a DistributedOptimizer belongs to its process: copy or save the model, or state_dict()")
-
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__getstate__()
-
-
-class _Idle(AbstractContextManager[None]):
-    """Says that it is so, and when it is over."""
-
-    def __init__(self, client: psgrad.Client, what: str) -> None:
-        self._client = client
-        self._what = what
-        self._began = time.monotonic()
-        client.set_busy(what)
-
-    def __exit__(self, *_: object) -> None:
-        log.info("rank %d: %s took %.1f s", self._client.rank, self._what, time.monotonic() - self._began)
-        if not self._client.closed:
-            self._client.set_busy("")
 
 
 def _refuse_second(entries: Iterable[Entry]) -> None:

@@ -1,0 +1,225 @@
+"""A worker as a member of its job: what it is there, and how it leaves."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import psgrad
+from psgrad.torch import life
+from psgrad.torch.memory import Memory
+from psgrad.torch.progress import Progress, WentBack
+from psgrad.torch.records import Records
+from psgrad.torch.steps import Steps
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("psgrad")
+
+
+class Member:
+    """From the join on. Who is one trains in some way, whose parts have these names as soon as they are there."""
+
+    _progress: Progress
+    _memory: Memory
+    _steps: Steps
+    _records: Records
+
+    def __init__(self, client: psgrad.Client) -> None:
+        self._client = client
+        self._pid = os.getpid()
+        self._ended = ""  # Why it cannot be used any more.
+
+    def _go_back(self, at: int) -> None:
+        """The client has joined the next generation of the job: all that is the worker's own begins anew there."""
+        raise NotImplementedError
+
+    # ---- What it is
+
+    @property
+    def client(self) -> psgrad.Client:
+        """The connection to the job, for what is not here: the weights' hash, runs of a job's budget."""
+        return self._client
+
+    @property
+    def rank(self) -> int:
+        """Of this worker, from 0."""
+        return self._client.rank
+
+    @property
+    def num_workers(self) -> int:
+        """That the job has when it starts; what a sampler divides the data by."""
+        return self._client.num_workers
+
+    @property
+    def mode(self) -> str:
+        """Of the servers: "bsp", "asp", "ssp", "backup", "local_sgd", "easgd"."""
+        return self._client.mode
+
+    @property
+    def lead(self) -> bool:
+        """Whether this worker is the lowest live rank: the one to print, evaluate and save."""
+        return self._client.lead
+
+    @property
+    def step_number(self) -> int:
+        """Of the next push; steps of a job count from 0."""
+        return self._progress.step
+
+    @property
+    def version(self) -> int:
+        """Of the weights: the updates that have been made to them (the lowest of all servers')."""
+        return self._progress.version
+
+    @property
+    def dropped(self) -> int:
+        """Pushes of this worker that a server refused as too old (stale)."""
+        return self._progress.dropped
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the servers went back to a checkpoint since this worker joined."""
+        return self._client.rollbacks
+
+    @property
+    def skipped(self) -> int:
+        """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
+        return self._progress.skipped
+
+    def idle(self, what: str = "evaluating") -> AbstractContextManager[None]:
+        """Says that this worker makes no step for a while and nothing is wrong: `with opt.idle("evaluating"): …`.
+
+        Servers wait for a worker as long as it lives; with this, those who wait for it are told what it does, and the
+        servers' --progress_timeout does not count meanwhile.
+        """
+        self._check_usable()
+        log.info("rank %d: %s; its next step is %d", self.rank, what, self.step_number)
+        return _Idle(self._client, what)
+
+    # ---- Ending
+
+    def finish(self) -> None:
+        """This worker has no more batches: it counts as empty from now on, waits for the others, and leaves the job.
+
+        All workers then have the same, last weights. It is called by `with opt:` and at the interpreter's exit, and
+        does nothing the second time.
+
+        Raises:
+            psgrad.RolledBack: the servers went back to a step before this one meanwhile. The worker is still in the job
+                and has their weights: it is to make the steps again, and call finish() again.
+            psgrad.Error: as of psgrad.Client.done.
+        """
+        if self._ended or os.getpid() != self._pid:
+            return
+        step = self._progress.step + (self._steps.open_batches > 0)
+        try:
+            while not self._try_to_finish(step):
+                pass
+        except psgrad.RolledBack:
+            raise
+        except BaseException as error:
+            self._say_left(life.reason_of(type(error), error))
+            self._end("finish() was called: this worker has left the job")
+            raise
+        self._end("finish() was called: this worker has left the job")
+
+    def _try_to_finish(self, step: int) -> bool:
+        """False: the servers have gone back, but to no step before this one. RolledBack: they have."""
+        try:
+            self._steps.settle()
+            self._client.done(counts_as_empty=self._client.synchronous)
+            self._progress.pull(self._memory.weight_buffers)
+            self._memory.publish()
+            self._client.leave()
+            return True
+        except (WentBack, psgrad.RolledBack):
+            self._go_back(step)
+        if self._progress.step < step:
+            raise psgrad.RolledBack(
+                f"rank {self.rank}: the job was rolled back to step {self._progress.step}, and this worker was "
+                f"finishing at step {step}: its loop has to make these steps again (psgrad.data.Batches goes on there) "
+                "and then call finish() again"
+            )
+        return False
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+        self._steps.close(why)
+        self._let_go()
+
+    def leave(self, reason: str) -> None:
+        """Leaves the job at once, for this reason, which the servers and the other workers are told. Never raises."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._ended = f"this worker has left the job: {reason}"
+        steps = getattr(self, "_steps", None)
+        self._client.stop()
+        if steps is not None:
+            steps.close(self._ended)
+            steps.give_up()
+        self._say_left(reason)
+        self._let_go()
+
+    def _say_left(self, reason: str) -> None:
+        try:
+            self._client.leave(reason)
+        except Exception as error:  # The job may be gone by now, and there is another exception to be seen.
+            log.debug("leave: %s", error)
+
+    def _let_go(self) -> None:
+        life.unwatch(self)
+        steps = getattr(self, "_steps", None)
+        if steps is not None:
+            steps.remove_hooks()
+        records = getattr(self, "_records", None)
+        if records is not None:
+            records.end(self.dropped, self.skipped)
+
+    def forked(self) -> None:
+        """Of a child of the process: the client, its threads and connections belong to the parent."""
+        self._ended = (
+            f"this process was forked from the worker's (pid {self._pid}), which alone can train: keep backward() and "
+            "step() out of DataLoader workers and other children"
+        )
+        steps = getattr(self, "_steps", None)
+        if steps is not None:
+            steps.close(self._ended)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(value, SystemExit) and not value.code):
+            try:
+                self.finish()
+            except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
+                self.leave(life.reason_of(type(error), error))
+                raise
+        else:
+            self.leave(life.reason_of(kind, value))
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise RuntimeError(self._ended)
+
+
+class _Idle(AbstractContextManager[None]):
+    """Says that it is so, and when it is over."""
+
+    def __init__(self, client: psgrad.Client, what: str) -> None:
+        self._client = client
+        self._what = what
+        self._began = time.monotonic()
+        client.set_busy(what)
+
+    def __exit__(self, *_: object) -> None:
+        log.info("rank %d: %s took %.1f s", self._client.rank, self._what, time.monotonic() - self._began)
+        if not self._client.closed:
+            self._client.set_busy("")
