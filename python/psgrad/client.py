@@ -65,7 +65,8 @@ class Client(Joined):
 
     Waits end when what is waited for has come, the job has failed, or a server has been silent for
     ``connect_timeout``; whom they wait for is logged (logger ``psgrad``). Ctrl-C ends each within a second with
-    KeyboardInterrupt, and then the client is closed for everything but ``leave``.
+    KeyboardInterrupt, and then the client is closed for everything but ``leave``. RuntimeError for what waits for the
+    start of the job, before this worker has called ``start``.
 
     Where the servers keep checkpoints, they may go back to one: after a server died and was started again. Then the
     call that notices it joins again under the same name and rank, waiting for ``server_timeout`` at most, and for all
@@ -77,6 +78,7 @@ class Client(Joined):
     def __init__(self, core: _core.Client, layout: Sequence[Tensor]):
         """Use ``join``."""
         super().__init__(Generations(core))
+        self._started = False
         self._left = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
         self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
@@ -186,9 +188,10 @@ class Client(Joined):
         core = self._running
         try:
             result: Result = call(core.start(self._generations.initial, prepared), core)
+            self._generations.next_step = result.next_step
         except _core.RolledBack:
-            return self._generations.go_back(core, prepared)
-        self._generations.next_step = result.next_step
+            result = self._generations.go_back(core, prepared)
+        self._started = True
         return result
 
     def begin(
@@ -223,7 +226,7 @@ class Client(Joined):
         If the job is rolled back meanwhile, the result has no ``answers``. ValueError, where versions are exact, for a
         first push after it that is not of the step ``rolled_back_to``.
         """
-        self._check_open()
+        self._check_started("begin")
         self._generations.check_step(step)
         push = _core.PushInfo()
         push.step = step
@@ -252,7 +255,7 @@ class Client(Joined):
 
         If the job is rolled back meanwhile, it brings the newest version, whichever was asked for.
         """
-        self._check_open()
+        self._check_started("pull")
         prepared = self._prepare(weights, True, "weights")
         core = self._running
         try:
@@ -273,7 +276,7 @@ class Client(Joined):
         Waits for ``wait`` seconds at most while there is none; then it raises WaitAgain. RolledBack, if the job is
         rolled back meanwhile: ``pull`` joins again and brings the weights, then ``number`` counts from 1 again.
         """
-        self._check_open()
+        self._check_started("take_run")
         run = call(self._running.take_run(number, finished, samples, batch_size, runs, wait), self._running)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
@@ -283,13 +286,21 @@ class Client(Joined):
         if self._left:
             raise _core.Cancelled(f"rank {self.rank} has left the job; join again")
 
+    def _check_started(self, what: str) -> None:
+        self._check_open()
+        if not self._started:
+            raise RuntimeError(
+                f"rank {self.rank}: {what}() before start(): the job begins when all its workers have called start(), "
+                "so this would wait for itself"
+            )
+
     def weights_hash(self) -> str:
         """The fingerprint of the newest version's weights, and the shards' versions where they differ.
 
         RolledBack as of ``done``.
         """
         while True:
-            self._check_open()
+            self._check_started("weights_hash")
             core = self._running
             try:
                 return str(call(core.weights_hash(), core))
@@ -314,7 +325,7 @@ class Client(Joined):
         the weights).
         """
         while True:
-            self._check_open()
+            self._check_started("done")
             core = self._running
             try:
                 call(core.done(counts_as_empty), core)

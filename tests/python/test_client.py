@@ -221,6 +221,23 @@ def test_a_client_that_has_left_says_so(servers: ServerProcesses) -> None:
         client.pull(arrays(0))
 
 
+@pytest.mark.parametrize("what", ["pull", "begin", "take_run", "weights_hash", "done"])
+def test_what_would_wait_for_this_worker_s_own_start_is_an_error(servers: ServerProcesses, what: str) -> None:
+    """And not a wait that ends with a time-out."""
+    client = join(servers.start(1))
+    uses = {
+        "pull": lambda: client.pull(arrays(0)),
+        "begin": lambda: client.push_pull(0, arrays(1), arrays(0)),
+        "take_run": lambda: client.take_run(1, 0, samples=4, batch_size=4, runs=1),
+        "weights_hash": client.weights_hash,
+        "done": client.done,
+    }
+    with pytest.raises(RuntimeError, match=rf"^rank 0: {what}\(\) before start\(\)"):
+        uses[what]()
+    assert client.start(arrays(1), arrays(0)).next_step == 0  # Nothing is lost by it.
+    client.close()
+
+
 def test_a_process_may_join_one_job_after_another(servers: ServerProcesses) -> None:
     """As a notebook does."""
     for value in (1, 2):
