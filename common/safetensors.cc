@@ -117,7 +117,8 @@ absl::Status ReadAt(int file, uint64_t at, std::span<char> bytes, const std::str
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   // Opening a pipe for reading would wait for its writer.
   SafetensorsFile file(path, FileDescriptor(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)));
-  if (!file.file_.valid()) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be opened"));
+  if (!file.file_.valid() && errno != ENOENT && errno != ENOTDIR) return FileError(path, "opening");
+  if (!file.file_.valid()) return absl::NotFoundError(path + ": the file cannot be opened: there is no such file");
   struct stat about = {};
   if (fstat(file.file_.get(), &about) != 0) return FileError(path, "reading");
   if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");

@@ -18,7 +18,8 @@ namespace ps {
 class SafetensorsFile {
  public:
   // Reads the header. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is no such file, is
-  // truncated, or has tensors that overlap, leave gaps or are not float32.
+  // truncated, or has tensors that overlap, leave gaps or are not float32; INTERNAL if the disk, or a permission, keeps
+  // it from being read.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }

@@ -79,5 +79,14 @@ TEST_CASE("Corrupt and truncated files are refused with their name") {
   CHECK(absl::IsNotFound(ReadSafetensors(folder.File("none")).status()));
 }
 
+TEST_CASE("A file that is there and cannot be opened is not said to be missing") {
+  const TempFolder folder;
+  const std::string path = folder.File("itself");
+  std::filesystem::create_symlink(path, path);
+  const absl::Status status = ReadSafetensors(path).status();
+  CHECK(absl::IsInternal(status));
+  CHECK(Message(status) == path + ": opening: Too many levels of symbolic links");
+}
+
 }  // namespace
 }  // namespace ps
