@@ -163,12 +163,15 @@ TEST_CASE("Records that no shard file has are refused, and never crash the reade
     CHECK(!read.ok());
     return read.ok() ? std::string() : Message(read.status());
   };
-  CHECK(refused("\"tensor\":\"a\"", "\"tensor\":\"c\"") == "the record of a shard file: tensor: the model has no c");
-  CHECK(refused("\"end\":6,", "\"end\":7,") == "the record of a shard file: tensor a has no elements 0 to 7");
+  const std::string kPart = "the record of a shard file: parts: 0: ";
+  CHECK(refused("\"tensor\":\"a\"", "\"tensor\":\"c\"") == kPart + "tensor: the model has no c");
+  CHECK(refused("\"end\":6,", "\"end\":7,") == kPart + "tensor a has no elements 0 to 7");
   CHECK(refused("\"first\":100000", "\"first\":600000") ==
-        "the record of a shard file: tensor b has no elements 600000 to 600000");
-  CHECK(refused("\"name\":\"a.state0\"", "\"name\":\"a\"") == "the record of a shard file: name: a is there twice");
-  CHECK(refused("\"first\":0", "\"first\":-1") == "the record of a shard file: first: expected a number");
+        "the record of a shard file: parts: 1: tensor b has no elements 600000 to 600000");
+  CHECK(refused("\"name\":\"a.state0\"", "\"name\":\"a\"") == kPart + "state: 0: name: a is there twice");
+  CHECK(refused("\"first\":0", "\"first\":-1").find(kPart + "first: expected a number") == 0);
+  CHECK(refused("\"first\":0", "\"more\":0,\"first\":0") == kPart + "more: there is no such field");
+  CHECK(refused("\"xxh3_128\":\"", "\"xxh3_128\":\"0") == kPart + "weights: xxh3_128: expected 32 hexadecimal digits");
   std::mt19937 random(7);
   for (int round = 0; round < 2000; ++round) {
     std::string text = good;
