@@ -24,7 +24,7 @@ absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const
     if (found == there.end() || found->shape != spec.shape) {
       const std::string instead = found == there.end() ? "" : ", but " + ToString(*found);
       return absl::InvalidArgumentError(
-          absl::StrCat("--init_weights=", path, ": the model's tensor ", ToString(spec), " is not in it", instead));
+          absl::StrCat(path, ": the model's tensor ", ToString(spec), " is not in it", instead));
     }
     numbers.push_back(static_cast<uint32_t>(found - there.begin()));
   }
@@ -32,21 +32,20 @@ absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const
 }
 
 absl::StatusOr<InitialWeights> ReadCheckpoint(const std::string& path, const Layout& layout) {
-  const absl::StatusOr<StoredCheckpoint> checkpoint = FindCheckpoint(path);
-  if (!checkpoint.ok()) return Annotate(checkpoint.status(), "--init_weights");
-  const auto numbers = FindTensors(checkpoint->folder, checkpoint->manifest.layout, layout);
-  if (!numbers.ok()) return numbers.status();
-  absl::StatusOr<Values> values = ReadStoredWeights(*checkpoint, *numbers);
-  if (!values.ok()) return Annotate(values.status(), "--init_weights");
-  return InitialWeights{
-      .values = *std::move(values), .source = checkpoint->folder, .version = checkpoint->manifest.version()};
+  absl::StatusOr<StoredWeights> found = ReadStoredWeights(path, [&layout](const StoredCheckpoint& stored) {
+    return FindTensors(stored.folder, stored.manifest.layout, layout);
+  });
+  if (!found.ok()) return Annotate(found.status(), "--init_weights");
+  return InitialWeights{.values = std::move(found->values),
+                        .source = found->checkpoint.folder,
+                        .version = found->checkpoint.manifest.version()};
 }
 
 absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& layout) {
   const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
   if (!file.ok()) return Annotate(file.status(), "--init_weights");
   const auto numbers = FindTensors(path, file->tensors(), layout);
-  if (!numbers.ok()) return numbers.status();
+  if (!numbers.ok()) return Annotate(numbers.status(), "--init_weights");
   InitialWeights weights = {.values = {}, .source = path};
   for (size_t i = 0; i < layout.size(); ++i) {
     std::vector<float>& values = weights.values.emplace_back(static_cast<size_t>(layout[i].elements()));

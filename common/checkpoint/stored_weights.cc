@@ -8,18 +8,13 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/shard_checkpoint.h"
 #include "common/status.h"
 
 namespace ps {
 namespace {
-
-absl::StatusOr<StoredCheckpoint> Load(const std::string& folder) {
-  absl::StatusOr<Manifest> manifest = ReadManifest(folder);
-  if (!manifest.ok()) return manifest.status();
-  return StoredCheckpoint{.folder = folder, .manifest = *std::move(manifest)};
-}
 
 // So that a layout of any size costs no memory before there are values for it.
 absl::Status CheckSize(const StoredCheckpoint& checkpoint, const std::vector<uint32_t>& tensors) {
@@ -32,7 +27,8 @@ absl::Status CheckSize(const StoredCheckpoint& checkpoint, const std::vector<uin
     const std::string path = ShardValuesPath(checkpoint.folder, checkpoint.manifest, shard);
     std::error_code error;
     const uint64_t bytes = std::filesystem::file_size(path, error);
-    if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
+    if (error == std::errc::no_such_file_or_directory) return absl::NotFoundError(path + ": there is no such file");
+    if (error) return absl::InternalError(absl::StrCat(path, ": ", error.message()));
     there += bytes;
   }
   if (there >= wanted) return absl::OkStatus();
@@ -40,28 +36,8 @@ absl::Status CheckSize(const StoredCheckpoint& checkpoint, const std::vector<uin
       absl::StrCat(checkpoint.folder, ": its shards' files have ", there, " bytes, fewer than the weights: ", wanted));
 }
 
-}  // namespace
-
-absl::StatusOr<StoredCheckpoint> FindCheckpoint(const std::string& path) {
-  absl::StatusOr<StoredCheckpoint> own = Load(path);
-  if (!absl::IsNotFound(own.status())) return own;
-  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = CheckpointDir::Existing(path).List();
-  if (!entries.ok()) return entries.status();
-  absl::Status first;
-  for (const CheckpointDir::Entry& entry : *entries) {
-    if (!entry.complete) continue;
-    absl::StatusOr<StoredCheckpoint> loaded = Load(entry.path);
-    if (loaded.ok() || absl::IsUnimplemented(loaded.status())) return loaded;
-    spdlog::warn("a checkpoint is skipped: {}", Message(loaded.status()));
-    first.Update(loaded.status());
-  }
-  PS_RETURN_IF_ERROR(first);
-  if (!entries->empty()) return absl::NotFoundError(path + ": none of its checkpoints is complete");
-  return absl::NotFoundError(path + ": no complete checkpoint: it has no manifest.json, and no folder of one");
-}
-
-absl::StatusOr<std::vector<std::vector<float>>> ReadStoredWeights(const StoredCheckpoint& checkpoint,
-                                                                  const std::vector<uint32_t>& tensors) {
+absl::StatusOr<std::vector<std::vector<float>>> ReadTensors(const StoredCheckpoint& checkpoint,
+                                                            const std::vector<uint32_t>& tensors) {
   PS_RETURN_IF_ERROR(CheckSize(checkpoint, tensors));
   std::vector<std::vector<float>> values(tensors.size());
   std::vector<WantedPart> wanted;
@@ -75,6 +51,50 @@ absl::StatusOr<std::vector<std::vector<float>>> ReadStoredWeights(const StoredCh
   }
   PS_RETURN_IF_ERROR(ReadParts(checkpoint.folder, checkpoint.manifest, wanted));
   return values;
+}
+
+// Newest first.
+absl::StatusOr<std::vector<std::string>> FoldersIn(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::exists(ManifestPath(path), error)) return std::vector<std::string>{path};
+  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = CheckpointDir::Existing(path).List();
+  if (!entries.ok()) return entries.status();
+  std::vector<std::string> folders;
+  for (const CheckpointDir::Entry& entry : *entries) {
+    if (entry.complete) folders.push_back(entry.path);
+  }
+  if (!folders.empty()) return folders;
+  if (!entries->empty()) return absl::NotFoundError(path + ": none of its checkpoints is complete");
+  return absl::NotFoundError(path + ": no complete checkpoint: it has no manifest.json, and no folder of one");
+}
+
+}  // namespace
+
+absl::StatusOr<StoredWeights> ReadStoredWeights(const std::string& path, const ChooseTensors& choose) {
+  const absl::StatusOr<std::vector<std::string>> folders = FoldersIn(path);
+  if (!folders.ok()) return folders.status();
+  absl::Status first;
+  std::vector<std::string> problems;
+  for (const std::string& folder : *folders) {
+    absl::StatusOr<Manifest> manifest = ReadManifest(folder);
+    absl::Status problem = manifest.status();
+    if (problem.ok()) {
+      StoredWeights found = {.checkpoint = {.folder = folder, .manifest = *std::move(manifest)}, .values = {}};
+      const absl::StatusOr<std::vector<uint32_t>> tensors = choose(found.checkpoint);
+      if (!tensors.ok()) return tensors.status();
+      auto values = ReadTensors(found.checkpoint, *tensors);
+      if (values.ok()) {
+        for (const std::string& skipped : problems) spdlog::warn("a checkpoint is skipped: {}", skipped);
+        found.values = *std::move(values);
+        return found;
+      }
+      problem = values.status();
+    }
+    if (absl::IsUnimplemented(problem) || absl::IsResourceExhausted(problem)) return problem;
+    first.Update(problem);
+    problems.push_back(Message(problem));
+  }
+  return absl::Status(first.code(), absl::StrJoin(problems, "; "));
 }
 
 }  // namespace ps

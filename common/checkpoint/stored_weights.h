@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,18 @@ struct StoredCheckpoint {
   Manifest manifest;
 };
 
-// A checkpoint's own folder, or a folder of checkpoints (CheckpointDir), of which it is the newest complete one whose
-// manifest can be read; those that are skipped are logged. NOT_FOUND: the folder is neither. INVALID_ARGUMENT, naming
-// the file: no manifest can be read. UNIMPLEMENTED: a later version of this program has written the newest one.
-absl::StatusOr<StoredCheckpoint> FindCheckpoint(const std::string& path);
+struct StoredWeights {
+  StoredCheckpoint checkpoint;
+  std::vector<std::vector<float>> values;  // Of the tensors that were chosen.
+};
 
-// Of these tensors of the manifest's layout, each of which is there once. The errors of ReadParts; RESOURCE_EXHAUSTED:
-// there is not enough memory.
-absl::StatusOr<std::vector<std::vector<float>>> ReadStoredWeights(const StoredCheckpoint& checkpoint,
-                                                                  const std::vector<uint32_t>& tensors);
+// The tensors that are wanted of a checkpoint, by their numbers in its layout, each once.
+using ChooseTensors = std::function<absl::StatusOr<std::vector<uint32_t>>(const StoredCheckpoint&)>;
+
+// `path` is a checkpoint's own folder, or a folder of checkpoints (CheckpointDir), of which the newest complete one is
+// taken that can be read; those that are skipped are logged by their names. NOT_FOUND: the folder is neither. The
+// errors of `choose`. INVALID_ARGUMENT or NOT_FOUND, naming the files: all are damaged. UNIMPLEMENTED: a later version
+// of this program has written the newest one. RESOURCE_EXHAUSTED: there is not enough memory.
+absl::StatusOr<StoredWeights> ReadStoredWeights(const std::string& path, const ChooseTensors& choose);
 
 }  // namespace ps

@@ -56,17 +56,17 @@ absl::StatusOr<std::string> Write(const std::string& output, const Layout& layou
 }  // namespace
 
 absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, const std::string& output) {
-  const absl::StatusOr<StoredCheckpoint> found = FindCheckpoint(checkpoint);
-  if (!found.ok()) return Annotate(found.status(), "--checkpoint");
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
-  const Manifest& manifest = found->manifest;
-  std::vector<uint32_t> all(manifest.layout.size());
-  std::iota(all.begin(), all.end(), 0);
-  const absl::StatusOr<Weights> weights = ReadStoredWeights(*found, all);
-  if (!weights.ok()) return Annotate(weights.status(), "--checkpoint");
+  const absl::StatusOr<StoredWeights> found = ReadStoredWeights(checkpoint, [](const StoredCheckpoint& stored) {
+    std::vector<uint32_t> all(stored.manifest.layout.size());
+    std::iota(all.begin(), all.end(), 0);
+    return absl::StatusOr<std::vector<uint32_t>>(std::move(all));
+  });
+  if (!found.ok()) return Annotate(found.status(), "--checkpoint");
+  const Manifest& manifest = found->checkpoint.manifest;
   std::vector<uint64_t> versions;
   for (const Manifest::Shard& shard : manifest.shards) versions.push_back(shard.version);
-  return Write(output, manifest.layout, *weights, versions, "checkpoint " + found->folder);
+  return Write(output, manifest.layout, found->values, versions, "checkpoint " + found->checkpoint.folder);
 }
 
 absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const ServedModel& served,
