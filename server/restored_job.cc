@@ -18,6 +18,8 @@ namespace {
 // What a checkpoint is of, and cannot be changed.
 constexpr const char* kFixedFlags[] = {"mode", "optimizer", "budget", "local_sync"};
 
+constexpr const char* kBeginAnew = "--restore=none, or another --checkpoint_dir, begins anew";
+
 absl::Status CheckSameJob(const Manifest& manifest, const ServerOptions& options, const std::string& path) {
   const std::map<std::string, std::string> now = SharedSettings(options);
   std::vector<std::string> differences;
@@ -59,7 +61,10 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std:
       continue;
     }
     absl::StatusOr<RestoredJob> restored = ReadRestored(path);
-    if (absl::IsUnimplemented(restored.status())) return restored.status();
+    if (absl::IsUnimplemented(restored.status())) {
+      return absl::UnimplementedError(absl::StrCat(
+          Message(restored.status()), "; a later version of this program has written it, and can go on; ", kBeginAnew));
+    }
     if (!restored.ok()) {
       problems.push_back(Message(restored.status()));
       spdlog::warn("a checkpoint is skipped: {}", problems.back());
@@ -70,7 +75,7 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std:
   }
   if (problems.empty()) return nullptr;
   return absl::FailedPreconditionError(absl::StrCat("--restore=", options.restore, ": no checkpoint can be restored: ",
-                                                    absl::StrJoin(problems, "; "), " (--restore=none begins anew)"));
+                                                    absl::StrJoin(problems, "; "), "; ", kBeginAnew));
 }
 
 absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, uint64_t from) {
@@ -85,14 +90,12 @@ absl::StatusOr<std::vector<std::string>> CompleteIn(const CheckpointDir& dir, ui
 
 // A checkpoint, or a folder of them.
 absl::StatusOr<std::vector<std::string>> PathsOf(const std::string& path) {
-  if (std::filesystem::exists(path + "/manifest.json")) return std::vector<std::string>{path};
   std::error_code error;
+  if (std::filesystem::exists(ManifestPath(path), error)) return std::vector<std::string>{path};
   if (!std::filesystem::is_directory(path, error)) {
     return absl::NotFoundError(absl::StrCat("--restore=", path, ": there is no such folder"));
   }
-  const absl::StatusOr<CheckpointDir> dir = CheckpointDir::Open(path);
-  if (!dir.ok()) return dir.status();
-  return CompleteIn(*dir, 0);
+  return CompleteIn(CheckpointDir::Existing(path), 0);
 }
 
 }  // namespace
@@ -146,9 +149,7 @@ absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage&
     if (manifest.ok()) last = std::max(last, manifest->generation);
   }
   std::random_device random;
-  const uint64_t next = last + 1 + (is_known ? 0 : uint64_t{random()} << 16);
-  PS_RETURN_IF_ERROR(dir.RecordGeneration(next));
-  return next;
+  return dir.BeginGeneration(last + (is_known ? 0 : uint64_t{random()} << 16));
 }
 
 }  // namespace ps

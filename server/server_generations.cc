@@ -32,8 +32,10 @@ absl::Status Server::OpenCheckpoints() {
   if (!store.ok()) return store.status();
   store_ = *std::move(store);
   const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
-  // It is written anew with the next one, which is above all that the checkpoints tell of.
-  if (!generation.ok()) spdlog::warn("{}", Message(generation.status()));
+  if (!generation.ok()) {
+    spdlog::warn("{}; it is replaced, and the next generation is above those of the checkpoints here",
+                 Message(generation.status()));
+  }
   lineage_.generation = std::max(lineage_.generation, generation.ok() ? *generation : 0);
   return absl::OkStatus();
 }

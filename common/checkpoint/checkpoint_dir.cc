@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <system_error>
@@ -76,6 +77,16 @@ absl::Status RemoveManifest(const std::string& folder) {
   return errno == ENOENT ? absl::OkStatus() : FileError(ManifestPath(folder), "removing");
 }
 
+// What processes have left that were killed. Who writes one holds the lock; if somebody does, nothing is removed.
+void RemoveTemporaryGenerations(const std::string& folder) {
+  const absl::StatusOr<FileDescriptor> lock = LockFile(folder + "/generation.lock", LOCK_EX | LOCK_NB);
+  if (!lock.ok()) return;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().filename().string().starts_with("generation.tmp-")) unlink(at->path().c_str());
+  }
+}
+
 absl::Status RemoveCheckpoint(const std::string& folder) {
   // Another server of the job may be removing it, too.
   const absl::Status hidden = RemoveManifest(folder);
@@ -95,15 +106,21 @@ absl::StatusOr<CheckpointDir> CheckpointDir::Open(const std::string& path) {
       path.empty() ? absl::InvalidArgumentError("the path is empty") : MakeFolders(folder.parent_path());
   if (!made.ok()) return absl::InvalidArgumentError(absl::StrCat("--checkpoint_dir=", path, ": ", Message(made)));
   PS_RETURN_IF_ERROR(CheckWritable("checkpoint_dir", path + "/generation"));
+  RemoveTemporaryGenerations(path);
   return CheckpointDir(path);
 }
 
 absl::StatusOr<FileDescriptor> CheckpointDir::Lock(uint32_t shard) const {
-  const std::string path = absl::StrCat(path_, "/shard-", shard, ".lock");
+  const std::string path = LockPath(shard);
   absl::StatusOr<FileDescriptor> file = LockFile(path, LOCK_EX | LOCK_NB);
   if (!absl::IsUnavailable(file.status())) return file;
   return absl::FailedPreconditionError(
       absl::StrCat("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ", path));
+}
+
+bool CheckpointDir::WasLocked(uint32_t shard) const {
+  struct stat about = {};
+  return lstat(LockPath(shard).c_str(), &about) == 0;
 }
 
 absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
@@ -123,6 +140,18 @@ absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
   const absl::StatusOr<uint64_t> recorded = Generation();
   if (recorded.ok() && *recorded >= generation) return absl::OkStatus();
   return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
+}
+
+absl::StatusOr<uint64_t> CheckpointDir::BeginGeneration(uint64_t above) const {
+  const absl::StatusOr<FileDescriptor> lock = LockFile(path_ + "/generation.lock", LOCK_EX);
+  if (!lock.ok()) return lock.status();
+  const absl::StatusOr<uint64_t> recorded = Generation();
+  const uint64_t last = std::max(above, recorded.ok() ? *recorded : 0);
+  if (last == std::numeric_limits<uint64_t>::max()) {
+    return absl::OutOfRangeError(absl::StrCat(path_, ": there is no generation above ", last));
+  }
+  PS_RETURN_IF_ERROR(WriteCheckedJson(path_ + "/generation", {{"generation", last + 1}}).status());
+  return last + 1;
 }
 
 absl::StatusOr<std::optional<CheckpointDir::NotFinite>> CheckpointDir::ReadNotFinite() const {
@@ -174,7 +203,19 @@ absl::Status CheckpointDir::Remove(uint64_t number) const {
   return IsFolder(PathOf(number)) ? RemoveCheckpoint(PathOf(number)) : absl::OkStatus();
 }
 
+std::string CheckpointDir::LockPath(uint32_t shard) const { return absl::StrCat(path_, "/shard-", shard, ".lock"); }
+
 absl::Status CheckpointDir::Make(uint64_t number) const { return MakeFolders(PathOf(number)); }
+
+absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number) const {
+  const absl::StatusOr<std::vector<Entry>> entries = List();
+  if (!entries.ok()) return entries.status();
+  absl::Status result;
+  for (const Entry& entry : *entries) {
+    if (!entry.complete && entry.number < number) result.Update(RemoveCheckpoint(entry.path));
+  }
+  return result;
+}
 
 absl::Status CheckpointDir::Reap(size_t keep) const {
   Check(keep >= 1, "the newest complete checkpoint is kept");

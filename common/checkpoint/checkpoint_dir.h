@@ -31,8 +31,9 @@ class CheckpointDir {
     bool complete = false;  // It has a manifest.
   };
 
-  // Makes the folder, and those that it is in, if they are not there. INVALID_ARGUMENT, naming --checkpoint_dir and the
-  // reason, if it cannot be made or no file can be made in it.
+  // Makes the folder, and those that it is in, if they are not there, and removes the temporary files of `generation`
+  // that processes have left that were killed. INVALID_ARGUMENT, naming --checkpoint_dir and the reason, if it cannot
+  // be made or no file can be made in it.
   static absl::StatusOr<CheckpointDir> Open(const std::string& path);
 
   // For reading alone: nothing is made.
@@ -43,11 +44,16 @@ class CheckpointDir {
   // Held until the result is closed, also by a crash. FAILED_PRECONDITION, naming --checkpoint_dir, if another process
   // holds it.
   absl::StatusOr<FileDescriptor> Lock(uint32_t shard) const;
+  // Some process has written this shard here, now or earlier. Where none has written shard 0, no manifest is ever.
+  bool WasLocked(uint32_t shard) const;
 
   // 0: none was recorded yet. INVALID_ARGUMENT, naming the file, if it is damaged.
   absl::StatusOr<uint64_t> Generation() const;
   // On disk when this returns, or a higher one is. Replaces what is damaged. Waits for others who do the same.
   absl::Status RecordGeneration(uint64_t generation) const;
+  // Above this one and above the recorded one; on disk when this returns, and given to nobody else. Otherwise as
+  // RecordGeneration. OUT_OF_RANGE: there is none.
+  absl::StatusOr<uint64_t> BeginGeneration(uint64_t above) const;
 
   // That a job ended because something was not finite: with the same flags it would end so again.
   struct NotFinite {
@@ -68,6 +74,8 @@ class CheckpointDir {
   absl::Status Make(uint64_t number) const;
   // The folder of this checkpoint, which is not complete; OK if there is none.
   absl::Status Remove(uint64_t number) const;
+  // All that are not complete and older than this one. For who makes them complete.
+  absl::Status RemoveIncompleteBelow(uint64_t number) const;
   // Removes what is older than the newest `keep` (at least 1) complete ones, and incomplete ones that are older than a
   // complete one. A manifest goes first, so that nothing half removed looks complete.
   absl::Status Reap(size_t keep) const;
@@ -75,6 +83,7 @@ class CheckpointDir {
   absl::Status ReapBelow(uint64_t number) const;
 
  private:
+  std::string LockPath(uint32_t shard) const;
   explicit CheckpointDir(std::string path) : path_(std::move(path)) {}
 
   std::string path_;

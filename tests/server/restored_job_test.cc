@@ -1,6 +1,7 @@
 // Which checkpoint a job begins with.
 #include "server/restored_job.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -90,7 +91,20 @@ TEST_CASE("A checkpoint of a later version of the program is not passed over for
   nlohmann::ordered_json json = ReadCheckedJson(path)->json;
   json["format"] = 99;
   REQUIRE(WriteCheckedJson(path, json).ok());
-  CHECK(Says(folder.Choose("auto"), "UNIMPLEMENTED: " + path));
+  const std::string refusal = folder.Choose("auto");
+  CHECK(Says(refusal, "UNIMPLEMENTED: " + path));
+  CHECK(Says(refusal, "a later version of this program has written it"));
+  CHECK(Says(refusal, "--restore=none"));
+}
+
+TEST_CASE("A folder that a job is told to begin with is only read, and a path that cannot be is refused") {
+  Folder folder;
+  folder.Add(3);
+  const std::string theirs = folder.dir.path() + "/generation.tmp-1-ab";
+  std::ofstream(theirs) << "half";
+  CHECK(folder.Choose(folder.dir.path()) == "3");
+  CHECK(std::filesystem::exists(theirs));
+  CHECK(Says(folder.Choose("/" + std::string(5000, 'x')), "NOT_FOUND: --restore=/xxx"));
 }
 
 TEST_CASE("Checkpoints of another job, or of other fixed flags, are refused by what differs") {

@@ -1,7 +1,13 @@
 #include "common/checkpoint/checkpoint_dir.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <filesystem>
 #include <fstream>
+#include <set>
+#include <thread>
+#include <vector>
 
 #include "common/checkpoint/manifest.h"
 #include "common/status.h"
@@ -99,6 +105,48 @@ TEST_CASE("The generation is kept, and a damaged record of it is refused", "[che
   CHECK(*dir->Generation() == 9);
 }
 
+TEST_CASE("Each generation that begins is above all others, whoever begins one at the same time", "[checkpoint]") {
+  const TempFolder folder;
+  const auto dir = CheckpointDir::Open(folder.path());
+  REQUIRE(dir.ok());
+  constexpr size_t kEach = 20;
+  std::vector<std::vector<uint64_t>> begun(4);
+  {
+    std::vector<std::jthread> threads;
+    for (std::vector<uint64_t>& mine : begun) {
+      threads.emplace_back([&dir, &mine] {
+        const CheckpointDir same = CheckpointDir::Existing(dir->path());
+        for (size_t i = 0; i < kEach; ++i) mine.push_back(same.BeginGeneration(0).value_or(0));
+      });
+    }
+  }
+  std::set<uint64_t> all;
+  for (const std::vector<uint64_t>& mine : begun) all.insert(mine.begin(), mine.end());
+  CHECK(all.size() == begun.size() * kEach);
+  CHECK(*all.begin() == 1);
+  CHECK(*dir->Generation() == *all.rbegin());
+  CHECK(*dir->BeginGeneration(1000) == 1001);
+  CHECK(*dir->BeginGeneration(7) == 1002);
+  CHECK(absl::IsOutOfRange(dir->BeginGeneration(~uint64_t{0}).status()));
+  CHECK(*dir->Generation() == 1002);
+}
+
+TEST_CASE("What a killed process has left of the generation goes, unless another one writes it", "[checkpoint]") {
+  const TempFolder folder;
+  REQUIRE(CheckpointDir::Open(folder.path())->RecordGeneration(7).ok());
+  std::ofstream(folder.File("generation.tmp-1-ab")) << "half";
+  {
+    const FileDescriptor lock(open(folder.File("generation.lock").c_str(), O_RDWR | O_CLOEXEC));
+    REQUIRE(flock(lock.get(), LOCK_EX) == 0);
+    REQUIRE(CheckpointDir::Open(folder.path()).ok());
+    CHECK(std::filesystem::exists(folder.File("generation.tmp-1-ab")));
+  }
+  const auto dir = CheckpointDir::Open(folder.path());
+  REQUIRE(dir.ok());
+  CHECK_FALSE(std::filesystem::exists(folder.File("generation.tmp-1-ab")));
+  CHECK(*dir->Generation() == 7);
+}
+
 TEST_CASE("How a job ended that was not finite is kept, and a damaged record of it is refused", "[checkpoint]") {
   const TempFolder folder;
   const auto dir = CheckpointDir::Open(folder.path());
@@ -133,6 +181,10 @@ TEST_CASE("Old checkpoints go, the newest complete ones and what comes after the
   REQUIRE(dir->Reap(1).ok());
   CHECK(Names(*dir) == "(6) 5");  // Not for the incomplete one.
   REQUIRE(dir->Make(7).ok());
+  REQUIRE(dir->Make(4).ok());
+  REQUIRE(dir->RemoveIncompleteBelow(7).ok());
+  CHECK(Names(*dir) == "(7) 5");
+  REQUIRE(dir->Make(6).ok());
   REQUIRE(dir->ReapBelow(6).ok());
   CHECK(Names(*dir) == "(7) (6)");
 }
