@@ -20,7 +20,8 @@ namespace ps {
 
 class CheckpointRounds {
  public:
-  // After one that failed, for the next.
+  // After one that failed none begins by its schedule for this long, whatever --checkpoint_every says, so that a disk
+  // that is full is not written to all the time. One that is asked for begins at once.
   static constexpr std::chrono::seconds kRetry{10};
 
   // `next_number` is the first one's.

@@ -72,11 +72,19 @@ void CheckpointStore::Write(Part part, std::function<void(v1::CheckpointWritten)
   });
 }
 
-absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) {
-  if (last_written_ > newest_complete_) {
-    const absl::Status removed = dir_.Remove(last_written_);
-    if (!removed.ok()) spdlog::warn("{}", Message(removed));
+// In the chief's folder only the chief knows whether one that was given up is not complete after all.
+void CheckpointStore::RemoveFailed(uint64_t next) {
+  absl::Status removed;
+  if (shard_ == 0) {
+    removed = dir_.RemoveIncompleteBelow(next);
+  } else if (last_written_ > newest_complete_ && !dir_.WasLocked(0)) {
+    removed = dir_.Remove(last_written_);
   }
+  if (!removed.ok()) spdlog::warn("{}", Message(removed));
+}
+
+absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) {
+  RemoveFailed(part.number);
   last_written_ = part.number;
   PS_RETURN_IF_ERROR(dir_.Make(part.number));
   const ShardCheckpoint checkpoint = {.shard = shard_,
@@ -138,7 +146,6 @@ void CheckpointStore::RecordGeneration(uint64_t generation) {
 void CheckpointStore::Commit(Manifest manifest, size_t keep, std::function<void(absl::Status)> committed) {
   thread_.Post([this, manifest = std::move(manifest), keep, committed = std::move(committed)] {
     const absl::Status written = WriteManifest(dir_.PathOf(manifest.number), manifest);
-    if (written.ok()) newest_complete_ = manifest.number;
     committed(written);
     if (!written.ok()) return;
     const absl::Status reaped = dir_.Reap(keep);

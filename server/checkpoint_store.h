@@ -52,7 +52,8 @@ class CheckpointStore {
             std::function<void(const absl::StatusOr<Loaded>&)> read);
 
   // The chief says that this is the newest checkpoint that is complete, and that those before `from` are not needed any
-  // more. What was written of one that is later, and older than the next that is written, has failed, and is removed.
+  // more. What was written of a later one has failed once the next is written, and is removed then: by the chief, or,
+  // from a folder that the chief does not use, by this.
   void Keep(uint64_t from, uint64_t newest);
 
   // This generation has begun. On disk before anything is that is written of it.
@@ -68,13 +69,16 @@ class CheckpointStore {
       : dir_(std::move(dir)), lock_(std::move(lock)), shard_(shard), num_shards_(num_shards) {}
 
   absl::StatusOr<std::string> WritePart(const Part& part);
+  // Before the checkpoint of this number is written.
+  void RemoveFailed(uint64_t next);
   absl::StatusOr<Loaded> ReadPart(const v1::Restore& restore, const std::vector<WantedPart>& wanted) const;
 
   const CheckpointDir dir_;
   const FileDescriptor lock_;
   const uint32_t shard_;
   const uint32_t num_shards_;
-  // The thread's: the last checkpoint that a part was written of, and the newest that is complete; 0: none yet.
+  // The thread's, not on the chief: the last checkpoint that a part was written of, and the newest that is complete; 0:
+  // none yet.
   uint64_t last_written_ = 0;
   uint64_t newest_complete_ = 0;
   TaskThread thread_;  // Last: it uses the others.
