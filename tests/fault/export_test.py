@@ -119,6 +119,20 @@ def refused():
             assert done.returncode == status and named in done.stderr, (arguments, done.stderr)
             assert len(done.stderr.splitlines()) == 1 or status == 2, done.stderr
         assert not output.exists()
+        # In a folder of checkpoints the one before is taken, and what is skipped is named.
+        done = export([f"--checkpoint={job.dir}", f"--output={output}"])
+        assert done.returncode == 0 and str(values) in done.stderr, done.stderr
+        assert newest.name not in done.stdout and "of checkpoint" in done.stdout, done.stdout
+        assert output.exists()
+        evaluated = subprocess.run(
+            [str(BIN / "ps_worker"), "--eval_only", f"--init_weights={job.dir}", *MODELS],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert str(values) in evaluated.stderr, evaluated.stderr
+        assert evaluated.stdout == evaluate(output), evaluated.stdout
 
 
 def export(arguments):

@@ -370,6 +370,7 @@ int main(int argc, char** argv) {
   v1::SetHyperparametersRequest request;
   if (command == "set") problems.Read(ParseAssignments(rest), request);
   if (const absl::Status valid = problems.ToStatus(); !valid.ok()) return Complain("ps_ctl", valid, kExitUsage);
+  InitLogging("ps_ctl");
   JobView view(server, timeout);
   absl::Status status = command == "report"       ? PrintReport(rest)
                         : command == "health"     ? PrintHealth(server, timeout)
