@@ -81,7 +81,7 @@ class CheckpointStore {
   // none yet.
   uint64_t last_written_ = 0;
   uint64_t newest_complete_ = 0;
-  TaskThread thread_;  // Last: it uses the others.
+  TaskThread thread_{"checkpoints"};  // Last: it uses the others.
 };
 
 // The parts of the shard's slices, merged where they lie side by side in tensor and memory and were skipped as often.

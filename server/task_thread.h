@@ -1,6 +1,8 @@
 // A thread that runs tasks in their order.
 #pragma once
 
+#include <pthread.h>
+
 #include <deque>
 #include <functional>
 #include <thread>
@@ -13,7 +15,12 @@ namespace ps {
 // Thread-safe. Who posts bounds how many tasks wait.
 class TaskThread {
  public:
-  TaskThread() : thread_([this] { Run(); }) {}
+  // `name`, which the system's tools show, is a literal of at most 15 characters.
+  explicit TaskThread(const char* name)
+      : thread_([this, name] {
+          pthread_setname_np(pthread_self(), name);
+          Run();
+        }) {}
   // Waits for the task that runs; those that wait are dropped.
   ~TaskThread() {
     {

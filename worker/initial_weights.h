@@ -21,9 +21,8 @@ struct InitialWeights {
 
 // The layout's tensors from a safetensors file, from a checkpoint's folder, or from a folder of checkpoints, of which
 // the newest complete one is taken that can be read (ReadStoredWeights); others may be in it. No path gives no values.
-// The errors name
-// --init_weights, the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is nothing of this kind, is damaged, or
-// lacks a tensor of this name and shape.
+// The errors name --init_weights, the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is nothing of this kind,
+// is damaged, or lacks a tensor of this name and shape.
 absl::StatusOr<InitialWeights> ReadInitialWeights(const std::string& path, const Layout& layout);
 
 // 32 hexadecimal digits that depend on the values alone, so that workers can tell whether they begin with the same.

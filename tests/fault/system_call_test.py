@@ -21,13 +21,9 @@ FLAGS = ["--checkpoint_every=1000000", "--keep_checkpoints=2"]
 
 
 def writing_thread(process):
-    """The thread that has written the most; others than the first write a few bytes to wake each other."""
-    amounts = {}
-    for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
-        if int(task.name) != process.pid:
-            read, written = re.findall(r"[rw]char: (\d+)", (task / "io").read_text())
-            amounts[int(task.name)] = int(read) + int(written)
-    return max(amounts, key=amounts.get)
+    """The thread that writes checkpoints."""
+    tasks = pathlib.Path(f"/proc/{process.pid}/task").iterdir()
+    return next(int(task.name) for task in tasks if (task / "comm").read_text().strip() == "checkpoints")
 
 
 class Injection:
@@ -164,7 +160,7 @@ def ordered():
         assert job.ask("checkpoint").returncode == 0
         injection = Injection(job, job.servers[0], None, None, 0)
         assert job.ask("checkpoint").returncode == 0
-        time.sleep(0.3)  # It removes the oldest one after its answer.
+        wait_until("the oldest one's end", lambda: not (job.dir / "checkpoint-000001").exists())
         check_order(injection.end())
 
 
