@@ -6,7 +6,10 @@
 #include <future>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "server/parameters.h"
 #include "tests/catch.h"
@@ -84,12 +87,13 @@ class StoringServer {
   std::string Names() const {
     const auto entries = store->dir().List();
     REQUIRE(entries.ok());
-    std::string names;
+    std::vector<std::string> names;
+    names.reserve(entries->size());
     for (const CheckpointDir::Entry& entry : *entries) {
-      const std::string number = std::to_string(entry.number);
-      names = (entry.complete ? number : "(" + number + ")") + (names.empty() ? "" : " " + names);
+      names.push_back(entry.complete ? absl::StrCat(entry.number) : absl::StrCat("(", entry.number, ")"));
     }
-    return names;
+    std::reverse(names.begin(), names.end());
+    return absl::StrJoin(names, " ");
   }
 
   std::unique_ptr<CheckpointStore> store;

@@ -113,6 +113,7 @@ TEST_CASE("Each generation that begins is above all others, whoever begins one a
   std::vector<std::vector<uint64_t>> begun(4);
   {
     std::vector<std::jthread> threads;
+    threads.reserve(begun.size());
     for (std::vector<uint64_t>& mine : begun) {
       threads.emplace_back([&dir, &mine] {
         const CheckpointDir same = CheckpointDir::Existing(dir->path());
