@@ -56,6 +56,11 @@ def draw_all(figures: list[Figure], folder: Path) -> list[Drawn]:
     return [Drawn(figure, svg) for figure, svg in zip(figures, svgs, strict=True)]
 
 
+def svg(figure: Figure) -> str:
+    """The figure in light colours, as a file. Needs matplotlib."""
+    return _render(figure, LIGHT, ("svg",))[0].decode()
+
+
 def _draw(figure: Figure, folder: Path) -> str:
     """The SVG for the page."""
     svg, png = _render(figure, LIGHT, ("svg", "png"))

@@ -1,0 +1,11 @@
+"""The experiments that people learn parallel SGD from, each with its published figures beside ours.
+
+A file here is an experiment, or something that several of them share. What running programs, reading their metrics and
+drawing need is deploy/compare's.
+"""
+
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.append(str(REPOSITORY / "deploy/compare"))

@@ -1,0 +1,5 @@
+"""See run.sh."""
+
+from .main import main
+
+raise SystemExit(main())

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Runs experiments and writes a page of each, with its table and plots.
+#
+#   deploy/experiments/NAME.sh [--quick] [--no-build] [--FLAG=VALUE …]
+#   deploy/experiments/all.sh                all of them, and a page that lists them
+#   deploy/experiments/run.sh NAME… [flags]  the same; --help lists names and flags
+#
+# On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. What a machine
+# lacks for a part (root for network namespaces, MPI, PyTorch in --python's interpreter, a GPU) is said on the page.
+# Pages are in runs/experiments/full/pages, or quick/pages. The same command goes on where it was stopped. Exit status:
+# 0 done, 1 failed, 2 wrong flags, 130 interrupted.
+set -euo pipefail
+
+readonly BUILD_LIMIT_S=3600
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+readonly root
+
+fail() {
+  printf 'experiments: %s\n' "$1" >&2
+  exit "${2:-1}"
+}
+trap 'fail "stopped before anything was begun" 130' INT
+
+arguments=()
+to_build=1
+for argument in "$@"; do
+  case $argument in
+    --no-build) to_build=0 ;;
+    --help | -h) to_build=0 arguments+=("$argument") ;;
+    *) arguments+=("$argument") ;;
+  esac
+done
+
+# In the foreground: Ctrl-C ends it too.
+limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
+
+build() {
+  local log=$root/build/experiments-build.log options=()
+  mkdir -p "$root/build"
+  if command -v ccache >/dev/null; then
+    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+  fi
+  printf 'experiments: building\n' >&2
+  if ! (cd "$root" && limited cmake --preset release "${options[@]}" &&
+    limited cmake --build --preset release --parallel "$(nproc)" --target ps_server ps_worker ps_bench) \
+    >"$log" 2>&1 </dev/null; then
+    tail -n 15 "$log" | sed 's/^/    /' >&2
+    fail "the build failed (last lines of $log above)"
+  fi
+}
+
+if ((to_build)); then
+  bash "$root/deploy/install-deps.sh" --plots >&2 || fail "the packages could not be installed"
+  build
+fi
+
+# The packages bring Matplotlib to the system's Python, which need not be the one that is found first.
+python=python3
+has_matplotlib() { "$1" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("matplotlib") is None)' 2>/dev/null; }
+if ! has_matplotlib python3 && has_matplotlib /usr/bin/python3; then python=/usr/bin/python3; fi
+command -v "$python" >/dev/null || fail "python3 is missing; run without --no-build to install it"
+PYTHONPATH=$root/deploy exec "$python" -B -m experiments "${arguments[@]}"
