@@ -174,8 +174,8 @@ run_python() {
   PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin phase "python: test" "$test_timeout_s" \
     "$venv/bin/python" -m pytest tests/python -p no:cacheprovider --junitxml="$report" || status=$?
   add_report "$report" "$status"
-  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare tests/compare tests/fault
-  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare tests/compare tests/fault
+  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault
+  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault
   if $torch; then
     check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
     PSGRAD_BIN=$root/build/bin check "compare beside PyTorch" \
