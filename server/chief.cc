@@ -277,6 +277,19 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::DrainReply> Chief::Drain(const v1::DrainRequest& request, TimePoint now) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  const absl::StatusOr<Member*> member = job_.Drain(request.worker());
+  if (!member.ok()) return member.status();
+  streams_.Tell(job_, now, outbox_);
+  v1::DrainReply reply;
+  reply.set_rank((*member)->rank);
+  reply.set_name((*member)->name);
+  reply.set_host((*member)->host);
+  return reply;
+}
+
 // ---- Time, and the end
 
 void Chief::Tick(TimePoint now) {

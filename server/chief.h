@@ -110,6 +110,9 @@ class Chief {
   // waited for. FAILED_PRECONDITION if none are taken, or the job does not run; RESOURCE_EXHAUSTED if too many ask.
   void Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback callback);
 
+  // Asks a worker to leave, by name or rank. Errors are of JobState::Drain.
+  absl::StatusOr<v1::DrainReply> Drain(const v1::DrainRequest& request, TimePoint now);
+
   v1::StatusReply Status(TimePoint now, bool with_layout = false);
   // The job failed since gradients, weights or state were not finite.
   bool not_finite() {

@@ -165,6 +165,8 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
         PS_RETURN_IF_ERROR(chief.Leave(request, Now()));
         return v1::LeaveReply();
       });
+  HandleRequests<v1::DrainRequest, v1::DrainReply>(
+      router, "/ps.v1.Chief/Drain", [&chief](const v1::DrainRequest& request) { return chief.Drain(request, Now()); });
   HandleRequests<v1::StatusRequest, v1::StatusReply>(
       router, "/ps.v1.Chief/Status",
       [&chief](const v1::StatusRequest& request) { return chief.Status(Now(), request.layout()); });

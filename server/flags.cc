@@ -89,6 +89,11 @@ ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other se
 ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is not heard from for this long is lost");
 ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
           "a worker whose connection breaks has this long to reconnect; then it is lost");
+ABSL_FLAG(std::string, on_worker_loss, "",
+          "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
+          "--replacement_timeout; or continue with the others; empty: fail in bsp and local_sgd, else continue");
+ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
+          "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
           "a running job (all workers have joined) fails if it makes no progress for this long");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
@@ -123,6 +128,7 @@ namespace {
 ModeOptions ModeOptionsFromFlags() {
   ModeOptions options;
   options.name = absl::GetFlag(FLAGS_mode);
+  options.on_worker_loss = absl::GetFlag(FLAGS_on_worker_loss);
   options.max_staleness = absl::GetFlag(FLAGS_max_staleness);
   options.staleness_lr = absl::GetFlag(FLAGS_staleness_lr);
   options.delay_compensation = absl::GetFlag(FLAGS_delay_compensation);
@@ -179,6 +185,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.chief = absl::GetFlag(FLAGS_chief);
   options.lease = absl::GetFlag(FLAGS_lease);
   options.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
+  options.replacement_timeout = absl::GetFlag(FLAGS_replacement_timeout);
   options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
   options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.keep_running = absl::GetFlag(FLAGS_keep_running);
@@ -220,6 +227,10 @@ absl::Status CheckServerFlags(const CommandLine& line) {
                      .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
                      .why = "without --checkpoint_dir there are no checkpoints"});
   }
+  const LossAction on_loss = ModeOptionsFromFlags().loss_action();
+  flags.push_back({.flag = "replacement_timeout",
+                   .idle = on_loss != LossAction::kWait,
+                   .why = absl::StrCat("--on_worker_loss=", ToString(on_loss), " does not wait for a replacement")});
   for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) flags.push_back(std::move(each));
   return CheckIdleFlags(line, flags);
 }

@@ -43,9 +43,14 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
                         members.Describe({job.initialiser().value_or(0)}, now));
   }
   if (job.phase() != v1::PHASE_RUNNING) return "";
+  const std::string replacements = job.replacements().Describe(now);
+  if (!replacements.empty() && job.mode().synchronous()) {
+    return absl::StrCat("step ", job.shards().lowest_applied_version(), ": waiting for ", replacements);
+  }
   if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) return blocked;
   if (const std::string measured = job.norms().WaitingFor(); !measured.empty()) return measured;
   const std::vector<uint32_t> ranks = members.LowestStep();
+  if (ranks.empty() && !replacements.empty()) return absl::StrCat("waiting for ", replacements);
   if (ranks.empty() && !job.lead_left() && members.Lead() != nullptr) {
     return absl::StrCat("all workers are done: waiting for ", members.Lead()->ToString(), " to evaluate and leave");
   }
@@ -140,6 +145,7 @@ v1::HeartbeatReply MakeMemberState(const JobState& job, const Member& member, Ti
   state.set_initialise(job.MayInitialise(member.rank));
   state.set_waiting_for(WaitingFor(job, now));
   state.set_lead(job.IsLead(member));
+  state.set_leave(member.draining);
   return state;
 }
 

@@ -120,7 +120,7 @@ bool JobState::Complete(TimePoint now) const {
 bool JobState::HasRestoredMembers(TimePoint now) const {
   if (restored() == nullptr || members_.members().empty()) return false;
   // Where every worker is needed, all have to be there, also those that were lost before.
-  if (!restored()->manifest.finished && mode().OnLoss(0) != LossAction::kContinue) return false;
+  if (!restored()->manifest.finished && mode().OnLoss() != LossAction::kContinue) return false;
   const bool all = std::all_of(restored_members_.begin(), restored_members_.end(),
                                [this](uint32_t rank) { return members_.members().contains(rank); });
   const bool same_number = restored()->manifest.num_workers == options_.num_workers;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <spdlog/spdlog.h>
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/problems.h"
@@ -23,6 +24,7 @@ constexpr std::chrono::seconds kOpenWatchMin(5);
 JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
     : options_(options),
       members_(options.num_workers, options.lease),
+      replacements_(options.replacement_timeout),
       shards_(options.job, options.num_shards, options.settings),
       terms_(
           options.job, options.num_shards, options.max_shard_elements,
@@ -132,11 +134,14 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     return Joined{.member = *member, .view = view_, .is_repeat = true};
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
-  const absl::StatusOr<Member*> joined = members_.Join(
-      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
+  const std::string name = request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name();
+  const absl::StatusOr<Member*> joined = request.yields()
+                                             ? members_.JoinAgain(name, request.rank(), request.host(), now)
+                                             : members_.Join(name, claim, request.host(), now);
   if (!joined.ok()) return joined.status();
   (*joined)->join_request_id = request.join_request_id();
   (*joined)->watches = request.watches();
+  replacements_.Taken((*joined)->rank);
   // Whoever takes a rank over does not repeat what its owner did.
   if (phase_ == v1::PHASE_RUNNING && !(*joined)->replaced.empty()) restored_steps_.erase((*joined)->rank);
   if (!plan().has_value()) layout_view_ = view_ + 1;
@@ -199,6 +204,19 @@ bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& bus
   return std::exchange(member->busy_with, busy_with) != busy_with;
 }
 
+absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
+  PS_RETURN_IF_ERROR(Serving());
+  Member* found = members_.FindName(worker);
+  if (uint32_t rank = 0; found == nullptr && absl::SimpleAtoi(worker, &rank)) found = members_.FindRank(rank);
+  if (found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
+                                            "; there are: ", members_.List()));
+  }
+  found->draining = true;
+  spdlog::info("{} is asked to leave", found->ToString());
+  return found;
+}
+
 void JobState::OnWatchOpened(Member* member, uint64_t watch) {
   member->watch = watch;
   member->watch_due.reset();
@@ -251,8 +269,10 @@ absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint 
   if (found == nullptr) return false;  // Nobody has the join_request_id.
   const Member member = *found;
   if (!member.done || !request.reason().empty()) {
-    LoseMember(member, request.reason().empty() ? "left before it was done"
-                                                : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)));
+    LoseMember(member,
+               request.reason().empty() ? "left before it was done"
+                                        : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)),
+               now);
     not_finite_ = phase_ == v1::PHASE_FAILED && request.not_finite();
     return true;
   }
@@ -274,16 +294,20 @@ void JobState::RemoveMember(const Member& member) {
   shards_.ForgetInitialValues();
 }
 
-void JobState::LoseMember(const Member& member, const std::string& why) {
+void JobState::LoseMember(const Member& member, const std::string& why, TimePoint now) {
   spdlog::warn("{} {}", member.ToString(), why);
   // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
-  const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss(member.rank);
+  const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss();
   RemoveMember(member);
   if (phase_ != v1::PHASE_RUNNING) return;
   restored_steps_.erase(member.rank);
   if (action == LossAction::kFail) {
     SetPhase(v1::PHASE_FAILED,
              absl::StrCat(member.ToString(), " ", why, "; its last heartbeat was at step ", member.step));
+  } else if (action == LossAction::kWait) {
+    replacements_.Await(member, now);
+    spdlog::warn("rank {} is kept for another worker for {} (--replacement_timeout)", member.rank,
+                 FormatSeconds(options_.replacement_timeout));
   } else if (action == LossAction::kContinue && members_.members().empty()) {
     if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
@@ -358,7 +382,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.applied_version(0)));
     SetPhase(v1::PHASE_RUNNING, "");
   }
-  if (phase_ == v1::PHASE_RUNNING && members_.all_done()) finishing_ = true;
+  if (phase_ == v1::PHASE_RUNNING && members_.all_done() && replacements_.empty()) finishing_ = true;
   if (!initialised && restored() == nullptr &&
       (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
     initialiser_.reset();

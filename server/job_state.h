@@ -28,6 +28,7 @@
 #include "server/membership.h"
 #include "server/norm_totals.h"
 #include "server/options.h"
+#include "server/replacements.h"
 #include "server/restored_job.h"
 #include "server/shard_table.h"
 #include "server/step_coordinator.h"
@@ -47,6 +48,8 @@ struct ChiefOptions {
   std::chrono::nanoseconds lease = std::chrono::seconds(10);
   // How long a member whose connection broke has to reconnect.
   std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
+  // How long a lost worker's rank is kept for another one, where the mode waits for it.
+  std::chrono::nanoseconds replacement_timeout = std::chrono::seconds(60);
   // A running job that makes no step for this long fails.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
@@ -96,6 +99,7 @@ class JobState {
   bool lead_left() const { return lead_left_; }  // In order, in that time.
   uint64_t view() const { return view_; }
   const Membership& members() const { return members_; }
+  const Replacements& replacements() const { return replacements_; }
   const ShardTable& shards() const { return shards_; }
   const NormTotals& norms() const { return norms_; }
   const StepCoordinator& steps() const { return steps_; }
@@ -157,6 +161,9 @@ class JobState {
   Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
   // Returns whether what the member is busy with has changed, so that a view is due.
   bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);
+  // Asks the member of this name, or else rank, to leave. NOT_FOUND, naming those
+  // that there are, if there is none; as of Serving.
+  absl::StatusOr<Member*> Drain(const std::string& worker);
   void OnWatchOpened(Member* member, uint64_t watch);
   void OnWatchGone(uint64_t watch, TimePoint now);
   // Returns whether that is new; then a view is due.
@@ -210,13 +217,15 @@ class JobState {
   void RemoveMember(const Member& member);
   // What a report says of norms, of a job that runs.
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
-  void LoseMember(const Member& member, const std::string& why);
+  void LoseMember(const Member& member, const std::string& why, TimePoint now);
   uint64_t StartStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
   // What was set before holds no more where a flag is not what it was then.
   void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
   // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
   void CheckShards(TimePoint now);
+  // A lost worker has to be replaced in time.
+  void CheckReplacements(TimePoint now);
   void CheckRestoring(TimePoint now);
   // Everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
@@ -226,6 +235,7 @@ class JobState {
 
   const ChiefOptions options_;
   Membership members_;
+  Replacements replacements_;
   ShardTable shards_;
   JobTerms terms_;
   StepCoordinator steps_;

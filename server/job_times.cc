@@ -19,16 +19,19 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
   for (const Member& member : lost) {
     if (ended()) break;
     const bool silent = now - member.last_heard > options_.lease;
-    LoseMember(member, silent
-                           ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
-                                          " ago (--lease=", FormatSeconds(options_.lease), ")")
-                           : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
-                                          " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"));
+    LoseMember(member,
+               silent ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
+                                     " ago (--lease=", FormatSeconds(options_.lease), ")")
+                      : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
+                                     " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"),
+               now);
   }
   if (phase_ == v1::PHASE_RUNNING) CheckShards(now);
+  if (phase_ == v1::PHASE_RUNNING) CheckReplacements(now);
   // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease. A server that is
-  // gone has a time of its own.
-  const bool may_progress = phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty();
+  // gone, and a worker that is to be replaced, have times of their own.
+  const bool may_progress =
+      phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty() && replacements_.empty();
   if (may_progress && now - last_progress_ > options_.progress_timeout) {
     const std::string waiting_for = WaitingFor(*this, now);
     SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
@@ -48,9 +51,17 @@ void JobState::CheckShards(TimePoint now) {
                         FormatSeconds(time), ")"));
 }
 
+void JobState::CheckReplacements(TimePoint now) {
+  if (!replacements_.empty()) last_progress_ = now;  // What is waited for is known.
+  if (const std::optional<std::string> overdue = replacements_.Overdue(now); overdue.has_value()) {
+    SetPhase(v1::PHASE_FAILED, *overdue);
+  }
+}
+
 void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   members_.Extend(gap, now);
   shards_.Extend(gap, now);
+  replacements_.Extend(gap, now);
   last_progress_ = std::min(last_progress_ + gap, now);
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;

@@ -12,8 +12,10 @@ void MemberStreams::Tell(const JobState& job, TimePoint now, Outbox& outbox) {
       stream = streams_.erase(stream);
       continue;
     }
-    const News news = {
-        .phase = job.phase(), .initialise = job.MayInitialise(member->rank), .lead = job.IsLead(*member)};
+    const News news = {.phase = job.phase(),
+                       .initialise = job.MayInitialise(member->rank),
+                       .lead = job.IsLead(*member),
+                       .leave = member->draining};
     if (stream->second.told != news) {
       stream->second.told = news;
       outbox.Add([send = stream->second.send, state = MakeMemberState(job, *member, now)] { send(state); });

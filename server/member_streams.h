@@ -30,6 +30,7 @@ class MemberStreams {
     v1::Phase phase = v1::PHASE_UNSPECIFIED;
     bool initialise = false;
     bool lead = false;
+    bool leave = false;
     bool operator==(const News&) const = default;
   };
   struct Stream {

@@ -45,10 +45,32 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
     return absl::FailedPreconditionError(
         absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
   }
-  Member& member = members_[*rank];
+  return Hand(*rank, name, host, now);
+}
+
+absl::StatusOr<Member*> Membership::JoinAgain(const std::string& name, uint32_t former, const std::string& host,
+                                              TimePoint now) {
+  for (const auto& [rank, member] : members_) {
+    if (member.name != name) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat(member.ToString(), ", incarnation ", member.incarnation, ", has this worker's name now"));
+  }
+  const auto successor = members_.find(former);
+  if (successor == members_.end() && former < num_workers_) return Hand(former, name, host, now);
+  const std::optional<uint32_t> free = LowestFreeRank();
+  if (free.has_value()) return Hand(*free, name, host, now);
+  return absl::FailedPreconditionError(
+      successor == members_.end()
+          ? absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")")
+          : absl::StrCat(successor->second.ToString(), ", incarnation ", successor->second.incarnation,
+                         ", has this worker's rank now, and no other is free"));
+}
+
+Member* Membership::Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now) {
+  Member& member = members_[rank];
   std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";
-  member = {.rank = *rank,
-            .incarnation = ++incarnations_[*rank],
+  member = {.rank = rank,
+            .incarnation = ++incarnations_[rank],
             .name = name,
             .host = host,
             .replaced = std::move(replaced),
@@ -66,6 +88,31 @@ Member* Membership::FindJoin(uint64_t join_request_id) {
     return join_request_id != 0 && entry.second.join_request_id == join_request_id;
   });
   return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::FindName(const std::string& name) {
+  const auto member =
+      std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::FindRank(uint32_t rank) {
+  const auto member = members_.find(rank);
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+std::string Membership::List() const {
+  if (members_.empty()) return "none";
+  constexpr size_t kMost = 20;  // In a message.
+  std::vector<std::string> names;
+  for (const auto& [rank, member] : members_) {
+    if (names.size() == kMost) {
+      names.push_back(absl::StrCat("and ", members_.size() - kMost, " more"));
+      break;
+    }
+    names.push_back(member.ToString());
+  }
+  return absl::StrJoin(names, ", ");
 }
 
 const Member* Membership::FindWatch(uint64_t watch) const {

@@ -27,6 +27,7 @@ struct Member {
   std::string busy_with;               // As in HeartbeatRequest.
   bool done = false;                   // Its budget is spent.
   bool counts_as_empty = false;        // With done: steps that others still make do not need it.
+  bool draining = false;               // It is asked to leave.
   bool watches = false;                // It says that it opens a stream once its join is answered.
   uint64_t watch = 0;                  // Number of the stream that it keeps open; 0 if it has none.
   std::optional<TimePoint> watch_due;  // By when it opens its first one, if it has not.
@@ -46,6 +47,10 @@ class Membership {
   // rank.
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
                                TimePoint now);
+  // The same for one that was fenced off: it takes nobody's place, not even a suspect's. It gets its former rank, or
+  // the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
+  // name who has its place.
+  absl::StatusOr<Member*> JoinAgain(const std::string& name, uint32_t former, const std::string& host, TimePoint now);
 
   // The last incarnation of each rank, of an earlier generation.
   void RestoreIncarnations(std::map<uint32_t, uint64_t> incarnations) { incarnations_ = std::move(incarnations); }
@@ -55,6 +60,12 @@ class Membership {
 
   // The member that joined with this join_request_id, or null.
   Member* FindJoin(uint64_t join_request_id);
+
+  // The member of this name, or rank; null if there is none.
+  Member* FindName(const std::string& name);
+  Member* FindRank(uint32_t rank);
+  // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
+  std::string List() const;
 
   void Remove(uint32_t rank) { members_.erase(rank); }
 
@@ -93,6 +104,8 @@ class Membership {
 
  private:
   std::optional<uint32_t> LowestFreeRank() const;
+  // Gives the rank to this worker, with a higher incarnation.
+  Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
 
   const uint32_t num_workers_;
   const std::chrono::nanoseconds lease_;

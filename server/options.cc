@@ -105,6 +105,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   ValidateSchedule(options.schedule, problems);
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("reconnect_grace", options.reconnect_grace, absl::ZeroDuration(), absl::Hours(24));
+  problems.CheckPositive("replacement_timeout", options.replacement_timeout, absl::Hours(240));
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
   problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
   problems.CheckRange("max_versions", options.max_versions, 1, 64);

@@ -39,11 +39,12 @@ struct ServerOptions {
   uint32_t num_shards = 1;
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
-  absl::Duration lease = absl::Seconds(10);             // Of a worker, and of a shard's link to the chief.
-  absl::Duration reconnect_grace = absl::Seconds(1);    // For a worker whose connection broke to reconnect.
-  absl::Duration progress_timeout = absl::Minutes(10);  // A running job without a step for this long fails.
-  absl::Duration connect_timeout = absl::Seconds(30);   // For a shard to find the chief.
-  bool keep_running = false;                            // Stay when the job has ended.
+  absl::Duration lease = absl::Seconds(10);                // Of a worker, and of a shard's link to the chief.
+  absl::Duration replacement_timeout = absl::Seconds(60);  // Of a lost worker's rank, where it is waited for.
+  absl::Duration reconnect_grace = absl::Seconds(1);       // For a worker whose connection broke to reconnect.
+  absl::Duration progress_timeout = absl::Minutes(10);     // A running job without a step for this long fails.
+  absl::Duration connect_timeout = absl::Seconds(30);      // For a shard to find the chief.
+  bool keep_running = false;                               // Stay when the job has ended.
 
   std::string checkpoint_dir;                         // Empty: none are taken.
   std::string checkpoint_every = "60s";               // Versions, or a duration (CheckpointEvery).

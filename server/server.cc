@@ -104,6 +104,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
           .clip = options.clip,
           .lease = ToChrono(options.lease),
           .reconnect_grace = ToChrono(options.reconnect_grace),
+          .replacement_timeout = ToChrono(options.replacement_timeout),
           .progress_timeout = ToChrono(options.progress_timeout),
           .max_shard_elements = MaxShardElements(options),
           .settings = SharedSettings(options),

@@ -42,7 +42,7 @@ absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
 }
 
 bool ShardState::applies_in_place() const {
-  return mode->synchronous() && mode->OnLoss(0) == LossAction::kFail && !setup.clip.needs_norms() &&
+  return mode->synchronous() && mode->OnLoss() == LossAction::kFail && !setup.clip.needs_norms() &&
          !optimizer->uses_trust_ratio() && options.max_versions > 1;
 }
 

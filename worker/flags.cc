@@ -16,6 +16,10 @@ ABSL_FLAG(std::string, shared_memory, "auto",
 ABSL_FLAG(std::string, name, "",
           "name of this worker; it replaces a live worker of the same name; empty: made from host and process");
 ABSL_FLAG(int64_t, rank, -1, "claims this rank; -1: the lowest free one");
+ABSL_FLAG(
+    bool, rejoin, true,
+    "a worker that was silent for so long that it was lost (suspended, say) joins again, if a rank is free; false: "
+    "it ends");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "give up on a server that does not answer for this long");
 ABSL_FLAG(absl::Duration, start_timeout, absl::Minutes(10), "how long to wait for the other workers to join");
 ABSL_FLAG(std::string, model, "mlp:784,128,10", "the network: mlp:IN,WIDTH,…,OUT");
@@ -109,6 +113,7 @@ WorkerOptions ReadPlainFlags() {
   options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);
   options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
+  options.rejoin = absl::GetFlag(FLAGS_rejoin);
   options.decay_biases = absl::GetFlag(FLAGS_decay_biases);
   options.init_weights = absl::GetFlag(FLAGS_init_weights);
   options.eval_only = absl::GetFlag(FLAGS_eval_only);
@@ -152,7 +157,8 @@ std::vector<IdleFlag> IdleFlags() {
        absl::StrCat("--dataset=", dataset, " has no files")},
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
-  for (const char* flag : {"server", "job", "shared_memory", "name", "rank", "connect_timeout", "start_timeout"}) {
+  for (const char* flag :
+       {"server", "job", "shared_memory", "name", "rank", "rejoin", "connect_timeout", "start_timeout"}) {
     idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
   for (const char* flag :

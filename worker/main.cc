@@ -53,12 +53,13 @@ int main(int argc, char** argv) {
   }
   Trainer trainer(*options);
   const StopSignal stop_signal([&trainer](const std::string& signal) {
-    spdlog::info("{}: leaving the job", signal);
-    trainer.Stop();
+    const bool in_order = signal == "SIGTERM";  // As before a machine is taken away.
+    spdlog::info("{}: leaving the job{}", signal, in_order ? " after this step" : "");
+    in_order ? trainer.LeaveInOrder() : trainer.Stop();
   });
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
-  if (result->lead) {
+  if (result->lead && !result->left_early) {
     PrintTest(result->test);
     std::cout << "version: " << result->version << "\n";
     if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";

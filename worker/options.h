@@ -34,6 +34,7 @@ struct WorkerOptions {
   double epochs = 1;         // Budget, unless steps is set.
   int64_t steps = 0;
   double eval_every = 0;  // Epochs between the lead's evaluations on the test split; 0: only at the end.
+  bool rejoin = true;     // After it was fenced off.
   uint64_t seed = 1;
   bool shuffle = true;
   bool overlap = true;

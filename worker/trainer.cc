@@ -29,10 +29,11 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
   PS_RETURN_IF_ERROR(JoinJob(client_options_));
   absl::Status status = TrainGeneration(flags);
-  while (RolledBack(status)) {
-    status = JoinAgain();
+  while (ComesBack(status)) {
+    status = JoinAgain(status);
     if (status.ok()) status = TrainGeneration(flags);
   }
+  if (absl::IsCancelled(status) && leaves_in_order_) result_.left_early = true;  // It was waiting for others.
   if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
   return End(status);
 }
@@ -50,21 +51,43 @@ absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(SetUp());
   if (!std::exchange(told_start_, true)) WriteStart(flags);
   PS_RETURN_IF_ERROR(Start());
-  PS_RETURN_IF_ERROR(Train());
+  training_ = true;
+  const absl::Status trained = Train();
+  training_ = false;
+  PS_RETURN_IF_ERROR(trained);
+  if (result_.left_early) return LeaveEarly();
   PS_RETURN_IF_ERROR(Finish());
   return Leave();
 }
 
-// Whether this is how a generation ended that another one follows. A stop, and what else may fail meanwhile, is final.
-bool Trainer::RolledBack(const absl::Status& status) const {
-  return absl::IsFailedPrecondition(status) && client_ != nullptr && client_->rolled_back() && !stop_.stop_requested();
+void Trainer::LeaveInOrder() {
+  leaves_in_order_ = true;
+  if (!training_) stop_.request_stop();
+}
+
+// The job can go on without waiting for this worker's lease to end.
+absl::Status Trainer::LeaveEarly() {
+  const uint64_t step = exchanges_->step();
+  spdlog::info("leaving the job at step {}, as asked", step);
+  return client_->Leave(absl::StrCat("asked to, before its step ", step));
+}
+
+// Whether this is how a client ended that another one follows. A stop, and what else may fail meanwhile, is final.
+bool Trainer::ComesBack(const absl::Status& status) const {
+  if (!absl::IsFailedPrecondition(status) || client_ == nullptr || stop_.stop_requested()) return false;
+  return client_->rolled_back() || (client_->fenced() && options_.rejoin);
 }
 
 // What was made for the generation that is over is let go of first: its memory is the old client's, and there may be no
 // room for both.
-absl::Status Trainer::JoinAgain() {
-  spdlog::warn("the job was rolled back: joining it again as {}, rank {}", client_->name(), client_->rank());
+absl::Status Trainer::JoinAgain(const absl::Status& why) {
+  ended_before_ = client_->rolled_back() ? Ending::kRolledBack : Ending::kFenced;
   const ClientOptions options = RejoinOptions(client_options_, *client_);
+  if (ended_before_ == Ending::kRolledBack) {
+    spdlog::warn("the job was rolled back: joining it again as {}, rank {}", client_->name(), client_->rank());
+  } else {
+    spdlog::warn("{}: joining again as {}", Message(why), client_->name());
+  }
   AddTotals();
   result_.end_status = absl::OkStatus();
   last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
@@ -77,9 +100,9 @@ absl::Status Trainer::JoinAgain() {
   source_.reset();
   weights_.clear();
   evaluation_due_ = false;
-  PS_RETURN_IF_ERROR(JoinJob(options));
-  joined_again_ = true;
-  return absl::OkStatus();
+  absl::Status joined = JoinJob(options);
+  if (joined.ok() || ended_before_ == Ending::kRolledBack) return joined;
+  return Annotate(joined, absl::StrCat(Message(why), "; joining again"));
 }
 
 void Trainer::AddTotals() {
@@ -111,11 +134,20 @@ absl::Status Trainer::Start() {
     feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
                                                    source_->total_batches(), {}, origin_)));
   }
-  if (joined_again_) TellRollback();
+  TellJoinedAgain();
   return absl::OkStatus();
 }
 
-void Trainer::TellRollback() {
+void Trainer::TellJoinedAgain() {
+  if (ended_before_ == Ending::kNone) return;
+  if (ended_before_ == Ending::kFenced) {
+    spdlog::warn("joined again as rank {}, incarnation {}, at step {}; going on", client_->rank(),
+                 client_->incarnation(), exchanges_->step());
+    prepared_.metrics->Write(
+        "rejoin",
+        {{"incarnation", client_->incarnation()}, {"step", exchanges_->step()}, {"version", exchanges_->version()}});
+    return;
+  }
   spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),
                exchanges_->step(), client_->restored_version());
   prepared_.metrics->Write(
@@ -150,6 +182,10 @@ absl::Status Trainer::Train() {
     if (!batch->has_value()) return absl::OkStatus();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
     PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
+    if (asked_to_leave() && steps_->at_exchange()) {
+      result_.left_early = true;
+      return steps_->Settle();
+    }
   }
 }
 
@@ -228,7 +264,7 @@ absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
               {"dropped_samples", steps.dropped_samples},
               {"samples_per_s", steps.train_s > 0 ? static_cast<double>(steps.samples) / steps.train_s : 0.0},
               {"status", status.ToString()}});
-  if (!status.ok()) return status;
+  if (!status.ok() && !result_.left_early) return status;
   return result_;
 }
 

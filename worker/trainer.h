@@ -1,6 +1,7 @@
 // One worker's part of a job: join, loop and end.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -32,6 +33,7 @@ struct TrainingResult {
   Evaluation test;  // The lead's only, as the next three.
   uint64_t version = 0;
   HashedWeights weights_hash;
+  bool left_early = false;  // In order, since it was asked to: what the lead finds is not there.
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
   StepTotals steps;  // Of each rank.
@@ -48,13 +50,17 @@ class Trainer {
 
   // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
+  // Makes Run end the step that it is at, leave the job and return a result that says so (left_early). Where it does
+  // not train, but waits for others, it leaves at once. Thread-safe.
+  void LeaveInOrder();
 
  private:
   absl::Status JoinJob(const ClientOptions& options);
   // From the join, until the worker has left, or its generation of the job is over.
   absl::Status TrainGeneration(const nlohmann::ordered_json& flags);
-  bool RolledBack(const absl::Status& status) const;
-  absl::Status JoinAgain();
+  bool ComesBack(const absl::Status& status) const;
+  // `why`: how the last client ended.
+  absl::Status JoinAgain(const absl::Status& why);
   // Of the generation's steps, to the result.
   void AddTotals();
   // Once the rank is known: the backend, the network, the batches. In trainer_setup.cc, as what it calls.
@@ -68,7 +74,7 @@ class Trainer {
   absl::Status MakeEvaluation();
   void WriteStart(const nlohmann::ordered_json& flags);
   absl::Status Start();
-  void TellRollback();
+  void TellJoinedAgain();
 
   absl::Status Train();
   // One batch, and a copy of the weights where an evaluation is due.
@@ -79,6 +85,8 @@ class Trainer {
   // Saves and hashes the weights, each whether or not the other fails.
   absl::Status Keep();
   absl::Status Leave();
+  absl::Status LeaveEarly();
+  bool asked_to_leave() const { return leaves_in_order_ || client_->asked_to_leave(); }
   // Leaves the job, if that was not done; the result if all went well.
   absl::StatusOr<TrainingResult> End(const absl::Status& status);
 
@@ -89,8 +97,12 @@ class Trainer {
   Preparation prepared_;
   ClientOptions client_options_;  // Of the first join.
   bool told_start_ = false;       // In the metrics.
-  bool joined_again_ = false;
-  uint64_t last_step_ = 0;  // Of a generation that is over.
+  // How the client before this one ended, if there was one.
+  enum class Ending { kNone, kRolledBack, kFenced };
+  Ending ended_before_ = Ending::kNone;
+  std::atomic<bool> leaves_in_order_ = false;
+  std::atomic<bool> training_ = false;  // It makes steps.
+  uint64_t last_step_ = 0;              // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

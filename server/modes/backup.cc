@@ -6,10 +6,10 @@
 namespace ps {
 namespace {
 
-// Synchronous with backup workers: of the L live ranks that are not known to be empty, the first max(1, L - b) complete
-// pushes make the version. A later one is stale, and its worker goes on at the current step. Without a push that is not
-// empty, a step of all live ranks changes nothing but the version.
-// Source: Chen et al., Revisiting Distributed Synchronous SGD, 2016 (arXiv:1604.00981).
+// Synchronous with backup workers: of the L live ranks (and lost ones that are waited for) that are not known to be
+// empty, the first max(1, L - b) complete pushes make the version. A later one is stale, and its worker goes on at the
+// current step. Without a push that is not empty, a step of all live ranks changes nothing but the version. Source:
+// Chen et al., Revisiting Distributed Synchronous SGD, 2016 (arXiv:1604.00981).
 class Backup final : public Gather {
  public:
   using Gather::Gather;
@@ -29,13 +29,13 @@ class Backup final : public Gather {
                 absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step()))};
   }
 
-  LossAction OnLoss(uint32_t /*rank*/) const override { return LossAction::kContinue; }
-
   std::vector<uint32_t> WaitsFor() const override {
     std::vector<uint32_t> missing;
     for (const auto& [rank, member] : members()) {
       if (!member.done && !HasArrived(rank)) missing.push_back(rank);
     }
+    if (OnLoss() == LossAction::kWait) missing.insert(missing.end(), lost_ranks().begin(), lost_ranks().end());
+    std::sort(missing.begin(), missing.end());
     return missing;
   }
 

@@ -29,7 +29,8 @@ std::vector<uint32_t> Barrier::WaitsFor() const {
 std::vector<uint32_t> Barrier::ExpectedContributors() const {
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < num_workers(); ++rank) {
-    if (!empty_ranks().contains(rank) || HasArrived(rank)) ranks.push_back(rank);
+    const bool left_out = OnLoss() == LossAction::kContinue && !members().contains(rank);
+    if ((!empty_ranks().contains(rank) && !left_out) || HasArrived(rank)) ranks.push_back(rank);
   }
   return ranks;
 }

@@ -8,16 +8,16 @@
 
 namespace ps {
 
-// The ranks are always all of 0 to num_workers - 1, but for those that count as empty: a rank that is lost ends the job
-// or is waited for.
+// The ranks are all of 0 to num_workers - 1, but for those that count as empty, and for lost ones where the others go
+// on without them; then a rank without a member is a lost one, since no step begins before all are there.
 class Barrier : public Gather {
  public:
   using Gather::Gather;
 
   v1::ModePolicy policy() const override;
-  bool counts_for_any_owner() const override { return true; }
+  // Where the others go on, a lost rank's push of the step in the making is dropped with it.
+  bool counts_for_any_owner() const override { return OnLoss() != LossAction::kContinue; }
   Admission Admit(const PushHeader& push, uint64_t expected) const override;
-  LossAction OnLoss(uint32_t /*rank*/) const override { return LossAction::kFail; }
   std::vector<uint32_t> WaitsFor() const override;
   std::vector<uint32_t> ExpectedContributors() const override;
 

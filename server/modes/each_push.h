@@ -32,7 +32,7 @@ class EachPush : public Mode {
   void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
   void Decided(const StepSet& /*set*/) override {}
   bool WasDecided(const StepSet& /*set*/) const override { return false; }
-  LossAction OnLoss(uint32_t /*rank*/) const override { return LossAction::kContinue; }
+  LossAction OnLoss() const override { return options_.loss_action(); }
   uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
 
   uint64_t step() const override { return 0; }

@@ -8,7 +8,11 @@
 namespace ps {
 
 std::vector<StepSet> Gather::SetMembers(const ModeMembers& members) {
+  for (const auto& [rank, member] : members_) {
+    if (!member.done && !members.contains(rank)) lost_ranks_.insert(rank);
+  }
   for (const auto& [rank, member] : members) {
+    lost_ranks_.erase(rank);
     if (member.counts_as_empty) {
       empty_ranks_.insert(rank);
     } else {

@@ -30,6 +30,7 @@ class Gather : public Mode {
   void Dropped(uint32_t rank, uint64_t step) override;
   void Decided(const StepSet& set) override;
   bool WasDecided(const StepSet& set) const override { return set.step < step_; }
+  LossAction OnLoss() const override { return options_.loss_action(); }
 
   // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.
   uint64_t StartStep(uint64_t /*highest*/, uint64_t applied) const override { return std::max(step_, applied); }
@@ -52,6 +53,8 @@ class Gather : public Mode {
   const ModeOptions& options() const { return options_; }
   uint32_t num_workers() const { return num_workers_; }
   const ModeMembers& members() const { return members_; }
+  // Ranks whose member is gone before it was done, and that nobody has taken since.
+  const std::set<uint32_t>& lost_ranks() const { return lost_ranks_; }
   // Ranks that push nothing any more and count as empty, also those that have left.
   const std::set<uint32_t>& empty_ranks() const { return empty_ranks_; }
   // Of the step in the making, in the order in which they were completed; a rank is there once.
@@ -65,6 +68,7 @@ class Gather : public Mode {
   const uint32_t num_workers_;
   ModeMembers members_;
   std::set<uint32_t> empty_ranks_;
+  std::set<uint32_t> lost_ranks_;
   uint64_t step_ = 0;
   std::vector<Arrival> arrived_;
 };

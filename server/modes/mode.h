@@ -62,13 +62,6 @@ struct Admission {
   absl::Status why = absl::OkStatus();
 };
 
-// What becomes of a running job that loses a worker whose work is not done.
-enum class LossAction {
-  kFail,      // The job fails.
-  kWait,      // Its step waits until another worker has taken the rank.
-  kContinue,  // The others go on without it.
-};
-
 class Mode {
  public:
   virtual ~Mode() = default;
@@ -146,8 +139,9 @@ class Mode {
   // The rank waits for weights to compute its push of `step` on.
   virtual void Reads(uint32_t /*rank*/, uint64_t /*step*/) {}
 
-  // A member was lost, or left before it was done.
-  virtual LossAction OnLoss(uint32_t rank) const = 0;
+  // A member was lost, or left before it was done. Of a rank that is waited for, SetMembers hears when it is a member
+  // again; of one that the others go on without, likewise.
+  virtual LossAction OnLoss() const = 0;
 
   // The step at which a worker that joins now starts; `highest` is one more than the highest step that any shard has
   // complete, `applied` the version of a shard that decides by itself.

@@ -15,6 +15,13 @@ constexpr uint32_t kMaxSteps = 1'000'000;  // Local ones, and of staleness.
 constexpr uint64_t kMaxAverageSteps = 1ULL << 40;
 constexpr double kMaxAverageEpochs = 1e6;
 
+std::optional<LossAction> ParseLossAction(const std::string& text) {
+  for (const LossAction action : {LossAction::kFail, LossAction::kWait, LossAction::kContinue}) {
+    if (text == ToString(action)) return action;
+  }
+  return std::nullopt;
+}
+
 // The options, and the number of workers that they are for.
 struct Given {
   const ModeOptions& options;
@@ -24,14 +31,14 @@ struct Given {
 // A flag, the modes that use it, its value as text, and what it may be.
 struct Row {
   std::string flag;
-  std::vector<std::string> modes;
+  std::vector<std::string> modes;  // Empty: all.
   std::function<std::string(const Given&)> text;
   std::function<void(const Given&, Problems&)> check;
   std::string local_sync;  // Only with this --local_sync, if set.
 
   bool UsedBy(const ModeOptions& options) const {
     const std::string mode = CanonicalMode(options.name);
-    const bool named = std::find(modes.begin(), modes.end(), mode) != modes.end();
+    const bool named = modes.empty() || std::find(modes.begin(), modes.end(), mode) != modes.end();
     return named && (mode != "local_sgd" || local_sync.empty() || options.local_sync == local_sync);
   }
 };
@@ -63,6 +70,15 @@ void CheckAlpha(const Given& given, Problems& problems) {
 
 const std::vector<Row>& Rows() {
   static const std::vector<Row> rows = {
+      {.flag = "on_worker_loss",
+       .modes = {},
+       .text = [](const Given& g) { return ToString(g.options.loss_action()); },
+       .check =
+           [](const Given& g, Problems& p) {
+             const std::string& action = g.options.on_worker_loss;
+             p.Check(action.empty() || ParseLossAction(action).has_value(),
+                     absl::StrCat("--on_worker_loss=", action, ": expected fail, wait or continue"));
+           }},
       {.flag = "max_staleness",
        .modes = {"asp"},
        .text =
@@ -134,6 +150,24 @@ absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text) {
       ": with --local_sync=gradients, expected after how many batches weights are averaged, as in 200 or 0.5epochs"));
 }
 
+std::string ToString(LossAction action) {
+  switch (action) {
+    case LossAction::kFail:
+      return "fail";
+    case LossAction::kWait:
+      return "wait";
+    case LossAction::kContinue:
+      break;
+  }
+  return "continue";
+}
+
+LossAction ModeOptions::loss_action() const {
+  if (const std::optional<LossAction> chosen = ParseLossAction(on_worker_loss); chosen.has_value()) return *chosen;
+  const std::string mode = CanonicalMode(name);
+  return mode == "bsp" || mode == "local_sgd" ? LossAction::kFail : LossAction::kContinue;
+}
+
 float ModeOptions::alpha(uint32_t num_workers) const {
   return easgd_alpha > 0 ? easgd_alpha : 0.9F / static_cast<float>(num_workers);
 }
@@ -167,7 +201,8 @@ std::vector<ModeFlag> ModeFlags(const ModeOptions& options) {
   std::vector<ModeFlag> flags;
   const std::string mode = CanonicalMode(options.name);
   for (const Row& row : Rows()) {
-    const bool by_sync = mode == "local_sgd" && row.modes.front() == "local_sgd" && !row.local_sync.empty();
+    const bool by_sync =
+        mode == "local_sgd" && !row.modes.empty() && row.modes.front() == "local_sgd" && !row.local_sync.empty();
     flags.push_back({.flag = row.flag,
                      .used = row.UsedBy(options),
                      .why_not = absl::StrCat("--mode=", options.name,

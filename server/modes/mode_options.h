@@ -21,8 +21,17 @@ struct AverageEvery {
 // "200" (batches) or "0.5epochs". INVALID_ARGUMENT, naming the flag.
 absl::StatusOr<AverageEvery> ParseAverageEvery(const std::string& text);
 
+// What becomes of a running job that loses a worker whose work is not done (--on_worker_loss).
+enum class LossAction {
+  kFail,      // The job fails.
+  kWait,      // Another worker is to take its rank, which is kept for it, in --replacement_timeout.
+  kContinue,  // The others go on without it.
+};
+std::string ToString(LossAction action);  // As the flag has it: fail, wait or continue.
+
 struct ModeOptions {
-  std::string name = "bsp";  // The flag --mode; also by another name, sync or async.
+  std::string name = "bsp";    // The flag --mode; also by another name, sync or async.
+  std::string on_worker_loss;  // Empty: the mode's default. The one that holds is loss_action().
 
   // asp
   std::optional<uint64_t> max_staleness;  // A push that is older is STALE; unset: none is too old.
@@ -44,6 +53,8 @@ struct ModeOptions {
 
   // The one that is used.
   float alpha(uint32_t num_workers) const;
+  // Likewise: a mode in which everybody waits for everybody fails unless it is told otherwise, the others go on.
+  LossAction loss_action() const;
 };
 
 // The name without synonyms: bsp for sync, asp for async.

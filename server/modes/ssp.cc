@@ -8,9 +8,9 @@ namespace ps {
 namespace {
 
 // Stale synchronous: a rank's clock is the step that it computes next, and it may compute while its clock is at most
-// `staleness` ahead of the slowest live rank's that is not done. So what it reads has all pushes of the steps before
-// clock − staleness. An empty contribution advances the clock, and makes no version.
-// Source: Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013.
+// `staleness` ahead of the slowest rank's that is live, or lost and waited for, and not done. So what it reads has all
+// pushes of the steps before clock − staleness. An empty contribution advances the clock, and makes no version. Source:
+// Ho et al., More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013.
 class Ssp final : public EachPush {
  public:
   using EachPush::EachPush;
@@ -32,7 +32,8 @@ class Ssp final : public EachPush {
       if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
       clock.waited_for = !member.done;
     }
-    for (auto& [rank, clock] : clocks_) clock.waited_for = clock.waited_for && members.contains(rank);
+    const bool keeps_lost = OnLoss() == LossAction::kWait;
+    for (auto& [rank, clock] : clocks_) clock.waited_for = clock.waited_for && (keeps_lost || members.contains(rank));
     return {};
   }
 

@@ -26,11 +26,13 @@ struct Size {
   uint64_t steps = 1;
   uint32_t slices = 1;  // Of each shard.
   std::string mode = "bsp";
+  std::string on_worker_loss = {};
 };
 
 // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
 SmallJob::Plan PlanOf(const Size& size) {
-  SmallJob::Plan plan = {.mode = {.name = size.mode}, .steps = size.steps, .slices = size.slices};
+  SmallJob::Plan plan = {
+      .mode = {.name = size.mode, .on_worker_loss = size.on_worker_loss}, .steps = size.steps, .slices = size.slices};
   if (size.mode == "backup") plan.schedule = {.schedule = "linear", .schedule_length = "64samples"};
   return plan;
 }
@@ -83,6 +85,15 @@ class Job : public SmallJob {
         break;
     }
   }
+  // Whoever was lost is replaced by another worker.
+  void Replace() {
+    for (uint32_t w = 0; w < kWorkers; ++w) {
+      if (!workers_[w].alive) Join(w);
+    }
+    Settle();
+  }
+  // After a loss too.
+  bool goes_on() const { return MakeMode(plan_.mode, kWorkers)->OnLoss() == LossAction::kContinue; }
   // Some build was an event of its own.
   bool built() const { return built_; }
 
@@ -150,7 +161,7 @@ void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* coun
   job.Settle();
   CHECK(job.Version(0) == job.Version(1));
   if (job.built()) ++counts->built;
-  if (size.mode == "backup") {
+  if (job.goes_on()) {
     // Each rank's gradient of each step is another, so equal weights are of equal sets.
     CHECK(job.Weight(0) == job.Weight(1));
     job.Finish();
@@ -160,6 +171,13 @@ void CheckOutcome(const Size& size, const std::vector<Event>& path, Counts* coun
     CHECK(job.Weight(0) == job.Weight(1));
     counts->failed += job.failed() ? 1 : 0;
     return;
+  }
+  if (size.on_worker_loss == "wait") {
+    job.Replace();
+    job.Finish();
+    CHECK(!job.failed());
+    CHECK(job.all_answered());
+    CHECK(job.Version(0) == size.steps);
   }
   if (job.failed()) {
     ++counts->failed;
@@ -210,6 +228,27 @@ TEST_CASE("2 shards, 2 workers, 2 steps: whatever the order, and whoever is lost
 TEST_CASE("2 shards of 2 slices: a step that is half pushed, or built ahead, is on all shards or on none",
           "[unsanitized]") {
   CheckReached(Enumerate({.steps = 1, .slices = 2}), 1000, {0, 1});
+}
+
+TEST_CASE("bsp that goes on without a lost worker makes each step of the same pushes on 2 shards", "[unsanitized]") {
+  for (const Size& size : {Size{.steps = 2, .slices = 1, .on_worker_loss = "continue"},
+                           Size{.steps = 1, .slices = 2, .on_worker_loss = "continue"}}) {
+    const Counts counts = Enumerate(size);
+    CHECK(counts.states > 1000);
+    CHECK(counts.built > 0);
+    CHECK(counts.failed == 0);
+  }
+}
+
+TEST_CASE("bsp that waits for a lost worker's replacement ends with the weights of a job that lost nobody, on 2 shards",
+          "[unsanitized]") {
+  for (const Size& size : {Size{.steps = 2, .slices = 1, .on_worker_loss = "wait"},
+                           Size{.steps = 1, .slices = 2, .on_worker_loss = "wait"}}) {
+    const Counts counts = Enumerate(size);
+    CHECK(counts.states > 1000);
+    CHECK(counts.finished == counts.states);
+    CHECK(counts.failed == 0);
+  }
 }
 
 TEST_CASE("backup: the first push makes a step, the same on 2 shards, and a loss blocks nobody", "[unsanitized]") {

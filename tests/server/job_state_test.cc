@@ -13,7 +13,7 @@ namespace {
 class Losing final : public EachPush {
  public:
   explicit Losing(LossAction action) : EachPush({.name = "losing"}, 2), action_(action) {}
-  LossAction OnLoss(uint32_t) const override { return action_; }
+  LossAction OnLoss() const override { return action_; }
 
  private:
   const LossAction action_;
@@ -129,6 +129,37 @@ TEST_CASE("A mode that waits after a loss does so even for all workers, until ot
   CHECK(second.rank() == 1);
   CHECK(second.incarnation() == running.ids[1].incarnation() + 1);
   CHECK(running.job.phase() == v1::PHASE_RUNNING);
+}
+
+TEST_CASE("A lost rank that nobody takes within --replacement_timeout fails the job, which names it") {
+  RunningJob running(LossAction::kWait);
+  running.Leave(running.ids[1]);
+  const auto joins = [](const Member&) { return false; };
+  running.now += std::chrono::seconds(30);
+  CHECK(running.job.Hear(running.ids[0], running.now).ok());
+  CHECK_FALSE(running.job.CheckTimes(running.now, joins));
+  CHECK(running.job.Hear(running.ids[0], running.now + std::chrono::seconds(31)).ok());
+  CHECK(running.job.CheckTimes(running.now + std::chrono::seconds(31), joins));
+  CHECK(running.job.phase() == v1::PHASE_FAILED);
+  CHECK(running.job.failure() ==
+        "rank 1 (b on ) was lost 61 s ago, and no worker has taken its place (--replacement_timeout=60 s)");
+}
+
+TEST_CASE("A job that waits for a replacement is not over when the others are done") {
+  RunningJob running(LossAction::kWait);
+  running.Leave(running.ids[1]);
+  const auto done = running.job.Hear(running.ids[0], running.now);
+  REQUIRE(done.ok());
+  CHECK(running.job.OnDone(*done, /*counts_as_empty=*/false, running.now));
+  running.job.NextView(running.now);
+  CHECK_FALSE(running.job.finishing());
+  CHECK(WaitingFor(running.job, running.now) == "waiting for a worker to take rank 1 (b on , lost 0.0 s ago)");
+  const v1::Identity replacement = running.Join("c");
+  const auto joined = running.job.Hear(replacement, running.now);
+  REQUIRE(joined.ok());
+  CHECK(running.job.OnDone(*joined, /*counts_as_empty=*/false, running.now));
+  running.job.NextView(running.now);
+  CHECK(running.job.finishing());
 }
 
 TEST_CASE("A worker that is done is no loss in any mode") {

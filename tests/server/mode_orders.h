@@ -83,6 +83,11 @@ class Job {
     Settle();
   }
 
+  // Nobody goes on before a lost rank has a new owner.
+  bool waits_for_replacement() const {
+    return lost_ && !replaced_ && mode_->OnLoss() == LossAction::kWait && mode_->name() != "asp";
+  }
+
   // At the end of a run: nobody waits, and everybody is done.
   void ExpectEnd() {
     for (const Worker& worker : workers_) Expect(!worker.alive || worker.done, "a worker waits for ever");
@@ -209,7 +214,8 @@ class Job {
     size_t live = full.size();
     for (uint32_t rank = 0; rank < plan_.workers; ++rank) {
       const bool arrived = std::find(arrivals_.begin(), arrivals_.end(), rank) != arrivals_.end();
-      if (workers_[rank].alive && !workers_[rank].done && !arrived) ++live;
+      const bool counts = workers_[rank].alive || mode_->OnLoss() == LossAction::kWait;
+      if (counts && !workers_[rank].done && !arrived) ++live;
     }
     const size_t b = plan_.mode.backup_workers;
     const size_t needed = live == 0 ? 0 : live > b ? live - b : 1;
@@ -286,7 +292,8 @@ class Job {
     if (plan_.mode.name != "ssp") return;
     for (uint32_t other = 0; other < plan_.workers; ++other) {
       const Worker& slow = workers_[other];
-      if (!slow.alive || slow.done || other == rank) continue;
+      const bool counts = slow.alive || mode_->OnLoss() == LossAction::kWait;
+      if (!counts || slow.done || other == rank) continue;
       const uint64_t clock = ledger_.Incarnation(other) == slow.incarnation ? ledger_.NextStep(other) : slow.step;
       const uint64_t gap = workers_[rank].step > clock ? workers_[rank].step - clock : 0;
       largest_gap_ = std::max(largest_gap_, gap);

@@ -37,9 +37,11 @@ class Explorer {
     for (const Job::Event& event : path_) job.Do(event);
     const std::vector<Job::Event> possible = job.Possible();
     // A repetition alone does not keep a job going.
-    const bool ended = std::all_of(possible.begin(), possible.end(), [](const Job::Event& event) {
-      return event.kind == Job::Kind::kRepeat || event.kind == Job::Kind::kReplace;
-    });
+    const bool ended = std::all_of(possible.begin(), possible.end(),
+                                   [](const Job::Event& event) {
+                                     return event.kind == Job::Kind::kRepeat || event.kind == Job::Kind::kReplace;
+                                   }) &&
+                       !job.waits_for_replacement();
     if (ended) job.ExpectEnd();
     if (job.broken() > 0) FAIL(job.what() << " in order " << ToString());
     seen_.largest_gap = std::max(seen_.largest_gap, job.largest_gap());
@@ -83,6 +85,39 @@ TEST_CASE("bsp and local_sgd: a worker that is done, and counts as empty, blocks
     CHECK(Play({.mode = {.name = mode}, .workers = 2, .steps = 3, .fewer = {{0, 2}, {1, 1}}, .slow_apply = true})
               .versions == std::set<uint64_t>{2});
   }
+}
+
+TEST_CASE("bsp and local_sgd go on without a lost rank, from whichever step, and with who takes its place",
+          "[unsanitized]") {
+  for (const char* mode : {"bsp", "local_sgd"}) {
+    const ModeOptions options = {.name = mode, .on_worker_loss = "continue"};
+    CHECK(Play({.mode = options, .workers = 3, .steps = 2, .loses = true}).versions == std::set<uint64_t>{2});
+    CHECK(Play({.mode = options, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).versions ==
+          std::set<uint64_t>{2});
+    CHECK(Play({.mode = options, .workers = 2, .steps = 3, .fewer = {{0, 1}}, .loses = true}).versions ==
+          std::set<uint64_t>{3});
+  }
+}
+
+TEST_CASE("Modes that gather, and ssp, wait for a lost rank's next owner, who finds its step open", "[unsanitized]") {
+  for (const char* mode : {"bsp", "local_sgd", "backup", "ssp"}) {
+    ModeOptions options = {.name = mode, .on_worker_loss = "wait"};
+    options.staleness = 0;
+    options.backup_workers = 0;
+    const Seen seen = Play({.mode = options, .workers = 2, .steps = 2, .slow_apply = true, .loses = true});
+    CHECK(seen.orders > 100);
+    const Seen three = Play({.mode = options, .workers = 3, .steps = 2, .loses = true});
+    CHECK(three.orders > 100);
+    if (options.name == "ssp") continue;  // Where a rank that is replaced does not make up for what it missed.
+    CHECK(seen.versions == std::set<uint64_t>{2});
+    CHECK(three.versions == std::set<uint64_t>{2});
+  }
+}
+
+TEST_CASE("backup with a worker to spare goes on while it waits for a lost rank's next owner", "[unsanitized]") {
+  const ModeOptions options = {.name = "backup", .on_worker_loss = "wait"};
+  const Seen seen = Play({.mode = options, .workers = 3, .steps = 2, .loses = true});
+  CHECK(seen.versions == std::set<uint64_t>{2});
 }
 
 TEST_CASE("asp and easgd: in every order each push is a version, with losses and replacements", "[unsanitized]") {

@@ -36,8 +36,8 @@ TEST_CASE("asp takes a rank's next step only") {
 }
 
 TEST_CASE("The loss of a worker fails a bsp job, and an asp job goes on without it") {
-  CHECK(MakeBsp({}, 2)->OnLoss(1) == LossAction::kFail);
-  CHECK(MakeAsp({.name = "asp"}, 2)->OnLoss(1) == LossAction::kContinue);
+  CHECK(MakeBsp({}, 2)->OnLoss() == LossAction::kFail);
+  CHECK(MakeAsp({.name = "asp"}, 2)->OnLoss() == LossAction::kContinue);
 }
 
 TEST_CASE("A mode's saved state brings another instance to the same step, and what is no state changes nothing") {

@@ -78,7 +78,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
   context_->on_not_finite = [this] { found_not_finite_ = true; };
-  if (recovers()) context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
+  context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
   if (options_.sender_thread) context_->sender = std::make_unique<SenderThread>();
   absl::StatusOr<ShardLinks> made =
       LinkShards(options_, joined_as_, context_->plan, channels_.front(), [this] { return gradients_.MakeSpare(); });
@@ -95,12 +95,10 @@ void ClientImpl::StartThreads() {
     Fail(absl::CancelledError("stopped"));
     over_.request_stop();
   });
-  const auto on_refused = [this](const absl::Status& status) { Fail(status); };
+  const auto on_refused = [this](const absl::Status& status) { OnRefused(status); };
   // A stream does not say which generation runs; the answer to a heartbeat does.
   const auto ask = [this] { heartbeats_->BeatNow(); };
-  const auto on_watch_refused = [this, ask](const absl::Status& status) {
-    recovers() && IsFenced(status) ? ask() : Fail(status);
-  };
+  const auto on_watch_refused = [this, ask](const absl::Status& status) { IsFenced(status) ? ask() : Fail(status); };
   watch_ = std::make_unique<ChiefWatch>(
       chief_.stub(), timer_, joined_as_.id(),
       ChiefCallbacks{.on_state = [this](const v1::HeartbeatReply& state) { OnState(state); },
@@ -127,6 +125,7 @@ void ClientImpl::CheckProgress() {
 void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   if (state.generation() != 0 && state.generation() != generation()) return OnGeneration(state.generation());
   initialise_ = state.initialise();
+  if (state.leave()) asked_to_leave_ = true;
   {
     MutexLock lock(mutex_);
     if (!all_done_) lead_ = state.lead();

@@ -34,6 +34,11 @@ void ClientImpl::OnFenced(uint64_t running) {
   }
 }
 
+void ClientImpl::OnRefused(const absl::Status& status) {
+  if (IsFenced(status) && !left_) fenced_ = true;
+  Fail(status);
+}
+
 void ClientImpl::Fail(const absl::Status& failure, bool rolled_back) {
   {
     MutexLock lock(mutex_);
@@ -53,12 +58,12 @@ absl::Status ClientImpl::Ended(const absl::Status& status) {
 absl::Status ClientImpl::AskChief(ChiefCalls::Wait wait, const ChiefCalls::Call& call) {
   wait.stop = over_.get_token();
   const absl::Status status = chief_.UntilAnswered(wait, call);
-  if (IsFenced(status)) AskGeneration();
+  if (IsFenced(status)) AskWhyFenced();
   return Ended(status);
 }
 
-void ClientImpl::AskGeneration() {
-  if (!recovers() || rolled_back_) return;
+void ClientImpl::AskWhyFenced() {
+  if (rolled_back_ || fenced_) return;
   v1::HeartbeatRequest request;
   *request.mutable_id() = joined_as_.id();
   v1::HeartbeatReply state;
@@ -67,6 +72,7 @@ void ClientImpl::AskGeneration() {
       [&](v1::Chief::Stub& chief, grpc::ClientContext& context, int) {
         return FromGrpc(chief.Heartbeat(&context, request, &state));
       });
+  if (IsFenced(answered)) return OnRefused(answered);
   if (answered.ok() && state.generation() != 0) OnGeneration(state.generation());
 }
 
@@ -142,7 +148,7 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   if (!reason.empty()) return chief_.Once(kControlCallTime, leave);
   const absl::Status left = chief_.UntilAnswered({.what = "leaving", .call_time = kControlCallTime}, leave);
   // Or it came too late: the job has to be brought to its end once more.
-  if (fenced) AskGeneration();
+  if (fenced) AskWhyFenced();
   return rolled_back_ ? Ended(absl::UnknownError("")) : left;
 }
 
@@ -153,7 +159,7 @@ absl::StatusOr<HashedWeights> ClientImpl::WeightsHash() {
                        .id = joined_as_.id()};
   const absl::Duration longest = std::max(options_.connect_timeout, server_timeout());
   absl::StatusOr<HashedWeights> hashed = HashWeights(job, After(longest), over_.get_token());
-  if (IsFenced(hashed.status())) AskGeneration();
+  if (IsFenced(hashed.status())) AskWhyFenced();
   return hashed.ok() ? hashed : Ended(hashed.status());
 }
 

@@ -47,6 +47,8 @@ class ClientImpl final : public Client {
   }
   uint64_t restored_version() const override { return joined_as_.restored_version(); }
   bool rolled_back() const override { return rolled_back_; }
+  bool fenced() const override { return fenced_; }
+  bool asked_to_leave() const override { return asked_to_leave_; }
   bool lead() const override { return lead_; }
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
@@ -107,7 +109,9 @@ class ClientImpl final : public Client {
   // Makes a call to the chief again until it is answered, or this client is over.
   absl::Status AskChief(ChiefCalls::Wait wait, const ChiefCalls::Call& call);
   // A server does not take this worker for a member: asks the chief whether that is because another generation runs.
-  void AskGeneration();
+  void AskWhyFenced();
+  // The chief has refused a heartbeat or the stream.
+  void OnRefused(const absl::Status& status);
   // The error of a call that ended so: if this client was rolled back, it is that.
   absl::Status Ended(const absl::Status& status);
   // Ends what is under way and what begins later with this error. Only the first call counts.
@@ -130,6 +134,8 @@ class ClientImpl final : public Client {
   std::atomic<bool> found_not_finite_ = false;            // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
+  std::atomic<bool> fenced_ = false;
+  std::atomic<bool> asked_to_leave_ = false;
   std::stop_source over_;  // It is rolled back, or the user wants to stop.
   std::atomic<bool> initialise_ = false;
   std::atomic<bool> lead_ = false;

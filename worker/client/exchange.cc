@@ -170,7 +170,7 @@ void RetryingExchange::OnCallEnd(uint32_t shard, const absl::Status& status, con
     if (decided_) return;
     // Whatever a server answers, weights must not come before the last gradient is ready: ask again then.
     const bool too_early = ReceivesSlices(request_.kind) && !all_ready_at_.has_value();
-    if (status.ok() && OtherGeneration(reply)) {
+    if (status.ok() && NoMember(reply)) {
       context_->on_fenced(reply.generation);
       notice = OnFailure(shard, absl::UnavailableError(kNoMember), reply);
     } else if (status.ok() && !too_early) {
@@ -217,9 +217,8 @@ absl::Status RetryingExchange::KeepVersion(uint32_t shard, const ShardReply& rep
       absl::StrCat(Where(shard), ": it sent slices of version ", reply.version, " instead of ", *version));
 }
 
-bool RetryingExchange::OtherGeneration(const ShardReply& reply) const {
-  return context_->on_fenced && reply.answer == PushAnswer::kFenced && reply.generation != 0 &&
-         reply.generation != context_->generation;
+bool RetryingExchange::NoMember(const ShardReply& reply) const {
+  return context_->on_fenced && reply.answer == PushAnswer::kFenced;
 }
 
 std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply) {

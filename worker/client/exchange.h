@@ -34,9 +34,9 @@ struct ExchangeContext {
   Patience patience;
   std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
-  // Unless empty, the job can be rolled back: a server has answered that this worker is no member, perhaps because this
-  // generation runs there; 0: it does not say. The exchange goes on trying until somebody ends it. Never blocks, and
-  // does not call the exchange before it returns.
+  // Unless empty: a server has answered that this worker is no member, perhaps because this generation runs there; 0:
+  // it does not say. The exchange goes on trying until somebody ends it, who knows why. Never blocks, and does not call
+  // the exchange before it returns.
   std::function<void(uint64_t generation)> on_fenced;
   std::function<void()> on_not_finite;   // A gradient is not finite, which ends its exchange. Likewise.
   std::unique_ptr<SenderThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
@@ -110,8 +110,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
 
   void OnCallEnd(uint32_t shard, const absl::Status& status, const ShardReply& reply);
   void OnAnswer(uint32_t shard, const ShardReply& reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The push was fenced, but not by another worker of this generation.
-  bool OtherGeneration(const ShardReply& reply) const;
+  // The push was fenced, and somebody finds out why.
+  bool NoMember(const ShardReply& reply) const;
   // Returns what the user is to be told, if anything.
   std::string OnFailure(uint32_t shard, const absl::Status& ended_with, const ShardReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -51,6 +51,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());
   request.set_watches(true);
+  request.set_yields(options.yields);
   return request;
 }
 
@@ -71,7 +72,7 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
   const v1::JoinRequest request = MakeJoinRequest(options, layout);
   v1::JoinReply reply;
   const absl::Status joined = chief.UntilAnswered(
-      {.what = options.rejoin_timeout > absl::ZeroDuration() ? "joining again" : "joining",
+      {.what = options.rejoin_timeout > absl::ZeroDuration() || options.yields ? "joining again" : "joining",
        .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
        .give_up = Now() + ToChrono(std::max(options.start_timeout, options.rejoin_timeout)),
        .stop = options.stop},

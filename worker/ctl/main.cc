@@ -46,6 +46,7 @@ constexpr char kUsage[] =
     "  set NAME=VALUE… changes hyperparameters of a running job (learning_rate=0.01), on all shards at one version;\n"
     "                  schedule=NAME, with its lengths and the like, takes the place of the present schedule\n"
     "  checkpoint      takes a checkpoint now, and prints its path and version\n"
+    "  drain WORKER    asks a worker, by name or rank, to end its step and leave; prints whom\n"
     "  weights_hash    the hash of the newest weights: of one version in bsp, of each shard's newest in asp\n"
     "  export          writes the whole model's weights to one safetensors file (--output), from the running job or\n"
     "                  from a checkpoint (--checkpoint)\n"
@@ -93,6 +94,15 @@ class JobView {
           request.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(1, absl::ToInt64Milliseconds(wait))));
           return stub.Checkpoint(context, request, reply);
         });
+  }
+
+  absl::StatusOr<v1::DrainReply> Drain(const std::string& worker) {
+    v1::DrainRequest request;
+    request.set_worker(worker);
+    return AskChief<v1::DrainReply>(/*waits_for_room=*/false,
+                                    [&](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
+                                      return stub.Drain(context, request, reply);
+                                    });
   }
 
   // Retries until the timeout while the chief cannot be reached, or is to be waited for because it has no room; reports
@@ -261,6 +271,13 @@ absl::Status PrintCheckpoint(JobView& view) {
   return absl::OkStatus();
 }
 
+absl::Status PrintDrain(JobView& view, const std::string& worker) {
+  const absl::StatusOr<v1::DrainReply> reply = view.Drain(worker);
+  if (!reply.ok()) return reply.status();
+  std::cout << "rank " << reply->rank() << " (" << reply->name() << " on " << reply->host() << ") is asked to leave\n";
+  return absl::OkStatus();
+}
+
 absl::Status PrintWeightsHash(JobView& view, TimePoint deadline) {
   const absl::StatusOr<v1::StatusReply> status = view.Status();
   if (!status.ok()) return status.status();
@@ -357,7 +374,9 @@ int main(int argc, char** argv) {
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
   const bool alone = command == "health" || command == "status" || command == "checkpoint" ||
                      command == "weights_hash" || command == "export";
-  const bool known = alone ? rest.empty() : (command == "report" || command == "set") && !rest.empty();
+  const bool known = alone                ? rest.empty()
+                     : command == "drain" ? rest.size() == 1
+                                          : (command == "report" || command == "set") && !rest.empty();
   if (!known) {
     return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
@@ -378,6 +397,7 @@ int main(int argc, char** argv) {
                         : command == "export"     ? Export(view)
                         : command == "set"        ? PrintSet(view, request)
                         : command == "checkpoint" ? PrintCheckpoint(view)
+                        : command == "drain"      ? PrintDrain(view, rest.front())
                                                   : PrintWeightsHash(view, Now() + ToChrono(timeout));
   status.Update(FlushOutput());
   return status.ok() ? kExitDone : Complain("ps_ctl", status, kExitFailed);

@@ -64,6 +64,8 @@ struct ClientOptions {
   std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
+  // Of a worker that was fenced off and joins again (RejoinOptions): it takes nobody's place. `rank` is then a wish.
+  bool yields = false;
   // Unless 0: of a worker that joins again, and waits for its servers for so long (RejoinOptions). 0 to 240 h.
   absl::Duration rejoin_timeout = absl::ZeroDuration();
   absl::Duration start_timeout = absl::Minutes(10);  // For the job to start (all workers joined).
@@ -289,6 +291,12 @@ class Client {
   // asked ends with FAILED_PRECONDITION; the worker may join again (RejoinOptions). Once true, it stays so. What has
   // ended the client otherwise (another worker owns the rank, the job failed, a stop) is final.
   virtual bool rolled_back() const { return false; }
+  // This worker is no member any more, since it was silent for too long: it was lost, or another one has its rank.
+  // Whatever is asked ends with FAILED_PRECONDITION, which says so; the worker may join again (RejoinOptions). Once
+  // true, it stays so.
+  virtual bool fenced() const { return false; }
+  // An operator asks this worker to end its step and to leave (ps_ctl drain).
+  virtual bool asked_to_leave() const { return false; }
 
   // True while this worker is the job's lead (as last reported by the chief): the lowest live rank, which evaluates
   // during training, and evaluates and saves at the end.
@@ -369,7 +377,8 @@ class Client {
 
 // To join again under the name and the rank of a client that was rolled back, or lost its servers. The join waits for
 // them for as long as that one would have, and tells on_notice every few seconds. If another process has joined as this
-// worker meanwhile, the chief decides.
+// worker meanwhile, the chief decides. After a client that was fenced() it yields: it takes its former rank if that is
+// free, else the lowest free one; ALREADY_EXISTS or FAILED_PRECONDITION names who has its place.
 ClientOptions RejoinOptions(ClientOptions options, const Client& over);
 
 }  // namespace ps
