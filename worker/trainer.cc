@@ -244,7 +244,7 @@ absl::Status Trainer::Leave() {
   // If hashing or saving failed, the next lead tries.
   const absl::Status left =
       client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
-  if (RolledBack(left)) return left;
+  if (ComesBack(left) && client_->rolled_back()) return left;
   result_.end_status.Update(left);
   return absl::OkStatus();
 }

@@ -84,6 +84,7 @@ class Job:
         folder=None,
         own=False,
         copy=None,
+        checkpoints=True,
     ):
         self.temporary = tempfile.TemporaryDirectory()
         self.folder = pathlib.Path(self.temporary.name)
@@ -92,8 +93,10 @@ class Job:
             shutil.copytree(copy, self.dir)
         self.own = own  # Each server has a folder of its own; `dir` is the chief's.
         self.shards, self.steps, self.worker_flags = shards, steps, list(worker_flags)
-        self.flags = [f"--mode={mode}", "--checkpoint_every=50", "--optimizer=momentum", "--learning_rate=0.05"]
-        self.flags += [f"--num_workers={workers}", "--server_timeout=60s", *flags]
+        self.checkpoints = checkpoints
+        self.flags = [f"--mode={mode}", "--optimizer=momentum", "--learning_rate=0.05", f"--num_workers={workers}"]
+        self.flags += ["--checkpoint_every=50", "--server_timeout=60s"] if checkpoints else []
+        self.flags += flags
         self.num_workers = workers
         self.addresses, self.servers, self.workers = [], [], []
 
@@ -125,14 +128,17 @@ class Job:
         if shard > 0:
             arguments.append(f"--chief={self.addresses[0]}")
         folder = self.folder / f"checkpoints-{shard}" if self.own and shard > 0 else self.dir
-        arguments += [f"--checkpoint_dir={folder}", *self.flags, *flags]
+        arguments += [f"--checkpoint_dir={folder}"] if self.checkpoints else []
+        arguments += [f"--metrics_file={self.folder}/server-{shard}.jsonl", *self.flags, *flags]
         return Program(self.folder, f"server-{shard}", [str(BIN / "ps_server"), *arguments])
 
     def start_workers(self):
         for rank in range(self.num_workers):
-            arguments = [str(BIN / "ps_worker"), f"--server={self.addresses[0]}", f"--rank={rank}", *MODEL]
-            arguments += [f"--steps={self.steps}", *self.worker_flags]
-            self.workers.append(Program(self.folder, f"worker-{rank}", arguments))
+            self.workers.append(self.start_worker(f"worker-{rank}", f"--rank={rank}"))
+
+    def start_worker(self, name, *flags):
+        arguments = [str(BIN / "ps_worker"), f"--server={self.addresses[0]}", *MODEL, f"--steps={self.steps}"]
+        return Program(self.folder, name, [*arguments, *self.worker_flags, *flags])
 
     def control(self):
         return [str(BIN / "ps_ctl"), f"--server={self.addresses[0]}"]

@@ -1,0 +1,200 @@
+"""Workers that die, pause, are replaced or asked to leave, under each --on_worker_loss: loss_test.py BUILD_FOLDER CASE."""
+
+import json
+import re
+import signal
+import sys
+import time
+
+from job import Job, undisturbed, wait_until
+
+PACE = "--experiment_step_time=4ms"
+QUICKLY = ["--reconnect_grace=100ms"]
+ALL = ["bsp", "backup", "local_sgd", "ssp", "asp", "easgd"]
+
+
+def job_of(mode, shards, action, *flags, steps=200, workers=3, **options):
+    """A job whose workers have something to do for a second or more."""
+    flags = [f"--on_worker_loss={action}", *QUICKLY, *flags]
+    return Job(mode, shards, steps=steps, flags=flags, workers=workers, worker_flags=[PACE], **options)
+
+
+def trains(job, version=20):
+    job.start_workers()
+    wait_until("training", lambda: job.version() > version)
+
+
+def lost(job, rank):
+    wait_until("the chief to notice", lambda: re.search(rf"rank {rank} \(.*was lost", job.servers[0].errors()))
+
+
+def waits():
+    """bsp: whoever takes a killed worker's rank completes its step, so the weights are those of an undisturbed job."""
+    expected = undisturbed(steps=200, workers=3)
+    for shards, checkpoints in [(1, False), (2, True)]:
+        with job_of("bsp", shards, "wait", checkpoints=checkpoints) as job:
+            trains(job)
+            job.workers[1].kill()
+            lost(job, 1)
+            assert re.search(r"step \d+: waiting for a worker to take rank 1 \(", job.ask("status").stdout)
+            job.workers[1] = job.start_worker("replacement")
+            assert job.finish() == expected
+
+
+def waits_in_every_mode():
+    """In the others a replacement takes the rank too, and the job comes to its end."""
+    for mode in ALL[1:]:
+        with job_of(mode, 2, "wait") as job:
+            trains(job)
+            job.workers[1].kill()
+            lost(job, 1)
+            job.workers[1] = job.start_worker("replacement")
+            job.finish()
+
+
+def nobody_comes():
+    """A rank that nobody takes in time ends the job with the rank and the flag."""
+    with job_of("bsp", 1, "wait", "--replacement_timeout=500ms", checkpoints=False) as job:
+        trains(job)
+        job.workers[1].kill()
+        assert job.servers[0].end() == 1
+        said = job.servers[0].errors()
+        assert re.search(r"rank 1 \(.*\) was lost .* s ago, and no worker has taken its place", said), said
+        for rank in (0, 2):
+            assert job.workers[rank].end() == 1
+            assert "--replacement_timeout=0.5 s" in job.workers[rank].errors()
+
+
+def continues():
+    """The others go on at once: each version is made of the ranks that remain, and of the same on all servers."""
+    for mode in ALL:
+        flags = ["--budget=job"] if mode == "bsp" else []
+        with job_of(mode, 2, "continue", *flags) as job:
+            trains(job)
+            job.workers[1].kill()
+            job.workers.pop(1)
+            job.finish()
+
+
+def continues_with_the_same_sets():
+    """bsp over two servers: from some version on, the same on both, steps are made of the ranks that remain."""
+    with job_of("bsp", 2, "continue", checkpoints=False) as job:
+        trains(job)
+        job.workers[1].kill()
+        job.workers.pop(1)
+        job.finish()
+        sets = []
+        for shard in (0, 1):
+            lines = map(json.loads, (job.folder / f"server-{shard}.jsonl").read_text().splitlines())
+            sets.append([line["ranks"] for line in lines if line["event"] == "apply"])
+        assert sets[0] == sets[1]
+        assert len(sets[0]) == 200, len(sets[0])
+        without = sets[0].index([0, 2])
+        assert 20 < without < 200, without
+        assert all(ranks == [0, 1, 2] for ranks in sets[0][:without])
+        assert all(ranks == [0, 2] for ranks in sets[0][without:])
+
+
+def fails():
+    """A mode that would go on does not where it is told to fail."""
+    with job_of("asp", 1, "fail", checkpoints=False) as job:
+        trains(job)
+        job.workers[1].kill()
+        assert job.servers[0].end() == 1
+        assert re.search(r"the job failed: rank 1 \(.*was lost", job.servers[0].errors())
+
+
+def pauses():
+    """A worker that was stopped for longer than its lease finds out, joins again, and the job ends with all ranks."""
+    for mode, shards, checkpoints in [("bsp", 1, False), ("bsp", 2, True), ("asp", 2, False), ("local_sgd", 1, True)]:
+        with job_of(mode, shards, "continue", "--lease=500ms", steps=500, checkpoints=checkpoints) as job:
+            trains(job)
+            job.workers[1].process.send_signal(signal.SIGSTOP)
+            lost(job, 1)
+            job.workers[1].process.send_signal(signal.SIGCONT)
+            job.finish()
+            said = job.workers[1].errors()
+            assert re.search(r"fenced: rank 1, incarnation 1 .*joining again as ", said), said
+            assert re.search(r"joined again as rank 1, incarnation 2, at step \d+; going on", said), said
+
+
+def pauses_and_waits():
+    """bsp that waits for it: the weights are those of an undisturbed job."""
+    with job_of("bsp", 2, "wait", "--lease=500ms", checkpoints=False) as job:
+        trains(job)
+        job.workers[1].process.send_signal(signal.SIGSTOP)
+        lost(job, 1)
+        job.workers[1].process.send_signal(signal.SIGCONT)
+        assert job.finish() == undisturbed(steps=200, workers=3)
+
+
+def ends_for_its_successor():
+    """A stopped worker whose rank another one has taken ends, and names it; with --rejoin=false it ends in any case."""
+    with job_of("bsp", 1, "wait", "--lease=500ms", steps=600, checkpoints=False) as job:
+        trains(job)
+        paused = job.workers[1]
+        paused.process.send_signal(signal.SIGSTOP)
+        lost(job, 1)
+        job.workers[1] = job.start_worker("replacement", "--name=successor")
+        wait_until("the successor", lambda: "rank 1 of 3" in job.workers[1].errors())
+        paused.process.send_signal(signal.SIGCONT)
+        assert paused.end() == 1
+        said = paused.errors().splitlines()[-1]
+        assert re.search(r"joining again: .*rank 1 \(successor on .*\), incarnation 2, has this worker's rank", said), said
+        job.finish()
+    with job_of("asp", 1, "continue", "--lease=500ms", steps=600, checkpoints=False) as job:
+        job.worker_flags.append("--rejoin=false")
+        trains(job)
+        paused = job.workers.pop(1)
+        paused.process.send_signal(signal.SIGSTOP)
+        lost(job, 1)
+        paused.process.send_signal(signal.SIGCONT)
+        assert paused.end() == 1
+        assert "fenced: rank 1, incarnation 1" in paused.errors().splitlines()[-1]
+        job.finish()
+
+
+def leaves():
+    """SIGTERM, or ps_ctl drain: the worker ends its step and leaves with status 0, and nobody waits for its lease."""
+    for ask in ["signal", "rank", "name"]:
+        with job_of("bsp", 2, "wait", checkpoints=ask == "rank") as job:
+            if ask == "name":
+                job.start_workers = lambda job=job: job.workers.extend(
+                    job.start_worker(f"worker-{rank}", f"--rank={rank}", f"--name=w{rank}") for rank in range(3)
+                )
+            trains(job)
+            if ask == "signal":
+                job.workers[1].process.send_signal(signal.SIGTERM)
+            else:
+                drained = job.ask("drain", "1" if ask == "rank" else "w1")
+                assert drained.returncode == 0, drained.stderr
+                assert re.match(r"rank 1 \(.* on .*\) is asked to leave\n", drained.stdout)
+            began = time.monotonic()
+            assert job.workers[1].end() == 0, job.workers[1].errors()
+            assert re.search(r"leaving the job at step \d+, as asked", job.workers[1].errors())
+            assert not job.workers[1].out.read_text()
+            wait_until("the chief to know", lambda: "left: asked to, before its step" in job.servers[0].errors())
+            assert time.monotonic() - began < 8, "somebody waited for the lease"
+            job.workers[1] = job.start_worker("replacement")
+            assert job.finish() == undisturbed(steps=200, workers=3)
+    with job_of("asp", 1, "continue", checkpoints=False) as job:
+        trains(job)
+        unknown = job.ask("drain", "7")
+        assert unknown.returncode == 1
+        assert re.search(r"no worker has the name or rank 7; there are: rank 0 \(.*\), rank 1 \(", unknown.stderr)
+        job.finish()
+
+
+if __name__ == "__main__":
+    {
+        "waits": waits,
+        "waits_in_every_mode": waits_in_every_mode,
+        "nobody_comes": nobody_comes,
+        "continues": continues,
+        "same_sets": continues_with_the_same_sets,
+        "fails": fails,
+        "pauses": pauses,
+        "pauses_and_waits": pauses_and_waits,
+        "ends_for_its_successor": ends_for_its_successor,
+        "leaves": leaves,
+    }[sys.argv[2]]()
