@@ -79,6 +79,21 @@ absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv) {
   return line;
 }
 
+absl::Status SetFlags(const std::map<std::string, std::string>& values, CommandLine& line) {
+  Problems problems;
+  for (const auto& [name, value] : values) {
+    int next = 0;
+    const std::string problem = SetFlag(absl::StrCat("--", name, "=", value), 0, nullptr, &next, &line.given);
+    problems.Check(problem.empty(), problem);
+  }
+  return problems.ToStatus();
+}
+
+std::string FlagValue(const std::string& name) {
+  const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(name);
+  return flag == nullptr ? "" : flag->CurrentValue();
+}
+
 absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>& flags) {
   Problems problems;
   for (const IdleFlag& each : flags) {

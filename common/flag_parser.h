@@ -2,6 +2,7 @@
 // this one collects every problem and leaves the end to the caller.
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,12 @@ struct CommandLine {
 // Sets the flags. INVALID_ARGUMENT naming every unknown flag and bad value, one a line. Not thread-safe: call it once,
 // from main.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv);
+
+// Sets flags, and notes them as given. INVALID_ARGUMENT likewise. From main, before other threads read flags.
+absl::Status SetFlags(const std::map<std::string, std::string>& values, CommandLine& line);
+
+// The text of its present value; empty if there is no such flag.
+std::string FlagValue(const std::string& name);
 
 // A flag that the values of others leave without effect.
 struct IdleFlag {

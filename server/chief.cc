@@ -277,6 +277,15 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   return absl::OkStatus();
 }
 
+v1::WorkerFlagsReply Chief::FlagsFor(const v1::WorkerFlagsRequest& request) {
+  MutexLock lock(mutex_);
+  v1::WorkerFlagsReply reply;
+  reply.set_job(job_.options().job);
+  const WorkerFlags& flags = job_.FlagsFor(request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt);
+  reply.mutable_flags()->insert(flags.begin(), flags.end());
+  return reply;
+}
+
 absl::StatusOr<v1::DrainReply> Chief::Drain(const v1::DrainRequest& request, TimePoint now) {
   OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);

@@ -78,6 +78,7 @@ class Chief {
   // Calls back when the view with the new member is in force on every shard, or at the deadline with what is missing.
   // Returns a number for OnJoinGone; 0 if the join was refused.
   uint64_t Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
+  v1::WorkerFlagsReply FlagsFor(const v1::WorkerFlagsRequest& request);
   // The caller that waited for this join's answer disconnected: the member is suspect, unless it has retried. Nothing
   // if it is answered.
   void OnJoinGone(uint64_t join, TimePoint now);

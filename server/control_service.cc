@@ -165,6 +165,9 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
         PS_RETURN_IF_ERROR(chief.Leave(request, Now()));
         return v1::LeaveReply();
       });
+  HandleRequests<v1::WorkerFlagsRequest, v1::WorkerFlagsReply>(
+      router, "/ps.v1.Chief/WorkerFlags",
+      [&chief](const v1::WorkerFlagsRequest& request) { return chief.FlagsFor(request); });
   HandleRequests<v1::DrainRequest, v1::DrainReply>(
       router, "/ps.v1.Chief/Drain", [&chief](const v1::DrainRequest& request) { return chief.Drain(request, Now()); });
   HandleRequests<v1::StatusRequest, v1::StatusReply>(

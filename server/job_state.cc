@@ -147,10 +147,19 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (!plan().has_value()) layout_view_ = view_ + 1;
   terms_.Fix(request);
   const Member& member = **joined;
+  if (request.flags_size() > 0) {
+    const WorkerFlags flags(request.flags().begin(), request.flags().end());
+    flags == terms_.worker_flags() ? (void)own_flags_.erase(member.rank) : (void)(own_flags_[member.rank] = flags);
+  }
   spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
                options_.num_workers, member.incarnation,
                member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
   return Joined{.member = member, .view = view_ + 1};
+}
+
+const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
+  const auto own = own_flags_.find(rank.value_or(members_.LowestFreeRank().value_or(0)));
+  return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
 
 uint64_t JobState::StartStep(const Member& member) const {
@@ -289,6 +298,7 @@ void JobState::RemoveMember(const Member& member) {
   if (restored() != nullptr) return;
   // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   terms_.Reset();
+  own_flags_.clear();
   initialiser_.reset();
   layout_view_ = view_ + 1;
   shards_.ForgetInitialValues();

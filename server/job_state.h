@@ -151,6 +151,9 @@ class JobState {
   };
   // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
+  // For a worker that will claim this rank, or else get the lowest free one: what its last owner was started with, or,
+  // of a rank that nobody has had, what the first worker was.
+  const WorkerFlags& FlagsFor(std::optional<uint32_t> rank) const;
   // The view with this member is in force: its steps and its lease begin.
   void Begin(Member* member, TimePoint now);
   // The caller of its join is gone, and no other call waits for its answer.
@@ -256,7 +259,8 @@ class JobState {
   uint64_t initialiser_view_ = 0;  // The first view that names it.
   bool finishing_ = false;
   bool lead_left_ = false;
-  std::deque<uint64_t> cancelled_joins_;  // join_request_ids; such a join may arrive late.
+  std::map<uint32_t, WorkerFlags> own_flags_;  // By rank, of workers that were started with others than the first.
+  std::deque<uint64_t> cancelled_joins_;       // join_request_ids; such a join may arrive late.
   TimePoint keep_suspects_until_;
   TimePoint last_progress_;
   std::string superseded_;  // Why, if it is.

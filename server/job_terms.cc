@@ -15,6 +15,23 @@ namespace {
 constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr int kMaxDimensions = 16;             // Of a tensor.
+constexpr size_t kMaxWorkerFlags = 64;
+constexpr size_t kMaxWorkerFlagBytes = 16 << 10;  // All together.
+
+absl::Status CheckWorkerFlags(const v1::JoinRequest& request) {
+  size_t bytes = 0;
+  for (const auto& [flag, value] : request.flags()) {
+    PS_RETURN_IF_ERROR(CheckText("the name of a flag of the worker", flag, kMaxTextBytes));
+    PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxWorkerFlagBytes));
+    bytes += flag.size() + value.size();
+  }
+  if (static_cast<size_t>(request.flags().size()) <= kMaxWorkerFlags && bytes <= kMaxWorkerFlagBytes) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("the worker's flags: ", request.flags().size(), " of ", bytes,
+                                                 " bytes; at most ", kMaxWorkerFlags, " of ", kMaxWorkerFlagBytes,
+                                                 " bytes are kept for its successor"));
+}
 constexpr uint64_t kMaxEpochSamples = uint64_t{1} << 40;
 
 absl::Status CheckFactor(const TensorSpec& theirs, const TensorSpec& ours, const std::string& of,
@@ -40,6 +57,7 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
     PS_RETURN_IF_ERROR(CheckText("the name of a setting of the worker's experiment", flag, kMaxTextBytes));
     PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
   }
+  PS_RETURN_IF_ERROR(CheckWorkerFlags(request));
   for (const v1::Tensor& tensor : request.layout().tensors()) {
     PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
     if (tensor.shape_size() <= kMaxDimensions) continue;
@@ -146,12 +164,14 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
   if (plan_.has_value()) return;
   plan_.emplace(FromProto(request.layout()), num_shards_);
   experiment_ = {request.experiment().begin(), request.experiment().end()};
+  worker_flags_ = {request.flags().begin(), request.flags().end()};
   counts_steps_ = request.counts_steps();
 }
 
 v1::JoinRequest JobTerms::Save() const {
   v1::JoinRequest request;
   request.mutable_experiment()->insert(experiment_.begin(), experiment_.end());
+  request.mutable_flags()->insert(worker_flags_.begin(), worker_flags_.end());
   request.set_samples_per_epoch(samples_per_epoch_);
   request.set_counts_steps(counts_steps_);
   if (optimizer_.from_worker() && optimizer_.setup().has_value()) {
@@ -164,6 +184,7 @@ void JobTerms::Reset() {
   plan_.reset();
   optimizer_.Reset();
   experiment_.clear();
+  worker_flags_.clear();
   samples_per_epoch_ = 0;
 }
 

@@ -21,6 +21,8 @@ namespace ps {
 // naming what is too long or would garble a log.
 absl::Status CheckJoinTexts(const v1::JoinRequest& request);
 
+using WorkerFlags = std::map<std::string, std::string>;  // Values by name.
+
 class JobTerms {
  public:
   // `max_shard_elements`: of a model that a server's memory holds. `schedule`: at first; a join must tell what it
@@ -49,6 +51,8 @@ class JobTerms {
   // The model; nothing before the first join.
   const std::optional<SlicePlan>& plan() const { return plan_; }
   const OptimizerTerms& optimizer() const { return optimizer_; }
+  // Of the workers, as in JoinRequest: those of the first join.
+  const WorkerFlags& worker_flags() const { return worker_flags_; }
   // 0: no join has told them.
   uint64_t samples_per_epoch() const { return samples_per_epoch_; }
 
@@ -64,6 +68,7 @@ class JobTerms {
   const ScheduleOptions schedule_;
   std::optional<SlicePlan> plan_;
   std::map<std::string, std::string> experiment_;
+  WorkerFlags worker_flags_;
   uint64_t samples_per_epoch_ = 0;
   bool counts_steps_ = false;  // As in JoinRequest.
 };

@@ -67,6 +67,7 @@ class Membership {
   // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
   std::string List() const;
 
+  std::optional<uint32_t> LowestFreeRank() const;
   void Remove(uint32_t rank) { members_.erase(rank); }
 
   // The job runs: who has joined begins at this step.
@@ -103,7 +104,6 @@ class Membership {
   std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;
 
  private:
-  std::optional<uint32_t> LowestFreeRank() const;
   // Gives the rank to this worker, with a higher incarnation.
   Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
 

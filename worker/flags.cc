@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/problems.h"
+#include "worker/job_flags.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");
@@ -185,6 +186,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseMath(absl::GetFlag(FLAGS_math)), options.device.math);
   problems.Read(ParseStraggler(absl::GetFlag(FLAGS_experiment_straggler)), options.pace.straggler);
   problems.Read(ParseDelays(absl::GetFlag(FLAGS_experiment_delays)), options.pace.delays);
+  options.client.flags = GivenJobFlags(line);
   problems.Check(ValidateWorkerOptions(options));
   problems.Check(CheckIdleFlags(line, IdleFlags()));
   if (absl::Status status = problems.ToStatus(); !status.ok()) return status;

@@ -6,8 +6,10 @@
 #include "common/grpc_log.h"
 #include "common/program.h"
 #include "common/status.h"
+#include "common/sync.h"
 #include "worker/evaluate_only.h"
 #include "worker/flags.h"
+#include "worker/job_flags.h"
 #include "worker/trainer.h"
 
 namespace ps {
@@ -26,6 +28,55 @@ absl::Status Evaluate(const WorkerOptions& options) {
   return FlushOutput();
 }
 
+// What signals ask for: SIGTERM, as before a machine is taken away, to leave in order; SIGINT to stop. What comes
+// before there is a trainer is told to it when it is there. Thread-safe.
+class Asked {
+ public:
+  void OnSignal(const std::string& signal) {
+    const MutexLock lock(mutex_);
+    in_order_ = signal == "SIGTERM";
+    spdlog::info("{}: leaving the job{}", signal, in_order_ ? " after this step" : "");
+    stop_.request_stop();
+    if (trainer_ != nullptr) Tell();
+  }
+
+  void TellFrom(Trainer& trainer) {
+    const MutexLock lock(mutex_);
+    trainer_ = &trainer;
+    if (stop_.stop_requested()) Tell();
+  }
+
+  // The trainer is about to go.
+  void TellNobody() {
+    const MutexLock lock(mutex_);
+    trainer_ = nullptr;
+  }
+
+  bool in_order() {
+    const MutexLock lock(mutex_);
+    return in_order_;
+  }
+
+  // Of what is done before there is a trainer.
+  std::stop_token stop() { return stop_.get_token(); }
+
+ private:
+  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { in_order_ ? trainer_->LeaveInOrder() : trainer_->Stop(); }
+
+  std::stop_source stop_;
+  Mutex mutex_;
+  bool in_order_ ABSL_GUARDED_BY(mutex_) = false;
+  Trainer* trainer_ ABSL_GUARDED_BY(mutex_) = nullptr;
+};
+
+// What the job tells a worker that joins it.
+absl::Status TakeFlags(Asked& asked, const WorkerOptions& options, CommandLine& line) {
+  ClientOptions client = options.client;
+  client.stop = asked.stop();
+  client.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
+  return TakeJobFlags(client, line);
+}
+
 }  // namespace
 }  // namespace ps
 
@@ -37,7 +88,7 @@ int main(int argc, char** argv) {
                     "worker/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
-  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags(line);
+  absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags(line);
   if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
   if (!line.arguments.empty()) {
     return Complain("ps_worker",
@@ -51,13 +102,17 @@ int main(int argc, char** argv) {
     const absl::Status evaluated = Evaluate(*options);
     return evaluated.ok() ? kExitDone : Complain("ps_worker", evaluated, kExitFailed);
   }
+  Asked asked;
+  const StopSignal stop_signal([&asked](const std::string& signal) { asked.OnSignal(signal); });
+  if (const absl::Status taken = TakeFlags(asked, *options, line); !taken.ok()) {
+    return asked.in_order() ? kExitDone : Complain("ps_worker", taken, kExitFailed);
+  }
+  options = WorkerOptionsFromFlags(line);
+  if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
   Trainer trainer(*options);
-  const StopSignal stop_signal([&trainer](const std::string& signal) {
-    const bool in_order = signal == "SIGTERM";  // As before a machine is taken away.
-    spdlog::info("{}: leaving the job{}", signal, in_order ? " after this step" : "");
-    in_order ? trainer.LeaveInOrder() : trainer.Stop();
-  });
+  asked.TellFrom(trainer);
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
+  asked.TellNobody();
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->lead && !result->left_early) {
     PrintTest(result->test);

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from job import Job, undisturbed, wait_until
+from job import BIN, Job, Program, undisturbed, wait_until
 
 PACE = "--experiment_step_time=4ms"
 QUICKLY = ["--reconnect_grace=100ms"]
@@ -185,6 +185,30 @@ def leaves():
         job.finish()
 
 
+def newcomer():
+    """A replacement that is told no more than the address takes model, data and flags from the job, and completes it."""
+    expected = undisturbed(steps=200, workers=3)
+    for checkpoints in (False, True):
+        with job_of("bsp", 2, "wait", checkpoints=checkpoints) as job:
+            trains(job)
+            job.workers[1].kill()
+            lost(job, 1)
+            command = [str(BIN / "ps_worker"), f"--server={job.addresses[0]}"]
+            job.workers[1] = Program(job.folder, "newcomer", command)
+            wait_until("the newcomer", lambda: "rank 1 of 3" in job.workers[1].errors())
+            assert "taken from the job: --batch_size=8 --dataset=synthetic:" in job.workers[1].errors()
+            assert job.finish() == expected
+    with job_of("asp", 1, "wait", checkpoints=False) as job:
+        trains(job)
+        job.workers[1].kill()
+        lost(job, 1)
+        other = Program(job.folder, "other", [str(BIN / "ps_worker"), f"--server={job.addresses[0]}", "--seed=7"])
+        assert other.end() == 1
+        assert "--seed=7 (the job has 1)" in other.errors(), other.errors()
+        job.workers[1] = job.start_worker("replacement")
+        job.finish()
+
+
 if __name__ == "__main__":
     {
         "waits": waits,
@@ -197,4 +221,5 @@ if __name__ == "__main__":
         "pauses_and_waits": pauses_and_waits,
         "ends_for_its_successor": ends_for_its_successor,
         "leaves": leaves,
+        "newcomer": newcomer,
     }[sys.argv[2]]()

@@ -300,8 +300,8 @@ TEST_CASE("A worker that waits for others leaves at once on SIGTERM, and its ran
   Process worker("ps_worker", Worker(address, {"--steps=3"}), folder.File("worker"));
   REQUIRE(server.WaitFor(".err", "joined (1 of 2)"));
   worker.Signal(SIGTERM);
-  CHECK(worker.Wait() == 1);
-  CHECK(worker.Errors().find("stopped") != std::string::npos);
+  CHECK(worker.Wait() == 0);
+  CHECK(worker.Errors().find("SIGTERM: leaving the job") != std::string::npos);
   Process first("ps_worker", Worker(address, {"--steps=3"}), folder.File("first"));
   Process second("ps_worker", Worker(address, {"--steps=3"}), folder.File("second"));
   CHECK(first.Wait() == 0);
@@ -316,7 +316,7 @@ TEST_CASE("A worker stopped before its join is answered cancels the join") {
   Process worker("ps_worker", Worker(address, {"--steps=3"}), folder.File("worker"));
   REQUIRE(server.WaitFor(".err", "joined (1 of 1)"));
   worker.Signal(SIGTERM);
-  CHECK(worker.Wait() == 1);
+  CHECK(worker.Wait() == 0);
   CHECK(server.WaitFor(".err", "left: joining: stopped"));
   Process status("ps_ctl", {"--server=" + address, "status"}, folder.File("status"));
   CHECK(status.Wait() == 0);

@@ -52,6 +52,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.set_join_request_id(RandomJoinRequestId());
   request.set_watches(true);
   request.set_yields(options.yields);
+  request.mutable_flags()->insert(options.flags.begin(), options.flags.end());
   return request;
 }
 

@@ -53,6 +53,9 @@ struct ClientOptions {
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
   std::map<std::string, std::string> experiment;  // Settings that must be the same on all workers, by flag.
+  // What the worker was started with, by flag: kept for whoever takes its rank later (FlagsOfJob). At most 64, of 16 KiB
+  // together.
+  std::map<std::string, std::string> flags;
   // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
   // the job's schedule has lengths in epochs and no other worker has told it.
   uint64_t samples_per_epoch = 0;
@@ -374,6 +377,12 @@ class Client {
   // is hashed.
   virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
 };
+
+// What a worker that is about to join the job should be started with: as the last owner of its rank was (of
+// options.rank, else of the lowest free one), `job` among it. Empty flags: nobody has joined yet, or told any. Of the
+// options it uses `server`, `rank`, `connect_timeout`, `stop` and `on_notice`. `waits`: for a server that cannot be
+// reached yet, as a join does; else that is UNAVAILABLE at once. UNIMPLEMENTED: the server is older than this.
+absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits);
 
 // To join again under the name and the rank of a client that was rolled back, or lost its servers. The join waits for
 // them for as long as that one would have, and tells on_notice every few seconds. If another process has joined as this

@@ -1,0 +1,63 @@
+#include "worker/job_flags.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr std::array kJobFlags = {"activation",   "batch_size", "crop",       "data_dir",     "dataset",
+                                  "decay_biases", "epochs",     "eval_every", "init",         "init_weights",
+                                  "loss",         "model",      "normalize",  "param_groups", "samples_per_class",
+                                  "save_weights", "seed",       "shuffle",    "steps",        "validation_split"};
+
+// Either says the same thing in another way.
+constexpr std::pair<const char*, const char*> kAlternatives[] = {{"epochs", "steps"}, {"init", "init_weights"}};
+
+bool GivenOtherwise(const CommandLine& line, const std::string& flag) {
+  return std::any_of(std::begin(kAlternatives), std::end(kAlternatives), [&](const auto& pair) {
+    return (flag == pair.first && line.given.contains(pair.second)) ||
+           (flag == pair.second && line.given.contains(pair.first));
+  });
+}
+
+}  // namespace
+
+std::map<std::string, std::string> GivenJobFlags(const CommandLine& line) {
+  std::map<std::string, std::string> flags;
+  for (const char* flag : kJobFlags) {
+    if (line.given.contains(flag)) flags[flag] = FlagValue(flag);
+  }
+  return flags;
+}
+
+absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
+  const bool told_nothing = GivenJobFlags(line).empty();
+  absl::StatusOr<std::map<std::string, std::string>> told = FlagsOfJob(options, /*waits=*/told_nothing);
+  if (!told.ok()) {
+    // A server that is older than this program cannot tell, and need not.
+    const bool may_do_without = !told_nothing || absl::IsUnimplemented(told.status());
+    return may_do_without && !absl::IsCancelled(told.status()) ? absl::OkStatus() : told.status();
+  }
+  std::erase_if(*told, [&](const auto& entry) {
+    return line.given.contains(entry.first) || GivenOtherwise(line, entry.first) ||
+           FlagValue(entry.first) == entry.second;
+  });
+  if (told->empty()) return absl::OkStatus();
+  spdlog::info("taken from the job: {}", absl::StrJoin(*told, " ", [](std::string* out, const auto& entry) {
+                 absl::StrAppend(out, "--", entry.first, "=", entry.second);
+               }));
+  const absl::Status taken = SetFlags(*told, line);
+  return taken.ok() ? taken
+                    : absl::FailedPreconditionError(absl::StrCat(
+                          "what the job's other workers were started with is not for this program: ", Message(taken)));
+}
+
+}  // namespace ps
