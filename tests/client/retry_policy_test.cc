@@ -1,6 +1,8 @@
 // Each test reads as a story of one peer: what happened when, and what is decided.
 #include "worker/client/retry_policy.h"
 
+#include <set>
+
 #include "tests/catch.h"
 
 namespace ps {
@@ -74,6 +76,29 @@ TEST_CASE("Pauses stay at the longest however many attempts there were") {
   story.peers_turn = std::nullopt;
   for (int i = 0; i < 100; ++i) CHECK(story.Fail(kRefused).outcome == Outcome::kRetry);
   CHECK(story.Fail(kRefused).pause == milliseconds(1000));
+}
+
+TEST_CASE("Clients that lose a peer at the same time return to it spread over half of each pause") {
+  std::set<std::chrono::nanoseconds> pauses;
+  std::chrono::nanoseconds total{};
+  constexpr int kClients = 300;
+  for (uint64_t client = 1; client <= kClients; ++client) {
+    RetryPolicy policy({.connect_timeout = seconds(30),
+                        .pause_first = milliseconds(1000),
+                        .pause_longest = milliseconds(1000),
+                        .spread = client},
+                       kStart);
+    policy.BeginAttempt(kStart, kStart + kCallTime);
+    const RetryDecision decision = policy.ClassifyFailure(kRefused, kStart + milliseconds(1), kStart);
+    CHECK(decision.outcome == Outcome::kRetry);
+    CHECK(decision.pause > milliseconds(500));
+    CHECK(decision.pause <= milliseconds(1000));
+    pauses.insert(decision.pause);
+    total += decision.pause;
+  }
+  CHECK(pauses.size() > kClients / 2);
+  CHECK(total / kClients > milliseconds(700));
+  CHECK(total / kClients < milliseconds(800));
 }
 
 TEST_CASE("A peer that ends waits at once is not asked without a pause") {

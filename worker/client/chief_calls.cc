@@ -5,12 +5,13 @@
 #include "common/status.h"
 #include "worker/client/deadline.h"
 #include "worker/client/pause.h"
-#include "worker/client/retry_policy.h"
 
 namespace ps {
 namespace {
 
-constexpr std::chrono::milliseconds kPause(200);  // Between two attempts: the chief may have only just started.
+// Between two attempts: the chief may have only just started, or have many to answer.
+constexpr std::chrono::milliseconds kPauseFirst(200);
+constexpr std::chrono::milliseconds kPauseLongest(1000);
 
 }  // namespace
 
@@ -31,9 +32,12 @@ absl::Status ChiefCalls::Once(std::chrono::nanoseconds call_time, const Call& ca
 absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
   const TimePoint begun = Now();
   const Patience patience = wait.patience.value_or(patience_);
-  RetryPolicy retry(
-      {.connect_timeout = patience.longest, .give_up = wait.give_up, .pause_first = kPause, .pause_longest = kPause},
-      begun);
+  RetryPolicy retry({.connect_timeout = patience.longest,
+                     .give_up = wait.give_up,
+                     .pause_first = kPauseFirst,
+                     .pause_longest = kPauseLongest,
+                     .spread = spread_},
+                    begun);
   for (int earlier = 0;; ++earlier) {
     retry.BeginAttempt(Now(), Now() + wait.call_time);
     grpc::ClientContext context;

@@ -15,6 +15,7 @@
 #include "ps/client.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "worker/client/patience.h"
+#include "worker/client/retry_policy.h"
 
 namespace ps {
 
@@ -54,6 +55,7 @@ class ChiefCalls {
     if (on_notice_) on_notice_(text);
   }
 
+  const uint64_t spread_ = RandomSpread();  // RetryOptions.
   const std::unique_ptr<v1::Chief::Stub> stub_;
   const std::string server_;
   Patience patience_;

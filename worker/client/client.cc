@@ -75,6 +75,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->generation = generation();
   context_->patience = {.longest = ToChrono(recovers() ? server_timeout() : options_.connect_timeout),
                         .for_restart = recovers()};
+  context_->spread = RandomSpread();
   context_->notice_every = ToChrono(options_.notice_every);
   context_->on_notice = options_.on_notice;
   context_->on_not_finite = [this] { found_not_finite_ = true; };

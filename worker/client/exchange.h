@@ -32,6 +32,7 @@ struct ExchangeContext {
   bool exact_versions = false;  // As in ModePolicy.
   uint64_t generation = 0;
   Patience patience;
+  uint64_t spread = 0;  // RetryOptions.
   std::chrono::nanoseconds notice_every{};
   std::function<void(const std::string&)> on_notice;
   // Unless empty: a server has answered that this worker is no member, perhaps because this generation runs there; 0:

@@ -1,6 +1,9 @@
 #include "worker/client/retry_policy.h"
 
 #include <algorithm>
+#include <random>
+
+#include "common/random.h"
 
 namespace ps {
 namespace {
@@ -11,6 +14,11 @@ constexpr std::chrono::seconds kNoticeEvery(3);
 constexpr int kMostDoublings = 16;
 
 }  // namespace
+
+uint64_t RandomSpread() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // Not 0.
+}
 
 void RetryPolicy::BeginAttempt(TimePoint now, TimePoint deadline) {
   began_ = now;
@@ -55,7 +63,13 @@ RetryDecision RetryPolicy::ClassifyFailure(const absl::Status& status, TimePoint
 std::chrono::nanoseconds RetryPolicy::Pause(bool late, TimePoint now) const {
   if (late) return std::max<std::chrono::nanoseconds>(began_ + options_.pause_first - now, {});
   const auto doubled = options_.pause_first * (1 << std::min(failures_ - 1, kMostDoublings));
-  return std::min<std::chrono::nanoseconds>(doubled, options_.pause_longest);
+  return Spread(std::min<std::chrono::nanoseconds>(doubled, options_.pause_longest));
+}
+
+std::chrono::nanoseconds RetryPolicy::Spread(std::chrono::nanoseconds pause) const {
+  if (options_.spread == 0) return pause;
+  const uint64_t drawn = MixBits(options_.spread + static_cast<uint64_t>(failures_));
+  return pause - pause / 2 * static_cast<int64_t>(drawn >> 54) / 1024;
 }
 
 }  // namespace ps

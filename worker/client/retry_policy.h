@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 
 #include "absl/status/status.h"
@@ -16,7 +17,13 @@ struct RetryOptions {
   // Between an attempt that failed and the next: doubled from the first to the longest.
   std::chrono::nanoseconds pause_first{};
   std::chrono::nanoseconds pause_longest{};
+  // Of each pause up to half is left out, as this number decides, which differs between clients: so a thousand that
+  // lost a server at once do not return to it at once. 0: nothing is left out.
+  uint64_t spread = 0;
 };
+
+// A number that no other client has.
+uint64_t RandomSpread();
 
 struct RetryDecision {
   enum class Outcome {
@@ -50,6 +57,7 @@ class RetryPolicy {
 
  private:
   std::chrono::nanoseconds Pause(bool late, TimePoint now) const;
+  std::chrono::nanoseconds Spread(std::chrono::nanoseconds pause) const;
 
   const RetryOptions options_;
   TimePoint began_;
