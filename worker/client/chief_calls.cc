@@ -11,7 +11,7 @@ namespace {
 
 // Between two attempts: the chief may have only just started, or have many to answer.
 constexpr std::chrono::milliseconds kPauseFirst(200);
-constexpr std::chrono::milliseconds kPauseLongest(1000);
+constexpr std::chrono::milliseconds kPauseLongest(400);
 
 }  // namespace
 
