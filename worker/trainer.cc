@@ -8,12 +8,14 @@
 #include "common/clock.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "worker/client/pause.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
 namespace {
 
 constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
+constexpr std::chrono::seconds kLeaveTime(10);
 
 }  // namespace
 
@@ -61,8 +63,13 @@ absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
 }
 
 void Trainer::LeaveInOrder() {
-  leaves_in_order_ = true;
-  if (!training_) stop_.request_stop();
+  if (leaves_in_order_.exchange(true)) return;
+  if (!training_) return (void)stop_.request_stop();
+  // Those whom its step waits for may be leaving too.
+  leave_by_ = std::jthread([this](const std::stop_token& ended) {
+    PauseUntil(Now() + kLeaveTime, ended);
+    if (!ended.stop_requested()) stop_.request_stop();
+  });
 }
 
 // The job can go on without waiting for this worker's lease to end.

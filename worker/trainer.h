@@ -6,6 +6,7 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -50,8 +51,8 @@ class Trainer {
 
   // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
-  // Makes Run end the step that it is at, leave the job and return a result that says so (left_early). Where it does
-  // not train, but waits for others, it leaves at once. Thread-safe.
+  // Makes Run end the step that it is at, leave the job and return a result that says so (left_early). Where it does not
+  // train, but waits for others, it leaves at once; where its step waits for others, after 10 s. For one thread.
   void LeaveInOrder();
 
  private:
@@ -102,6 +103,7 @@ class Trainer {
   Ending ended_before_ = Ending::kNone;
   std::atomic<bool> leaves_in_order_ = false;
   std::atomic<bool> training_ = false;  // It makes steps.
+  std::jthread leave_by_;               // Ends the wait for a step that does not end.
   uint64_t last_step_ = 0;              // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;

@@ -10,8 +10,8 @@ namespace ps {
 namespace {
 
 // Between two attempts: the chief may have only just started, or have many to answer.
-constexpr std::chrono::milliseconds kPauseFirst(200);
-constexpr std::chrono::milliseconds kPauseLongest(400);
+constexpr std::chrono::milliseconds kChiefPauseFirst(200);
+constexpr std::chrono::milliseconds kChiefPauseLongest(400);
 
 }  // namespace
 
@@ -34,8 +34,8 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
   const Patience patience = wait.patience.value_or(patience_);
   RetryPolicy retry({.connect_timeout = patience.longest,
                      .give_up = wait.give_up,
-                     .pause_first = kPauseFirst,
-                     .pause_longest = kPauseLongest,
+                     .pause_first = kChiefPauseFirst,
+                     .pause_longest = kChiefPauseLongest,
                      .spread = spread_},
                     begun);
   for (int earlier = 0;; ++earlier) {
