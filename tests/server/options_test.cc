@@ -75,7 +75,7 @@ TEST_CASE("Servers compare exactly the hyperparameters that their optimizer uses
       CHECK(settings.count(each.flag) == (each.UsedBy(optimizer) ? 1 : 0));
     }
     CHECK(settings.size() ==
-          used + 9);  // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards.
+          used + 10);  // And clipping (3), mode, budget, optimizer, schedule, num_workers, num_shards.
   }
   ServerOptions momentum;
   momentum.optimizer = "momentum";
