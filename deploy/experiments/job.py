@@ -7,12 +7,12 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from events import Event, named, read_events
+from events import Event, named, process_start_unix_s, read_events
 from process import Child, end_all, running, wait_until
 
 from .lab import ExperimentFailed, Lab
@@ -42,6 +42,15 @@ class JobSpec:
 
 
 @dataclass
+class Used:
+    """What a process took of the processors, from its start to its end."""
+
+    cpu_s: float
+    waits: int  # How often a thread gave its processor up, to wait or to let others run;
+    preemptions: int  # and how often one had to leave it to somebody else.
+
+
+@dataclass
 class JobResult:
     """What a job has left. Events are those of the metrics files."""
 
@@ -49,6 +58,7 @@ class JobResult:
     wall_s: float  # From the first start to the last end.
     workers: list[list[Event]] = field(default_factory=list)  # By rank.
     servers: list[list[Event]] = field(default_factory=list)  # By shard.
+    used: dict[str, Used] = field(default_factory=dict)  # By name: "server0", "worker3".
 
     def steps(self, rank: int = 0) -> list[Event]:
         """Of a worker, in order."""
@@ -71,8 +81,15 @@ class JobResult:
 
         It is without the first step, which is longer than others.
         """
-        times = [step["t"] for rank in range(len(self.workers)) for step in self.steps(rank)]
+        # A process counts `t` from its own start.
+        zeros = [process_start_unix_s(events) or 0.0 for events in self.workers]
+        times = [zero + step["t"] for rank, zero in enumerate(zeros) for step in self.steps(rank)]
         return max(times) - min(times) if times else 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all processes."""
+        return sum(used.cpu_s for used in self.used.values())
 
     def weights_hash(self) -> str:
         """As the lead printed it. Empty if nobody did."""
@@ -93,13 +110,14 @@ def run_job(lab: Lab, spec: JobSpec) -> JobResult:
     stored = _stored(folder, identity)
     if stored is None:
         stored = _Running(lab, spec, folder).run()
-        (folder / "job.json").write_text(json.dumps({"identity": identity, "wall_s": stored}, indent=1) + "\n")
-        lab.say(f"{spec.name}: {stored:.1f} s")
+        (folder / "job.json").write_text(json.dumps({"identity": identity, **stored}, indent=1) + "\n")
+        lab.say(f"{spec.name}: {stored['wall_s']:.1f} s")
     return JobResult(
         folder,
-        stored,
+        stored["wall_s"],
         [read_events(folder / f"worker{rank}.jsonl") for rank in range(spec.workers)],
         [read_events(folder / f"server{shard}.jsonl") for shard in range(spec.servers)],
+        {name: Used(**used) for name, used in stored["used"].items()},
     )
 
 
@@ -118,10 +136,11 @@ def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _stored(folder: Path, identity: dict[str, Any]) -> float | None:
+def _stored(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """`wall_s` and, by process, what `used` it; None if there is nothing of this job."""
     try:
         stored = json.loads((folder / "job.json").read_text())
-        return float(stored["wall_s"]) if stored["identity"] == identity else None
+        return stored if stored["identity"] == identity and stored["wall_s"] > 0 and "used" in stored else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -132,7 +151,8 @@ class _Running:
         self._servers: list[Child] = []
         self._workers: list[Child] = []
 
-    def run(self) -> float:
+    def run(self) -> dict[str, Any]:
+        """`wall_s` and, by process, what it `used`."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True)
@@ -141,7 +161,8 @@ class _Running:
             self._start()
             self._wait(lambda: not running(self._workers), self._spec.limit_s, "the workers")
             self._wait(lambda: not running(self._servers), END_LIMIT_S, "the servers, after the workers")
-            return time.monotonic() - began
+            wall_s = time.monotonic() - began
+            return {"wall_s": wall_s, "used": {one.name: _used(one) for one in [*self._servers, *self._workers]}}
         except OSError as error:
             raise ExperimentFailed(f"{self._spec.name}: {error.filename}: {error.strerror}") from None
         finally:
@@ -192,6 +213,10 @@ class _Running:
             raise ExperimentFailed(f"{self._spec.name}: {blamed.name} {blamed.ending()}: {last_line(blamed.log)}")
         if not in_time:
             raise ExperimentFailed(f"{self._spec.name}: waited {limit_s:g} s for {what}; logs in {self._folder}")
+
+
+def _used(ended: Child) -> dict[str, Any]:
+    return asdict(Used(round(ended.cpu_s, 3), ended.waits, ended.preemptions))
 
 
 def last_line(log: Path) -> str:
