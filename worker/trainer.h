@@ -29,8 +29,11 @@ namespace ps {
 struct TrainingResult {
   uint32_t rank = 0;
   bool lead = false;
-  Evaluation test;  // The lead's only, as the next three.
-  uint64_t version = 0;
+  Evaluation test;            // The lead's only, as the next five.
+  uint64_t version = 0;       // That was tested and saved: the last, or with --keep_best the best.
+  uint64_t last_version = 0;  // Of the servers, which the hash is of.
+  // With --keep_best, of that version; unset: no validation loss was finite, and the last one is kept.
+  std::optional<Evaluation> validation;
   HashedWeights weights_hash;
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
@@ -76,8 +79,10 @@ class Trainer {
   absl::Status EvaluateOnTheWay();
 
   absl::Status Finish();
-  // Saves and hashes the weights, each whether or not the other fails.
-  absl::Status Keep();
+  // What --keep_best has come to; null: nothing was the best.
+  void TellKept(const BestWeights* best);
+  // Saves these weights and hashes the servers', each whether or not the other fails.
+  absl::Status Keep(const ConstTensors& weights);
   absl::Status Leave();
   // Leaves the job, if that was not done; the result if all went well.
   absl::StatusOr<TrainingResult> End(const absl::Status& status);
