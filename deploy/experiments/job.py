@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from cpu_clock import CpuClock
 from events import Event, named, process_start_unix_s, read_events
 from process import Child, end_all, running, wait_until
 
@@ -21,6 +22,7 @@ START_LIMIT_S = 30.0  # For a server to listen.
 END_LIMIT_S = 60.0  # For the servers to end after the workers.
 GRACE_S = 10.0  # For a process to end after SIGTERM, before SIGKILL.
 _LISTENING = "listening on "
+_MEASURED = {"wall_s", "used", "training_cpu_s"}  # Of a job's processes, stored beside what their metrics say.
 
 
 @dataclass
@@ -59,6 +61,7 @@ class JobResult:
     workers: list[list[Event]] = field(default_factory=list)  # By rank.
     servers: list[list[Event]] = field(default_factory=list)  # By shard.
     used: dict[str, Used] = field(default_factory=dict)  # By name: "server0", "worker3".
+    training_cpu_s: float = 0.0  # Of all processes together during training_s(); looked at ten times a second.
 
     def steps(self, rank: int = 0) -> list[Event]:
         """Of a worker, in order."""
@@ -81,10 +84,14 @@ class JobResult:
 
         It is without the first step, which is longer than others.
         """
-        # A process counts `t` from its own start.
-        zeros = [process_start_unix_s(events) or 0.0 for events in self.workers]
-        times = [zero + step["t"] for rank, zero in enumerate(zeros) for step in self.steps(rank)]
-        return max(times) - min(times) if times else 0.0
+        begin_unix_s, end_unix_s = training_unix_s(self.workers)
+        return end_unix_s - begin_unix_s
+
+    def samples_per_s(self) -> float:
+        """Of all workers together in training_s(); 0 where nobody has made two steps."""
+        samples = sum(step["samples"] for rank in range(len(self.workers)) for step in self.steps(rank)[1:])
+        training_s = self.training_s()
+        return samples / training_s if training_s > 0 else 0.0
 
     @property
     def cpu_s(self) -> float:
@@ -118,7 +125,16 @@ def run_job(lab: Lab, spec: JobSpec) -> JobResult:
         [read_events(folder / f"worker{rank}.jsonl") for rank in range(spec.workers)],
         [read_events(folder / f"server{shard}.jsonl") for shard in range(spec.servers)],
         {name: Used(**used) for name, used in stored["used"].items()},
+        stored["training_cpu_s"],
     )
+
+
+def training_unix_s(workers: Sequence[list[Event]]) -> tuple[float, float]:
+    """When the first step of any worker had ended, and the last; twice 0 if there was none."""
+    # A process counts `t` from its own start.
+    zeros = [process_start_unix_s(events) or 0.0 for events in workers]
+    times = [zero + step["t"] for zero, events in zip(zeros, workers, strict=True) for step in named(events, "step")]
+    return (min(times), max(times)) if times else (0.0, 0.0)
 
 
 @cache
@@ -137,10 +153,10 @@ def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
 
 
 def _stored(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
-    """`wall_s` and, by process, what `used` it; None if there is nothing of this job."""
+    """What _Running.run() has returned; None if there is nothing of this job."""
     try:
         stored = json.loads((folder / "job.json").read_text())
-        return stored if stored["identity"] == identity and stored["wall_s"] > 0 and "used" in stored else None
+        return stored if stored["identity"] == identity and set(stored) >= _MEASURED else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -150,9 +166,10 @@ class _Running:
         self._lab, self._spec, self._folder = lab, spec, folder
         self._servers: list[Child] = []
         self._workers: list[Child] = []
+        self._clock = CpuClock()
 
     def run(self) -> dict[str, Any]:
-        """`wall_s` and, by process, what it `used`."""
+        """_MEASURED."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True)
@@ -162,7 +179,12 @@ class _Running:
             self._wait(lambda: not running(self._workers), self._spec.limit_s, "the workers")
             self._wait(lambda: not running(self._servers), END_LIMIT_S, "the servers, after the workers")
             wall_s = time.monotonic() - began
-            return {"wall_s": wall_s, "used": {one.name: _used(one) for one in [*self._servers, *self._workers]}}
+            begin, end = training_unix_s([read_events(self._folder / f"{one.name}.jsonl") for one in self._workers])
+            return {
+                "wall_s": wall_s,
+                "used": {one.name: _used(one) for one in [*self._servers, *self._workers]},
+                "training_cpu_s": round(self._clock.between_s(begin, end), 3),
+            }
         except OSError as error:
             raise ExperimentFailed(f"{self._spec.name}: {error.filename}: {error.strerror}") from None
         finally:
@@ -201,6 +223,7 @@ class _Running:
 
         def failed() -> Child | None:
             running([*self._servers, *self._workers])
+            self._clock.look([*self._servers, *self._workers])
             return next((one for one in [*self._servers, *self._workers] if one.status not in (None, 0)), None)
 
         def over() -> bool:
