@@ -162,6 +162,7 @@ def _job(lab: Lab, plan: Plan, setting: Setting, name: str, interval: int, more:
             *(f"--eval_every={setting.eval_epochs}", f"--save_weights={lab.folder / name / _WEIGHTS}", *more),
         ],
         shared_memory=True,
+        all_metrics=False,
     )
 
 

@@ -41,6 +41,8 @@ class JobSpec:
     worker_on: Callable[[int], list[str]] = lambda rank: []
     listen: Callable[[int], list[str]] = lambda shard: ["--listen=127.0.0.1:0"]
     shared_memory: bool = False  # Where workers wait there, they look again and again for a while.
+    # False, for a long job, whose files would be large: worker 0's metrics alone are written, and the others are empty.
+    all_metrics: bool = True
 
 
 @dataclass
@@ -149,6 +151,7 @@ def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
         "servers": [[*spec.server_on(k), *spec.listen(k), *spec.server] for k in range(spec.servers)],
         "workers": [[*spec.worker_on(k), *spec.worker, *spec.worker_own(k)] for k in range(spec.workers)],
         "shared_memory": spec.shared_memory,
+        "all_metrics": spec.all_metrics,
     }
 
 
@@ -206,8 +209,9 @@ class _Running:
             self._workers.append(self._child("ps_worker", f"worker{rank}", spec.worker_on(rank), flags))
 
     def _child(self, program: str, name: str, on: Sequence[str], flags: Sequence[str]) -> Child:
-        metrics = f"--metrics_file={self._folder / f'{name}.jsonl'}"
-        return Child(name, [*on, str(self._lab.bin / program), metrics, *flags], self._folder)
+        writes = self._spec.all_metrics or name == "worker0"
+        metrics = [f"--metrics_file={self._folder / f'{name}.jsonl'}"] if writes else []
+        return Child(name, [*on, str(self._lab.bin / program), *metrics, *flags], self._folder)
 
     def _address(self, server: Child) -> str:
         def said() -> str:
