@@ -20,6 +20,9 @@ constexpr int kNiceness = 10;  // About a tenth of a core that training wants to
 
 absl::StatusOr<std::unique_ptr<EvaluationThread>> EvaluationThread::Create(const Context& context) {
   if (context.data.test.size() == 0) return absl::InvalidArgumentError("--dataset: the test split has no samples");
+  if (context.keeps_best && context.data.validation.size() == 0) {
+    return absl::InvalidArgumentError("--keep_best=validation: the validation split has no samples");
+  }
   std::unique_ptr<EvaluationThread> made(new EvaluationThread(context));
   made->thread_ = std::thread([evaluation = made.get()] { evaluation->Run(); });
   return made;
@@ -45,12 +48,13 @@ absl::Status EvaluationThread::Add(const ConstTensors& weights, uint64_t step, u
   return Enqueue(weights, {.step = step, .version = version, .copied_t = SecondsSinceStart()}, /*last=*/false);
 }
 
-absl::StatusOr<Evaluation> EvaluationThread::Last(const ConstTensors& weights, uint64_t step, uint64_t version) {
+absl::StatusOr<EvaluationThread::Kept> EvaluationThread::Last(const ConstTensors& weights, uint64_t step,
+                                                              uint64_t version) {
   PS_RETURN_IF_ERROR(
       Enqueue(weights, {.step = step, .version = version, .copied_t = SecondsSinceStart()}, /*last=*/true));
   PS_RETURN_IF_ERROR(Drain());
   const MutexLock lock(mutex_);
-  return last_;
+  return kept_;
 }
 
 absl::Status EvaluationThread::Drain() {
@@ -116,18 +120,35 @@ absl::Status EvaluationThread::MakeReady() {
   return absl::OkStatus();
 }
 
-absl::Status EvaluationThread::Evaluate(const Copy& copy) {
+void EvaluationThread::Load(const Values& weights) {
+  for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
+    std::copy(weights[tensor].begin(), weights[tensor].end(), network_->parameters(tensor).begin());
+  }
+}
+
+absl::Status EvaluationThread::Evaluate(Copy& copy) {
   PS_RETURN_IF_ERROR(MakeReady());
   if (copy.weights.empty()) return absl::OkStatus();
   if (!std::exchange(keeps_samples_, true)) PS_RETURN_IF_ERROR(evaluator_->KeepSamples());
-  for (size_t tensor = 0; tensor < copy.weights.size(); ++tensor) {
-    std::copy(copy.weights[tensor].begin(), copy.weights[tensor].end(), network_->parameters(tensor).begin());
-  }
-  if (copy.last) PS_RETURN_IF_ERROR(evaluator_->Validation(copy.mark).status());
-  const absl::StatusOr<Evaluation> test = evaluator_->Test(copy.mark);
+  Load(copy.weights);
+  if (copy.last || context_.keeps_best) PS_RETURN_IF_ERROR(Validate(copy));
+  return copy.last ? TestKept(copy.mark) : evaluator_->Test(copy.mark).status();
+}
+
+absl::Status EvaluationThread::Validate(Copy& copy) {
+  const absl::StatusOr<Evaluation> validation = evaluator_->Validation(copy.mark);
+  if (!validation.ok()) return validation.status();
+  if (context_.keeps_best) KeepBest(copy.mark, *validation, std::move(copy.weights), best_);
+  return absl::OkStatus();
+}
+
+absl::Status EvaluationThread::TestKept(const Mark& last) {
+  const Mark mark = best_ != nullptr ? best_->mark : last;
+  if (best_ != nullptr) Load(best_->weights);
+  const absl::StatusOr<Evaluation> test = evaluator_->Test(mark);
   if (!test.ok()) return test.status();
   const MutexLock lock(mutex_);
-  if (copy.last) last_ = *test;
+  kept_ = {.mark = mark, .test = *test, .best = best_};
   return absl::OkStatus();
 }
 

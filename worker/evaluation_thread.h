@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "common/sync.h"
 #include "ps/client.h"
+#include "worker/best_weights.h"
 #include "worker/evaluator.h"
 #include "worker/model/device.h"
 
@@ -30,9 +31,20 @@ class EvaluationThread {
     const DeviceOptions& device;  // Never `auto`.
     uint32_t rank = 0;
     MetricsWriter& metrics;
+    // Every copy is evaluated on the validation split, too, and the best one (KeepBest) is what is tested at the end.
+    bool keeps_best = false;
   };
 
-  // What the context refers to must outlive it. INVALID_ARGUMENT if the test split has no samples.
+  // What training ends with.
+  struct Kept {
+    Mark mark;
+    Evaluation test;
+    // The weights of `mark`; null without keeps_best, or if no validation loss was finite: then `mark` is the last.
+    std::shared_ptr<const BestWeights> best;
+  };
+
+  // What the context refers to must outlive it. INVALID_ARGUMENT if the test split has no samples, or, with
+  // keeps_best, the validation split has none.
   static absl::StatusOr<std::unique_ptr<EvaluationThread>> Create(const Context& context);
   // Copies that wait are dropped, which is logged.
   ~EvaluationThread();
@@ -46,14 +58,15 @@ class EvaluationThread {
   // Copies the weights, to be evaluated on the test split. Waits while kMaxWaiting others do. Errors are those of
   // earlier evaluations; RESOURCE_EXHAUSTED if there is not enough memory.
   absl::Status Add(const ConstTensors& weights, uint64_t step, uint64_t version);
-  // The same, on both splits, and waits for it and all before: what was found on the test split.
-  absl::StatusOr<Evaluation> Last(const ConstTensors& weights, uint64_t step, uint64_t version);
+  // The same, on the validation split, and waits for it and all before; then evaluates on the test split what is kept:
+  // these weights, or, with keeps_best, the best of all that were added so far.
+  absl::StatusOr<Kept> Last(const ConstTensors& weights, uint64_t step, uint64_t version);
   // Waits until all that were added have been evaluated.
   absl::Status Drain();
 
  private:
   struct Copy {
-    std::vector<std::vector<float>> weights;  // None: there is only to be set up.
+    Values weights;  // None: there is only to be set up.
     Mark mark;
     bool last = false;
   };
@@ -62,7 +75,10 @@ class EvaluationThread {
   absl::Status Enqueue(const ConstTensors& weights, const Mark& mark, bool last);
   void Run();
   absl::Status MakeReady();
-  absl::Status Evaluate(const Copy& copy);
+  absl::Status Evaluate(Copy& copy);
+  absl::Status Validate(Copy& copy);
+  absl::Status TestKept(const Mark& last);
+  void Load(const Values& weights);
 
   const Context context_;
   // Of the thread. In the order in which they are made.
@@ -70,6 +86,7 @@ class EvaluationThread {
   std::unique_ptr<Network> network_;
   std::unique_ptr<Evaluator> evaluator_;
   bool keeps_samples_ = false;
+  std::shared_ptr<const BestWeights> best_;  // So far; null: none.
 
   Mutex mutex_;
   CondVar changed_;
@@ -77,7 +94,7 @@ class EvaluationThread {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);  // The first error. Nothing is evaluated after it.
-  Evaluation last_ ABSL_GUARDED_BY(mutex_);
+  Kept kept_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

@@ -48,6 +48,9 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, save_weights, "",
           "save the final weights to this safetensors file; only the lead does (the lowest live rank), so give it to "
           "all workers");
+ABSL_FLAG(std::string, keep_best, "",
+          "validation: of the weights that are evaluated every --eval_every epochs and at the end, test and save those "
+          "with the lowest loss on the --validation_split; empty: the last ones");
 ABSL_FLAG(std::string, dataset, "fashion-mnist",
           "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], function:sqrt_sin[,samples=N,test=N], "
           "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
@@ -120,6 +123,7 @@ WorkerOptions ReadPlainFlags() {
   options.eval_only = absl::GetFlag(FLAGS_eval_only);
   options.predict = absl::GetFlag(FLAGS_predict);
   options.save_weights = absl::GetFlag(FLAGS_save_weights);
+  options.keep_best = absl::GetFlag(FLAGS_keep_best);
   options.data.dataset = absl::GetFlag(FLAGS_dataset);
   options.data.data_dir = absl::GetFlag(FLAGS_data_dir);
   options.data.validation_split = absl::GetFlag(FLAGS_validation_split);
@@ -162,9 +166,9 @@ std::vector<IdleFlag> IdleFlags() {
        {"server", "job", "shared_memory", "name", "rank", "rejoin", "connect_timeout", "start_timeout"}) {
     idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
-  for (const char* flag :
-       {"param_groups", "decay_biases", "save_weights", "batch_size", "epochs", "steps", "eval_every", "shuffle",
-        "overlap", "experiment_step_time", "experiment_straggler", "experiment_delays", "experiment_staleness"}) {
+  for (const char* flag : {"param_groups", "decay_biases", "save_weights", "keep_best", "batch_size", "epochs", "steps",
+                           "eval_every", "shuffle", "overlap", "experiment_step_time", "experiment_straggler",
+                           "experiment_delays", "experiment_staleness"}) {
     idle.push_back({flag, eval_only, alone + " does not train"});
   }
   return idle;

@@ -20,6 +20,15 @@ void PrintTest(const Evaluation& test) {
   std::cout << absl::StrFormat("test loss: %.6g\n", test.loss);
 }
 
+// The hash is of what the servers have; what was tested and saved may be of an earlier version.
+std::string HashText(const TrainingResult& result) {
+  std::string text = ToString(result.weights_hash);
+  if (result.version != result.last_version) {
+    absl::StrAppendFormat(&text, " (of the servers' last version, %d)", result.last_version);
+  }
+  return text;
+}
+
 absl::Status Evaluate(const WorkerOptions& options) {
   const absl::StatusOr<EvaluatedWeights> evaluated = EvaluateOnly(options, WorkerFlagValues());
   if (!evaluated.ok()) return evaluated.status();
@@ -116,8 +125,10 @@ int main(int argc, char** argv) {
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->lead && !result->left_early) {
     PrintTest(result->test);
+    if (result->validation.has_value())
+      std::cout << absl::StrFormat("validation loss: %.6g\n", result->validation->loss);
     std::cout << "version: " << result->version << "\n";
-    if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << ToString(result->weights_hash) << "\n";
+    if (!result->weights_hash.hash.empty()) std::cout << "weights hash: " << HashText(*result) << "\n";
   }
   if (const absl::Status written = FlushOutput(); !written.ok()) {
     return Complain("ps_worker", written, kExitFailed);

@@ -25,6 +25,18 @@ void CheckBudget(const WorkerOptions& options, Problems& problems) {
                  absl::StrCat("warm_up_steps=", options.warm_up_steps, ": expected 0 or more"));
 }
 
+void CheckKeepBest(const WorkerOptions& options, Problems& problems) {
+  const std::string flag = absl::StrCat("--keep_best=", options.keep_best, ": ");
+  if (options.keep_best.empty()) return;
+  if (options.keep_best != "validation") {
+    return problems.Check(false, flag + "expected validation, or nothing, which keeps the last weights");
+  }
+  problems.Check(options.data.validation_split > 0,
+                 flag + "expected --validation_split above 0: the best are those with the lowest loss on that split");
+  problems.Check(options.eval_every > 0,
+                 flag + "expected --eval_every above 0: the best are chosen of those that are evaluated on the way");
+}
+
 bool SamePath(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code error;
@@ -65,6 +77,7 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
                  "--predict: expected --init_weights, which gives the weights to predict with");
   CheckFiles(options, problems);
   CheckBudget(options, problems);
+  CheckKeepBest(options, problems);
   return problems.ToStatus();
 }
 

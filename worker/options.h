@@ -30,6 +30,7 @@ struct WorkerOptions {
   bool eval_only = false;    // Nothing is done but to evaluate those; likewise the next.
   std::string predict;       // CSV, of what the network with those says of each sample.
   std::string save_weights;  // Safetensors; by the lead.
+  std::string keep_best;     // What is tested and saved at the end: the last weights, or the best on "validation".
   int64_t batch_size = 64;   // 0: full.
   double epochs = 1;         // Budget, unless steps is set.
   int64_t steps = 0;

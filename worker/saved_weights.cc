@@ -9,7 +9,7 @@
 
 namespace ps {
 
-absl::Status SaveWeights(const std::string& path, const Layout& layout, const MutableTensors& weights, uint64_t version,
+absl::Status SaveWeights(const std::string& path, const Layout& layout, const ConstTensors& weights, uint64_t version,
                          const Scaling& scaling) {
   if (path.empty()) return absl::OkStatus();
   std::vector<TensorView> tensors;

@@ -13,7 +13,7 @@ namespace ps {
 
 // Writes the layout's tensors to a safetensors file, whole or not at all, with `version` and what was done to the data
 // (Scaling::Metadata) as its metadata. No path writes nothing. The errors name --save_weights and the file.
-absl::Status SaveWeights(const std::string& path, const Layout& layout, const MutableTensors& weights, uint64_t version,
+absl::Status SaveWeights(const std::string& path, const Layout& layout, const ConstTensors& weights, uint64_t version,
                          const Scaling& scaling);
 
 }  // namespace ps

@@ -230,18 +230,32 @@ absl::Status Trainer::Finish() {
   if (!result_.lead) return evaluation_->Drain();
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
   if (!last.ok()) return last.status();
-  result_.version = last->version;
-  const absl::StatusOr<Evaluation> test =
-      evaluation_->Last({weights_.begin(), weights_.end()}, exchanges_->step(), last->version);
-  if (!test.ok()) return test.status();
-  result_.test = *test;
-  result_.end_status = Keep();
+  const ConstTensors weights(weights_.begin(), weights_.end());
+  const absl::StatusOr<EvaluationThread::Kept> kept = evaluation_->Last(weights, exchanges_->step(), last->version);
+  if (!kept.ok()) return kept.status();
+  result_.test = kept->test;
+  result_.version = kept->mark.version;
+  result_.last_version = last->version;
+  if (!options_.keep_best.empty()) TellKept(kept->best.get());
+  result_.end_status =
+      Keep(kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end()));
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Keep() {
+void Trainer::TellKept(const BestWeights* best) {
+  if (best == nullptr) {
+    spdlog::warn("--keep_best={}: no loss on the validation split was finite; kept the last version, {}",
+                 options_.keep_best, result_.last_version);
+    return;
+  }
+  result_.validation = best->validation;
+  spdlog::info("--keep_best={}: kept version {}, validation loss {:.6g}; the last is version {}", options_.keep_best,
+               result_.version, best->validation.loss, result_.last_version);
+}
+
+absl::Status Trainer::Keep(const ConstTensors& weights) {
   const absl::Status saved =
-      SaveWeights(options_.save_weights, network_->layout(), weights_, result_.version, prepared_.data.scaling);
+      SaveWeights(options_.save_weights, network_->layout(), weights, result_.version, prepared_.data.scaling);
   const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
   if (hashed.ok()) result_.weights_hash = *hashed;
   return saved.ok() ? hashed.status() : saved;

@@ -31,8 +31,11 @@ namespace ps {
 struct TrainingResult {
   uint32_t rank = 0;
   bool lead = false;
-  Evaluation test;  // The lead's only, as the next three.
-  uint64_t version = 0;
+  Evaluation test;            // The lead's only, as the next five.
+  uint64_t version = 0;       // That was tested and saved: the last, or with --keep_best the best.
+  uint64_t last_version = 0;  // Of the servers, which the hash is of.
+  // With --keep_best, of that version; unset: no validation loss was finite, and the last one is kept.
+  std::optional<Evaluation> validation;
   HashedWeights weights_hash;
   bool left_early = false;  // In order, since it was asked to: what the lead finds is not there.
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
@@ -83,8 +86,10 @@ class Trainer {
   absl::Status EvaluateOnTheWay();
 
   absl::Status Finish();
-  // Saves and hashes the weights, each whether or not the other fails.
-  absl::Status Keep();
+  // What --keep_best has come to; null: nothing was the best.
+  void TellKept(const BestWeights* best);
+  // Saves these weights and hashes the servers', each whether or not the other fails.
+  absl::Status Keep(const ConstTensors& weights);
   absl::Status Leave();
   absl::Status LeaveEarly();
   bool asked_to_leave() const { return leaves_in_order_ || client_->asked_to_leave(); }

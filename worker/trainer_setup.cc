@@ -124,7 +124,8 @@ absl::Status Trainer::MakeEvaluation() {
                                 .model = options_.model,
                                 .device = prepared_.device,
                                 .rank = client_->rank(),
-                                .metrics = *prepared_.metrics});
+                                .metrics = *prepared_.metrics,
+                                .keeps_best = !options_.keep_best.empty()});
   if (!evaluation.ok()) return evaluation.status();
   evaluation_ = *std::move(evaluation);
   return backend_->unified() ? absl::OkStatus() : evaluation_->SetUp();

@@ -8,4 +8,5 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-sys.path.append(str(REPOSITORY / "deploy/compare"))
+# First: one of its modules may have the name of an installed package.
+sys.path.insert(0, str(REPOSITORY / "deploy/compare"))

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-_LEAD = """Experiments that are often used to teach parallel training, run with this system. Each page has the parameters
-as they were published, our figures beside the published ones, and whether they agree. Each is one command, and
-`deploy/experiments/all.sh` runs all of them; on a machine without a GPU what needs one says "not measured"."""
+_LEAD = """Experiments that are often used to teach parallel training, run with this system. Each page has the
+parameters as they were published, our figures beside the published ones, and whether they agree. Each is one command,
+and `deploy/experiments/all.sh` runs all of them; on a machine without a GPU what needs one says "not measured"."""
 
 
 def write_index(folder: Path, names: Sequence[str]) -> Path:

@@ -7,12 +7,13 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from events import Event, named, read_events
+from cpu_clock import CpuClock
+from events import Event, named, process_start_unix_s, read_events
 from process import Child, end_all, running, wait_until
 
 from .lab import ExperimentFailed, Lab
@@ -21,6 +22,7 @@ START_LIMIT_S = 30.0  # For a server to listen.
 END_LIMIT_S = 60.0  # For the servers to end after the workers.
 GRACE_S = 10.0  # For a process to end after SIGTERM, before SIGKILL.
 _LISTENING = "listening on "
+_MEASURED = {"wall_s", "used", "training_cpu_s"}  # Of a job's processes, stored beside what their metrics say.
 
 
 @dataclass
@@ -39,6 +41,17 @@ class JobSpec:
     worker_on: Callable[[int], list[str]] = lambda rank: []
     listen: Callable[[int], list[str]] = lambda shard: ["--listen=127.0.0.1:0"]
     shared_memory: bool = False  # Where workers wait there, they look again and again for a while.
+    # False, for a long job, whose files would be large: worker 0's metrics alone are written, and the others are empty.
+    all_metrics: bool = True
+
+
+@dataclass
+class Used:
+    """What a process took of the processors, from its start to its end."""
+
+    cpu_s: float
+    waits: int  # How often a thread gave its processor up, to wait or to let others run;
+    preemptions: int  # and how often one had to leave it to somebody else.
 
 
 @dataclass
@@ -49,6 +62,8 @@ class JobResult:
     wall_s: float  # From the first start to the last end.
     workers: list[list[Event]] = field(default_factory=list)  # By rank.
     servers: list[list[Event]] = field(default_factory=list)  # By shard.
+    used: dict[str, Used] = field(default_factory=dict)  # By name: "server0", "worker3".
+    training_cpu_s: float = 0.0  # Of all processes together during training_s(); looked at ten times a second.
 
     def steps(self, rank: int = 0) -> list[Event]:
         """Of a worker, in order."""
@@ -71,8 +86,19 @@ class JobResult:
 
         It is without the first step, which is longer than others.
         """
-        times = [step["t"] for rank in range(len(self.workers)) for step in self.steps(rank)]
-        return max(times) - min(times) if times else 0.0
+        begin_unix_s, end_unix_s = training_unix_s(self.workers)
+        return end_unix_s - begin_unix_s
+
+    def samples_per_s(self) -> float:
+        """Of all workers together in training_s(); 0 where nobody has made two steps."""
+        samples = sum(step["samples"] for rank in range(len(self.workers)) for step in self.steps(rank)[1:])
+        training_s = self.training_s()
+        return samples / training_s if training_s > 0 else 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all processes."""
+        return sum(used.cpu_s for used in self.used.values())
 
     def weights_hash(self) -> str:
         """As the lead printed it. Empty if nobody did."""
@@ -93,14 +119,24 @@ def run_job(lab: Lab, spec: JobSpec) -> JobResult:
     stored = _stored(folder, identity)
     if stored is None:
         stored = _Running(lab, spec, folder).run()
-        (folder / "job.json").write_text(json.dumps({"identity": identity, "wall_s": stored}, indent=1) + "\n")
-        lab.say(f"{spec.name}: {stored:.1f} s")
+        (folder / "job.json").write_text(json.dumps({"identity": identity, **stored}, indent=1) + "\n")
+        lab.say(f"{spec.name}: {stored['wall_s']:.1f} s")
     return JobResult(
         folder,
-        stored,
+        stored["wall_s"],
         [read_events(folder / f"worker{rank}.jsonl") for rank in range(spec.workers)],
         [read_events(folder / f"server{shard}.jsonl") for shard in range(spec.servers)],
+        {name: Used(**used) for name, used in stored["used"].items()},
+        stored["training_cpu_s"],
     )
+
+
+def training_unix_s(workers: Sequence[list[Event]]) -> tuple[float, float]:
+    """When the first step of any worker had ended, and the last; twice 0 if there was none."""
+    # A process counts `t` from its own start.
+    zeros = [process_start_unix_s(events) or 0.0 for events in workers]
+    times = [zero + step["t"] for zero, events in zip(zeros, workers, strict=True) for step in named(events, "step")]
+    return (min(times), max(times)) if times else (0.0, 0.0)
 
 
 @cache
@@ -115,13 +151,15 @@ def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
         "servers": [[*spec.server_on(k), *spec.listen(k), *spec.server] for k in range(spec.servers)],
         "workers": [[*spec.worker_on(k), *spec.worker, *spec.worker_own(k)] for k in range(spec.workers)],
         "shared_memory": spec.shared_memory,
+        "all_metrics": spec.all_metrics,
     }
 
 
-def _stored(folder: Path, identity: dict[str, Any]) -> float | None:
+def _stored(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """What _Running.run() has returned; None if there is nothing of this job."""
     try:
         stored = json.loads((folder / "job.json").read_text())
-        return float(stored["wall_s"]) if stored["identity"] == identity else None
+        return stored if stored["identity"] == identity and set(stored) >= _MEASURED else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -131,8 +169,10 @@ class _Running:
         self._lab, self._spec, self._folder = lab, spec, folder
         self._servers: list[Child] = []
         self._workers: list[Child] = []
+        self._clock = CpuClock()
 
-    def run(self) -> float:
+    def run(self) -> dict[str, Any]:
+        """_MEASURED."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
         self._folder.mkdir(parents=True)
@@ -141,7 +181,13 @@ class _Running:
             self._start()
             self._wait(lambda: not running(self._workers), self._spec.limit_s, "the workers")
             self._wait(lambda: not running(self._servers), END_LIMIT_S, "the servers, after the workers")
-            return time.monotonic() - began
+            wall_s = time.monotonic() - began
+            begin, end = training_unix_s([read_events(self._folder / f"{one.name}.jsonl") for one in self._workers])
+            return {
+                "wall_s": wall_s,
+                "used": {one.name: _used(one) for one in [*self._servers, *self._workers]},
+                "training_cpu_s": round(self._clock.between_s(begin, end), 3),
+            }
         except OSError as error:
             raise ExperimentFailed(f"{self._spec.name}: {error.filename}: {error.strerror}") from None
         finally:
@@ -163,8 +209,9 @@ class _Running:
             self._workers.append(self._child("ps_worker", f"worker{rank}", spec.worker_on(rank), flags))
 
     def _child(self, program: str, name: str, on: Sequence[str], flags: Sequence[str]) -> Child:
-        metrics = f"--metrics_file={self._folder / f'{name}.jsonl'}"
-        return Child(name, [*on, str(self._lab.bin / program), metrics, *flags], self._folder)
+        writes = self._spec.all_metrics or name == "worker0"
+        metrics = [f"--metrics_file={self._folder / f'{name}.jsonl'}"] if writes else []
+        return Child(name, [*on, str(self._lab.bin / program), *metrics, *flags], self._folder)
 
     def _address(self, server: Child) -> str:
         def said() -> str:
@@ -180,6 +227,7 @@ class _Running:
 
         def failed() -> Child | None:
             running([*self._servers, *self._workers])
+            self._clock.look([*self._servers, *self._workers])
             return next((one for one in [*self._servers, *self._workers] if one.status not in (None, 0)), None)
 
         def over() -> bool:
@@ -192,6 +240,10 @@ class _Running:
             raise ExperimentFailed(f"{self._spec.name}: {blamed.name} {blamed.ending()}: {last_line(blamed.log)}")
         if not in_time:
             raise ExperimentFailed(f"{self._spec.name}: waited {limit_s:g} s for {what}; logs in {self._folder}")
+
+
+def _used(ended: Child) -> dict[str, Any]:
+    return asdict(Used(round(ended.cpu_s, 3), ended.waits, ended.preemptions))
 
 
 def last_line(log: Path) -> str:

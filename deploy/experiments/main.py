@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--pages", type=Path, help="folder for the pages (default: OUTPUT/pages)")
     parser.add_argument("--bin", type=Path, default=REPOSITORY / "build/bin", help="folder of the programs")
     parser.add_argument("--data_dir", default=_shared_data(), help="folder that holds mnist/, as of ps_worker")
-    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch, for what runs beside ours")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch, for runs beside ours")
     options = parser.parse_args(arguments)
     names = NAMES if "all" in options.names else tuple(dict.fromkeys(options.names))
     for program in ("ps_server", "ps_worker", "ps_bench"):

@@ -1,6 +1,7 @@
 #include "worker/evaluation_thread.h"
 
 #include <cmath>
+#include <limits>
 
 #include "tests/catch.h"
 #include "tests/worker/metrics_lines.h"
@@ -25,8 +26,17 @@ struct Evaluated {
   ModelOptions model = {.widths = {2, 2}};
   DeviceOptions device;
   MetricsLines metrics;
-  std::unique_ptr<EvaluationThread> thread = *EvaluationThread::Create(
-      {.data = data, .model = model, .device = device, .rank = 0, .metrics = metrics.writer()});
+  bool keeps_best = false;
+  std::unique_ptr<EvaluationThread> thread = *EvaluationThread::Create(Context());
+
+  EvaluationThread::Context Context() {
+    return {.data = data,
+            .model = model,
+            .device = device,
+            .rank = 0,
+            .metrics = metrics.writer(),
+            .keeps_best = keeps_best};
+  }
 
   // Weights that answer all rightly, with this margin.
   std::vector<float> weight = {1, 0, 0, 1};
@@ -46,10 +56,10 @@ TEST_CASE("Copies are evaluated in order as they were when they were added, howe
     const auto version = static_cast<uint64_t>(i);
     REQUIRE(evaluated.thread->Add(evaluated.Weights(static_cast<float>(i)), version + 5, version).ok());
   }
-  const absl::StatusOr<Evaluation> last = evaluated.thread->Last(evaluated.Weights(20), 100, 90);
+  const absl::StatusOr<EvaluationThread::Kept> last = evaluated.thread->Last(evaluated.Weights(20), 100, 90);
   REQUIRE(last.ok());
-  CHECK(last->accuracy == 1.0);
-  CHECK(std::abs(last->loss - LossOf(20)) < 1e-6);
+  CHECK(last->test.accuracy == 1.0);
+  CHECK(std::abs(last->test.loss - LossOf(20)) < 1e-6);
   evaluated.thread = nullptr;
   const auto lines = evaluated.metrics.Take();
   REQUIRE(lines.size() == kCopies + 2);
@@ -80,12 +90,60 @@ TEST_CASE("What has been evaluated is written when Drain returns") {
 TEST_CASE("A test split without samples is refused") {
   Evaluated evaluated;
   evaluated.data.test = {};
-  CHECK(absl::IsInvalidArgument(EvaluationThread::Create({.data = evaluated.data,
-                                                          .model = evaluated.model,
-                                                          .device = evaluated.device,
-                                                          .rank = 0,
-                                                          .metrics = evaluated.metrics.writer()})
-                                    .status()));
+  CHECK(absl::IsInvalidArgument(EvaluationThread::Create(evaluated.Context()).status()));
+}
+
+TEST_CASE("Without a validation split there is no best to keep") {
+  Evaluated evaluated;
+  evaluated.data.validation = {};
+  CHECK(EvaluationThread::Create(evaluated.Context()).ok());
+  evaluated.keeps_best = true;
+  CHECK(absl::IsInvalidArgument(EvaluationThread::Create(evaluated.Context()).status()));
+}
+
+TEST_CASE("The weights with the lowest validation loss are kept and tested, the last ones among them") {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  struct Case {
+    std::vector<float> margins;  // Those of the last are the last weights'.
+    size_t best;
+  };
+  for (const Case& each : {Case{{1, 3, 2}, 1}, Case{{1, 2, 3}, 2}, Case{{kNan, 1, -1}, 1}, Case{{2, 2, kNan}, 0}}) {
+    Evaluated evaluated;
+    evaluated.keeps_best = true;
+    evaluated.thread = *EvaluationThread::Create(evaluated.Context());
+    for (size_t i = 0; i + 1 < each.margins.size(); ++i) {
+      REQUIRE(evaluated.thread->Add(evaluated.Weights(each.margins[i]), i + 5, i).ok());
+    }
+    const size_t last = each.margins.size() - 1;
+    const auto kept = evaluated.thread->Last(evaluated.Weights(each.margins[last]), last + 5, last);
+    REQUIRE(kept.ok());
+    const float margin = each.margins[each.best];
+    CHECK(kept->mark.version == each.best);
+    CHECK(kept->mark.step == each.best + 5);
+    REQUIRE(kept->best != nullptr);
+    CHECK(kept->best->weights == Values{{margin, 0, 0, margin}, {0, 0}});
+    CHECK(std::abs(kept->best->validation.loss - LossOf(margin)) < 1e-6);
+    CHECK(std::abs(kept->test.loss - LossOf(margin)) < 1e-6);
+    evaluated.thread = nullptr;
+    const auto lines = evaluated.metrics.Take();
+    REQUIRE(lines.size() == 2 * each.margins.size());  // Each on the validation split, then on the test split.
+    CHECK(lines.back()["split"] == "test");
+    CHECK(lines.back()["version"] == each.best);
+    CHECK(lines[lines.size() - 2]["split"] == "validation");
+    CHECK(lines[lines.size() - 2]["version"] == last);
+  }
+}
+
+TEST_CASE("Where no validation loss is finite the last weights are kept") {
+  Evaluated evaluated;
+  evaluated.keeps_best = true;
+  evaluated.thread = *EvaluationThread::Create(evaluated.Context());
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  REQUIRE(evaluated.thread->Add(evaluated.Weights(kNan), 1, 1).ok());
+  const auto kept = evaluated.thread->Last(evaluated.Weights(kNan), 2, 2);
+  REQUIRE(kept.ok());
+  CHECK(kept->mark.version == 2);
+  CHECK(kept->best == nullptr);
 }
 
 TEST_CASE("A network that cannot be made is the error of what was added, and of what is added later") {

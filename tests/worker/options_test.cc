@@ -63,6 +63,19 @@ TEST_CASE("Weights and metrics have files of their own") {
   CHECK(ValidateWorkerOptions(options).ok());
 }
 
+TEST_CASE("The best weights are kept only where there is a validation split, and evaluations to choose from") {
+  WorkerOptions options;
+  options.keep_best = "test";
+  CHECK(Problem(options) == "--keep_best=test: expected validation, or nothing, which keeps the last weights");
+  options.keep_best = "validation";
+  const std::string text = Problem(options);
+  CHECK(text.find("--keep_best=validation: expected --validation_split above 0") != std::string::npos);
+  CHECK(text.find("--keep_best=validation: expected --eval_every above 0") != std::string::npos);
+  options.data.validation_split = 0.1;
+  options.eval_every = 1;
+  CHECK(ValidateWorkerOptions(options).ok());
+}
+
 TEST_CASE("A trainer refuses what the flags refuse before it does anything") {
   WorkerOptions options;
   options.data.dataset = "csv:no-such-file";

@@ -30,7 +30,7 @@ TEST_CASE("Saved weights are read again as initial weights, and say their versio
 
 TEST_CASE("Without a path nothing is saved, and a path that cannot be written is named with its flag") {
   Values values = {{1, -2}, {0.5F}};
-  const MutableTensors weights = {values[0], values[1]};
+  const ConstTensors weights = {values[0], values[1]};
   CHECK(SaveWeights("", kLayout, weights, 0, {}).ok());
   const std::string text = Message(SaveWeights("/no/such/folder/w", kLayout, weights, 0, {}));
   CHECK(text.rfind("--save_weights: ", 0) == 0);
