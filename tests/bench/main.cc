@@ -16,6 +16,7 @@
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/faults_bench.h"
 #include "tests/bench/gemm_bench.h"
+#include "tests/bench/loss_bench.h"
 #include "tests/bench/network_bench.h"
 #include "tests/bench/optimizers_bench.h"
 #include "tests/bench/train_bench.h"
@@ -65,6 +66,8 @@ constexpr char kUsage[] =
     "  faults     what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on "
     "when\n"
     "             its server was killed\n"
+    "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
+    "             replaced\n"
     "  network    round-trip time and bandwidth in both directions to --server";
 
 absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
@@ -207,6 +210,7 @@ Layout ExchangedModel() {
 
 absl::Status Run(const std::string& command) {
   if (command == "gemm") return RunGemm();
+  if (command == "lost_worker") return RunLostWorker(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes));
   if (command == "train") {
     const absl::StatusOr<DeviceOptions> device = Device();
     if (!device.ok()) return device.status();
@@ -228,12 +232,14 @@ absl::Status Run(const std::string& command) {
       : command == "faults"     ? RunFaultsBench({.bytes = absl::GetFlag(FLAGS_bytes) / 8 * 8,
                                                   .dir = absl::GetFlag(FLAGS_dir),
                                                   .hundreds = absl::GetFlag(FLAGS_repeats)})
-                                : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
-                                                    .layout = ExchangedModel(),
-                                                    .workers = absl::GetFlag(FLAGS_workers),
-                                                    .servers = absl::GetFlag(FLAGS_servers),
-                                                    .op = absl::GetFlag(FLAGS_op),
-                                                    .repeats = absl::GetFlag(FLAGS_repeats)});
+      : command == "losses"
+          ? RunLossBench({.bytes = absl::GetFlag(FLAGS_bytes), .repeats = absl::GetFlag(FLAGS_repeats)})
+          : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
+                              .layout = ExchangedModel(),
+                              .workers = absl::GetFlag(FLAGS_workers),
+                              .servers = absl::GetFlag(FLAGS_servers),
+                              .op = absl::GetFlag(FLAGS_op),
+                              .repeats = absl::GetFlag(FLAGS_repeats)});
   if (rows.ok()) PrintMeasurements(*rows);
   return rows.status();
 }
@@ -248,7 +254,7 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
-      command != "optimizers" && command != "faults") {
+      command != "optimizers" && command != "faults" && command != "losses" && command != "lost_worker") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

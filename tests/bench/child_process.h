@@ -1,0 +1,41 @@
+// A program beside ps_bench's own, as a process that can be stopped and killed.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ps {
+
+// Killed and reaped at the latest when it goes out of scope.
+class ChildProcess {
+ public:
+  // A program in the folder of this one.
+  static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::string& program,
+                                                             const std::vector<std::string>& flags);
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  // The next line that it prints; empty if it ends before. Waits for it.
+  std::string ReadLine() const;
+  void Signal(int signal) const;
+  // SIGKILL; returns when it is gone.
+  void Kill();
+  // Waits until it ends by itself. INTERNAL if that is not with exit status 0.
+  absl::Status Wait();
+
+ private:
+  explicit ChildProcess(std::string program) : program_(std::move(program)) {}
+
+  const std::string program_;
+  pid_t pid_ = -1;
+  int out_ = -1;
+};
+
+}  // namespace ps
