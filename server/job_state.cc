@@ -169,7 +169,7 @@ uint64_t JobState::StartStep(const Member& member) const {
     // A checkpoint that has steps of others has all of them: this rank had not pushed.
     if (member.first_step.has_value()) return restored_steps_.empty() ? *member.first_step : 0;
   }
-  return mode().StartStep(shards_.highest_step(), shards_.applied_version(0));
+  return mode().StartStep(shards_.highest_step(), shards_.next_version(0));
 }
 
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
@@ -389,7 +389,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
-    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.applied_version(0)));
+    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
     SetPhase(v1::PHASE_RUNNING, "");
   }
   if (phase_ == v1::PHASE_RUNNING && members_.all_done() && replacements_.empty()) finishing_ = true;

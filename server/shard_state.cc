@@ -216,6 +216,7 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_initialised(parameters != nullptr && parameters->initialised());
   report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
   report->set_highest_step(pushes.HighestStep());
+  if (mode->synchronous()) report->set_gathering_step(mode->step());
   report->set_waiting_for(stall.text());
   report->set_dropped_samples(pushes.dropped_samples());
   if (const auto told = updater.told_learning_rate(); told.has_value()) report->set_learning_rate(*told);

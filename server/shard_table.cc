@@ -80,6 +80,7 @@ ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& re
   news.applied = report.applied_version() > shard.applied_version;
   shard.acknowledged_view = std::max(shard.acknowledged_view, report.acknowledged_view());
   shard.applied_version = std::max(shard.applied_version, report.applied_version());
+  shard.gathering_step = std::max(shard.gathering_step, report.gathering_step());
   shard.highest_step = std::max(shard.highest_step, report.highest_step());
   shard.waiting_for = report.waiting_for();
   const bool of_this_model = layout_view.has_value() && report.acknowledged_view() >= *layout_view;

@@ -2,6 +2,7 @@
 // its initial values. Pure: no locks, no I/O, and time is passed in.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -50,6 +51,10 @@ class ShardTable {
   bool AllAcknowledge(uint64_t view) const;
   uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
+  // The step that it gathers, or, where it gathers none, its version.
+  uint64_t next_version(uint32_t shard) const {
+    return std::max(shards_[shard].applied_version, shards_[shard].gathering_step);
+  }
   uint64_t lowest_applied_version() const;
   // What an update on the first such shard has been waiting for, if for long; else empty.
   std::string waiting_for() const;
@@ -71,6 +76,7 @@ class ShardTable {
     uint64_t acknowledged_view = 0;
     bool initialised = false;
     uint64_t applied_version = 0;
+    uint64_t gathering_step = 0;
     uint64_t highest_step = 0;
     std::string waiting_for;
     TimePoint gone_since;

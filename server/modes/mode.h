@@ -144,7 +144,7 @@ class Mode {
   virtual LossAction OnLoss() const = 0;
 
   // The step at which a worker that joins now starts; `highest` is one more than the highest step that any shard has
-  // complete, `applied` the version of a shard that decides by itself.
+  // complete, `applied` the version of a shard that decides by itself, with the step that it has decided on already.
   virtual uint64_t StartStep(uint64_t highest, uint64_t applied) const = 0;
 
   // ---- The version in the making

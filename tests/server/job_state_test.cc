@@ -103,6 +103,31 @@ TEST_CASE("Who joined before the job ran begins where it began, also if others h
   CHECK(member->start_step == 3);
 }
 
+TEST_CASE(
+    "Who takes a rank in bsp begins at the step that is gathered, not at one that is decided and not applied yet") {
+  const ModeOptions mode = {.name = "bsp", .on_worker_loss = "continue"};
+  JobState job({.num_workers = 1, .mode = mode}, MakeMode(mode, 1));
+  const TimePoint now = TimePoint() + std::chrono::hours(1);
+  v1::Registration registration;
+  registration.set_protocol(v1::PROTOCOL_VERSION_1);
+  registration.set_job("default");
+  REQUIRE(job.RegisterShard(registration, now).ok());
+  const auto joined = job.Join(JoinRequest("a"), /*room=*/true, now);
+  REQUIRE(joined.ok());
+  job.NextView(now);
+  v1::ShardReport report;
+  report.set_initialised(true);
+  report.set_acknowledged_view(job.view());
+  report.set_applied_version(5);
+  report.set_gathering_step(6);
+  if (job.OnReport(0, report, now).view_is_due) job.NextView(now);
+  const auto newcomer = job.Join(JoinRequest("a"), /*room=*/true, now);
+  REQUIRE(newcomer.ok());
+  Member* const member = job.Find(newcomer->member.rank, newcomer->member.incarnation);
+  job.Begin(member, now);
+  CHECK(member->start_step == 6);
+}
+
 TEST_CASE("A mode that fails on a loss ends the job with the worker's name") {
   RunningJob running(LossAction::kFail);
   running.Leave(running.ids[1]);
