@@ -1,4 +1,5 @@
 """What the tests of the experiments share: running one in its quick form, and reading its page."""
+# ruff: noqa: PT009 (these tests need no pytest)
 
 from __future__ import annotations
 
