@@ -81,9 +81,9 @@ def _idle(compute_s: dict[int, float]) -> list[str]:
         "computing one sends each layer's gradient as soon as it is there; and idling ends some hundredths of a "
         "millisecond late, which the tables show as computing.",
         f"In `bsp` all workers exchange at the same time, and here share {len(cores())} cores for it. The tables say "
-        "how busy a job's processes kept all cores, on the whole and if only the rest of a step counts, in which nobody "
-        f"computes. Above {BUSY_SHARE:.0%} of the latter the cores and not the system may have set the pace: the "
-        "speed-up is a lower bound of what so many machines have, and is compared only where it is not below the "
+        "how busy a job's processes kept all cores, on the whole and if only the rest of a step counts, in which "
+        f"nobody computes. Above {BUSY_SHARE:.0%} of the latter the cores and not the system may have set the pace: "
+        "the speed-up is a lower bound of what so many machines have, and is compared only where it is not below the "
         "published one. With shared memory that is a strict measure, since who waits for the other side looks again "
         "and again for up to a millisecond before it sleeps, and lets others run meanwhile.",
     ]
@@ -93,8 +93,8 @@ def _real() -> str:
     return (
         f"Each worker is bound to a core of its own, of the machine's {len(cores())}. The server either has another "
         "core to itself, so that there is one less for workers, or it runs on the workers' cores and nowhere else, so "
-        "that one worker shares its one core with it. Sending overlaps with computing here, as it does by default: what a "
-        "worker sends while it computes counts as computing."
+        "that one worker shares its one core with it. Sending overlaps with computing here, as it does by default: "
+        "what a worker sends while it computes counts as computing."
     )
 
 
