@@ -73,7 +73,7 @@ def numbers(lab: Lab) -> tuple[int, ...]:
 
 def rounds(lab: Lab) -> int:
     """How often each setup runs, by turns."""
-    return lab.pick(3, 1)
+    return lab.pick(4, 1)
 
 
 def first_batches(lab: Lab) -> int:

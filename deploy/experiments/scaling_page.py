@@ -123,7 +123,8 @@ def _rest(setup: Setup) -> str:
 
 
 def _numbers(points: Sequence[Point]) -> str:
-    return " and with ".join(str(point.workers) for point in points)
+    *first, last = [str(point.workers) for point in points]
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _ms(seconds: Sequence[float]) -> str:
@@ -153,7 +154,7 @@ def details(line: Setup, points: Sequence[Point]) -> Table:
             [
                 str(point.workers),
                 spread_text(one.seconds),
-                _interval(point.speed_up),
+                _interval(point.speed_up) if point.workers > 1 else "1.00",
                 f"{1 / point.longer:.0%}",
                 _ms(one.step_s),
                 _ms(one.computing_s),
