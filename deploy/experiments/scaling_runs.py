@@ -79,7 +79,7 @@ def workers(lab: Lab) -> tuple[int, ...]:
 
 def passes(lab: Lab) -> int:
     """Over the data, by all workers together: the fixed work."""
-    return lab.pick(64, 4)
+    return lab.pick(64, 2)
 
 
 def rounds(lab: Lab) -> int:
