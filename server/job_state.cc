@@ -30,7 +30,8 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
           options.schedule),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
-      runs_(options.hands_out_runs, steps_.mode().policy()) {
+      runs_(options.hands_out_runs, steps_.mode().policy()),
+      own_data_(options.num_workers) {
   if (!options_.checkpoints.has_value()) return;
   awaits_first_checkpoint_ = restored() == nullptr || !restored()->is_own;
   if (restored() != nullptr) Restore(*restored());
@@ -119,6 +120,10 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
   if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  // Before the model, which differs as well where data do.
+  if (request.has_own_data() && request.job() == options_.job) {
+    PS_RETURN_IF_ERROR(own_data_.CheckKind(request.own_data()));
+  }
   PS_RETURN_IF_ERROR(terms_.CheckSame(request));
   if (!room) return absl::ResourceExhaustedError("too many workers are joining at once");
   if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
@@ -132,8 +137,11 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     return Joined{.member = *member, .view = view_, .is_repeat = true};
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
-  const absl::StatusOr<Member*> joined = members_.Join(
-      request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name(), claim, request.host(), now);
+  const std::string name = request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name();
+  const absl::StatusOr<uint32_t> rank = members_.FindRank(name, claim);
+  if (!rank.ok()) return rank.status();
+  if (request.has_own_data()) PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+  const absl::StatusOr<Member*> joined = members_.Join(name, claim, request.host(), now);
   if (!joined.ok()) return joined.status();
   (*joined)->join_request_id = request.join_request_id();
   (*joined)->watches = request.watches();
@@ -141,6 +149,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (phase_ == v1::PHASE_RUNNING && !(*joined)->replaced.empty()) restored_steps_.erase((*joined)->rank);
   if (!plan().has_value()) layout_view_ = view_ + 1;
   terms_.Fix(request);
+  if (request.has_own_data()) AddOwnData(*rank, request.own_data());
   const Member& member = **joined;
   spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
                options_.num_workers, member.incarnation,
@@ -265,10 +274,12 @@ absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint 
 
 void JobState::RemoveMember(const Member& member) {
   Dismiss(member.rank);
+  own_data_.Remove(member.rank);
   if (phase_ != v1::PHASE_GATHERING || !members_.members().empty() || !plan().has_value()) return;
   if (restored() != nullptr) return;
   // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   terms_.Reset();
+  own_data_.Reset();
   initialiser_.reset();
   layout_view_ = view_ + 1;
   shards_.ForgetInitialValues();

@@ -17,8 +17,7 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
   return std::nullopt;
 }
 
-absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
-                                         const std::string& host, TimePoint now) {
+absl::StatusOr<uint32_t> Membership::FindRank(const std::string& name, std::optional<uint32_t> claim) const {
   std::optional<uint32_t> rank;
   const auto same_name =
       std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
@@ -45,6 +44,13 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
     return absl::FailedPreconditionError(
         absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
   }
+  return *rank;
+}
+
+absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
+                                         const std::string& host, TimePoint now) {
+  const absl::StatusOr<uint32_t> rank = FindRank(name, claim);
+  if (!rank.ok()) return rank.status();
   Member& member = members_[*rank];
   std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";
   member = {.rank = *rank,

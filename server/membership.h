@@ -40,10 +40,11 @@ class Membership {
  public:
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
-  // Registers a worker. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the
-  // rank that it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full,
-  // ALREADY_EXISTS if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such
-  // rank.
+  // The rank that a worker gets which joins, and that it does. A live worker of the same name is replaced: same rank,
+  // higher incarnation. Else it gets the rank that it claims, which may be a suspect's, or the lowest free one.
+  // FAILED_PRECONDITION if the job is full, ALREADY_EXISTS if somebody else holds the rank or the name holds another
+  // one, INVALID_ARGUMENT if there is no such rank.
+  absl::StatusOr<uint32_t> FindRank(const std::string& name, std::optional<uint32_t> claim) const;
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
                                TimePoint now);
 

@@ -60,6 +60,8 @@ class Trainer {
   absl::Status JoinAgain();
   // Of the generation's steps, to the result.
   void AddTotals();
+  // With --data=own: prepares this worker's samples by what all workers have. Also in trainer_setup.cc.
+  absl::Status TakeDataOfAll();
   // Once the rank is known: the backend, the network, the batches. In trainer_setup.cc, as what it calls.
   absl::Status SetUp();
   absl::Status MakeSource();
@@ -93,7 +95,8 @@ class Trainer {
   // beginning; random ones are made only after the job has accepted the model, which then fits into memory.
   Preparation prepared_;
   ClientOptions client_options_;  // Of the first join.
-  bool told_start_ = false;       // In the metrics.
+  std::optional<DataSummary> data_of_all_;
+  bool told_start_ = false;  // In the metrics.
   bool joined_again_ = false;
   uint64_t last_step_ = 0;  // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
