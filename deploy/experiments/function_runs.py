@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -94,7 +95,9 @@ class Training:
 
     interval: int
     seed: int
-    losses: list[tuple[float, float]] = field(default_factory=list)  # Epochs, and the loss over all samples.
+    losses: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # Epochs, and the loss over all samples, or infinity.
     # By leg.
     leg_ends: list[float] = field(default_factory=list)  # Epochs.
     thousand_epochs_s: list[float] = field(default_factory=list)
@@ -191,7 +194,8 @@ def _add(training: Training, plan: Plan, setting: Setting, result: JobResult, ep
     found = result.evaluations()
     if len(found) != len(moments):
         raise ExperimentFailed(f"{result.folder.name}: {len(found)} evaluations instead of {len(moments)}")
-    training.losses += [(before + at, event["loss"]) for at, event in zip(moments, found, strict=True)]
+    losses = [math.inf if event["loss"] is None else event["loss"] for event in found]
+    training.losses += [(before + at, loss) for at, loss in zip(moments, losses, strict=True)]
     training.leg_ends.append(before + epochs)
     steps = result.steps()
     batch_s = (steps[-1]["t"] - steps[0]["t"]) / (len(steps) - 1)

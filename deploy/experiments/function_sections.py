@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from . import function_plots as plots
@@ -134,7 +135,7 @@ def _at(training: Training | None, epochs: float) -> str:
     if training is None:
         return _NOT_RUN
     loss = training.loss_at(epochs)
-    return "diverged" if loss is None else f"{loss:.3f}"
+    return "diverged" if loss is None or math.isinf(loss) else f"{loss:.3f}"
 
 
 def _batches(results: Results) -> Section:
@@ -177,16 +178,20 @@ def _gloo(results: Results) -> Section:
         return Section("The same by PyTorch over Gloo", [text, f"{NOT_MEASURED.capitalize()}: {gloo.missing}."])
     rows, close = [], True
     for interval, theirs in gloo.batch_losses.items():
-        apart = [abs(a - b) / abs(b) for a, b in zip(results.first(interval).batch_losses, theirs, strict=True)]
+        ours = results.first(interval).batch_losses
+        if not ours:
+            continue  # It has diverged.
+        apart = [abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True)]
         first = max(apart[: _FIRST_EPOCHS * plan.batches_per_epoch])
         close = close and first <= _CLOSE
         rows.append([how_often(interval), f"{first:.1e}", f"{max(apart):.1e}", f"{len(apart):,}"])
     columns = [_INTERVAL, f"first {_FIRST_EPOCHS} epochs", "all", "batches compared"]
+    bound = f"more than {100 * _CLOSE:g} %"
     verdict = (
-        f"Both programs compute the same: in the first {_FIRST_EPOCHS} epochs no loss differs by more than "
-        f"{_CLOSE:.1%}. Later the rounding of float32, which differs, may grow."
+        f"Both programs compute the same: in the first {_FIRST_EPOCHS} epochs no loss differs by {bound}. Later the "
+        "rounding of float32, which differs, may grow."
         if close
-        else f"**They do not agree**: losses of the first {_FIRST_EPOCHS} epochs differ by more than {_CLOSE:.1%}."
+        else f"**They do not agree**: in the first {_FIRST_EPOCHS} epochs losses differ by {bound}."
     )
     caption = "Largest relative difference of rank 0's losses, batch by batch"
     paragraphs = [f"{text} PyTorch {gloo.version}; its times are in the table of times.", verdict]
