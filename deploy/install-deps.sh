@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs what building and testing needs, on Debian 12 and other Debian or Ubuntu releases that have the packages.
 #
-#   deploy/install-deps.sh [--dev] [--plots] [--python [--venv=FOLDER]]
+#   deploy/install-deps.sh [--dev] [--plots] [--mpi] [--python [--venv=FOLDER]]
 #
 #   --dev      also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
 #   --plots    also Matplotlib (361 MB with what it brings), for the plots of deploy/compare.sh's report
+#   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments/links.sh; build after it
 #   --python   also what building the Python package needs
 #   --venv     makes a virtual environment there, with what the package's tests need but PyTorch
 #
@@ -27,11 +28,12 @@ for argument in "$@"; do
   case "$argument" in
     --dev) optional+=(clang clang-format clang-tidy) ;;
     --plots) required+=(python3-matplotlib) ;;
+    --mpi) optional+=(openmpi-bin libopenmpi-dev) ;;
     --python) required+=(python3-dev python3-venv) ;;
     --venv=?*) venv=${argument#--venv=} ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
     *)
-      echo "install-deps: unknown argument '$argument' (the options are --dev, --plots, --python and --venv=FOLDER)" >&2
+      echo "install-deps: unknown argument '$argument' (the options are --dev, --plots, --mpi, --python and --venv=FOLDER)" >&2
       exit 2
       ;;
   esac

@@ -51,12 +51,14 @@ Chief::JoinAnswer Chief::AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join,
   if (member == nullptr) {
     return absl::FailedPreconditionError("the worker left, or another joined under its name");
   }
-  if (job_.shards().Missing().empty() && job_.shards().AllAcknowledge(join.view)) {
+  if (job_.tells_layout() && job_.shards().Missing().empty() &&
+      job_.shards().AllAcknowledge(job_.AnswersJoinFrom(join.view))) {
     job_.Begin(member, now);
     return MakeJoinReply(job_, *member);
   }
-  if (join.deadline <= now) return absl::DeadlineExceededError("joining: " + WaitingFor(job_, now));
-  return std::nullopt;
+  if (join.deadline > now) return std::nullopt;
+  job_.OnJoinLate(member, now);
+  return absl::DeadlineExceededError("joining: " + WaitingFor(job_, now));
 }
 
 Chief::DoneAnswer Chief::AnswerTo(const WaitingCalls<v1::DoneReply>::Call& done, TimePoint now) {

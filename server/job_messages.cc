@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "common/data_summary.h"
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
 
@@ -76,7 +77,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   view.set_generation(job.options().generation);
   view.set_phase(job.phase());
   view.set_failure(job.failure());
-  if (job.plan().has_value()) *view.mutable_layout() = ToProto(job.plan()->layout());
+  if (job.tells_layout()) *view.mutable_layout() = ToProto(job.plan()->layout());
   for (const auto& [rank, member] : job.members().members()) {
     v1::Member* out = view.add_members();
     out->set_rank(rank);
@@ -134,6 +135,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
     reply.set_server_timeout_ms(ToMs(job.options().checkpoints->server_timeout));
     if (job.restored() != nullptr) reply.set_restored_version(job.restored()->manifest.version());
   }
+  if (job.own_data().of_all().has_value()) *reply.mutable_own_data() = ToProto(*job.own_data().of_all());
   AddShardInfo(job, reply.mutable_shards());
   return reply;
 }

@@ -21,6 +21,7 @@ v1::JoinRequest TermsOf(const RestoredJob& restored, const std::string& job) {
   terms.set_protocol(v1::PROTOCOL_VERSION_1);
   terms.set_job(job);
   *terms.mutable_layout() = ToProto(restored.manifest.layout);
+  if (restored.job.has_own_data()) terms.mutable_own_data();
   return terms;
 }
 
@@ -43,6 +44,13 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
   const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
   PS_RETURN_IF_ERROR(Annotate(JobRuns(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
   const Manifest& manifest = restored.manifest;
+  if (restored.job.has_own_data() && manifest.num_workers != options.num_workers) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ", manifest.num_workers,
+        "): its workers have --data=own, and samples of a worker that is not there "
+        "would be missing"));
+  }
+  PS_RETURN_IF_ERROR(Annotate(OwnData(options.num_workers).Load(restored.job), restored.path));
   if (manifest.num_workers == options.num_workers || manifest.finished || options.hands_out_runs ||
       mode->synchronous()) {
     return absl::OkStatus();
@@ -68,6 +76,7 @@ void JobState::Restore(const RestoredJob& restored) {
   }
   members_.RestoreIncarnations(std::move(incarnations));
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
+  Check(own_data_.Load(restored.job).ok(), "likewise");
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
   if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
@@ -105,6 +114,7 @@ v1::SavedJob JobState::Save() const {
   saved.set_dropped_samples(dropped_samples_);
   saved.set_resized_step(resized_.step);
   saved.set_resized_samples(resized_.samples);
+  own_data_.Save(saved);
   return saved;
 }
 

@@ -32,7 +32,8 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
           options.schedule),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
-      runs_(options.hands_out_runs, steps_.mode().policy()) {
+      runs_(options.hands_out_runs, steps_.mode().policy()),
+      own_data_(options.num_workers) {
   if (!options_.checkpoints.has_value()) return;
   awaits_first_checkpoint_ = restored() == nullptr || !restored()->is_own;
   if (restored() != nullptr) Restore(*restored());
@@ -121,6 +122,10 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
   if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  // Before the model, which differs as well where data do.
+  if (request.has_own_data() && request.job() == options_.job) {
+    PS_RETURN_IF_ERROR(own_data_.CheckKind(request.own_data()));
+  }
   PS_RETURN_IF_ERROR(terms_.CheckSame(request));
   if (!room) return absl::ResourceExhaustedError("too many workers are joining at once");
   if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
@@ -135,18 +140,20 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const std::string name = request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name();
-  const absl::StatusOr<Member*> joined = request.yields()
-                                             ? members_.JoinAgain(name, request.rank(), request.host(), now)
-                                             : members_.Join(name, claim, request.host(), now);
-  if (!joined.ok()) return joined.status();
-  (*joined)->join_request_id = request.join_request_id();
-  (*joined)->watches = request.watches();
-  replacements_.Taken((*joined)->rank);
+  const absl::StatusOr<uint32_t> rank =
+      request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim);
+  if (!rank.ok()) return rank.status();
+  if (request.has_own_data()) PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+  Member* const joined = members_.Hand(*rank, name, request.host(), now);
+  joined->join_request_id = request.join_request_id();
+  joined->watches = request.watches();
+  replacements_.Taken(joined->rank);
   // Whoever takes a rank over does not repeat what its owner did.
-  if (phase_ == v1::PHASE_RUNNING && !(*joined)->replaced.empty()) restored_steps_.erase((*joined)->rank);
+  if (phase_ == v1::PHASE_RUNNING && !joined->replaced.empty()) restored_steps_.erase(joined->rank);
   if (!plan().has_value()) layout_view_ = view_ + 1;
   terms_.Fix(request);
-  const Member& member = **joined;
+  if (request.has_own_data()) AddOwnData(*rank, request.own_data());
+  const Member& member = *joined;
   if (request.flags_size() > 0) {
     const WorkerFlags flags(request.flags().begin(), request.flags().end());
     flags == terms_.worker_flags() ? (void)own_flags_.erase(member.rank) : (void)(own_flags_[member.rank] = flags);
@@ -216,7 +223,7 @@ bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& bus
 absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
   PS_RETURN_IF_ERROR(Serving());
   Member* found = members_.FindName(worker);
-  if (uint32_t rank = 0; found == nullptr && absl::SimpleAtoi(worker, &rank)) found = members_.FindRank(rank);
+  if (uint32_t rank = 0; found == nullptr && absl::SimpleAtoi(worker, &rank)) found = members_.At(rank);
   if (found == nullptr) {
     return absl::NotFoundError(absl::StrCat("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
                                             "; there are: ", members_.List()));
@@ -294,11 +301,13 @@ absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint 
 
 void JobState::RemoveMember(const Member& member) {
   Dismiss(member.rank);
+  own_data_.Remove(member.rank);
   if (phase_ != v1::PHASE_GATHERING || !members_.members().empty() || !plan().has_value()) return;
   if (restored() != nullptr) return;
   // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
   terms_.Reset();
   own_flags_.clear();
+  own_data_.Reset();
   initialiser_.reset();
   layout_view_ = view_ + 1;
   shards_.ForgetInitialValues();

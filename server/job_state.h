@@ -5,6 +5,7 @@
 // Events that change what shards and members should know ask their owner for a new view (NextView).
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -28,6 +29,7 @@
 #include "server/membership.h"
 #include "server/norm_totals.h"
 #include "server/options.h"
+#include "server/own_data.h"
 #include "server/replacements.h"
 #include "server/restored_job.h"
 #include "server/shard_table.h"
@@ -105,6 +107,11 @@ class JobState {
   const StepCoordinator& steps() const { return steps_; }
   const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
   const JobRuns& runs() const { return runs_; }
+  const OwnData& own_data() const { return own_data_; }
+  // Shards are told the model once it is known how many samples an epoch has.
+  bool tells_layout() const { return plan().has_value() && (!terms_.own_data() || own_data_.of_all().has_value()); }
+  // The view from which on a member of this view may be answered.
+  uint64_t AnswersJoinFrom(uint64_t view) const { return terms_.own_data() ? std::max(view, layout_view_) : view; }
   std::optional<uint32_t> initialiser() const { return initialiser_; }
   // Whether this rank is the one to send initial values, and every shard knows that it is.
   bool MayInitialise(uint32_t rank) const;
@@ -156,6 +163,8 @@ class JobState {
   const WorkerFlags& FlagsFor(std::optional<uint32_t> rank) const;
   // The view with this member is in force: its steps and its lease begin.
   void Begin(Member* member, TimePoint now);
+  // Its join could not be answered yet; it asks again.
+  void OnJoinLate(Member* member, TimePoint now) { member->last_heard = now; }
   // The caller of its join is gone, and no other call waits for its answer.
   void OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now);
   // The member of this identity, who was heard from by this; FAILED_PRECONDITION (fenced), naming the new owner, if
@@ -216,6 +225,10 @@ class JobState {
   std::vector<StepSet> NextView(TimePoint now);
 
  private:
+  // Of a join as this rank whose samples are its own (job_data.cc). Errors of OwnData::Check and
+  // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
+  absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
+  void AddOwnData(uint32_t rank, const v1::DataSummary& data);
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
   // What a report says of norms, of a job that runs.
@@ -250,6 +263,7 @@ class JobState {
   bool not_finite_ = false;
   Resized resized_;
   JobRuns runs_;
+  OwnData own_data_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;
   uint64_t view_ = 0;

@@ -87,6 +87,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   if (request.job() != job_) {
     return absl::FailedPreconditionError(absl::StrCat("--job=", request.job(), ": this server runs job ", job_));
   }
+  PS_RETURN_IF_ERROR(CheckData(request));
   const Layout layout = FromProto(request.layout());
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
   if (!plan_.has_value()) PS_RETURN_IF_ERROR(CheckMemory(layout));
@@ -106,6 +107,18 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
 }
 
+absl::Status JobTerms::CheckData(const v1::JoinRequest& request) const {
+  if (!plan_.has_value() || request.has_own_data() == own_data_) return absl::OkStatus();
+  const auto flag = [](bool own) { return own ? "own" : "shared"; };
+  return absl::FailedPreconditionError(
+      absl::StrCat("--data=", flag(request.has_own_data()), " (the job has ", flag(own_data_), ")"));
+}
+
+absl::Status JobTerms::CheckSchedule(uint64_t samples_per_epoch) const {
+  const absl::Status resolved = ResolveSchedule(schedule_, samples_per_epoch).status();
+  return resolved.ok() ? resolved : absl::FailedPreconditionError(Message(resolved));
+}
+
 absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
   const uint64_t theirs = request.samples_per_epoch();
   if (theirs > kMaxEpochSamples) {
@@ -123,9 +136,9 @@ absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
                      schedule_.schedule, schedule_.warmup.empty() ? "" : " --warmup=", schedule_.warmup,
                      ") counts samples; the worker has to say how many its gradients are of (psgrad: samples=)"));
   }
-  const absl::Status resolved =
-      ResolveSchedule(schedule_, samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs).status();
-  return resolved.ok() ? resolved : absl::FailedPreconditionError(Message(resolved));
+  const uint64_t known = samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs;
+  // Of data that are the workers' own it is known when all have joined.
+  return request.has_own_data() && known == 0 ? absl::OkStatus() : CheckSchedule(known);
 }
 
 absl::Status JobTerms::CheckLayout(const Layout& layout) const {
@@ -166,6 +179,7 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
   experiment_ = {request.experiment().begin(), request.experiment().end()};
   worker_flags_ = {request.flags().begin(), request.flags().end()};
   counts_steps_ = request.counts_steps();
+  own_data_ = request.has_own_data();
 }
 
 v1::JoinRequest JobTerms::Save() const {
@@ -186,6 +200,7 @@ void JobTerms::Reset() {
   experiment_.clear();
   worker_flags_.clear();
   samples_per_epoch_ = 0;
+  own_data_ = false;
 }
 
 }  // namespace ps

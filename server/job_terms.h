@@ -36,15 +36,20 @@ class JobTerms {
         schedule_(std::move(schedule)) {}
 
   // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
-  // the job, the tensor, the samples of an epoch, whether pushes count samples or steps, or all settings of the
-  // optimizer or the experiment; or that the model does not fit into the servers' memory, or that the schedule cannot
-  // be with these samples of an epoch, or with pushes that count steps. Of the optimizer also what OptimizerTerms says.
+  // the job, whether data are shared, the tensor, the samples of an epoch, whether pushes count samples or steps, or
+  // all settings of the optimizer or the experiment; or that the model does not fit into the servers' memory, or that
+  // the schedule cannot be with these samples of an epoch, or with pushes that count steps. Of the optimizer also what
+  // OptimizerTerms says.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
 
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
   // For a checkpoint: a join from which Fix takes the same, but for the layout.
   v1::JoinRequest Save() const;
+  // Of data that are the workers' own, which joins do not tell: of all together.
+  void SetSamplesPerEpoch(uint64_t samples) { samples_per_epoch_ = samples; }
+  // FAILED_PRECONDITION if the schedule cannot be with so many samples of an epoch.
+  absl::Status CheckSchedule(uint64_t samples_per_epoch) const;
   // The next join sets them anew.
   void Reset();
 
@@ -53,11 +58,14 @@ class JobTerms {
   const OptimizerTerms& optimizer() const { return optimizer_; }
   // Of the workers, as in JoinRequest: those of the first join.
   const WorkerFlags& worker_flags() const { return worker_flags_; }
+  // Workers train on samples of their own.
+  bool own_data() const { return own_data_; }
   // 0: no join has told them.
   uint64_t samples_per_epoch() const { return samples_per_epoch_; }
 
  private:
   absl::Status CheckEpoch(const v1::JoinRequest& request) const;
+  absl::Status CheckData(const v1::JoinRequest& request) const;
   absl::Status CheckLayout(const Layout& layout) const;
   absl::Status CheckMemory(const Layout& layout) const;
 
@@ -71,6 +79,7 @@ class JobTerms {
   WorkerFlags worker_flags_;
   uint64_t samples_per_epoch_ = 0;
   bool counts_steps_ = false;  // As in JoinRequest.
+  bool own_data_ = false;
 };
 
 // Where the settings of another (a worker, a shard) differ: "--seed=2 (the job has 1), …"; `who_has` is "the job has".

@@ -17,8 +17,7 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
   return std::nullopt;
 }
 
-absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
-                                         const std::string& host, TimePoint now) {
+absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
   std::optional<uint32_t> rank;
   const auto same_name =
       std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
@@ -45,20 +44,25 @@ absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<
     return absl::FailedPreconditionError(
         absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
   }
-  return Hand(*rank, name, host, now);
+  return *rank;
 }
 
-absl::StatusOr<Member*> Membership::JoinAgain(const std::string& name, uint32_t former, const std::string& host,
-                                              TimePoint now) {
+absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
+                                         const std::string& host, TimePoint now) {
+  const absl::StatusOr<uint32_t> rank = RankFor(name, claim);
+  return rank.ok() ? Hand(*rank, name, host, now) : absl::StatusOr<Member*>(rank.status());
+}
+
+absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint32_t former) const {
   for (const auto& [rank, member] : members_) {
     if (member.name != name) continue;
     return absl::AlreadyExistsError(
         absl::StrCat(member.ToString(), ", incarnation ", member.incarnation, ", has this worker's name now"));
   }
   const auto successor = members_.find(former);
-  if (successor == members_.end() && former < num_workers_) return Hand(former, name, host, now);
+  if (successor == members_.end() && former < num_workers_) return former;
   const std::optional<uint32_t> free = LowestFreeRank();
-  if (free.has_value()) return Hand(*free, name, host, now);
+  if (free.has_value()) return *free;
   return absl::FailedPreconditionError(
       successor == members_.end()
           ? absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")")
@@ -96,7 +100,7 @@ Member* Membership::FindName(const std::string& name) {
   return member == members_.end() ? nullptr : &member->second;
 }
 
-Member* Membership::FindRank(uint32_t rank) {
+Member* Membership::At(uint32_t rank) {
   const auto member = members_.find(rank);
   return member == members_.end() ? nullptr : &member->second;
 }

@@ -41,16 +41,19 @@ class Membership {
  public:
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
-  // Registers a worker. A live worker of the same name is replaced: same rank, higher incarnation. Else it gets the
-  // rank that it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full,
-  // ALREADY_EXISTS if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such
-  // rank.
-  absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
-                               TimePoint now);
+  // The rank that a worker gets which joins. A live worker of the same name is to be replaced. Else it is the rank that
+  // it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS
+  // if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such rank.
+  absl::StatusOr<uint32_t> RankFor(const std::string& name, std::optional<uint32_t> claim) const;
   // The same for one that was fenced off: it takes nobody's place, not even a suspect's. It gets its former rank, or
   // the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
   // name who has its place.
-  absl::StatusOr<Member*> JoinAgain(const std::string& name, uint32_t former, const std::string& host, TimePoint now);
+  absl::StatusOr<uint32_t> RankToRejoin(const std::string& name, uint32_t former) const;
+  // Gives the rank to this worker, with a higher incarnation.
+  Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
+  // RankFor, and Hand.
+  absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
+                               TimePoint now);
 
   // The last incarnation of each rank, of an earlier generation.
   void RestoreIncarnations(std::map<uint32_t, uint64_t> incarnations) { incarnations_ = std::move(incarnations); }
@@ -63,7 +66,7 @@ class Membership {
 
   // The member of this name, or rank; null if there is none.
   Member* FindName(const std::string& name);
-  Member* FindRank(uint32_t rank);
+  Member* At(uint32_t rank);
   // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
   std::string List() const;
 
@@ -104,9 +107,6 @@ class Membership {
   std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;
 
  private:
-  // Gives the rank to this worker, with a higher incarnation.
-  Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
-
   const uint32_t num_workers_;
   const std::chrono::nanoseconds lease_;
   std::map<uint32_t, Member> members_;

@@ -55,6 +55,9 @@ ABSL_FLAG(std::string, dataset, "fashion-mnist",
           "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], function:sqrt_sin[,samples=N,test=N], "
           "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
           "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
+ABSL_FLAG(std::string, data, "shared",
+          "shared: all workers read the same samples, of which each takes its share; own: each worker's --dataset has "
+          "samples of its own");
 ABSL_FLAG(std::string, data_dir, "",
           "folder of the data set's files; empty: /usr/share/datasets/NAME, where Debian has Fashion-MNIST");
 ABSL_FLAG(double, validation_split, 0, "share of the training samples (of each class) held out for validation");
@@ -100,6 +103,11 @@ absl::StatusOr<int64_t> ParseBatchSize(const std::string& text) {
   if (absl::SimpleAtoi(text, &size) && size >= 1 && size <= kBatchSizeMax) return size;
   return absl::InvalidArgumentError(
       absl::StrCat("--batch_size=", text, ": expected 1 to ", kBatchSizeMax, ", or full"));
+}
+
+absl::StatusOr<bool> ParseOwn(const std::string& text) {
+  if (text == "shared" || text == "own") return text == "own";
+  return absl::InvalidArgumentError(absl::StrCat("--data=", text, ": expected shared or own"));
 }
 
 absl::StatusOr<std::optional<uint32_t>> ParseRank(int64_t rank) {
@@ -163,7 +171,7 @@ std::vector<IdleFlag> IdleFlags() {
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
   for (const char* flag :
-       {"server", "job", "shared_memory", "name", "rank", "rejoin", "connect_timeout", "start_timeout"}) {
+       {"server", "job", "shared_memory", "name", "rank", "rejoin", "connect_timeout", "start_timeout", "data"}) {
     idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
   for (const char* flag : {"param_groups", "decay_biases", "save_weights", "keep_best", "batch_size", "epochs", "steps",
@@ -185,6 +193,7 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseLoss(absl::GetFlag(FLAGS_loss)), options.model.loss);
   problems.Read(ParseParamGroups(absl::GetFlag(FLAGS_param_groups)), options.param_groups);
   problems.Read(ParseInit(absl::GetFlag(FLAGS_init)), options.init);
+  problems.Read(ParseOwn(absl::GetFlag(FLAGS_data)), options.data.own);
   problems.Read(ParseNormalize(absl::GetFlag(FLAGS_normalize)), options.data.normalize);
   problems.Read(ParseBatchSize(absl::GetFlag(FLAGS_batch_size)), options.batch_size);
   problems.Read(ParseMath(absl::GetFlag(FLAGS_math)), options.device.math);

@@ -13,10 +13,10 @@
 namespace ps {
 namespace {
 
-constexpr std::array kJobFlags = {"activation",   "batch_size", "crop",       "data_dir",     "dataset",
-                                  "decay_biases", "epochs",     "eval_every", "init",         "init_weights",
-                                  "loss",         "model",      "normalize",  "param_groups", "samples_per_class",
-                                  "save_weights", "seed",       "shuffle",    "steps",        "validation_split"};
+constexpr std::array kJobFlags = {
+    "activation",   "batch_size",        "crop",         "data",         "data_dir", "dataset", "decay_biases",
+    "epochs",       "eval_every",        "init",         "init_weights", "loss",     "model",   "normalize",
+    "param_groups", "samples_per_class", "save_weights", "seed",         "shuffle",  "steps",   "validation_split"};
 
 // Either says the same thing in another way.
 constexpr std::pair<const char*, const char*> kAlternatives[] = {{"epochs", "steps"}, {"init", "init_weights"}};

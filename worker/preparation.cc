@@ -8,8 +8,37 @@
 #include "absl/strings/str_format.h"
 #include "common/files.h"
 #include "common/status.h"
+#include "worker/data/own_data.h"
 
 namespace ps {
+
+namespace {
+
+absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
+  absl::StatusOr<DataSplits> data = LoadDataset(options.data);
+  if (!data.ok()) return data.status();
+  made.data = *std::move(data);
+  const Dataset& train = made.data.train;
+  spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(train),
+               ToString(made.data.scaling.kind));
+  return CheckModelFits(options.model, options.data.dataset, train.features(), train.classes());
+}
+
+absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
+  absl::StatusOr<UnscaledSplits> own = LoadUnscaled(options.data);
+  if (!own.ok()) return own.status();
+  absl::StatusOr<DataSummary> summary = Summarise(*own);
+  if (!summary.ok()) return summary.status();
+  made.own = *std::move(own);
+  made.summary = *std::move(summary);
+  made.data.scaling.kind = made.own->normalize;
+  const DatasetContent& train = made.own->train;
+  spdlog::info("--data=own: --dataset={} has {} training samples of {} features; --normalize={}", options.data.dataset,
+               train.size(), train.features, ToString(made.own->normalize));
+  return CheckModelFits(options.model, options.data.dataset, train.features, train.classes);
+}
+
+}  // namespace
 
 absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   Preparation made;
@@ -25,16 +54,12 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
 
-  absl::StatusOr<DataSplits> data = LoadDataset(options.data);
-  if (!data.ok()) return data.status();
-  made.data = *std::move(data);
-  if (made.data.test_is_train) {
+  PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
+  const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;
+  if (test_is_train) {
     spdlog::warn("--dataset={}: there is no test split; the training split is used as the test split",
                  options.data.dataset);
   }
-  spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(made.data.train),
-               ToString(made.data.scaling.kind));
-  PS_RETURN_IF_ERROR(CheckModelFits(options.model, options.data.dataset, made.data.train));
 
   std::string fallback;
   const absl::StatusOr<DeviceOptions> device = FindDevice(options.device, &fallback);
@@ -44,27 +69,27 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   return made;
 }
 
-absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, const Dataset& train) {
+absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, int64_t features, int32_t classes) {
   const int64_t inputs = model.widths.front();
   const int64_t outputs = model.widths.back();
-  const bool regression = train.classes() == 0;
+  const bool regression = classes == 0;
   if (regression && model.loss != Loss::kMse) {
     return absl::InvalidArgumentError(
         absl::StrCat("--loss: the targets of --dataset=", dataset, " are not class numbers; expected --loss=mse"));
   }
-  if (train.features() != inputs) {
+  if (features != inputs) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", inputs,
-                                                   " inputs, but the samples of ", dataset, " have ", train.features(),
+                                                   " inputs, but the samples of ", dataset, " have ", features,
                                                    " features"));
   }
   if (regression && outputs != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset, " has one target a sample"));
   }
-  if (train.classes() > outputs) {
+  if (classes > outputs) {
     const bool meant = model.loss == Loss::kMse && outputs == 1;
     return absl::InvalidArgumentError(absl::StrCat("--model: the network has ", outputs, " outputs, but ", dataset,
-                                                   " has labels from 0 to ", train.classes() - 1,
+                                                   " has labels from 0 to ", classes - 1,
                                                    meant ? "; to learn them as numbers, add ,task=regression" : ""));
   }
   return absl::OkStatus();
@@ -73,20 +98,22 @@ absl::Status CheckModelFits(const ModelOptions& model, const std::string& datase
 std::map<std::string, std::string> Experiment(const WorkerOptions& options, const DataSplits& data,
                                               const Values& initial) {
   const bool random = options.init_weights.empty();
-  return {{"dataset", data.identity},
-          {"normalize", ToString(data.scaling.kind)},
-          {"batch_size", options.batch_size == 0 ? "full" : absl::StrCat(options.batch_size)},
-          {"epochs", options.steps > 0 ? "unused" : absl::StrFormat("%.9g", options.epochs)},
-          {"steps", absl::StrCat(options.steps)},
-          {"seed", absl::StrCat(options.seed)},
-          {"init", random ? ToString(options.init) : "unused"},
-          {"init_weights", random ? "unused" : "values " + Fingerprint(initial)},
-          {"shuffle", options.shuffle ? "true" : "false"},
-          {"validation_split", absl::StrFormat("%.9g", options.data.validation_split)},
-          {"crop", absl::StrCat(options.data.crop)},
-          {"samples_per_class", absl::StrCat(options.data.samples_per_class)},
-          {"activation", ToString(options.model.activation)},
-          {"loss", ToString(options.model.loss)}};
+  std::map<std::string, std::string> experiment = {
+      {"normalize", ToString(data.scaling.kind)},
+      {"batch_size", options.batch_size == 0 ? "full" : absl::StrCat(options.batch_size)},
+      {"epochs", options.steps > 0 ? "unused" : absl::StrFormat("%.9g", options.epochs)},
+      {"steps", absl::StrCat(options.steps)},
+      {"seed", absl::StrCat(options.seed)},
+      {"init", random ? ToString(options.init) : "unused"},
+      {"init_weights", random ? "unused" : "values " + Fingerprint(initial)},
+      {"shuffle", options.shuffle ? "true" : "false"},
+      {"validation_split", absl::StrFormat("%.9g", options.data.validation_split)},
+      {"crop", absl::StrCat(options.data.crop)},
+      {"samples_per_class", absl::StrCat(options.data.samples_per_class)},
+      {"activation", ToString(options.model.activation)},
+      {"loss", ToString(options.model.loss)}};
+  if (!options.data.own) experiment["dataset"] = data.identity;
+  return experiment;
 }
 
 }  // namespace ps

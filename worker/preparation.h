@@ -3,11 +3,13 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/metrics.h"
+#include "ps/data_summary.h"
 #include "worker/initial_weights.h"
 #include "worker/options.h"
 
@@ -17,7 +19,11 @@ struct Preparation {
   std::unique_ptr<MetricsWriter> metrics;  // Not begun.
   Layout layout;                           // The model's, with the factors of its groups.
   InitialWeights initial;                  // Of --init_weights; else empty.
+  // With --data=own nothing but the scaling's kind is here until the other workers' data are known: what was read is in
+  // the next, and `summary` is what they are told of it.
   DataSplits data;
+  std::optional<UnscaledSplits> own;
+  DataSummary summary;
   DeviceOptions device;  // As found: never `auto`.
 };
 
@@ -25,12 +31,12 @@ struct Preparation {
 // fits the data. The errors name the flag or the file. Logs what it finds.
 absl::StatusOr<Preparation> Prepare(const WorkerOptions& options);
 
-// INVALID_ARGUMENT, naming --model or --loss, if the network cannot learn from samples as `train` has, which are those
-// of the dataset of this name.
-absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, const Dataset& train);
+// INVALID_ARGUMENT, naming --model or --loss, if the network cannot learn from samples of so many features and classes
+// (0: a regression), which are those of the dataset of this name.
+absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, int64_t features, int32_t classes);
 
 // What must be the same on all workers, so that the run is one experiment: by flag, the value in the flag's words.
-// `initial` are the values of --init_weights, if that is given.
+// `initial` are the values of --init_weights, if that is given. Data that are a worker's own have no part in it.
 std::map<std::string, std::string> Experiment(const WorkerOptions& options, const DataSplits& data,
                                               const Values& initial);
 

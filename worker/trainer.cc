@@ -26,7 +26,11 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
   prepared_ = *std::move(prepared);
   client_options_ = options_.client;
   client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial.values);
-  client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
+  if (options_.data.own) {
+    client_options_.own_data = prepared_.summary;
+  } else {
+    client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
+  }
   client_options_.stop = stop_.get_token();
   client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
   PS_RETURN_IF_ERROR(JoinJob(client_options_));
@@ -50,6 +54,7 @@ absl::Status Trainer::JoinJob(const ClientOptions& options) {
 }
 
 absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
+  if (options_.data.own) PS_RETURN_IF_ERROR(TakeDataOfAll());
   PS_RETURN_IF_ERROR(SetUp());
   if (!std::exchange(told_start_, true)) WriteStart(flags);
   PS_RETURN_IF_ERROR(Start());

@@ -54,8 +54,8 @@ class Trainer {
 
   // Makes Run stop waiting, leave the job and return CANCELLED. Thread-safe.
   void Stop() { stop_.request_stop(); }
-  // Makes Run end the step that it is at, leave the job and return a result that says so (left_early). Where it does not
-  // train, but waits for others, it leaves at once; where its step waits for others, after 10 s. For one thread.
+  // Makes Run end the step that it is at, leave the job and return a result that says so (left_early). Where it does
+  // not train, but waits for others, it leaves at once; where its step waits for others, after 10 s. For one thread.
   void LeaveInOrder();
 
  private:
@@ -67,6 +67,8 @@ class Trainer {
   absl::Status JoinAgain(const absl::Status& why);
   // Of the generation's steps, to the result.
   void AddTotals();
+  // With --data=own: prepares this worker's samples by what all workers have. Also in trainer_setup.cc.
+  absl::Status TakeDataOfAll();
   // Once the rank is known: the backend, the network, the batches. In trainer_setup.cc, as what it calls.
   absl::Status SetUp();
   absl::Status MakeSource();
@@ -102,7 +104,8 @@ class Trainer {
   // beginning; random ones are made only after the job has accepted the model, which then fits into memory.
   Preparation prepared_;
   ClientOptions client_options_;  // Of the first join.
-  bool told_start_ = false;       // In the metrics.
+  std::optional<DataSummary> data_of_all_;
+  bool told_start_ = false;  // In the metrics.
   // How the client before this one ended, if there was one.
   enum class Ending { kNone, kRolledBack, kFenced };
   Ending ended_before_ = Ending::kNone;

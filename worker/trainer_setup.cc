@@ -4,6 +4,7 @@
 
 #include <spdlog/spdlog.h>
 #include "common/status.h"
+#include "worker/data/own_data.h"
 #include "worker/handed_out_runs.h"
 #include "worker/trainer.h"
 
@@ -19,6 +20,24 @@ std::vector<Memory> Blocks(const TensorMemory& memory) {
 }
 
 }  // namespace
+
+absl::Status Trainer::TakeDataOfAll() {
+  const std::optional<DataSummary> of_all = client_->data_of_all();
+  if (data_of_all_.has_value()) {
+    // A job without a checkpoint of its own begins anew, perhaps with other workers.
+    if (data_of_all_ == of_all) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "--data=own: what all workers have together is not what it was before the job was rolled back");
+  }
+  absl::StatusOr<DataSplits> splits = ScaleOwn(*std::move(prepared_.own), *of_all, options_.data);
+  if (!splits.ok()) return splits.status();
+  prepared_.own.reset();
+  prepared_.data = *std::move(splits);
+  data_of_all_ = of_all;
+  spdlog::info("--data=own: {}; all workers together have {} samples, and one of them {}",
+               ToString(prepared_.data.train), of_all->samples, of_all->largest);
+  return absl::OkStatus();
+}
 
 absl::Status Trainer::SetUp() {
   if (backend_ == nullptr) {
@@ -52,12 +71,14 @@ absl::Status Trainer::MakeSourceOfRuns() {
 }
 
 absl::Status Trainer::MakeSourceOfShare() {
+  const int64_t largest = data_of_all_.has_value() ? static_cast<int64_t>(data_of_all_->largest) : 0;
   absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
                                                      .num_workers = static_cast<int32_t>(client_->num_workers()),
                                                      .rank = static_cast<int32_t>(client_->rank()),
                                                      .batch_size = options_.batch_size,
                                                      .seed = options_.seed,
-                                                     .shuffle = options_.shuffle});
+                                                     .shuffle = options_.shuffle,
+                                                     .largest = largest});
   if (!sampler.ok()) return sampler.status();
   const int64_t per_epoch = sampler->steps_per_epoch();
   origin_ = OriginOf(client_->resized(), prepared_.data.train.size(), per_epoch);

@@ -51,8 +51,8 @@ class Child:
         self.status: int | None = None  # As subprocess has it: below 0 for a signal. None: it runs.
         # Once it has ended, with the children that it has waited for:
         self.cpu_s = 0.0  # User and system.
-        self.waits = 0  # How often one of its threads gave its processor up, to wait or to let others run;
-        self.preemptions = 0  # and how often one had to leave it to somebody else.
+        self.waits = 0  # How often one of its threads went to sleep;
+        self.handovers = 0  # and how often one left its processor to another, by sched_yield or since its time was up.
         # The kernel ends it if this process dies without a chance to.
         tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with self.log.open("wb") as log, self.out.open("wb") as out:
@@ -73,7 +73,7 @@ class Child:
             _, status, usage = os.wait4(self._popen.pid, 0)
             self.status = self._popen.returncode = os.waitstatus_to_exitcode(status)
             self.cpu_s = usage.ru_utime + usage.ru_stime
-            self.waits, self.preemptions = usage.ru_nvcsw, usage.ru_nivcsw
+            self.waits, self.handovers = usage.ru_nvcsw, usage.ru_nivcsw
         return self.status is None
 
     @property

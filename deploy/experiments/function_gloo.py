@@ -40,7 +40,10 @@ def run_gloo(lab: Lab, plan: Plan) -> Gloo:
         return Gloo(missing="PyTorch is not installed" if "No module named" in str(failed) else str(failed))
     gloo = Gloo(version=imported.out.read_text().strip())
     for interval in plan.gloo_intervals:
-        steps = _steps(lab, plan, interval, folder / f"every{interval}", gloo.version)
+        try:
+            steps = _steps(lab, plan, interval, folder / f"every{interval}", gloo.version)
+        except ExperimentFailed as failed:
+            return Gloo(missing=str(failed))
         gloo.batch_losses[interval] = [step["loss"] for step in steps]
         batch_s = (steps[-1]["t"] - steps[0]["t"]) / (len(steps) - 1)
         gloo.thousand_epochs_s[interval] = 1000 * plan.batches_per_epoch * batch_s

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing, nn
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "compare"))
 
 from draws import stream, uniform_weights
 

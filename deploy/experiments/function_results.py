@@ -42,20 +42,32 @@ class Results:
     code: dict[int, list[Training]] = field(default_factory=dict)  # In the order of the plan's seeds.
     text: dict[int, Training] = field(default_factory=dict)
     mixed: dict[int, Training] = field(default_factory=dict)
+    tcp: dict[int, Training] = field(default_factory=dict)
     full_batch: Training = field(default_factory=lambda: Training(1, 0))
     choices: list[Choice] = field(default_factory=list)
     gloo: Gloo = field(default_factory=Gloo)
     fits: list[Fit] = field(default_factory=list)
 
     def first(self, interval: int) -> Training:
-        """The code's setting with the first seed, whose training goes on."""
+        """The code's setting with the first seed, which all other settings have too."""
         return self.code[interval][0]
+
+    def best(self, interval: int) -> Training:
+        """Of the code's setting the seed with the lowest loss after the first leg, whose training goes on."""
+        return min(self.code[interval], key=lambda one: one.loss_at(self.plan.leg_epochs) or math.inf)
 
 
 def grid() -> list[tuple[float, float]]:
     """x and y of the function."""
     xs = [_HIGHEST_X * k / (_GRID - 1) for k in range(_GRID)]
     return [(x, math.sqrt(x) * math.sin(3.14 * x / 5)) for x in xs]
+
+
+def best_constant() -> float:
+    """The loss of the constant that fits the function best: its variance."""
+    ys = [y for _, y in grid()]
+    centre = sum(ys) / len(ys)
+    return sum((y - centre) ** 2 for y in ys) / len(ys)
 
 
 def measure(lab: Lab, plan: Plan) -> Results:
@@ -68,17 +80,21 @@ def measure(lab: Lab, plan: Plan) -> Results:
     for seed in plan.seeds:
         for interval in INTERVALS:
             results.code.setdefault(interval, []).append(train(lab, plan, plan.code, interval, seed))
-    for interval in INTERVALS:
-        if (legs := plan.legs_max[interval]) > 1:
-            results.code[interval][0] = train(lab, plan, plan.code, interval, plan.seeds[0], legs)
+    for interval, legs in plan.legs_max.items():
+        best = results.best(interval)
+        place = results.code[interval].index(best)
+        results.code[interval][place] = train(lab, plan, plan.code, interval, best.seed, legs)
     for interval, legs in plan.text_legs.items():
         results.text[interval] = train(lab, plan, plan.text, interval, plan.seeds[0], legs)
     for interval in plan.mixed_intervals:
         results.mixed[interval] = train(lab, plan, plan.mixed, interval, plan.seeds[0])
+    for interval in plan.tcp_intervals:
+        epochs = plan.tcp_epochs
+        results.tcp[interval] = train(lab, plan, plan.code, interval, plan.seeds[0], epochs=epochs, shared_memory=False)
     results.full_batch = train(lab, plan, plan.code, 1, plan.seeds[0], more=["--batch_size=full"])
     results.gloo = run_gloo(lab, plan)
     for interval in (1, NEVER):
-        results.fits += _fits(lab, results.first(interval))
+        results.fits += _fits(lab, results.best(interval))
     return results
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from .network import BATCH, FLAGS, SAMPLES
 WORKERS = 4
 NEVER = 0
 INTERVALS = (1, 2, 4, 10, NEVER)  # Every so many batches gradients are averaged.
+STUCK = 0.001  # Of the loss: a training whose evaluations in a whole leg differ by less is going nowhere.
 _WEIGHTS = "weights.safetensors"
 
 
@@ -38,11 +40,14 @@ class Plan:
     samples: int
     batch: int  # Of each worker.
     leg_epochs: int
-    seeds: tuple[int, ...]  # The first one's trainings go on until the goal,
-    legs_max: dict[int, int]  # by interval for so many legs.
-    text_legs: dict[int, int]  # Likewise of the text's setting.
+    seeds: tuple[int, ...]
+    # By interval: for so many legs one seed's training goes on.
+    legs_max: dict[int, int]
+    text_legs: dict[int, int]  # Of the text's setting.
     mixed_intervals: tuple[int, ...]
-    choice_epochs: int  # With each choice of initial weights.
+    choice_epochs: int  # With each choice of initial weights,
+    tcp_epochs: int  # and over TCP, for the times
+    tcp_intervals: tuple[int, ...]  # of these.
     gloo_epochs: int
     gloo_intervals: tuple[int, ...]
 
@@ -58,10 +63,12 @@ FULL = Plan(
     Setting("mixed", 0.005, "200", 50),
     *(0.05, SAMPLES, BATCH, 800),
     seeds=(1, 2, 3, 4, 5),
-    legs_max=dict.fromkeys(INTERVALS, 6),
+    legs_max={1: 6, 2: 6, 4: 6, 10: 6, NEVER: 8},
     text_legs={1: 5, 2: 1, 4: 1, 10: 1, NEVER: 1},
     mixed_intervals=(10, NEVER),
     choice_epochs=20,
+    tcp_epochs=100,
+    tcp_intervals=INTERVALS,
     gloo_epochs=60,
     gloo_intervals=INTERVALS,
 )
@@ -75,6 +82,8 @@ QUICK = Plan(
     text_legs={1: 1, NEVER: 1},
     mixed_intervals=(NEVER,),
     choice_epochs=1,
+    tcp_epochs=1,
+    tcp_intervals=(1,),
     gloo_epochs=4,
     gloo_intervals=(2,),
 )
@@ -86,7 +95,9 @@ class Training:
 
     interval: int
     seed: int
-    losses: list[tuple[float, float]] = field(default_factory=list)  # Epochs, and the loss over all samples.
+    losses: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # Epochs, and the loss over all samples, or infinity.
     # By leg.
     leg_ends: list[float] = field(default_factory=list)  # Epochs.
     thousand_epochs_s: list[float] = field(default_factory=list)
@@ -98,6 +109,13 @@ class Training:
     def epochs(self) -> float:
         """Up to its last evaluation."""
         return self.losses[-1][0] if self.losses else 0
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a whole leg has brought next to nothing."""
+        legs = [0, *self.leg_ends]
+        last = [loss for at, loss in self.losses if len(legs) > 1 and at > legs[-2]]
+        return len(last) > 1 and max(last) - min(last) < STUCK * max(last)
 
     def loss_at(self, epochs: float) -> float | None:
         """By an evaluation after just so many."""
@@ -118,22 +136,27 @@ def train(
     *,
     epochs: int = 0,
     more: Sequence[str] = (),
+    shared_memory: bool = True,
 ) -> Training:
-    """So many legs, or fewer if an evaluation is under the goal before. `epochs`: of a leg, if not the plan's. `more`:
-    flags of the workers, of which --batch_size=full is understood.
+    """So many legs, or fewer if an evaluation is under the goal before, or training is stuck.
+
+    `epochs`: of a leg, if not the plan's. `more`: flags of the workers, of which --batch_size=full is understood.
+    `shared_memory`: or else TCP.
 
     Legs are one training in parts: at a leg's end weights are averaged, so that all workers have the saved ones; SGD
     has no state besides; and without shuffling all epochs are alike.
     """
     training = Training(interval, seed)
     name = "-".join([setting.name, *(flag.rpartition("=")[2] for flag in more), f"every{interval}", f"seed{seed}"])
+    name += "" if shared_memory else "-tcp"
     per_epoch = 1 if "--batch_size=full" in more else plan.batches_per_epoch
     for leg in range(legs):
-        if training.epochs_until(plan.goal) is not None:
+        if training.epochs_until(plan.goal) is not None or training.stuck:
             break
         start = [f"--init_weights={training.weights[-1]}"] if training.weights else []
         spec = _job(lab, plan, setting, f"{name}-leg{leg + 1}", interval, [f"--seed={seed}", *start, *more])
         spec.worker.append(f"--epochs={epochs or plan.leg_epochs}")
+        spec.shared_memory = shared_memory
         try:
             result = run_job(lab, spec)
         except ExperimentFailed:
@@ -161,7 +184,6 @@ def _job(lab: Lab, plan: Plan, setting: Setting, name: str, interval: int, more:
             *(*network, f"--dataset=function:sqrt_sin,samples={plan.samples}", f"--batch_size={plan.batch}"),
             *(f"--eval_every={setting.eval_epochs}", f"--save_weights={lab.folder / name / _WEIGHTS}", *more),
         ],
-        shared_memory=True,
         all_metrics=False,
     )
 
@@ -172,7 +194,8 @@ def _add(training: Training, plan: Plan, setting: Setting, result: JobResult, ep
     found = result.evaluations()
     if len(found) != len(moments):
         raise ExperimentFailed(f"{result.folder.name}: {len(found)} evaluations instead of {len(moments)}")
-    training.losses += [(before + at, event["loss"]) for at, event in zip(moments, found, strict=True)]
+    losses = [math.inf if event["loss"] is None else event["loss"] for event in found]
+    training.losses += [(before + at, loss) for at, loss in zip(moments, losses, strict=True)]
     training.leg_ends.append(before + epochs)
     steps = result.steps()
     batch_s = (steps[-1]["t"] - steps[0]["t"]) / (len(steps) - 1)

@@ -50,8 +50,8 @@ class Used:
     """What a process took of the processors, from its start to its end."""
 
     cpu_s: float
-    waits: int  # How often a thread gave its processor up, to wait or to let others run;
-    preemptions: int  # and how often one had to leave it to somebody else.
+    waits: int  # How often a thread went to sleep;
+    handovers: int  # and how often one left its processor to another, by sched_yield or since its time was up.
 
 
 @dataclass
@@ -243,7 +243,7 @@ class _Running:
 
 
 def _used(ended: Child) -> dict[str, Any]:
-    return asdict(Used(round(ended.cpu_s, 3), ended.waits, ended.preemptions))
+    return asdict(Used(round(ended.cpu_s, 3), ended.waits, ended.handovers))
 
 
 def last_line(log: Path) -> str:

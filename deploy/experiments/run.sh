@@ -24,8 +24,13 @@ trap 'fail "stopped before anything was begun" 130' INT
 
 arguments=()
 to_build=1
+packages=(--plots)
 for argument in "$@"; do
   case $argument in
+    links | all)
+      arguments+=("$argument")
+      if ((EUID == 0)); then packages+=(--mpi); fi  # Links need root, and MPI nothing else.
+      ;;
     --no-build) to_build=0 ;;
     --help | -h) to_build=0 arguments+=("$argument") ;;
     *) arguments+=("$argument") ;;
@@ -35,23 +40,29 @@ done
 # In the foreground: Ctrl-C ends it too.
 limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
 
+# Only where CMake has found MPI there is its program.
+targets() {
+  printf '%s\n' ps_server ps_worker ps_bench
+  cmake --build --preset release --target help | grep -oE '^ps_bench_mpi\b' | head -n 1 || true
+}
+
 build() {
-  local log=$root/build/experiments-build.log options=()
+  local log=$root/build/experiments-build.log options=() wanted=()
   mkdir -p "$root/build"
   if command -v ccache >/dev/null; then
     options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
   printf 'experiments: building\n' >&2
   if ! (cd "$root" && limited cmake --preset release "${options[@]}" &&
-    limited cmake --build --preset release --parallel "$(nproc)" --target ps_server ps_worker ps_bench) \
-    >"$log" 2>&1 </dev/null; then
+    mapfile -t wanted < <(targets) &&
+    limited cmake --build --preset release --parallel "$(nproc)" --target "${wanted[@]}") >"$log" 2>&1 </dev/null; then
     tail -n 15 "$log" | sed 's/^/    /' >&2
     fail "the build failed (last lines of $log above)"
   fi
 }
 
 if ((to_build)); then
-  bash "$root/deploy/install-deps.sh" --plots >&2 || fail "the packages could not be installed"
+  bash "$root/deploy/install-deps.sh" "${packages[@]}" >&2 || fail "the packages could not be installed"
   build
 fi
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "common/clock.h"
 #include "common/status.h"
 #include "tests/bench/measurement.h"
@@ -18,22 +20,32 @@ constexpr double kSecondsOfSize = 0.3;
 constexpr int kQueuedProducts = 20;
 constexpr int kRepeatsMin = 5;
 constexpr int kRepeatsMax = 50;
+constexpr int64_t kEdgeMax = 65536;
+constexpr size_t kGridMax = 4096;
 
-struct Size {
-  int64_t m, k, n;
-};
-
-std::vector<Size> Sizes() {
-  std::vector<Size> sizes;
+std::vector<GemmSize> Sweep() {
+  std::vector<GemmSize> sizes;
   for (int64_t i = 0; i < kSweep; ++i) sizes.push_back({100 + 500 * i, 10 + 50 * i, 1 + 5 * i});
   for (const int64_t edge : kSquares) sizes.push_back({edge, edge, edge});
   return sizes;
 }
 
+double Flops(const GemmSize& size) {
+  return 2.0 * static_cast<double>(size.m) * static_cast<double>(size.k) * static_cast<double>(size.n);
+}
+
+std::string ToString(const GemmSize& size) {
+  return absl::StrCat(size.m, " x ", size.k, " by ", size.k, " x ", size.n);
+}
+
+bool ParseEdge(absl::string_view text, int64_t* edge) {
+  return absl::SimpleAtoi(text, edge) && *edge >= 1 && *edge <= kEdgeMax;
+}
+
 // A product's operands and result on one device.
 class Product {
  public:
-  Product(Backend& backend, const Size& size) : backend_(backend), size_(size) {}
+  Product(Backend& backend, const GemmSize& size) : backend_(backend), size_(size) {}
 
   absl::Status Allocate() {
     for (const int64_t elements : {size_.m * size_.k, size_.k * size_.n, size_.m * size_.n}) {
@@ -107,7 +119,7 @@ class Product {
   }
 
   Backend& backend_;
-  const Size size_;
+  const GemmSize size_;
   std::vector<Matrix> matrices_;
   std::unique_ptr<Graph> graph_ = backend_.MakeGraph();
 };
@@ -125,8 +137,8 @@ absl::StatusOr<double> Median(Work work) {
   return Summarize("", seconds, 0).p50_s;
 }
 
-absl::StatusOr<GemmRow> MeasureProduct(const std::string& device, Backend& backend, const Size& size) {
-  GemmRow row = {.device = device, .m = size.m, .k = size.k, .n = size.n};
+absl::StatusOr<GemmRow> MeasureProduct(const std::string& device, Backend& backend, const GemmSize& size) {
+  GemmRow row = {.device = device, .size = size};
   Product product(backend, size);
   PS_RETURN_IF_ERROR(product.Allocate());
   const absl::StatusOr<double> compute = Median([&] { return product.Compute(); });
@@ -145,15 +157,16 @@ std::string Overtakes(const std::vector<GemmRow>& rows, const std::string& first
                       Time time) {
   std::string from = "never";
   for (const GemmRow& row : rows) {
-    if (row.m == row.k || row.device != first) continue;
+    const GemmSize& size = row.size;
+    if (size.m == size.k || row.device != first) continue;
     const auto other = std::find_if(rows.begin(), rows.end(), [&](const GemmRow& each) {
-      return each.device == second && each.m == row.m && each.k == row.k && each.n == row.n;
+      return each.device == second && each.size.m == size.m && each.size.k == size.k && each.size.n == size.n;
     });
     if (other == rows.end()) continue;
     if (time(*other) > time(row)) {
       from = "never";
     } else if (from == "never") {
-      from = absl::StrCat(row.m, " x ", row.k, " by ", row.k, " x ", row.n);
+      from = ToString(size);
     }
   }
   return from;
@@ -161,7 +174,30 @@ std::string Overtakes(const std::vector<GemmRow>& rows, const std::string& first
 
 }  // namespace
 
+absl::StatusOr<std::vector<GemmSize>> ParseGemmGrid(const std::string& text) {
+  std::vector<GemmSize> grid;
+  if (text.empty()) return grid;
+  const absl::Status wrong =
+      absl::InvalidArgumentError(absl::StrCat("--grid=", text, ": expected M,…:KxN,… with edges of 1 to ", kEdgeMax,
+                                              ", at most ", kGridMax, " products; 60,120:30x20,60x40, say"));
+  const std::vector<std::string> sides = absl::StrSplit(text, ':');
+  if (sides.size() != 2) return wrong;
+  for (const absl::string_view rows : absl::StrSplit(sides[0], ',')) {
+    for (const absl::string_view second : absl::StrSplit(sides[1], ',')) {
+      const std::vector<absl::string_view> edges = absl::StrSplit(second, 'x');
+      GemmSize size;
+      if (edges.size() != 2 || !ParseEdge(rows, &size.m) || !ParseEdge(edges[0], &size.k) ||
+          !ParseEdge(edges[1], &size.n) || grid.size() == kGridMax) {
+        return wrong;
+      }
+      grid.push_back(size);
+    }
+  }
+  return grid;
+}
+
 absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options) {
+  const std::vector<GemmSize> sizes = options.grid.empty() ? Sweep() : options.grid;
   std::vector<GemmRow> rows;
   for (const std::string& device : options.devices) {
     std::string fallback;
@@ -171,9 +207,8 @@ absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& option
     if (!found.ok()) return found.status();
     const absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(*found, 0);
     if (!backend.ok()) return backend.status();
-    for (const Size& size : Sizes()) {
-      const double flops = 2.0 * static_cast<double>(size.m) * static_cast<double>(size.k * size.n);
-      if ((*backend)->unified() && flops > kFlopsOnCpu) continue;
+    for (const GemmSize& size : sizes) {
+      if ((*backend)->unified() && Flops(size) > kFlopsOnCpu) continue;
       const absl::StatusOr<GemmRow> row = MeasureProduct(device, **backend, size);
       if (!row.ok()) return row.status();
       rows.push_back(*row);
@@ -182,16 +217,15 @@ absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& option
   return rows;
 }
 
-std::string GemmTable(const std::vector<GemmRow>& rows) {
+std::string GemmTable(const std::vector<GemmRow>& rows, bool of_sweep) {
   std::string text =
       "| product                          | device | product ms | GFLOP/s | with copies ms |\n"
       "|:---------------------------------|:-------|-----------:|--------:|---------------:|\n";
   for (const GemmRow& row : rows) {
-    text += absl::StrFormat("| %-32s | %-6s | %10.4f | %7.0f | %14.4f |\n",
-                            absl::StrFormat("%d x %d by %d x %d", row.m, row.k, row.k, row.n), row.device,
-                            row.compute_s * 1e3, row.flops() / row.compute_s / 1e9, row.with_copies_s * 1e3);
+    text += absl::StrFormat("| %-32s | %-6s | %10.4f | %7.0f | %14.4f |\n", ToString(row.size), row.device,
+                            row.compute_s * 1e3, Flops(row.size) / row.compute_s / 1e9, row.with_copies_s * 1e3);
   }
-  if (rows.empty() || rows.front().device == rows.back().device) return text;
+  if (!of_sweep || rows.empty() || rows.front().device == rows.back().device) return text;
   const std::string& first = rows.front().device;
   const std::string& last = rows.back().device;
   const auto alone = Overtakes(rows, first, last, [](const GemmRow& row) { return row.compute_s; });

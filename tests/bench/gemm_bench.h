@@ -10,24 +10,33 @@
 
 namespace ps {
 
+struct GemmSize {
+  int64_t m = 0, k = 0, n = 0;  // [m, k] by [k, n]
+};
+
 struct GemmBenchOptions {
   std::vector<std::string> devices;  // Of --device.
+  std::vector<GemmSize> grid;        // Empty: the sweep (100 + 500 i, 10 + 50 i, 1 + 5 i), i = 0..20, then squares.
   Math math = Math::kFloat32;        // Of GPUs.
   int threads = 1;                   // Of the CPU.
 };
 
 struct GemmRow {
   std::string device;
-  int64_t m = 0, k = 0, n = 0;  // [m, k] by [k, n]
-  double compute_s = 0;         // Medians. The product alone, in the device's time.
-  double with_copies_s = 0;     // Operands to the device and the result back as well, in the host's time.
-  double flops() const { return 2.0 * static_cast<double>(m) * static_cast<double>(k) * static_cast<double>(n); }
+  GemmSize size;
+  double compute_s = 0;      // Medians. The product alone, in the device's time.
+  double with_copies_s = 0;  // Operands to the device and the result back as well, in the host's time.
 };
 
-// For each device the sweep (100 + 500 i) × (10 + 50 i) by (10 + 50 i) × (1 + 5 i), i = 0..20, then squares.
+// "M,…:KxN,…": every number of rows of the first matrix with every second matrix, the second matrix's sizes changing
+// faster. Nothing for an empty text.
+absl::StatusOr<std::vector<GemmSize>> ParseGemmGrid(const std::string& text);
+
+// All sizes on each device, one device after another. Sizes that would take a CPU too long are left out on it.
 absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options);
 
-// As a table, with a line that says from which size of the sweep on the last device is faster than the first.
-std::string GemmTable(const std::vector<GemmRow>& rows);
+// As a table, if the rows are of the sweep with a line that says from which size on the last device is faster than the
+// first.
+std::string GemmTable(const std::vector<GemmRow>& rows, bool of_sweep);
 
 }  // namespace ps

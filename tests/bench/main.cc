@@ -45,6 +45,9 @@ ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a
 ABSL_FLAG(std::string, math, "float32",
           "train, gemm: precision of the GPU's matrix products: float32, tf32 or bfloat16");
 ABSL_FLAG(int, threads, 1, "train, gemm: CPU threads for the matrix products");
+ABSL_FLAG(std::string, grid, "",
+          "gemm: instead of its own sizes, products of every number of rows M with every second matrix: M,…:KxN,…; "
+          "60,120:30x20,60x40, say");
 ABSL_FLAG(bool, json, false, "print JSON instead of a table");
 
 namespace ps {
@@ -96,6 +99,7 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   problems.Check(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
   const auto widths = ParseModel(absl::GetFlag(FLAGS_model));
   problems.Check(widths.ok(), std::string(widths.status().message()));
+  problems.Check(ParseGemmGrid(absl::GetFlag(FLAGS_grid)).status());
   const auto math = ParseMath(absl::GetFlag(FLAGS_math));
   problems.Check(math.ok(), std::string(math.status().message()));
   problems.Check(absl::GetFlag(FLAGS_threads) >= 1 && absl::GetFlag(FLAGS_threads) <= 1024,
@@ -174,19 +178,20 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
 absl::Status RunGemm() {
   const absl::StatusOr<std::vector<GemmRow>> rows =
       RunGemmBench({.devices = absl::StrSplit(absl::GetFlag(FLAGS_device), ','),
+                    .grid = *ParseGemmGrid(absl::GetFlag(FLAGS_grid)),
                     .math = *ParseMath(absl::GetFlag(FLAGS_math)),
                     .threads = absl::GetFlag(FLAGS_threads)});
   if (!rows.ok()) return rows.status();
   if (!absl::GetFlag(FLAGS_json)) {
-    std::cout << GemmTable(*rows);
+    std::cout << GemmTable(*rows, absl::GetFlag(FLAGS_grid).empty());
     return absl::OkStatus();
   }
   nlohmann::ordered_json out = StartFields();
   for (const GemmRow& row : *rows) {
     out["rows"].push_back({{"device", row.device},
-                           {"m", row.m},
-                           {"k", row.k},
-                           {"n", row.n},
+                           {"m", row.size.m},
+                           {"k", row.size.k},
+                           {"n", row.size.n},
                            {"compute_s", row.compute_s},
                            {"with_copies_s", row.with_copies_s}});
   }

@@ -6,21 +6,14 @@
 namespace ps {
 namespace {
 
-Dataset Samples(int32_t classes) {
-  DatasetContent content = {.features = 3, .classes = classes, .floats = {1, 2, 3}};
-  if (classes > 0) content.labels = {0};
-  if (classes == 0) content.targets = {0.5F};
-  return *Dataset::Create(std::move(content));
-}
-
 std::string Refused(const ModelOptions& model, int32_t classes) {
-  return Message(CheckModelFits(model, "csv:t", Samples(classes)));
+  return Message(CheckModelFits(model, "csv:t", 3, classes));
 }
 
 TEST_CASE("A network that fits the data is accepted: more outputs than classes are no harm") {
-  CHECK(CheckModelFits({.widths = {3, 5}}, "csv:t", Samples(4)).ok());
-  CHECK(CheckModelFits({.widths = {3, 4}, .loss = Loss::kMse}, "csv:t", Samples(4)).ok());
-  CHECK(CheckModelFits({.widths = {3, 1}, .loss = Loss::kMse}, "csv:t", Samples(0)).ok());
+  CHECK(CheckModelFits({.widths = {3, 5}}, "csv:t", 3, 4).ok());
+  CHECK(CheckModelFits({.widths = {3, 4}, .loss = Loss::kMse}, "csv:t", 3, 4).ok());
+  CHECK(CheckModelFits({.widths = {3, 1}, .loss = Loss::kMse}, "csv:t", 3, 0).ok());
 }
 
 TEST_CASE("A network that does not fit the data is refused by the flag to change") {

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/data_summary.h"
 #include "common/endpoint.h"
 #include "common/status.h"
 #include "worker/client/client_impl.h"
@@ -56,6 +57,10 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     return policy.status();
   }
   policy_ = *std::move(policy);
+  if (const absl::Status taken = TakeDataOfAll(); !taken.ok()) {
+    (void)Leave(Message(taken));
+    return taken;
+  }
   if (const absl::Status links = SetUpLinks(layout); !links.ok()) {
     (void)Leave(Message(links));
     return links;
@@ -64,6 +69,18 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
   lead_ = joined_as_.lead();
   if (!replaced().empty()) Notice(absl::StrCat("this worker replaces ", replaced(), " as rank ", rank()));
   StartThreads();
+  return absl::OkStatus();
+}
+
+absl::Status ClientImpl::TakeDataOfAll() {
+  if (!options_.own_data.has_value()) return absl::OkStatus();
+  absl::StatusOr<DataSummary> all = FromProto(joined_as_.own_data());
+  // A server that knows nothing of it leaves it out.
+  if (!all.ok()) return absl::FailedPreconditionError("--data=own: the server says: " + Message(all.status()));
+  if (!SameKind(*all, *options_.own_data)) {
+    return absl::FailedPreconditionError("--data=own: what the server says of all workers' data is not of such data");
+  }
+  data_of_all_ = *std::move(all);
   return absl::OkStatus();
 }
 

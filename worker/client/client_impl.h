@@ -46,6 +46,7 @@ class ClientImpl final : public Client {
     return {.step = joined_as_.resized_step(), .samples = joined_as_.resized_samples()};
   }
   uint64_t restored_version() const override { return joined_as_.restored_version(); }
+  std::optional<DataSummary> data_of_all() const override { return data_of_all_; }
   bool rolled_back() const override { return rolled_back_; }
   bool fenced() const override { return fenced_; }
   bool asked_to_leave() const override { return asked_to_leave_; }
@@ -103,6 +104,7 @@ class ClientImpl final : public Client {
   }
   // What exchanges need, from what the chief has answered.
   absl::Status SetUpLinks(const Layout& layout);
+  absl::Status TakeDataOfAll();
   void StartThreads();
   // The job can be rolled back, and goes on then.
   bool recovers() const { return joined_as_.server_timeout_ms() > 0; }
@@ -127,6 +129,7 @@ class ClientImpl final : public Client {
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined; the first is also the chief's.
   v1::JoinReply joined_as_;                               // Constant once joined.
   ModePolicy policy_;                                     // Likewise.
+  std::optional<DataSummary> data_of_all_;                // Likewise.
   bool joined_ = false;                                   // Likewise.
   std::atomic<uint64_t> begun_ = 0;                       // Pushes.
   std::atomic<uint64_t> taken_runs_ = 0;                  // That the chief has handed to this worker.

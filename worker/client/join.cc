@@ -6,6 +6,7 @@
 #include <random>
 
 #include "absl/strings/str_format.h"
+#include "common/data_summary.h"
 #include "common/grpc_status.h"
 #include "common/layout_proto.h"
 #include "common/metrics.h"
@@ -47,6 +48,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.mutable_experiment()->insert(options.experiment.begin(), options.experiment.end());
   request.set_samples_per_epoch(options.samples_per_epoch);
   request.set_counts_steps(options.counts_steps);
+  if (options.own_data.has_value()) *request.mutable_own_data() = ToProto(*options.own_data);
   if (options.optimizer.has_value()) *request.mutable_optimizer() = ToProto(*options.optimizer);
   request.set_host(HostName());
   request.set_join_request_id(RandomJoinRequestId());

@@ -34,6 +34,12 @@ absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_
 
 enum class Task { kAuto, kClassification, kRegression };
 
+// How integer labels become classes.
+enum class LabelMapping {
+  kNumber,  // They are class numbers.
+  kRank,    // The smallest is class 0, the next one class 1 and so on.
+};
+
 // Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab
 // that the first line has. The label is the last field, or the first. Numbers may be in double quotes. The first line
 // is a header, and skipped, if a field of it starts with a letter or an underscore (and is not nan or inf). Empty lines
@@ -44,11 +50,11 @@ absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& te
 
 // LABEL INDEX:VALUE ..., one sample a line, plain or gzip. Indices count from 1 and ascend; features that a line does
 // not name are 0, and there are as many as the largest index of either file. '#' starts a comment.
-// Integer labels are ranked: the smallest becomes class 0, the next class 1 and so on (-1/+1 becomes 0/1). The test
-// file's labels are mapped in the same way, and must occur in the training file. Any other label makes it a regression.
-// Source: https://www.csie.ntu.edu.tw/~cjlin/libsvm.
+// Integer labels are ranked, with kRank: the smallest becomes class 0, the next class 1 and so on (-1/+1 becomes 0/1).
+// The test file's labels are mapped in the same way, and must occur in the training file. Any other label makes it a
+// regression. Source: https://www.csie.ntu.edu.tw/~cjlin/libsvm.
 absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path, Task task,
-                                     int64_t bytes_max);
+                                     LabelMapping mapping, int64_t bytes_max);
 
 // Samples made up from `seed`: sample i is of class i % classes, and its features are the bytes of that class's centre
 // blended with uniform noise, `noise` of it: 0 gives the centre itself, 1 only noise. Options with their defaults:

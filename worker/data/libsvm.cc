@@ -121,7 +121,7 @@ absl::StatusOr<Table> Densify(SparseTable sparse, int64_t features, int64_t byte
 }  // namespace
 
 absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path, Task task,
-                                     int64_t bytes_max) {
+                                     LabelMapping mapping, int64_t bytes_max) {
   absl::StatusOr<SparseTable> train = ReadLibsvm(path, bytes_max);
   if (!train.ok()) return train.status();
   int64_t features = train->features;
@@ -142,7 +142,7 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
     if (!table.ok()) return table.status();
     dense_test = *std::move(table);
   }
-  return ToSplits(*std::move(dense), std::move(dense_test), task, LabelMapping::kRank);
+  return ToSplits(*std::move(dense), std::move(dense_test), task, mapping);
 }
 
 }  // namespace ps

@@ -1,20 +1,18 @@
 #include "worker/data/load.h"
 
 #include <filesystem>
-#include <numeric>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/problems.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
-#include "worker/data/prepare.h"
 #include "worker/data/spec.h"
+#include "worker/data/splits.h"
 
 namespace ps {
 namespace {
@@ -127,7 +125,11 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
   if (!paths.ok()) return paths.status();
   const std::vector<std::string>& path = *paths;
   if (spec.format == "csv") return LoadCsv(path[0], path[1], table->label_first, table->task, options.bytes_max);
-  if (spec.format == "libsvm") return LoadLibsvm(path[0], path[1], table->task, options.bytes_max);
+  if (spec.format == "libsvm") {
+    // Ranks would depend on which labels this worker has.
+    const LabelMapping mapping = options.own ? LabelMapping::kNumber : LabelMapping::kRank;
+    return LoadLibsvm(path[0], path[1], table->task, mapping, options.bytes_max);
+  }
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
                  options.bytes_max);
 }
@@ -136,85 +138,6 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
 Normalize ChooseNormalize(const DatasetSpec& spec, Normalize wanted) {
   if (wanted != Normalize::kAuto) return wanted;
   return spec.format == "csv" || spec.format == "libsvm" ? Normalize::kStandard : Normalize::kNone;
-}
-
-std::string Identity(const RawSplits& raw) {
-  const auto describe = [](const DatasetContent& content, const char* what) {
-    return absl::StrFormat("%d %s with hash %016x", content.size(), what, Fingerprint(content));
-  };
-  return absl::StrCat(describe(raw.train, "samples"), ", ",
-                      raw.test.has_value() ? describe(*raw.test, "test samples") : "no test samples");
-}
-
-absl::Status CropSplits(RawSplits& raw, int crop) {
-  absl::StatusOr<DatasetContent> train = Crop(std::move(raw.train), crop);
-  if (!train.ok()) return train.status();
-  raw.train = *std::move(train);
-  if (!raw.test.has_value()) return absl::OkStatus();
-  absl::StatusOr<DatasetContent> test = Crop(*std::move(raw.test), crop);
-  if (!test.ok()) return test.status();
-  raw.test = *std::move(test);
-  return absl::OkStatus();
-}
-
-// The indices of the training samples, before validation is split off.
-absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, int samples_per_class) {
-  if (samples_per_class > 0) return FirstOfEachClass(train, samples_per_class);
-  std::vector<int32_t> all(static_cast<size_t>(train.size()));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-
-absl::Status MoveTo(Dataset& dataset, DatasetContent content) {
-  absl::StatusOr<Dataset> made = Dataset::Create(std::move(content));
-  if (!made.ok()) return made.status();
-  dataset = *std::move(made);
-  return absl::OkStatus();
-}
-
-// Scales all that is there by the statistics of `train`.
-absl::StatusOr<Scaling> NormalizeSplits(Normalize kind, int64_t bytes_max, DatasetContent& train,
-                                        DatasetContent& validation, std::optional<DatasetContent>& test) {
-  if (kind == Normalize::kNone) return Scaling();
-  // Before one bad value spoils the statistics of all.
-  PS_RETURN_IF_ERROR(Check(train));
-  absl::StatusOr<Scaling> scaling = FindScaling(train, kind);
-  if (!scaling.ok()) return scaling.status();
-  PS_RETURN_IF_ERROR(ApplyScaling(*scaling, bytes_max, train));
-  PS_RETURN_IF_ERROR(Check(validation));
-  PS_RETURN_IF_ERROR(Annotate(ApplyScaling(*scaling, bytes_max, validation), "validation split"));
-  if (!test.has_value()) return scaling;
-  PS_RETURN_IF_ERROR(Check(*test));
-  PS_RETURN_IF_ERROR(Annotate(ApplyScaling(*scaling, bytes_max, *test), "test split"));
-  return scaling;
-}
-
-absl::StatusOr<DataSplits> Prepare(RawSplits raw, Normalize normalize, const DatasetOptions& options) {
-  DataSplits splits;
-  splits.identity = Identity(raw);
-  if (options.crop > 0) {
-    PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
-  }
-  absl::StatusOr<std::vector<int32_t>> chosen = ChooseSamples(raw.train, options.samples_per_class);
-  if (!chosen.ok()) return chosen.status();
-  absl::StatusOr<ValidationSplit> split =
-      SplitValidation(raw.train, *std::move(chosen), options.validation_split, options.seed);
-  if (!split.ok()) return split.status();
-  DatasetContent validation = Select(raw.train, split->validation);
-  const bool all = options.samples_per_class == 0 && split->validation.empty();
-  if (!all) raw.train = Select(raw.train, split->train);
-  absl::StatusOr<Scaling> scaling = NormalizeSplits(normalize, options.bytes_max, raw.train, validation, raw.test);
-  if (!scaling.ok()) return scaling.status();
-  splits.scaling = *std::move(scaling);
-  PS_RETURN_IF_ERROR(MoveTo(splits.train, std::move(raw.train)));
-  PS_RETURN_IF_ERROR(MoveTo(splits.validation, std::move(validation)));
-  splits.test_is_train = !raw.test.has_value();
-  if (splits.test_is_train) {
-    splits.test = splits.train;
-  } else {
-    PS_RETURN_IF_ERROR(MoveTo(splits.test, *std::move(raw.test)));
-  }
-  return splits;
 }
 
 }  // namespace
@@ -227,6 +150,10 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
     problems.Check(spec->format == "synthetic" ? ParseSynthetic(*spec, options.bytes_max).status()
                                                : ParseTableOptions(*spec).status());
   }
+  if (spec.ok() && options.own && (spec->format == "synthetic" || spec->format == "function")) {
+    problems.Check(false, absl::StrCat("--data=own: --dataset=", options.dataset,
+                                       " is made from --seed, and so the same on all workers; expected one of files"));
+  }
   problems.Check(options.validation_split >= 0 && options.validation_split < 1,
                  absl::StrCat("--validation_split=", options.validation_split, ": expected 0 or more, below 1"));
   problems.Check(options.crop >= 0, absl::StrCat("--crop=", options.crop, ": expected 0 (none) or more"));
@@ -235,14 +162,26 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
   return problems.ToStatus();
 }
 
-absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
+absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) {
   PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
   const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
   if (!spec.ok()) return spec.status();
   absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options);
   if (!raw.ok()) return raw.status();
-  absl::StatusOr<DataSplits> splits = Prepare(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
+  absl::StatusOr<UnscaledSplits> splits =
+      CutSplits(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
   if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
+  return splits;
+}
+
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
+  absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
+  if (!unscaled.ok()) return unscaled.status();
+  const std::string context = absl::StrCat("dataset \"", options.dataset, "\"");
+  absl::StatusOr<Scaling> scaling = FindScaling(unscaled->train, unscaled->normalize);
+  if (!scaling.ok()) return Annotate(scaling.status(), context);
+  absl::StatusOr<DataSplits> splits = ScaleSplits(*std::move(unscaled), *std::move(scaling), options.bytes_max);
+  if (!splits.ok()) return Annotate(splits.status(), context);
   return splits;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -37,6 +38,10 @@ struct DatasetOptions {
 
   Normalize normalize = Normalize::kAuto;
 
+  // --data=own: no other worker has these samples. So they have no identity, and the labels of libsvm are class
+  // numbers, as those of csv are.
+  bool own = false;
+
   // Of synthetic samples and of the choice for validation.
   uint64_t seed = 1;
 
@@ -56,6 +61,15 @@ struct DataSplits {
   std::string identity;
 };
 
+// Splits of samples as they were read, before statistics of the training samples have changed anything.
+struct UnscaledSplits {
+  DatasetContent train;
+  DatasetContent validation;
+  std::optional<DatasetContent> test;      // Unset: there is no test set.
+  Normalize normalize = Normalize::kNone;  // What is to be done: never kAuto.
+  std::string identity;                    // As of DataSplits; empty for samples that are a worker's own.
+};
+
 // Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a
 // line.
 absl::Status ValidateDatasetOptions(const DatasetOptions& options);
@@ -66,5 +80,7 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options);
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
 // file cannot be opened. The message names the file or the option, and is one line unless several options are wrong.
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options);
+// The same, but not normalised.
+absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options);
 
 }  // namespace ps

@@ -22,24 +22,16 @@ constexpr std::array<std::pair<const char*, Normalize>, 4> kNames = {{{"auto", N
 float Value(uint8_t byte) { return static_cast<float>(byte) / 255.0F; }
 float Value(float value) { return value; }
 
-// Of each column.
-struct Range {
-  std::vector<float> low;
-  std::vector<float> high;
-};
-
 template <typename T>
-Range FindRange(const std::vector<T>& values, size_t width) {
-  Range range;
-  for (size_t k = 0; k < width; ++k) range.low.push_back(Value(values[k]));
-  range.high = range.low;
+void FindRanges(const std::vector<T>& values, size_t width, ColumnStatistics& stats) {
+  for (size_t k = 0; k < width; ++k) stats.low.push_back(Value(values[k]));
+  stats.high = stats.low;
   for (size_t row = 0; row < values.size(); row += width) {
     for (size_t k = 0; k < width; ++k) {
-      range.low[k] = std::min(range.low[k], Value(values[row + k]));
-      range.high[k] = std::max(range.high[k], Value(values[row + k]));
+      stats.low[k] = std::min(stats.low[k], Value(values[row + k]));
+      stats.high[k] = std::max(stats.high[k], Value(values[row + k]));
     }
   }
-  return range;
 }
 
 // Row by row, so that each column's sum has one order.
@@ -55,9 +47,9 @@ std::vector<double> Means(const std::vector<T>& values, size_t width) {
   return means;
 }
 
-// Of the population: divided by the number of samples.
+// Sums, around the means.
 template <typename T>
-std::vector<double> Deviations(const std::vector<T>& values, const std::vector<double>& means) {
+std::vector<double> Squares(const std::vector<T>& values, const std::vector<double>& means) {
   const size_t width = means.size();
   if (width == 0) return {};
   std::vector<double> squares(width);
@@ -67,28 +59,36 @@ std::vector<double> Deviations(const std::vector<T>& values, const std::vector<d
       squares[k] += distance * distance;
     }
   }
-  const size_t rows = values.size() / width;
-  for (double& square : squares) square = std::sqrt(square / static_cast<double>(rows));
   return squares;
 }
 
 // `values` is [·, width], not empty.
 template <typename T>
-ColumnScaling FindColumns(const std::vector<T>& values, size_t width, Normalize kind) {
-  const Range range = FindRange(values, width);
+ColumnStatistics FindColumns(const std::vector<T>& values, size_t width, Normalize kind) {
+  ColumnStatistics stats;
+  FindRanges(values, width, stats);
+  if (kind != Normalize::kStandard) return stats;
+  stats.mean = Means(values, width);
+  stats.squares = Squares(values, stats.mean);
+  return stats;
+}
+
+ColumnScaling ColumnsOf(const ColumnStatistics& stats, uint64_t samples, Normalize kind) {
   ColumnScaling columns;
-  if (kind == Normalize::kStandard) {
-    columns.offset = Means(values, width);
-    columns.scale = Deviations(values, columns.offset);
-  } else {
-    columns.offset.assign(range.low.begin(), range.low.end());
-    for (size_t k = 0; k < width; ++k) columns.scale.push_back(double{range.high[k]} - double{range.low[k]});
-  }
-  for (size_t k = 0; k < width; ++k) {
-    if (range.low[k] < range.high[k]) continue;
-    // A rounded mean would leave the only value a little off zero, and that divided by next to nothing.
-    columns.offset[k] = range.low[k];
-    columns.scale[k] = 1;
+  for (size_t k = 0; k < stats.low.size(); ++k) {
+    const double low = stats.low[k];
+    const double high = stats.high[k];
+    if (low == high) {
+      // A rounded mean would leave the only value a little off zero, and that divided by next to nothing.
+      columns.offset.push_back(low);
+      columns.scale.push_back(1);
+    } else if (kind == Normalize::kStandard) {
+      columns.offset.push_back(stats.mean[k]);
+      columns.scale.push_back(std::sqrt(stats.squares[k] / static_cast<double>(samples)));  // Of the population.
+    } else {
+      columns.offset.push_back(low);
+      columns.scale.push_back(high - low);
+    }
   }
   return columns;
 }
@@ -150,18 +150,30 @@ std::map<std::string, std::string> Scaling::Metadata() const {
   return metadata;
 }
 
-absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind) {
-  if (train.features > kNormalizedFeaturesMax) {
+absl::StatusOr<Statistics> FindStatistics(const DatasetContent& train, Normalize kind, int64_t features_max) {
+  Statistics found;
+  if (kind == Normalize::kNone) return found;
+  if (train.features > features_max) {
     return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(kind), ": the samples have ",
-                                                   train.features, " features; at most ", kNormalizedFeaturesMax,
+                                                   train.features, " features; at most ", features_max,
                                                    " can be normalised; --normalize=none leaves them unscaled"));
   }
-  Scaling scaling = {.kind = kind};
   const auto width = static_cast<size_t>(train.features);
-  scaling.features =
-      train.bytes.empty() ? FindColumns(train.floats, width, kind) : FindColumns(train.bytes, width, kind);
-  if (train.classes == 0) scaling.targets = FindColumns(train.targets, 1, kind);
-  return scaling;
+  found.features = train.bytes.empty() ? FindColumns(train.floats, width, kind) : FindColumns(train.bytes, width, kind);
+  if (train.classes == 0) found.targets = FindColumns(train.targets, 1, kind);
+  return found;
+}
+
+Scaling ScalingOf(const Statistics& statistics, uint64_t samples, Normalize kind) {
+  return {.kind = kind,
+          .features = ColumnsOf(statistics.features, samples, kind),
+          .targets = ColumnsOf(statistics.targets, samples, kind)};
+}
+
+absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind) {
+  const absl::StatusOr<Statistics> found = FindStatistics(train, kind);
+  if (!found.ok()) return found.status();
+  return ScalingOf(*found, static_cast<uint64_t>(train.size()), kind);
 }
 
 absl::Status ApplyScaling(const Scaling& scaling, int64_t bytes_max, DatasetContent& content) {

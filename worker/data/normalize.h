@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ps/data_summary.h"
 #include "worker/data/dataset.h"
 
 namespace ps {
@@ -45,8 +46,20 @@ struct Scaling {
   std::map<std::string, std::string> Metadata() const;
 };
 
-// The statistics of `train`, in double and in the order of its samples: the same bits on every worker. All values must
-// be finite. INVALID_ARGUMENT if there are more than kNormalizedFeaturesMax features.
+// What a scaling follows from, a byte counting as byte / 255: of the features, and of a regression's targets. Of
+// kMinMax ranges only; of kNone nothing.
+struct Statistics {
+  ColumnStatistics features;
+  ColumnStatistics targets;
+};
+
+// Those of `train`, in double and in the order of its samples: the same bits on every worker. All values must be
+// finite. INVALID_ARGUMENT if there are more than `features_max` features.
+absl::StatusOr<Statistics> FindStatistics(const DatasetContent& train, Normalize kind,
+                                          int64_t features_max = kNormalizedFeaturesMax);
+// What they come to, of so many samples.
+Scaling ScalingOf(const Statistics& statistics, uint64_t samples, Normalize kind);
+// That of `train`. INVALID_ARGUMENT as above.
 absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind);
 
 // Scales the features and targets; bytes become floats. INVALID_ARGUMENT names the first sample whose scaled value does

@@ -16,6 +16,8 @@ namespace ps {
 inline constexpr uint64_t kValidationStream = uint64_t{1} << 48;
 inline constexpr uint64_t kSyntheticStream = uint64_t{2} << 48;
 inline constexpr uint64_t kFunctionStream = uint64_t{3} << 48;
+// Times the rank, below 4096, and plus the epoch: of samples that are a rank's own.
+inline constexpr uint64_t kOwnStream = uint64_t{1} << 52;
 
 // Puts `items` in a random order, the same on every platform (Durstenfeld's form of Fisher-Yates, 1964).
 template <typename T>

@@ -32,20 +32,27 @@ absl::StatusOr<Sampler> Sampler::Create(const SamplerOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("batch_size is ", options.batch_size, "; expected 0 (full) to ", kSamplesMax));
   }
+  if (options.largest != 0 && (options.largest < options.samples || options.largest > kSamplesMax)) {
+    return absl::InvalidArgumentError(absl::StrCat("the worker with the most samples has ", options.largest,
+                                                   "; expected ", options.samples, " to ", kSamplesMax));
+  }
   return Sampler(options);
 }
 
 Sampler::Sampler(const SamplerOptions& options)
     : options_(options),
-      batch_size_(options.batch_size > 0 ? options.batch_size : DivideUp(options.samples, options.num_workers)),
-      global_batch_(options.num_workers * batch_size_),
-      steps_per_epoch_(DivideUp(options.samples, global_batch_)) {}
+      sharers_(options.largest > 0 ? 1 : options.num_workers),
+      batch_size_(options.batch_size > 0 ? options.batch_size : DivideUp(options.samples, sharers_)),
+      global_batch_(sharers_ * batch_size_),
+      steps_per_epoch_(options.largest > 0 && options.batch_size > 0 ? DivideUp(options.largest, global_batch_)
+                                                                     : DivideUp(options.samples, global_batch_)) {}
 
 void Sampler::Permute(int64_t epoch) {
   // The permutation of an epoch must not depend on the epochs before it, so it starts from file order each time.
   permutation_.resize(static_cast<size_t>(options_.samples));
   std::iota(permutation_.begin(), permutation_.end(), 0);
-  std::mt19937_64 random = MakeRandom(options_.seed, static_cast<uint64_t>(epoch));
+  const uint64_t of_rank = options_.largest > 0 ? kOwnStream * static_cast<uint64_t>(options_.rank) : 0;
+  std::mt19937_64 random = MakeRandom(options_.seed, of_rank + static_cast<uint64_t>(epoch));
   PermuteInPlace(random, std::span(permutation_));
   permuted_epoch_ = epoch;
 }
@@ -53,8 +60,8 @@ void Sampler::Permute(int64_t epoch) {
 Sampler::Share Sampler::ShareOf(int64_t step) const {
   Share share;
   share.start = step % steps_per_epoch_ * global_batch_;
-  share.global_samples = std::min(global_batch_, options_.samples - share.start);
-  share.begin = std::min(options_.rank * batch_size_, share.global_samples);
+  share.global_samples = std::clamp<int64_t>(options_.samples - share.start, 0, global_batch_);
+  share.begin = options_.largest > 0 ? 0 : std::min(options_.rank * batch_size_, share.global_samples);
   share.end = std::min(share.begin + batch_size_, share.global_samples);
   return share;
 }
@@ -70,6 +77,7 @@ BatchPlan Sampler::Batch(int64_t step) {
     std::iota(plan.indices.begin(), plan.indices.end(), static_cast<int32_t>(start + begin));
     return plan;
   }
+  if (plan.indices.empty()) return plan;
   if (plan.epoch != permuted_epoch_) Permute(plan.epoch);
   std::copy_n(permutation_.begin() + start + begin, end - begin, plan.indices.begin());
   return plan;

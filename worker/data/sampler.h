@@ -15,19 +15,25 @@ struct SamplerOptions {
   int64_t batch_size = 0;   // B, this worker's samples of a step. 0 means full: ceil(n / N).
   uint64_t seed = 1;
   bool shuffle = true;  // false: every epoch is in file order.
+  // Unless 0, the samples are this rank's own, and `largest` are those of the rank that has the most: at least n.
+  int64_t largest = 0;
 };
 
 // One step's share of one rank.
 struct BatchPlan {
   int64_t epoch = 0;
   int64_t epoch_step = 0;        // In [0, steps_per_epoch()).
-  int64_t global_samples = 0;    // Of all ranks together; at least 1.
-  std::vector<int32_t> indices;  // This rank's samples. Empty if the epoch's last batch leaves this rank none.
+  int64_t global_samples = 0;    // Of all ranks that share the samples; at least 1, unless they are this rank's own.
+  std::vector<int32_t> indices;  // This rank's samples. Empty if the epoch has none left for it.
 };
 
 // For each epoch one permutation of the n samples, from (seed, epoch). Global batch t of the epoch is the next N * B
 // samples of it, and rank r takes the r-th run of B of them. The last, smaller batch is used. So one worker with batch
 // N * B sees the same global batches as N workers with B.
+//
+// Where samples are a rank's own, batch t of an epoch is the next B of them (full: all, in one), in the order of a
+// permutation from (seed, epoch, rank); rank 0's is the one that shared samples have. All ranks' epochs have as many
+// steps, those that the rank with the most samples needs: the last ones of a rank with fewer are empty.
 //
 // Caches one epoch's permutation (4 bytes a sample), so steps are cheap in order and may come in any order. Not
 // thread-safe; plans are values and outlive it.
@@ -62,8 +68,9 @@ class Sampler {
 
   // Constant after construction.
   SamplerOptions options_;
+  int64_t sharers_;  // Ranks that share the samples.
   int64_t batch_size_;
-  int64_t global_batch_;  // N * B.
+  int64_t global_batch_;  // B of each of them.
   int64_t steps_per_epoch_;
 
   int64_t permuted_epoch_ = -1;

@@ -21,12 +21,6 @@ struct Table {
   std::vector<int64_t> lines;  // [n], where each sample stands in the file.
 };
 
-// How integer labels become classes.
-enum class LabelMapping {
-  kNumber,  // They are class numbers.
-  kRank,    // The smallest is class 0, the next one class 1 and so on.
-};
-
 // The number that `text` holds in full; a sign and surrounding blanks are allowed, nothing else. Independent of the
 // locale. INVALID_ARGUMENT if it is no number, is not finite or does not fit in a float.
 absl::StatusOr<double> ParseNumber(std::string_view text);

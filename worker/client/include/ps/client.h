@@ -29,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "ps/data_summary.h"
 #include "ps/schedule.h"
 #include "ps/tensor.h"
 
@@ -59,6 +60,9 @@ struct ClientOptions {
   // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
   // the job's schedule has lengths in epochs and no other worker has told it.
   uint64_t samples_per_epoch = 0;
+  // Set: this worker trains on samples of its own, and so do all others; instead of samples_per_epoch. The join then
+  // waits until all workers have joined (start_timeout), and Client::data_of_all says what they have together.
+  std::optional<DataSummary> own_data;
   // Pushes say that they count for 1 sample each, whatever their gradients were computed on. The join is refused where
   // a schedule of the servers counts samples.
   bool counts_steps = false;
@@ -290,6 +294,9 @@ class Client {
     uint64_t samples = 0;
   };
   virtual Resized resized() const { return {}; }
+  // Of a job whose workers train on samples of their own: what all have together. It is the same for all workers, and
+  // for as long as the job goes on, also from a checkpoint.
+  virtual std::optional<DataSummary> data_of_all() const { return std::nullopt; }
   // The job was rolled back to a checkpoint: another generation runs. This client is over, and everything that it is
   // asked ends with FAILED_PRECONDITION; the worker may join again (RejoinOptions). Once true, it stays so. What has
   // ended the client otherwise (another worker owns the rank, the job failed, a stop) is final.

@@ -1,0 +1,34 @@
+// What workers tell of training samples that are their own (--data=own), so that all prepare them alike.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ps {
+
+// Of the values in each column. Empty: there are none.
+struct ColumnStatistics {
+  std::vector<double> mean;     // Empty where only ranges are needed, as is the next.
+  std::vector<double> squares;  // The sum of the squared distances from the mean.
+  std::vector<float> low;       // The smallest value.
+  std::vector<float> high;      // The largest.
+
+  bool operator==(const ColumnStatistics&) const = default;
+};
+
+// So many columns are the most whose statistics can be told.
+inline constexpr int64_t kToldColumnsMax = 32768;
+
+// Of one worker's training split, or of those of all workers together.
+struct DataSummary {
+  uint64_t samples = 0;
+  uint64_t largest = 0;  // Of all together: the samples of the worker that has the most.
+  uint64_t features = 0;
+  uint32_t classes = 0;            // 0: a regression. Of all together the largest number.
+  ColumnStatistics feature_stats;  // One column a feature; empty if samples are not normalised.
+  ColumnStatistics target_stats;   // One column, if a regression's samples are normalised.
+
+  bool operator==(const DataSummary&) const = default;
+};
+
+}  // namespace ps

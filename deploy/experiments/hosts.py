@@ -1,0 +1,209 @@
+"""Hosts on one machine: network namespaces on a switch, each with a link of a given rate in both directions.
+
+A host's processes share this machine's processors with those of all others; only their links are their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from .lab import Skipped
+
+INTERFACE = "eth0"  # A host's, to the switch.
+SUBNET = "10.88.0"  # The switch is in a namespace of its own, so that all laboratories may use the same addresses.
+SUBNET_RANGE = f"{SUBNET}.0/24"
+_LABORATORIES_MAX = 64  # At a time on a machine.
+_HOSTS_MAX = 64
+_COMMAND_LIMIT_S = 30
+_END_S = 2.0  # For what still runs on a host to end, before SIGKILL.
+
+# A packet of which segmentation is left to the card may have 64 KB, and what a timer is late must not be lost: so much
+# passes at once after a pause. It is little beside the messages that are measured.
+_BURST_S = 0.0025
+_BURST_BYTES_MIN, _BURST_BYTES_MAX = 16 << 10, 128 << 10
+_QUEUE_BYTES = 16 << 20  # Longer than TCP's windows: nothing is lost.
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Bytes that a host's link has carried, with all headers but Ethernet's preamble and checksum."""
+
+    sent: int
+    received: int
+
+    def __sub__(self, before: Carried) -> Carried:
+        return Carried(self.sent - before.sent, self.received - before.received)
+
+    @property
+    def fuller(self) -> int:
+        """In the direction that carried more."""
+        return max(self.sent, self.received)
+
+
+def check_available() -> None:
+    """Skipped, with what is missing for hosts of this kind."""
+    if os.geteuid() != 0:
+        raise Skipped("network namespaces need root")
+    if missing := [program for program in ("ip", "tc") if shutil.which(program) is None]:
+        raise Skipped(f"{' and '.join(missing)} not found (Debian's package iproute2)")
+
+
+class Hosts:
+    """Hosts 0 to count - 1, from `with` on until its end, which ends what runs on them."""
+
+    def __init__(self, count: int, mbit_per_s: int | None) -> None:
+        """Without a rate links are as fast as the processors."""
+        if not 1 <= count <= _HOSTS_MAX:
+            raise ValueError(f"1 to {_HOSTS_MAX} hosts, not {count}")
+        self.count = count
+        self.mbit_per_s = mbit_per_s
+        self._lock: socket.socket | None = None
+        self._prefix = ""  # Of all names of this laboratory.
+
+    def on(self, host: int) -> list[str]:
+        """What a command begins with that is to run there."""
+        return ["ip", "netns", "exec", self.name(host)]
+
+    def name(self, host: int) -> str:
+        """Of its namespace."""
+        return f"{self._prefix}-h{host}"
+
+    @staticmethod
+    def address(host: int) -> str:
+        """Its IPv4 address, for the other hosts."""
+        return f"{SUBNET}.{host + 1}"
+
+    def carried(self) -> list[Carried]:
+        """By the link of each host, since the beginning. Links without a rate have no counter of their own: zeros."""
+        if self.mbit_per_s is None:
+            return [Carried(0, 0)] * self.count
+        ports = _sent(self._switch)
+        return [Carried(_sent(self.name(host))[INTERFACE], ports[f"p{host}"]) for host in range(self.count)]
+
+    def __enter__(self) -> Hosts:
+        check_available()
+        self._claim()
+        try:
+            self._make()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._prefix}-switch"
+
+    def _claim(self) -> None:
+        """Takes the first prefix that nobody uses, and removes what a killed process has left under it.
+
+        Names are the same each time, so that a job that is run again is known by its command line.
+        """
+        for number in range(_LABORATORIES_MAX):
+            lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                lock.bind(f"\0ps-experiments-hosts-{number}")  # Of one process at a time, and gone when that ends.
+            except OSError:
+                lock.close()
+                continue
+            self._lock, self._prefix = lock, f"psx{number}"
+            _remove_namespaces(self._prefix)
+            return
+        raise Skipped(f"{_LABORATORIES_MAX} laboratories of hosts are in use")
+
+    def _make(self) -> None:
+        switch = self._switch
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        for host in range(self.count):
+            name, port = self.name(host), f"p{host}"
+            _run("ip", "netns", "add", name)
+            _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+            _run("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
+            _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
+            _run("ip", "-n", name, "link", "set", "lo", "up")
+            _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+            # Said in the route, since a kernel may not let a namespace set it. BBR's speed scatters on such links.
+            route = ("route", "replace", SUBNET_RANGE, "dev", INTERFACE, "proto", "kernel", "scope", "link")
+            _run("ip", "-n", name, *route, "src", self.address(host), "congctl", "cubic")
+            if self.mbit_per_s is not None:
+                _limit(name, INTERFACE, self.mbit_per_s)
+                _limit(switch, port, self.mbit_per_s)
+
+    def _remove(self) -> None:
+        if self._lock is None:
+            return
+        _remove_namespaces(self._prefix)
+        self._lock.close()
+        self._lock = None
+
+
+def _limit(namespace: str, device: str, mbit_per_s: int) -> None:
+    """What the device sends."""
+    burst = min(max(int(mbit_per_s * 1e6 / 8 * _BURST_S), _BURST_BYTES_MIN), _BURST_BYTES_MAX)
+    shape = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", str(_QUEUE_BYTES))
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
+
+
+def _sent(namespace: str) -> dict[str, int]:
+    """Bytes, by device, of those that have a rate."""
+    said = json.loads(_run("tc", "-n", namespace, "-s", "-j", "qdisc", "show"))
+    return {each["dev"]: int(each["bytes"]) for each in said if each["kind"] == "tbf"}
+
+
+def _remove_namespaces(prefix: str) -> None:
+    """All whose names begin so, with what runs there."""
+    with contextlib.suppress(Skipped):
+        listed = re.findall(rf"^({re.escape(prefix)}-\S+)", _run("ip", "netns", "list"), re.MULTILINE)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not _signal_all(listed, number):
+                break
+            deadline = time.monotonic() + _END_S
+            while time.monotonic() < deadline and any(map(_pids, listed)):
+                time.sleep(0.05)
+        for name in listed:
+            _run("ip", "netns", "delete", name)
+
+
+def _signal_all(namespaces: Sequence[str], number: int) -> bool:
+    """Whether anything runs there."""
+    pids = [pid for name in namespaces for pid in _pids(name)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return bool(pids)
+
+
+def _pids(namespace: str) -> list[int]:
+    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+
+
+def _run(*command: str) -> str:
+    """Its output. Skipped, with what it said, if it fails: this machine does not have, or allow, what is needed."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False, start_new_session=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Skipped(f"{' '.join(command)}: {error}") from None
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise Skipped(f"this machine has no such hosts: {' '.join(command)}: {said}")
+    return done.stdout
