@@ -264,7 +264,7 @@ finish() {
 }
 
 install=(deploy/install-deps.sh)
-if $all; then install+=(--dev); fi
+if $all; then install+=(--dev --plots); fi
 if $python; then install+=(--python); fi
 if ! phase "install" 2400 "${install[@]}"; then
   tail -n 20 "$log"
