@@ -6,7 +6,7 @@ from spread import deviation, paired_difference
 
 from .lab import Lab
 from .own_data_cuts import BATCH, RANKS, SMALL_PART
-from .own_data_page import accuracy, accuracy_figure, contributions_figure, of, parts
+from .own_data_page import accuracy, accuracy_figure, contributions_figure, of, parts, points
 from .own_data_runs import (
     EPOCHS,
     LEARNING_RATE,
@@ -64,8 +64,8 @@ def _finding(exact: Exact, outcomes: list[Outcome]) -> str:
     found = _difference(outcomes, "by class", "asp")
     return (
         f"Four workers whose files hold what each takes of the whole get {same} from the whole; where each lacks most "
-        f"classes, bsp is {_points(_difference(outcomes, 'by class', 'bsp'))} points from the whole, and asp "
-        f"{_points(found)}."
+        f"classes, bsp is {points(_difference(outcomes, 'by class', 'bsp'))} points from the whole, and asp "
+        f"{points(found)}."
     )
 
 
@@ -116,10 +116,6 @@ def _difference(outcomes: list[Outcome], cut: str, mode: str) -> float:
     return 100 * found.mean
 
 
-def _points(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
-
-
 def _same_accuracy(outcomes: list[Outcome]) -> Claim:
     """Agrees if the difference of the means is within the whole's spread over seeds."""
     whole = [100 * value for value in of(outcomes, WHOLE, "bsp").accuracy.values()]
@@ -134,7 +130,7 @@ def _same_accuracy(outcomes: list[Outcome]) -> Claim:
     return Claim(
         "test accuracy of shuffled quarters, bsp",
         "the whole's, within its spread",
-        f"{_points(found)} points",
+        f"{points(found)} points",
         agrees,
         why,
     )
@@ -178,7 +174,8 @@ def _learning(lab: Lab) -> str:
         "of the cuts; a worker with few samples is heard until it has none left. In `local_sgd` each worker takes "
         "eight steps alone, towards what its own samples want, before weights are averaged. In `asp` each worker's "
         "gradient is an update of its own, of its own classes alone, and nothing makes workers take turns: the last "
-        "updates of a training may be those of one worker."
+        "updates of a training may be those of one worker. In `asp` an epoch has four times as many updates as in "
+        "`bsp`, so that modes are not to be compared here, but cuts are."
     )
 
 

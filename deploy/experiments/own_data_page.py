@@ -59,8 +59,12 @@ def _percent(one: Outcome) -> str:
 def _points(one: Outcome, whole: Outcome) -> str:
     found = paired_difference(one.accuracy, whole.accuracy)
     assert found is not None  # Both have the same seeds.
-    text = f"{100 * found.mean:+.1f}" + ("" if found.half is None else f" ± {100 * found.half:.1f}")
-    return text.replace("-", "−")
+    return points(100 * found.mean) + ("" if found.half is None else f" ± {100 * found.half:.1f}")
+
+
+def points(value: float) -> str:
+    """With its sign, which what is rounded to nothing does not have."""
+    return f"{value:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0").replace("-", "−")
 
 
 def accuracy_figure(outcomes: Sequence[Outcome]) -> Figure:
