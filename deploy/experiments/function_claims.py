@@ -60,7 +60,7 @@ def _order_of_times(results: Results) -> Claim:
     agrees = known == sorted(known, reverse=True) if len(known) == len(INTERVALS) else None
     why = {
         True: "Each exchange that is left out saves what it costs, here as there.",
-        False: "Not kept here, where more processes than processors share the machine: neighbours may change places.",
+        False: "The order is not kept here; the seconds and their spread are in the table of times.",
         None: "Not all of them could be timed.",
     }
     return Claim(

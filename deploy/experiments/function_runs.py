@@ -63,7 +63,7 @@ FULL = Plan(
     Setting("mixed", 0.005, "200", 50),
     *(0.05, SAMPLES, BATCH, 800),
     seeds=(1, 2, 3, 4, 5),
-    legs_max={1: 6, 2: 6, 4: 6, 10: 6, NEVER: 8},
+    legs_max={1: 6, 2: 5, 4: 5, 10: 5, NEVER: 8},
     text_legs={1: 5, 2: 1, 4: 1, 10: 1, NEVER: 1},
     mixed_intervals=(10, NEVER),
     choice_epochs=20,

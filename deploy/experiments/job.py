@@ -101,11 +101,11 @@ class JobResult:
         return sum(used.cpu_s for used in self.used.values())
 
     def weights_hash(self) -> str:
-        """As the lead printed it. Empty if nobody did."""
+        """As the lead printed it, of the servers' last version. Empty if nobody did."""
         for out in sorted(self.folder.glob("worker*.out")):
             for line in out.read_text(errors="replace").splitlines():
                 if line.startswith("weights hash"):
-                    return line.split()[-1]
+                    return line.split()[2]  # What was saved may be of an earlier version, and the line says so.
         return ""
 
 

@@ -7,9 +7,8 @@
 //     Data-parallel training, every rank with the whole model, then momentum SGD; rank 0 prints samples/s of all ranks.
 //     Overlapped: each layer's gradient is summed by MPI_Iallreduce as soon as it is there. Fused: all of them by one
 //     MPI_Allreduce after the backward pass.
-#define OMPI_SKIP_MPICXX 1
-#include <mpi.h>
-
+//   mpirun -np N ps_bench_mpi worker LEARNING_RATE [ps_worker's flags]
+//     The same with ps_worker's data, batches and initial weights: mpi_worker.h.
 #include <algorithm>
 #include <climits>
 #include <cstdio>
@@ -18,14 +17,22 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
+#include "common/flag_parser.h"
 #include "common/optimizers/optimizer.h"
+#include "common/program.h"
+#include "common/status.h"
 #include "tests/bench/bench_network.h"
+#include "tests/bench/mpi_replica.h"
+#include "tests/bench/mpi_worker.h"
+#include "worker/flags.h"
 
 namespace ps {
 namespace {
 
 constexpr int kWarmUpRepeats = 3;
 constexpr int kWarmUpSteps = 10;
+constexpr float kLearningRate = 0.001F;
 
 // SGD on a rank's own copy of the weights, with the kernel that servers use.
 class Descent {
@@ -81,80 +88,12 @@ bool Allreduce(int elements, int repeats, bool sgd, int rank, int ranks) {
   return right;
 }
 
-// The same optimizer kernels as the server's, on the sum of all ranks' gradients.
-class Replica {
- public:
-  Replica(Network& network, int ranks) : network_(network), optimizer_(MakeMomentum()), isa_(BestIsa()) {
-    size_t all = 0;
-    for (size_t tensor = 0; tensor < network.layout().size(); ++tensor) {
-      velocity_.emplace_back(network.gradients(tensor).size());
-      all += velocity_.back().size();
-    }
-    fused_.resize(all);
-    context_.hyperparameters = {
-        .learning_rate = 0.001F / static_cast<float>(ranks), .momentum = 0.9F, .weight_decay = 0};
-  }
-
-  void Reduce(size_t tensor) {
-    const std::span<float> gradient = network_.gradients(tensor);
-    requests_.emplace_back();
-    MPI_Iallreduce(MPI_IN_PLACE, gradient.data(), static_cast<int>(gradient.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
-                   &requests_.back());
-  }
-
-  void Progress() {
-    int done = 0;
-    MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE);
-  }
-
-  void AwaitAll() {
-    MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE);
-    requests_.clear();
-  }
-
-  void ReduceFused() {
-    float* next = fused_.data();
-    for (size_t tensor = 0; tensor < velocity_.size(); ++tensor) {
-      const std::span<float> gradient = network_.gradients(tensor);
-      next = std::copy(gradient.begin(), gradient.end(), next);
-    }
-    MPI_Allreduce(MPI_IN_PLACE, fused_.data(), static_cast<int>(fused_.size()), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-    next = fused_.data();
-    for (size_t tensor = 0; tensor < velocity_.size(); ++tensor) {
-      const std::span<float> gradient = network_.gradients(tensor);
-      std::copy_n(next, gradient.size(), gradient.begin());
-      next += gradient.size();
-    }
-  }
-
-  void Apply() {
-    for (size_t tensor = 0; tensor < velocity_.size(); ++tensor) {
-      float* weights = network_.parameters(tensor).data();
-      OptimizerBlock block = {.elements = velocity_[tensor].size(),
-                              .gradient = network_.gradients(tensor).data(),
-                              .weights = weights,
-                              .new_weights = weights};
-      block.state[0] = block.new_state[0] = velocity_[tensor].data();
-      optimizer_->Apply(block, context_, isa_);
-    }
-  }
-
- private:
-  Network& network_;
-  const std::unique_ptr<Optimizer> optimizer_;
-  const Isa isa_;
-  UpdateContext context_;
-  std::vector<std::vector<float>> velocity_;
-  std::vector<float> fused_;
-  std::vector<MPI_Request> requests_;
-};
-
 bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, int rank, int ranks) {
   const auto widths = ParseModel(model);
   if (!widths.ok()) return false;
   const auto bench = BenchNetwork::Create(*widths, batch);
   if (!bench.ok()) return false;
-  Replica replica((*bench)->network(), ranks);
+  Replica replica((*bench)->network(), ranks, kLearningRate);
   StepHooks hooks;
   if (overlapped) {
     hooks.gradient_ready = [&](size_t tensor) {
@@ -178,6 +117,18 @@ bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, 
   return true;
 }
 
+absl::Status Worker(int argc, char** argv, int rank, int ranks) {
+  const absl::StatusOr<CommandLine> line = ParseCommandLine(argc, argv);
+  if (!line.ok()) return line.status();
+  float learning_rate = 0;
+  if (line->arguments.size() != 2 || !absl::SimpleAtof(line->arguments[1], &learning_rate)) {
+    return absl::InvalidArgumentError("usage: ps_bench_mpi worker LEARNING_RATE [ps_worker's flags]");
+  }
+  const absl::StatusOr<WorkerOptions> options = WorkerOptionsFromFlags(*line);
+  if (!options.ok()) return options.status();
+  return TrainAsWorker(*options, learning_rate, rank, ranks);
+}
+
 }  // namespace
 }  // namespace ps
 
@@ -197,10 +148,18 @@ int main(int argc, char** argv) {
   } else if (arguments.size() == 4 && (arguments[0] == "train_overlapped" || arguments[0] == "train_fused")) {
     right = ps::Train(arguments[0] == "train_overlapped", arguments[1], std::stoll(arguments[2]),
                       std::stoi(arguments[3]), rank, ranks);
+  } else if (!arguments.empty() && arguments[0] == "worker") {
+    const absl::Status trained = ps::Worker(argc, argv, rank, ranks);
+    right = trained.ok();
+    if (!right) {
+      // The others may wait for this rank.
+      MPI_Abort(MPI_COMM_WORLD, ps::Complain("ps_bench_mpi", trained, ps::kExitFailed));
+    }
   } else if (rank == 0) {
     std::fprintf(stderr,
                  "usage: ps_bench_mpi allreduce BYTES REPEATS [sgd]\n"
-                 "       ps_bench_mpi train_overlapped|train_fused MODEL BATCH STEPS\n");
+                 "       ps_bench_mpi train_overlapped|train_fused MODEL BATCH STEPS\n"
+                 "       ps_bench_mpi worker LEARNING_RATE [ps_worker's flags]\n");
   }
   MPI_Finalize();
   return right ? 0 : 1;

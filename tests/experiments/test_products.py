@@ -1,4 +1,4 @@
-"""The products experiment: its page's figures, recomputed from what ps_bench printed; with a GPU, from what it would."""
+"""The products experiment: the figures of its page, recomputed from what ps_bench printed, with a GPU and without."""
 # ruff: noqa: PT009 (these tests need no pytest)
 
 from __future__ import annotations
