@@ -123,6 +123,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
     steps->set_clip_norm(setup.clip.norm.value_or(0));
   }
   reply.set_start_step(member.start_step);
+  reply.set_starts_with_others(member.starts_with_others);
   reply.set_lease_ms(ToMs(job.options().lease));
   reply.set_initialise(job.MayInitialise(member.rank));
   reply.set_lead(job.IsLead(member));

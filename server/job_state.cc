@@ -169,20 +169,21 @@ const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
   return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
 
-uint64_t JobState::StartStep(const Member& member) const {
-  if (!mode().synchronous()) {
-    const auto restored = restored_steps_.find(member.rank);
-    if (restored != restored_steps_.end()) return restored->second;
-    // A checkpoint that has steps of others has all of them: this rank had not pushed.
-    if (member.first_step.has_value()) return restored_steps_.empty() ? *member.first_step : 0;
-  }
-  return mode().StartStep(shards_.highest_step(), shards_.next_version(0));
+std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
+  if (mode().synchronous()) return std::nullopt;
+  const auto restored = restored_steps_.find(member.rank);
+  if (restored != restored_steps_.end()) return restored->second;
+  // A checkpoint that has steps of others has all of them: this rank had not pushed.
+  if (member.first_step.has_value()) return restored_steps_.empty() ? *member.first_step : 0;
+  return std::nullopt;
 }
 
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
 // its last ones.
 void JobState::Begin(Member* member, TimePoint now) {
-  member->start_step = member->step = StartStep(*member);
+  const std::optional<uint64_t> own = OwnStep(*member);
+  member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
+  member->start_step = member->step = own.value_or(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
     member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);

@@ -234,7 +234,8 @@ class JobState {
   // What a report says of norms, of a job that runs.
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why, TimePoint now);
-  uint64_t StartStep(const Member& member) const;
+  // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
+  std::optional<uint64_t> OwnStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
   // What was set before holds no more where a flag is not what it was then.
   void ApplyChangedFlags(const std::map<std::string, std::string>& stored);

@@ -1,5 +1,6 @@
 // What a trainer makes once it has joined: all that depends on its rank and its client, for each generation anew.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include <spdlog/spdlog.h>
@@ -85,9 +86,11 @@ absl::Status Trainer::MakeSourceOfShare() {
   int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
   // A budget of steps counts those that were made with another number of workers.
   if (options_.steps > 0) total += origin_.batch - FirstBatch(client_->policy(), origin_.step, per_epoch, total);
-  const int64_t first = FirstBatch(
-      client_->policy(), client_->start_step(), per_epoch, total,
-      [&sampler](int64_t batch) { return sampler->SamplesOf(batch); }, origin_);
+  std::function<int64_t(int64_t)> samples_of = [&sampler](int64_t batch) { return sampler->SamplesOf(batch); };
+  // Others' steps are not steps of a rank whose samples are its own: it goes by the rank that has samples in all
+  // batches.
+  if (data_of_all_.has_value() && client_->starts_with_others()) samples_of = nullptr;
+  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total, samples_of, origin_);
   source_ = MakeFixedShare(*std::move(sampler), first, total);
   return absl::OkStatus();
 }

@@ -291,8 +291,11 @@ TEST_CASE("Whoever takes a rank over has as many samples as it had, of whatever 
   std::vector<std::string> rows = Rows(20);
   std::reverse(rows.begin(), rows.end());
   const std::string other = WriteRows(folder, "other.csv", rows);
-  job.workers[1] = std::make_unique<Process>("ps_worker", second + Flags{"--dataset=csv:" + other}, job.at + "second");
+  job.workers[1] = std::make_unique<Process>(
+      "ps_worker", second + Flags{"--metrics_file=" + job.at + "1b.jsonl", "--dataset=csv:" + other},
+      job.at + "second");
   job.ExpectEnd();
+  CHECK(job.Events("1b.jsonl", "end").at(0)["samples"].get<int>() > 0);
 }
 
 }  // namespace

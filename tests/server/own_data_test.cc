@@ -176,6 +176,9 @@ TEST_CASE("Whoever takes a rank over brings as many samples as it had, and what 
   REQUIRE(again->has_value());
   REQUIRE((*again)->ok());
   CHECK((**again)->own_data().SerializeAsString() == (**b)->own_data().SerializeAsString());
+  // Steps of others are no steps of its own.
+  CHECK((**again)->starts_with_others());
+  CHECK_FALSE((**b)->starts_with_others());
 }
 
 TEST_CASE("Before all have joined a rank's next owner brings what it likes, and a job that all have left forgets") {

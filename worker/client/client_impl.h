@@ -40,6 +40,7 @@ class ClientImpl final : public Client {
   bool synchronous() const override { return joined_as_.synchronous(); }
   const ModePolicy& policy() const override { return policy_; }
   uint64_t start_step() const override { return joined_as_.start_step(); }
+  bool starts_with_others() const override { return joined_as_.starts_with_others(); }
   const std::string& replaced() const override { return joined_as_.replaced(); }
   absl::Duration server_timeout() const override { return absl::Milliseconds(joined_as_.server_timeout_ms()); }
   Resized resized() const override {

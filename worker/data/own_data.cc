@@ -22,7 +22,7 @@ absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
 absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of_all, const DatasetOptions& options) {
   const auto features = static_cast<uint64_t>(splits.train.features);
   const auto classes = static_cast<uint32_t>(splits.train.classes);
-  const size_t columns = splits.normalize == Normalize::kNone ? 0 : splits.train.features;
+  const size_t columns = splits.normalize == Normalize::kNone ? 0 : static_cast<size_t>(splits.train.features);
   if (of_all.features != features || (of_all.classes == 0) != (classes == 0) || of_all.classes < classes ||
       of_all.classes > static_cast<uint32_t>(kClassesMax) || of_all.feature_stats.low.size() != columns ||
       of_all.target_stats.low.empty() != (columns == 0 || classes > 0)) {

@@ -279,6 +279,8 @@ class Client {
   virtual bool synchronous() const = 0;
   virtual const ModePolicy& policy() const = 0;
   virtual uint64_t start_step() const = 0;
+  // In a mode in which ranks go on by themselves: start_step() is the highest that any rank has come to.
+  virtual bool starts_with_others() const { return false; }
   // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
   // lost, as "NAME on HOST"; empty if there was none.
   virtual const std::string& replaced() const = 0;
