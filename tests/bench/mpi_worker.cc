@@ -29,7 +29,8 @@ class MpiWorker {
                                                            int ranks) {
     const absl::StatusOr<DataSplits> data = LoadDataset(options.data);
     if (!data.ok()) return data.status();
-    PS_RETURN_IF_ERROR(CheckModelFits(options.model, options.data.dataset, data->train));
+    PS_RETURN_IF_ERROR(
+        CheckModelFits(options.model, options.data.dataset, data->train.features(), data->train.classes()));
     absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = data->train.size(),
                                                        .num_workers = ranks,
                                                        .rank = rank,
