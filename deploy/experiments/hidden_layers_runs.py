@@ -18,7 +18,7 @@ LARGE_RATE = 0.5  # With which the validation loss rises again, long before the 
 BATCH = 64  # Of all workers together, in mini-batches.
 VALIDATION_SHARE = 0.1
 FULL, MINI = "full batch", "mini-batches"
-_QUICK_PER_CLASS = 300  # Training images of each class in the quick form.
+_QUICK_PER_CLASS = 100  # Training images of each class in the quick form.
 LOSS_AGREEMENT = 1e-4  # Relative, of the losses of a pass with any number of workers: they differ by rounding alone.
 
 

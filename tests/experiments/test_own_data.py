@@ -117,7 +117,7 @@ class OwnDataTest(support.ExperimentCase):
     def test_what_does_not_go_together_is_refused(self) -> None:
         self.assertNotIn("NOT refused", self.page)
         section = self.page.partition("## What is refused")[2]
-        self.assertRegex(section, r"nobody says `--data=own`: `[^`]*--dataset=1500 samples")
+        self.assertRegex(section, r"nobody says `--data=own`: `[^`]*--dataset=750 samples")
         self.assertRegex(section, r"the others do not: `[^`]*normalised")
 
 
