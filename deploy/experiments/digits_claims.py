@@ -116,6 +116,8 @@ def _of_cpus(results: Results) -> Claim:
         f"{1e3 * one_s / one.median_ms('total'):.0f} times as long as ours, so that as long an exchange weighed that "
         "much less in it."
     )
+    halved = one.median_ms("total") / (one.median_ms("total") - computed[0] / 2)
+    why += f" Half the computing, with the same exchange, would be {halved:.2f} times as fast."
     if results.cores < 3:
         why += f" Here the two workers and the server share {results.cores} cores."
     ours = f"{one.median_ms('total'):.2f} → {two.median_ms('total'):.2f} ms ({results.speed_up:.2f} times as fast)"

@@ -28,10 +28,10 @@ _HOSTS_MAX = 64
 _COMMAND_LIMIT_S = 30
 _END_S = 2.0  # For what still runs on a host to end, before SIGKILL.
 
-# A packet of which segmentation is left to the card may have 64 KB, and what a timer is late must not be lost: so much
-# passes at once after a pause. It is little beside the messages that are measured.
-_BURST_S = 0.0025
-_BURST_BYTES_MIN, _BURST_BYTES_MAX = 16 << 10, 128 << 10
+# A burst holds a packet of the largest size (64 KB; its segmentation is left to the card, as on a real one), and what a
+# timer that is late must not lose.
+_BURST_BYTES_MIN = 72 << 10
+_BURST_S = 0.001
 _QUEUE_BYTES = 16 << 20  # Longer than TCP's windows: nothing is lost.
 
 
@@ -155,10 +155,15 @@ class Hosts:
         self._lock = None
 
 
+def burst_bytes(mbit_per_s: int) -> int:
+    """What a link lets pass at once after a pause."""
+    return max(int(mbit_per_s * 1e6 / 8 * _BURST_S), _BURST_BYTES_MIN)
+
+
 def _limit(namespace: str, device: str, mbit_per_s: int) -> None:
     """What the device sends."""
-    burst = min(max(int(mbit_per_s * 1e6 / 8 * _BURST_S), _BURST_BYTES_MIN), _BURST_BYTES_MAX)
-    shape = ("tbf", "rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", str(_QUEUE_BYTES))
+    rate, burst = f"{mbit_per_s}mbit", str(burst_bytes(mbit_per_s))
+    shape = ("tbf", "rate", rate, "burst", burst, "limit", str(_QUEUE_BYTES))
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
 
 

@@ -61,9 +61,11 @@ def systems(lab: Lab, rate: int | None) -> list[System]:
 
 def batches(lab: Lab, system: System, rate: int | None) -> int:
     """Of each worker: as many as the rate has time for; at the highest one, an epoch's whole ones."""
-    if rate is FREE or rate >= 1_000:
+    if rate is FREE:
+        return 80
+    if rate == 1_000:
         return lab.pick(232, 40)
-    exchanges = {10: lab.pick(8, 4), 100: lab.pick(32, 4)}[rate]
+    exchanges = {10: lab.pick(8, 4), 100: lab.pick(24, 4)}[rate]
     if system.servers == 1:
         exchanges = max(5, exchanges // 2)  # Which takes several times as long.
     return exchanges * system.batches_per_exchange

@@ -6,6 +6,7 @@ from typing import Any
 
 from figures import Figure
 
+from .hosts import burst_bytes
 from .links_results import ALIKE_BATCHES, Results
 from .links_runs import FREE, Outcome
 from .links_systems import BATCH, LOCAL_STEPS, SYSTEMS, WORKERS, System, theory
@@ -84,6 +85,7 @@ def _times(results: Results) -> Section:
             else:
                 cells.append(f"{_ms(outcome)} ({results.in_models(rate, system.name):.2f})")
         rows.append([system.title, *cells])
+    burst = burst_bytes(results.slowest)
     streams = ", ".join(
         f"{100 * one * 8 / (rate * 1e6):.0f} % of {rate:,} Mbit/s" for rate, one in sorted(results.streams.items())
     )
@@ -94,7 +96,9 @@ def _times(results: Results) -> Section:
             "of what a round takes. ps_worker overlaps sending with computing, as does the last kind of MPI, which "
             "sums each layer's gradients as soon as they are there; the other two sum all at once after the backward "
             "pass, by the algorithm that Open MPI chooses for this size, and by its ring. A plain TCP connection "
-            f"carried {streams} between the same hosts."
+            f"carried {streams} between the same hosts. (At {results.slowest} Mbit/s {burst / 1e3:.0f} KB pass at once "
+            f"after a pause; that is {100 * burst / results.of.model_bytes:.0f} % of the model, by which a step may be "
+            "faster than its bytes allow.)"
         ],
         [Table(TIMES, ["system", *map(_rate_name, shown)], rows)],
         [_times_figure(results)],
