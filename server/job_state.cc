@@ -81,6 +81,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
   const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
   if (news.applied) last_progress_ = now;
+  if (news.applied) replacements_.OnProgress();
   if (shard == 0) {
     dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
     told_learning_rate_ = report.has_learning_rate() ? std::optional<float>(report.learning_rate()) : std::nullopt;
@@ -143,7 +144,14 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   const absl::StatusOr<uint32_t> rank =
       request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim);
   if (!rank.ok()) return rank.status();
-  if (request.has_own_data()) PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+  if (request.has_own_data()) {
+    if (request.yields() && *rank != request.rank()) {
+      return absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(),
+                                                        " has another owner, and with --data=own ",
+                                                        "this worker's samples are no other rank's"));
+    }
+    PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+  }
   Member* const joined = members_.Hand(*rank, name, request.host(), now);
   joined->join_request_id = request.join_request_id();
   joined->watches = request.watches();
@@ -165,6 +173,8 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
 }
 
 const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
+  static const WorkerFlags none;
+  if (phase_ != v1::PHASE_RUNNING && restored() == nullptr) return none;
   const auto own = own_flags_.find(rank.value_or(members_.LowestFreeRank().value_or(0)));
   return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
@@ -228,6 +238,10 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
   if (found == nullptr) {
     return absl::NotFoundError(absl::StrCat("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
                                             "; there are: ", members_.List()));
+  }
+  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kFail) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        found->ToString(), ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave"));
   }
   found->draining = true;
   spdlog::info("{} is asked to leave", found->ToString());

@@ -21,7 +21,8 @@ absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
   if (!summary.ok()) return summary.status();
   if (summary->samples > kSamplesMax / num_workers_) {
     return absl::InvalidArgumentError(absl::StrCat("--data=own: the worker has ", summary->samples,
-                                                   " samples; all workers together may have ", kSamplesMax));
+                                                   " samples; each of ", num_workers_, " may have ",
+                                                   kSamplesMax / num_workers_));
   }
   if (summary->feature_stats.low.size() * num_workers_ > kStatisticsMax) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -8,7 +8,16 @@
 namespace ps {
 
 void Replacements::Await(const Member& lost, TimePoint now) {
-  awaited_[lost.rank] = {.who = absl::StrCat(lost.name, " on ", lost.host), .since = now};
+  const auto before = taken_.find(lost.rank);
+  awaited_[lost.rank] = {.who = absl::StrCat(lost.name, " on ", lost.host),
+                         .since = before == taken_.end() ? now : before->second};
+}
+
+void Replacements::Taken(uint32_t rank) {
+  const auto awaited = awaited_.find(rank);
+  if (awaited == awaited_.end()) return;
+  taken_[rank] = awaited->second.since;
+  awaited_.erase(awaited);
 }
 
 std::optional<std::string> Replacements::Overdue(TimePoint now) const {

@@ -18,8 +18,10 @@ class Replacements {
 
   // Its rank waits from now on.
   void Await(const Member& lost, TimePoint now);
-  // It has a new owner.
-  void Taken(uint32_t rank) { awaited_.erase(rank); }
+  // It has a new owner. If that one is lost too before the job has made progress, the wait goes on, and is no longer.
+  void Taken(uint32_t rank);
+  // The job has made a version.
+  void OnProgress() { taken_.clear(); }
 
   bool empty() const { return awaited_.empty(); }
   // Whom nobody has replaced in time: "rank 3 (w3 on host-b) was lost 60 s ago, and no worker has taken its place
@@ -38,6 +40,7 @@ class Replacements {
 
   const std::chrono::nanoseconds timeout_;
   std::map<uint32_t, Awaited> awaited_;  // By rank.
+  std::map<uint32_t, TimePoint> taken_;  // Since when those waited that have new owners.
 };
 
 }  // namespace ps

@@ -13,19 +13,29 @@
 namespace ps {
 namespace {
 
-constexpr std::array kJobFlags = {
-    "activation",   "batch_size",        "crop",         "data",         "data_dir", "dataset", "decay_biases",
-    "epochs",       "eval_every",        "init",         "init_weights", "loss",     "model",   "normalize",
-    "param_groups", "samples_per_class", "save_weights", "seed",         "shuffle",  "steps",   "validation_split"};
+constexpr std::array kJobFlags = {"activation",   "batch_size",        "crop",         "data",       "data_dir",
+                                  "dataset",      "decay_biases",      "epochs",       "eval_every", "init",
+                                  "init_weights", "keep_best",         "loss",         "model",      "normalize",
+                                  "param_groups", "samples_per_class", "save_weights", "seed",       "shuffle",
+                                  "steps",        "validation_split"};
 
-// Either says the same thing in another way.
-constexpr std::pair<const char*, const char*> kAlternatives[] = {{"epochs", "steps"}, {"init", "init_weights"}};
+// Where the second is given, the first is not taken: it says the same in another way, or belongs to the other's
+// default.
+constexpr std::pair<const char*, const char*> kInstead[] = {{"epochs", "steps"},
+                                                            {"steps", "epochs"},
+                                                            {"init", "init_weights"},
+                                                            {"init_weights", "init"},
+                                                            {"data_dir", "dataset"}};
 
 bool GivenOtherwise(const CommandLine& line, const std::string& flag) {
-  return std::any_of(std::begin(kAlternatives), std::end(kAlternatives), [&](const auto& pair) {
-    return (flag == pair.first && line.given.contains(pair.second)) ||
-           (flag == pair.second && line.given.contains(pair.first));
-  });
+  return std::any_of(std::begin(kInstead), std::end(kInstead),
+                     [&](const auto& pair) { return flag == pair.first && line.given.contains(pair.second); });
+}
+
+// They come from the wire: of others than these nothing is taken.
+bool IsJobFlag(const std::string& flag) {
+  return flag == "job" ||
+         std::any_of(kJobFlags.begin(), kJobFlags.end(), [&](const char* known) { return flag == known; });
 }
 
 }  // namespace
@@ -46,8 +56,15 @@ absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
     const bool may_do_without = !told_nothing || absl::IsUnimplemented(told.status());
     return may_do_without && !absl::IsCancelled(told.status()) ? absl::OkStatus() : told.status();
   }
+  // Which files another worker alone has is of no use to this one.
+  const auto data = told->find("data");
+  const bool own = data != told->end() && data->second == "own";
+  if (own && !line.given.contains("dataset")) {
+    return absl::FailedPreconditionError(
+        "--data=own: the job's workers train on files of their own; this one needs to be given its --dataset");
+  }
   std::erase_if(*told, [&](const auto& entry) {
-    return line.given.contains(entry.first) || GivenOtherwise(line, entry.first) ||
+    return !IsJobFlag(entry.first) || line.given.contains(entry.first) || GivenOtherwise(line, entry.first) ||
            FlagValue(entry.first) == entry.second;
   });
   if (told->empty()) return absl::OkStatus();

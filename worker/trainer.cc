@@ -32,15 +32,19 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
     client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
   }
   client_options_.stop = stop_.get_token();
+  client_options_.on_asked_to_leave = [this] {
+    spdlog::info("an operator asks this worker to leave: leaving the job after this step");
+    LeaveInOrder();
+  };
   client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
-  PS_RETURN_IF_ERROR(JoinJob(client_options_));
-  absl::Status status = TrainGeneration(flags);
+  absl::Status status = JoinJob(client_options_);
+  if (status.ok()) status = TrainGeneration(flags);
   while (ComesBack(status)) {
     status = JoinAgain(status);
     if (status.ok()) status = TrainGeneration(flags);
   }
-  if (absl::IsCancelled(status) && leaves_in_order_) result_.left_early = true;  // It was waiting for others.
   if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
+  if (absl::IsCancelled(status) && leaves_in_order_) result_.left_early = true;  // It was waiting for others.
   return End(status);
 }
 
@@ -62,13 +66,14 @@ absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
   const absl::Status trained = Train();
   training_ = false;
   PS_RETURN_IF_ERROR(trained);
-  if (result_.left_early) return LeaveEarly();
+  if (leaves_in_order_) return LeaveEarly();
   PS_RETURN_IF_ERROR(Finish());
   return Leave();
 }
 
 void Trainer::LeaveInOrder() {
   if (leaves_in_order_.exchange(true)) return;
+  if (concludes_) return;  // It is about to leave, and others wait for what it finds.
   if (!training_) return (void)stop_.request_stop();
   // Those whom its step waits for may be leaving too.
   leave_by_ = std::jthread([this](const std::stop_token& ended) {
@@ -81,12 +86,15 @@ void Trainer::LeaveInOrder() {
 absl::Status Trainer::LeaveEarly() {
   const uint64_t step = exchanges_->step();
   spdlog::info("leaving the job at step {}, as asked", step);
-  return client_->Leave(absl::StrCat("asked to, before its step ", step));
+  (void)client_->Leave(absl::StrCat("asked to, before its step ", step));  // Without it the lease does.
+  result_.left_early = true;
+  return absl::OkStatus();
 }
 
 // Whether this is how a client ended that another one follows. A stop, and what else may fail meanwhile, is final.
 bool Trainer::ComesBack(const absl::Status& status) const {
-  if (!absl::IsFailedPrecondition(status) || client_ == nullptr || stop_.stop_requested()) return false;
+  if (!absl::IsFailedPrecondition(status) || client_ == nullptr || stop_.stop_requested() || leaves_in_order_)
+    return false;
   return client_->rolled_back() || (client_->fenced() && options_.rejoin);
 }
 
@@ -194,10 +202,7 @@ absl::Status Trainer::Train() {
     if (!batch->has_value()) return absl::OkStatus();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
     PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
-    if (asked_to_leave() && steps_->at_exchange()) {
-      result_.left_early = true;
-      return steps_->Settle();
-    }
+    if (leaves_in_order_ && steps_->at_exchange()) return steps_->Settle();
   }
 }
 
@@ -233,6 +238,7 @@ absl::Status Trainer::Finish() {
   PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
   result_.lead = client_->lead();
   if (!result_.lead) return evaluation_->Drain();
+  concludes_ = true;
   const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
   if (!last.ok()) return last.status();
   const ConstTensors weights(weights_.begin(), weights_.end());

@@ -94,7 +94,6 @@ class Trainer {
   absl::Status Keep(const ConstTensors& weights);
   absl::Status Leave();
   absl::Status LeaveEarly();
-  bool asked_to_leave() const { return leaves_in_order_ || client_->asked_to_leave(); }
   // Leaves the job, if that was not done; the result if all went well.
   absl::StatusOr<TrainingResult> End(const absl::Status& status);
 
@@ -110,9 +109,10 @@ class Trainer {
   enum class Ending { kNone, kRolledBack, kFenced };
   Ending ended_before_ = Ending::kNone;
   std::atomic<bool> leaves_in_order_ = false;
-  std::atomic<bool> training_ = false;  // It makes steps.
-  std::jthread leave_by_;               // Ends the wait for a step that does not end.
-  uint64_t last_step_ = 0;              // Of a generation that is over.
+  std::atomic<bool> training_ = false;   // It makes steps.
+  std::atomic<bool> concludes_ = false;  // It is the lead, and all are done.
+  std::jthread leave_by_;                // Ends the wait for a step that does not end.
+  uint64_t last_step_ = 0;               // Of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

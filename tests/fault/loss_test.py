@@ -107,7 +107,7 @@ def fails():
 def pauses():
     """A worker that was stopped for longer than its lease finds out, joins again, and the job ends with all ranks."""
     for mode, shards, checkpoints in [("bsp", 1, False), ("bsp", 2, True), ("asp", 2, False), ("local_sgd", 1, True)]:
-        with job_of(mode, shards, "continue", "--lease=500ms", steps=500, checkpoints=checkpoints) as job:
+        with job_of(mode, shards, "continue", "--lease=500ms", steps=2000, checkpoints=checkpoints) as job:
             trains(job)
             job.workers[1].process.send_signal(signal.SIGSTOP)
             lost(job, 1)
@@ -142,7 +142,7 @@ def ends_for_its_successor():
         said = paused.errors().splitlines()[-1]
         assert re.search(r"joining again: .*rank 1 \(successor on .*\), incarnation 2, has this worker's rank", said), said
         job.finish()
-    with job_of("asp", 1, "continue", "--lease=500ms", steps=600, checkpoints=False) as job:
+    with job_of("asp", 1, "continue", "--lease=500ms", steps=2000, checkpoints=False) as job:
         job.worker_flags.append("--rejoin=false")
         trains(job)
         paused = job.workers.pop(1)
@@ -177,6 +177,12 @@ def leaves():
             assert time.monotonic() - began < 8, "somebody waited for the lease"
             job.workers[1] = job.start_worker("replacement")
             assert job.finish() == undisturbed(steps=200, workers=3)
+    with job_of("bsp", 1, "fail", checkpoints=False) as job:
+        trains(job)
+        refused = job.ask("drain", "1")
+        assert refused.returncode == 1
+        assert "would fail without it (--on_worker_loss=fail)" in refused.stderr, refused.stderr
+        job.finish()
     with job_of("asp", 1, "continue", checkpoints=False) as job:
         trains(job)
         unknown = job.ask("drain", "7")

@@ -1,4 +1,4 @@
-// Many clients of one server that is killed and started again: all come back, and not in one instant.
+// Many clients of one server that is killed and started again.
 #include <atomic>
 #include <iostream>
 #include <thread>
@@ -76,6 +76,9 @@ class Crowd {
       threads_.emplace_back([this, rank] { ends_[rank] = pushers_[rank]->Run(); });
     }
   }
+  ~Crowd() { Stop(); }
+  Crowd(const Crowd&) = delete;
+  Crowd& operator=(const Crowd&) = delete;
   // How each of them ended.
   const std::vector<absl::Status>& Stop() {
     stop_.request_stop();

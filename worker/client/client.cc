@@ -143,7 +143,7 @@ void ClientImpl::CheckProgress() {
 void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   if (state.generation() != 0 && state.generation() != generation()) return OnGeneration(state.generation());
   initialise_ = state.initialise();
-  if (state.leave()) asked_to_leave_ = true;
+  if (state.leave() && !asked_to_leave_.exchange(true) && options_.on_asked_to_leave) options_.on_asked_to_leave();
   {
     MutexLock lock(mutex_);
     if (!all_done_) lead_ = state.lead();

@@ -50,7 +50,6 @@ class ClientImpl final : public Client {
   std::optional<DataSummary> data_of_all() const override { return data_of_all_; }
   bool rolled_back() const override { return rolled_back_; }
   bool fenced() const override { return fenced_; }
-  bool asked_to_leave() const override { return asked_to_leave_; }
   bool lead() const override { return lead_; }
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }

@@ -54,8 +54,8 @@ struct ClientOptions {
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
   std::map<std::string, std::string> experiment;  // Settings that must be the same on all workers, by flag.
-  // What the worker was started with, by flag: kept for whoever takes its rank later (FlagsOfJob). At most 64, of 16 KiB
-  // together.
+  // What the worker was started with, by flag: kept for whoever takes its rank later (FlagsOfJob). At most 64, of 16
+  // KiB together.
   std::map<std::string, std::string> flags;
   // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
   // the job's schedule has lengths in epochs and no other worker has told it.
@@ -81,6 +81,8 @@ struct ClientOptions {
   std::stop_token stop;
   // A thread of the client's looks at deferred gradients and passes them on; else the one that calls TensorReady does.
   bool sender_thread = false;
+  // Called once, from any thread, when an operator asks this worker to leave (ps_ctl drain); must not call the client.
+  std::function<void()> on_asked_to_leave;
   // Gets one line on what is waited for or retried. Called from any thread; must not call the client.
   std::function<void(const std::string&)> on_notice;
 };
@@ -307,8 +309,6 @@ class Client {
   // Whatever is asked ends with FAILED_PRECONDITION, which says so; the worker may join again (RejoinOptions). Once
   // true, it stays so.
   virtual bool fenced() const { return false; }
-  // An operator asks this worker to end its step and to leave (ps_ctl drain).
-  virtual bool asked_to_leave() const { return false; }
 
   // True while this worker is the job's lead (as last reported by the chief): the lowest live rank, which evaluates
   // during training, and evaluates and saves at the end.
@@ -388,9 +388,9 @@ class Client {
 };
 
 // What a worker that is about to join the job should be started with: as the last owner of its rank was (of
-// options.rank, else of the lowest free one), `job` among it. Empty flags: nobody has joined yet, or told any. Of the
-// options it uses `server`, `rank`, `connect_timeout`, `stop` and `on_notice`. `waits`: for a server that cannot be
-// reached yet, as a join does; else that is UNAVAILABLE at once. UNIMPLEMENTED: the server is older than this.
+// options.rank, else of the lowest free one), `job` among it. Empty before the job runs, or where nobody has told any.
+// Of the options it uses `server`, `rank`, `connect_timeout`, `stop` and `on_notice`. `waits`: for a server that cannot
+// be reached yet, as a join does; else that is UNAVAILABLE at once. UNIMPLEMENTED: the server is older than this.
 absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits);
 
 // To join again under the name and the rank of a client that was rolled back, or lost its servers. The join waits for
