@@ -9,8 +9,8 @@
 namespace ps {
 
 // The ranks are all of 0 to num_workers - 1, but for those that count as empty, and for lost ones where the others go
-// on without them; then a rank without a member is a lost one: no job begins, and none goes on after a checkpoint, before those are there
-// that it has to wait for.
+// on without them. There a rank without a member is a lost one: no job begins, and none goes on after a checkpoint,
+// before those are there that it has to wait for.
 class Barrier : public Gather {
  public:
   using Gather::Gather;

@@ -1,4 +1,4 @@
-"""Workers that die, pause, are replaced or asked to leave, under each --on_worker_loss: loss_test.py BUILD_FOLDER CASE."""
+"""Workers that die, pause, are replaced or leave, under each --on_worker_loss: loss_test.py BUILD_FOLDER CASE."""
 
 import json
 import re
@@ -140,7 +140,9 @@ def ends_for_its_successor():
         paused.process.send_signal(signal.SIGCONT)
         assert paused.end() == 1
         said = paused.errors().splitlines()[-1]
-        assert re.search(r"joining again: .*rank 1 \(successor on .*\), incarnation 2, has this worker's rank", said), said
+        assert re.search(r"joining again: .*rank 1 \(successor on .*\), incarnation 2, has this worker's rank", said), (
+            said
+        )
         job.finish()
     with job_of("asp", 1, "continue", "--lease=500ms", steps=2000, checkpoints=False) as job:
         job.worker_flags.append("--rejoin=false")
@@ -192,7 +194,7 @@ def leaves():
 
 
 def newcomer():
-    """A replacement that is told no more than the address takes model, data and flags from the job, and completes it."""
+    """A replacement that is told only the address takes model, data and flags from the job, and completes it."""
     expected = undisturbed(steps=200, workers=3)
     for checkpoints in (False, True):
         with job_of("bsp", 2, "wait", checkpoints=checkpoints) as job:
