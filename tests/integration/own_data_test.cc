@@ -113,6 +113,7 @@ const Flags kUnshuffled = kModel + Flags{"--shuffle=false", "--batch_size=5", "-
 
 std::vector<Flags> Own(const std::vector<std::string>& paths) {
   std::vector<Flags> each;
+  each.reserve(paths.size());
   for (const std::string& path : paths) each.push_back({"--data=own", "--dataset=csv:" + path});
   return each;
 }
@@ -258,7 +259,7 @@ TEST_CASE("A job on data of their own that is started again from a checkpoint en
   const Flags keeping = flags + Flags{"--checkpoint_dir=" + checkpoints, "--checkpoint_every=10"};
   Job job(folder, "job", keeping, 1, common + Flags{"--experiment_step_time=20ms"}, Own(paths));
   const std::string address = job.servers[0]->Address();
-  REQUIRE(job.Events("server-0.jsonl", "apply").size() > 0);
+  REQUIRE_FALSE(job.Events("server-0.jsonl", "apply").empty());
   REQUIRE(!WaitForEvents(job.at + "server-0.jsonl", 1, [](const nlohmann::json& event) {
              return event["event"] == "apply" && event["version"].get<int>() >= 25;
            }).empty());

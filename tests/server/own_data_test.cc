@@ -227,7 +227,7 @@ TEST_CASE("A job whose workers have data of their own is not restored with anoth
   restored.manifest.shards = {{.version = 1, .checksum = ""}};
   data.Save(restored.job);
   restored.job.mutable_terms()->set_samples_per_epoch(30);
-  options.checkpoints.emplace();
+  options.checkpoints = ChiefOptions::Checkpoints{};
   options.checkpoints->restored = std::make_shared<RestoredJob>(restored);
   CHECK(JobState::CheckRestored(options) == absl::OkStatus());
   options.num_workers = 3;
