@@ -1,5 +1,6 @@
 #include "worker/data/own_data.h"
 
+#include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/worker/data/files.h"
@@ -21,7 +22,7 @@ TEST_CASE("a worker that is alone prepares data of its own as it would shared on
   const std::string table = folder.Write("t", "0.1,7,-3,0\n2,7,11,1\n3.7,7,-1,0\n6,7,5,1\n9,7,2,2\n");
   const std::string targets = folder.Write("r", "1,100.5\n2,300.25\n5,7\n");
   for (const std::string& dataset :
-       {"csv:" + table, "csv:" + targets + "," + targets, "libsvm:" + folder.Write("s", "0 1:4\n1 2:6\n")}) {
+       {"csv:" + table, absl::StrCat("csv:", targets, ",", targets), "libsvm:" + folder.Write("s", "0 1:4\n1 2:6\n")}) {
     for (const Normalize kind : {Normalize::kStandard, Normalize::kMinMax, Normalize::kNone}) {
       DatasetOptions options = Own(dataset, kind);
       absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
