@@ -179,7 +179,11 @@ void Chief::OnJoinGone(uint64_t join, TimePoint now) {
   const auto gone = joins_.Take(join);
   if (!gone.has_value()) return;
   outbox_.Add([callback = gone->callback] { callback(absl::CancelledError("the caller disconnected")); });
-  if (!joins_.Has(gone->rank, gone->incarnation)) job_.OnJoinGone(gone->rank, gone->incarnation, now);
+  if (joins_.Has(gone->rank, gone->incarnation)) return;
+  // A caller whose time is up goes away as well, before the answer if this machine is busy. It asks again.
+  Member* const member = job_.Find(gone->rank, gone->incarnation);
+  if (gone->deadline <= now && member != nullptr) return job_.OnJoinLate(member, now);
+  job_.OnJoinGone(gone->rank, gone->incarnation, now);
 }
 
 absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {

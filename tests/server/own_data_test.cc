@@ -32,8 +32,8 @@ struct OwnJob {
     *request.mutable_own_data() = ToProto(data);
     request.set_join_request_id(request_id);
     auto answer = std::make_shared<std::optional<absl::StatusOr<v1::JoinReply>>>();
-    job.chief.Join(request, job.now, job.now + std::chrono::seconds(9),
-                   [answer](const auto& reply) { *answer = reply; });
+    number = job.chief.Join(request, job.now, job.now + std::chrono::seconds(9),
+                            [answer](const auto& reply) { *answer = reply; });
     return answer;
   }
   absl::Status Refused(const std::string& name, const DataSummary& data) {
@@ -41,6 +41,7 @@ struct OwnJob {
     return answer->has_value() ? (*answer)->status() : absl::OkStatus();
   }
 
+  uint64_t number = 0;  // Of the last join.
   TestJob job;
 };
 
@@ -89,6 +90,18 @@ TEST_CASE("A join that has to wait for long is asked again, and is the same memb
   REQUIRE((*a)->ok());
   CHECK((**a)->id().incarnation() == 1);
   CHECK((*b)->ok());
+}
+
+TEST_CASE("A caller that goes away at its deadline is no lost member, and one that does before is") {
+  for (const bool at_deadline : {false, true}) {
+    OwnJob own(TestJob::Options("bsp", 2, 1, false));
+    own.Join("a", Samples(10), 77);
+    own.job.now += std::chrono::seconds(at_deadline ? 9 : 3);
+    own.job.chief.OnJoinGone(own.number, own.job.now);
+    own.job.now += std::chrono::seconds(3);  // More than the time to come back after a connection broke.
+    own.job.chief.Tick(own.job.now);
+    CHECK(own.job.chief.Status(own.job.now).workers_size() == (at_deadline ? 1 : 0));
+  }
 }
 
 TEST_CASE("Combined statistics follow the ranks, whoever joins first") {
