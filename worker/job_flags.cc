@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/status.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -18,6 +19,8 @@ constexpr std::array kJobFlags = {"activation",   "batch_size",        "crop",  
                                   "init_weights", "keep_best",         "loss",         "model",      "normalize",
                                   "param_groups", "samples_per_class", "save_weights", "seed",       "shuffle",
                                   "steps",        "validation_split"};
+
+constexpr size_t kBytesMax = 12 << 10;  // Of all values; servers take a little more, with the names.
 
 // Where the second is given, the first is not taken: it says the same in another way, or belongs to the other's
 // default.
@@ -42,14 +45,21 @@ bool IsJobFlag(const std::string& flag) {
 
 std::map<std::string, std::string> GivenJobFlags(const CommandLine& line) {
   std::map<std::string, std::string> flags;
+  size_t bytes = 0;
   for (const char* flag : kJobFlags) {
-    if (line.given.contains(flag)) flags[flag] = FlagValue(flag);
+    if (!line.given.contains(flag)) continue;
+    std::string value = FlagValue(flag);
+    // What cannot be sent, as a file name that is not UTF-8, a successor has to be given. It is no reason not to join.
+    if (!CheckText(flag, value, kBytesMax).ok() || bytes + value.size() > kBytesMax) continue;
+    bytes += value.size();
+    flags[flag] = std::move(value);
   }
   return flags;
 }
 
 absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
-  const bool told_nothing = GivenJobFlags(line).empty();
+  const bool told_nothing =
+      std::none_of(kJobFlags.begin(), kJobFlags.end(), [&](const char* flag) { return line.given.contains(flag); });
   absl::StatusOr<std::map<std::string, std::string>> told = FlagsOfJob(options, /*waits=*/told_nothing);
   if (!told.ok()) {
     // A server that is older than this program cannot tell, and need not.

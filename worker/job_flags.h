@@ -12,7 +12,7 @@
 
 namespace ps {
 
-// Of the flags that were given, those that another worker of the job would need: by name.
+// Of the flags that were given, those that another worker of the job would need, as far as they can be told: by name.
 std::map<std::string, std::string> GivenJobFlags(const CommandLine& line);
 
 // Takes from the job those of them that were not given, as if they had been. If none was given it waits for the server

@@ -32,6 +32,10 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
     problems.Check(CheckText("a name in ClientOptions.experiment", flag, kMaxNameBytes));
     problems.Check(CheckText(absl::StrCat("--", flag), value, kMaxSettingBytes));
   }
+  for (const auto& [flag, value] : options.flags) {
+    problems.Check(CheckText("a name in ClientOptions.flags", flag, kMaxNameBytes));
+    problems.Check(CheckText(absl::StrCat("--", flag), value, kMaxSettingBytes));
+  }
   if (options.rank.has_value()) problems.CheckRange("rank", *options.rank, 0U, kMaxRanks - 1);
   problems.CheckPositive("connect_timeout", options.connect_timeout, kLongest);
   problems.CheckPositive("start_timeout", options.start_timeout, kLongest);
