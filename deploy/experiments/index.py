@@ -28,7 +28,7 @@ def write_index(folder: Path, names: Sequence[str]) -> Path:
             f"| {listed['took_s'] / 60:.1f} |"
         )
     table = ["| experiment | command | what it shows | published figures | minutes |", "|:--|:--|:--|:--|--:|", *rows]
-    total = f"All together took {total_s / 60:.0f} minutes."
+    total = f"These {len(rows)} of {len(names)} took {total_s / 60:.0f} minutes together."
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "README.md"
     path.write_text("\n\n".join(["# Experiments", _LEAD, "\n".join(table), total]) + "\n", encoding="utf-8")

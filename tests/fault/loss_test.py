@@ -107,7 +107,7 @@ def fails():
 def pauses():
     """A worker that was stopped for longer than its lease finds out, joins again, and the job ends with all ranks."""
     for mode, shards, checkpoints in [("bsp", 1, False), ("bsp", 2, True), ("asp", 2, False), ("local_sgd", 1, True)]:
-        with job_of(mode, shards, "continue", "--lease=500ms", steps=2000, checkpoints=checkpoints) as job:
+        with job_of(mode, shards, "continue", "--lease=500ms", steps=1200, checkpoints=checkpoints) as job:
             trains(job)
             job.workers[1].process.send_signal(signal.SIGSTOP)
             lost(job, 1)
