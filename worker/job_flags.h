@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <stop_token>
 #include <string>
 
 #include "absl/status/status.h"

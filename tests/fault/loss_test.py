@@ -193,6 +193,22 @@ def leaves():
         job.finish()
 
 
+def leaves_a_step_that_waits():
+    """A worker that is to leave while its step waits for a lost one leaves without it, also where ps_ctl drain asks."""
+    with job_of("bsp", 1, "wait", workers=3, checkpoints=False) as job:
+        trains(job)
+        job.workers[1].kill()
+        lost(job, 1)
+        wait_until("the step to wait", lambda: "waiting for a worker to take rank 1" in job.ask("status").stdout)
+        job.workers[0].process.send_signal(signal.SIGTERM)
+        assert job.ask("drain", "2").returncode == 0
+        for rank in (0, 2):
+            assert job.workers[rank].end() == 0, job.workers[rank].errors()
+        for rank in range(3):
+            job.workers[rank] = job.start_worker(f"replacement-{rank}")
+        assert job.finish() == undisturbed(steps=200, workers=3)
+
+
 def newcomer():
     """A replacement that is told only the address takes model, data and flags from the job, and completes it."""
     expected = undisturbed(steps=200, workers=3)
@@ -229,5 +245,6 @@ if __name__ == "__main__":
         "pauses_and_waits": pauses_and_waits,
         "ends_for_its_successor": ends_for_its_successor,
         "leaves": leaves,
+        "leaves_a_step_that_waits": leaves_a_step_that_waits,
         "newcomer": newcomer,
     }[sys.argv[2]]()

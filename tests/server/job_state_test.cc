@@ -170,6 +170,28 @@ TEST_CASE("A lost rank that nobody takes within --replacement_timeout fails the 
         "rank 1 (b on ) was lost 61 s ago, and no worker has taken its place (--replacement_timeout=60 s)");
 }
 
+TEST_CASE("A replacement that is lost before the job has made a version does not begin the wait anew") {
+  RunningJob running(LossAction::kWait);
+  running.Leave(running.ids[1]);
+  running.now += std::chrono::seconds(30);
+  running.Leave(running.Join("c"));
+  running.now += std::chrono::seconds(31);
+  REQUIRE(running.job.Hear(running.ids[0], running.now).ok());
+  CHECK(running.job.CheckTimes(running.now, [](const Member&) { return false; }));
+  CHECK(running.job.failure().find("rank 1 (c on ) was lost 61 s ago") == 0);
+}
+
+TEST_CASE("A worker is not asked to leave where the job would fail without it, and is where the others go on") {
+  RunningJob fails(LossAction::kFail);
+  CHECK(absl::IsFailedPrecondition(fails.job.Drain("b").status()));
+  RunningJob goes_on(LossAction::kContinue);
+  CHECK(absl::IsNotFound(goes_on.job.Drain("7").status()));
+  const auto drained = goes_on.job.Drain("1");
+  REQUIRE(drained.ok());
+  CHECK((*drained)->draining);
+  CHECK(MakeMemberState(goes_on.job, **drained, goes_on.now).leave());
+}
+
 TEST_CASE("A job that waits for a replacement is not over when the others are done") {
   RunningJob running(LossAction::kWait);
   running.Leave(running.ids[1]);
