@@ -47,5 +47,7 @@ def run(lab: Lab) -> Page:
         _LEAD.format(steps=f"{reference_steps(lab):,}", timed=timed_steps(lab) - 1, cores=results.cores)
         + digits_claims.substitute(results),
         digits_claims.claims(results),
-        digits_sections.sections(results),
+        digits_claims.beside_numpy(results),
+        "by NumPy, on the same digits",
+        sections=digits_sections.sections(results),
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from .digits_results import MODEL_BYTES, Results
 from .digits_runs import LINK, MEMORY
 from .page import NOT_MEASURED, Claim
 
 AGREEMENT = 1e-3  # Of costs, relative.
 _ONE_SAMPLE = 1 / 5_000
+_PROCESSES_OF_TWO = 3  # Two workers, and the server on the first one's machine.
+_PUBLISHED_ITERATIONS = 1_000
 _PUBLISHED_CPU_S = (0.55, 0.38)  # An iteration on one machine, and on two.
 _PUBLISHED_GPU_S = (1.75, 1.00)
 _PUBLISHED_LINK_MB_PER_S = 118.0
@@ -20,9 +24,14 @@ def finding(results: Results) -> str:
     said = []
     if results.curves:
         worst = max(map(results.deviation, results.curves))
-        said.append(f"the cost is within {worst:.0e} of NumPy's at each of {len(results.curves[0].cost):,} iterations")
+        within = _rounded_up(worst)
+        said.append(f"the cost is within {within} of NumPy's at each of {len(results.curves[0].cost):,} iterations")
     if results.speed_up is not None:
-        said.append(f"two machines are {results.speed_up:.2f} times as fast as one (published: {_ratio():.2f})")
+        ours = f"{results.speed_up:.2f} times as fast as one (published: {_ratio():.2f})"
+        if _is_lower_bound(results):
+            said.append(f"two hosts on one machine of {_cores(results)} are {ours}")
+        else:
+            said.append(f"two machines are {ours}")
     if results.filled is not None:
         said.append(f"an exchange moves {results.filled.exchange_bytes_per_s / 1e6:.0f} MB/s over 1 Gbit/s")
     text = "; ".join(said) or "the times of an iteration's parts on one host"
@@ -40,32 +49,50 @@ def substitute(results: Results) -> str:
     )
 
 
+def _rounded_up(value: float) -> str:
+    """To two digits, so that "within" holds."""
+    if value <= 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / unit - 1e-6) * unit:.1e}"
+
+
+def _is_lower_bound(results: Results) -> bool:
+    """Whether the processes of two machines share cores, which on two machines they would not."""
+    return results.cores < _PROCESSES_OF_TWO
+
+
+def _cores(results: Results) -> str:
+    return f"{results.cores} core{'s' * (results.cores > 1)}"
+
+
 def claims(results: Results) -> list[Claim]:
-    """In the order of the page's parts."""
-    return [*_of_training(results), _of_cpus(results), _of_gpus(), _of_link(results)]
+    """Published, in the order of the page's parts."""
+    return [*_of_other_digits(results), _of_cpus(results), _of_gpus(), _of_link(results)]
 
 
-def _of_training(results: Results) -> list[Claim]:
+def beside_numpy(results: Results) -> list[Claim]:
+    """What NumPy found on the same digits."""
     if not results.curves:
         missing = "MNIST is not on this machine."
         return [
-            Claim("cost of the last iteration, in NumPy", "0.2065", NOT_MEASURED, None, missing),
-            Claim("accuracy of the last iteration, in NumPy", "98.4 %", NOT_MEASURED, None, missing),
+            Claim("cost of the last iteration", "0.2065", NOT_MEASURED, None, missing),
+            Claim("accuracy of the last iteration", "98.4 %", NOT_MEASURED, None, missing),
         ]
     curve = results.curves[0]
     last = len(curve.cost) - 1
     worst = max(map(results.deviation, results.curves))
     close = worst <= AGREEMENT
     cost_why = (
-        f"All costs, with each number of workers, are within {worst:.1e} of NumPy's; {AGREEMENT:g} is allowed. The "
-        "samples and the initial weights are the same; the arithmetic differs in rounding, since NumPy's trace is in "
-        "float64, and this is in float32."
+        f"All costs, with each number of workers, are within {_rounded_up(worst)} of NumPy's; {AGREEMENT:g} is "
+        "allowed. The samples and the initial weights are the same; the arithmetic differs in rounding, since NumPy's "
+        "trace is in float64, and this is in float32."
         if close
         else f"A cost is {worst:.1e} away from NumPy's; {AGREEMENT:g} is allowed. Nothing but rounding should differ."
     )
     found = [
         Claim(
-            f"cost before iteration {last + 1:,}, in NumPy on the same digits",
+            f"cost before iteration {last + 1:,}",
             f"{results.numpy.cost[last]:.4f}",
             f"{curve.cost[last]:.4f}",
             close,
@@ -77,7 +104,7 @@ def _of_training(results: Results) -> list[Claim]:
     same = all(abs(each - theirs) <= _ONE_SAMPLE * 1.01 for each in ours)
     found.append(
         Claim(
-            f"accuracy before iteration {steps + 1:,}, in NumPy on the same digits",
+            f"accuracy before iteration {steps + 1:,}",
             f"{100 * theirs:.2f} %",
             f"{100 * ours[0]:.2f} %",
             same,
@@ -85,13 +112,21 @@ def _of_training(results: Results) -> list[Claim]:
             + ("to within one sample with each number of workers." if same else "it differs by more than one sample."),
         )
     )
-    if last >= 999:
-        other = "These were other digits: a reference, no target."
-        found += [
-            Claim("cost after 1,000 iterations", "0.25", f"{curve.cost[last]:.4f}", None, other),
-            Claim("accuracy after 1,000 iterations", "97 %", f"{100 * ours[0]:.1f} %", None, other),
-        ]
     return found
+
+
+def _of_other_digits(results: Results) -> list[Claim]:
+    """Of the whole training alone."""
+    if not results.curves or len(results.curves[0].cost) < _PUBLISHED_ITERATIONS:
+        return []
+    curve = results.curves[0]
+    cost, accuracy = curve.cost[_PUBLISHED_ITERATIONS - 1], results.accuracies(curve)[-1][1]
+    why = "These were other digits: a reference, no target. Ours is that before the last iteration."
+    after = f"after {_PUBLISHED_ITERATIONS:,} iterations"
+    return [
+        Claim(f"cost of the training samples, their mean cross-entropy, {after}", "0.25", f"{cost:.4f}", None, why),
+        Claim(f"accuracy on the training samples {after}", "97 %", f"{100 * accuracy:.1f} %", None, why),
+    ]
 
 
 def _ratio() -> float:
@@ -105,7 +140,10 @@ def _of_cpus(results: Results) -> Claim:
     one, two = results.timing(MEMORY, 1), results.timing(LINK, 2)
     if one is None or two is None or results.speed_up is None:
         return Claim(what, published, NOT_MEASURED, None, f"{_sentence(results.no_link)}")
-    agrees = abs(results.speed_up / _ratio() - 1) <= _RATIO_TOLERANCE
+    agrees: bool | None = abs(results.speed_up / _ratio() - 1) <= _RATIO_TOLERANCE
+    least = _is_lower_bound(results)
+    if least and results.speed_up < _ratio():
+        agrees = None
     computed = [each.median_ms("forward") + each.median_ms("backward") for each in (one, two)]
     exchanged = [each.median_ms("exchange") for each in (one, two)]
     why = (
@@ -118,9 +156,13 @@ def _of_cpus(results: Results) -> Claim:
     )
     halved = one.median_ms("total") / (one.median_ms("total") - computed[0] / 2)
     why += f" Half the computing, with the same exchange, would be {halved:.2f} times as fast."
-    if results.cores < 3:
-        why += f" Here the two workers and the server share {results.cores} cores."
-    ours = f"{one.median_ms('total'):.2f} → {two.median_ms('total'):.2f} ms ({results.speed_up:.2f} times as fast)"
+    if least:
+        why += (
+            f" These are two hosts on one machine of {_cores(results)}, which two workers and the server share, so "
+            "that this is the least that two machines have."
+        )
+    times = f"{'at least ' * least}{results.speed_up:.2f} times as fast"
+    ours = f"{one.median_ms('total'):.2f} → {two.median_ms('total'):.2f} ms ({times})"
     return Claim(what, published, ours, agrees, why)
 
 
@@ -143,9 +185,9 @@ def _of_link(results: Results) -> Claim:
     stream = results.filled.stream_bytes_per_s / 1e6
     agrees = abs(ours / _PUBLISHED_LINK_MB_PER_S - 1) <= _LINK_TOLERANCE
     why = (
-        "One worker's exchanges of 16 MiB each way, without what computes; they may differ by a tenth. A plain TCP "
-        f"connection carried {stream:.0f} MB/s over this link, which counts IP's and TCP's headers and not all of "
-        "Ethernet's: 118 MB/s are what TCP has left of 1 Gbit/s in packets of 1,500 bytes."
+        "One worker's exchanges of 16 MiB each way: its iterations without forward and backward; it may differ by a "
+        f"tenth. A plain TCP connection carried {stream:.0f} MB/s over this link, which counts IP's and TCP's headers "
+        "and not all of Ethernet's: 118 MB/s are what TCP has left of 1 Gbit/s in packets of 1,500 bytes."
     )
     if not agrees:
         why += " The rest of an exchange's time is the server's update, and what is not sent while that goes on."

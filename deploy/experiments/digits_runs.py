@@ -195,6 +195,7 @@ def time_hosts(lab: Lab, digits: Digits, hosts: Hosts) -> list[Timing]:
                 server_on=lambda shard: hosts.on(0),
                 worker_on=lambda rank, shift=shift: hosts.on(rank + shift),
                 listen=lambda shard: listen_on(hosts, 0),
+                hosts=hosts.description(),
             )
             one.add(run_job(lab, spec))
     return found
@@ -218,7 +219,7 @@ def _rounds(lab: Lab) -> int:
 class Filled:
     """How fast an exchange over the link is, and what else is known of that."""
 
-    exchange_bytes_per_s: float  # Median over the exchanges: the model there and back, over the time of both.
+    exchange_bytes_per_s: float  # The model there and back, over the median of the iterations' exchanges.
     stream_bytes_per_s: float  # Of a plain TCP connection.
 
 
@@ -234,8 +235,8 @@ def fill_link(lab: Lab, hosts: Hosts) -> Filled:
         server_on=lambda shard: hosts.on(0),
         worker_on=lambda rank: hosts.on(1),
         listen=lambda shard: listen_on(hosts, 0),
+        hosts=hosts.description(),
     )
-    steps = run_job(lab, spec).steps()[1:]
-    exchange_s = statistics.median(each["push_s"] + each["wait_s"] + each["pull_s"] for each in steps)
+    exchange_s = statistics.median(each.exchange for each in _iterations(run_job(lab, spec).steps()))
     moved = 2 * 4 * elements(LINK_MODEL)
     return Filled(moved / exchange_s, stream_bytes_per_s(lab, hosts, lab.pick(5.0, 0.5)))

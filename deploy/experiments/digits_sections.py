@@ -9,6 +9,7 @@ from spread import percentile
 
 from .digits_results import MODEL_BYTES, OPERATIONS, Results
 from .digits_runs import LINK, LINK_MBIT_PER_S, LINK_MODEL, MEMORY, PARTS, TIMED_WORKERS, Timing, elements
+from .hosts import burst_bytes
 from .page import NOT_MEASURED, SERIES, Section, Table, figure
 
 CURVES = "Costs and accuracies beside NumPy's"
@@ -167,7 +168,7 @@ def _link(results: Results) -> Section:
     if results.filled is None:
         return Section("What an exchange takes of the link", [f"{text}Not measured: {results.no_link}."])
     ours, stream = results.filled.exchange_bytes_per_s, results.filled.stream_bytes_per_s
-    rate = LINK_MBIT_PER_S * 1e6 / 8
+    rate, burst = LINK_MBIT_PER_S * 1e6 / 8, burst_bytes(LINK_MBIT_PER_S)
     rows = [
         ["a plain TCP connection, one way", f"{stream / 1e6:.1f}", f"{100 * stream / rate:.0f} %"],
         ["an exchange, there and then back", f"{ours / 1e6:.1f}", f"{100 * ours / rate:.0f} %"],
@@ -177,7 +178,10 @@ def _link(results: Results) -> Section:
         "What an exchange takes of the link",
         [
             f"{text}Gradients go there, and when all have arrived, weights come back, so that one direction is used "
-            "at a time: the rate is both directions' bytes over the exchange's time, the server's update included."
+            "at a time: the rate is both directions' bytes over the exchange's time, the server's update included. "
+            "As above, the exchange is what is left of an iteration without forward and backward. "
+            f"({burst / 1e3:.0f} KB pass at once after a pause; that is {100 * burst / model_bytes:.1f} % of the "
+            "model, by which an exchange may be faster than its bytes allow.)"
         ],
         [Table("Payload over a link of 1 Gbit/s", columns, rows)],
     )

@@ -17,7 +17,7 @@ def run(lab: Lab) -> Page:
     plan = lab.pick(FULL, QUICK)
     results = measure(lab, plan)
     title = "Averaging gradients rarely: a function learnt by four workers"
-    return Page(title, _finding(results), _lead(plan), claims(results), sections(results))
+    return Page(title, _finding(results), _lead(plan), claims(results), sections=sections(results))
 
 
 def _lead(plan: Plan) -> str:
@@ -44,4 +44,4 @@ def _finding(results: Results) -> str:
     if reached is not None:
         parts.append(f"with every gradient averaged the loss is under {results.plan.goal:g} after {reached:,g} epochs")
     text = "; ".join(parts) or "it diverged"
-    return text[0].upper() + text[1:]
+    return f"{text[0].upper()}{text[1:]}."

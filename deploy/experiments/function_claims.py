@@ -116,23 +116,29 @@ def _epochs(results: Results, interval: int) -> Claim:
         side = f"More than {factor} {'fewer' if reached < published else 'more'}"
         why = f"{f'Within {factor}' if agrees else side}, with the code's setting. {chance}"
     else:
-        ours, agrees, ended = _not_reached(training, published * EPOCHS_FACTOR_MAX)
+        ours, agrees, ended = _not_reached(training, published)
         why = f"{ended} {chance}"
     return Claim(
         f"epochs until the loss is under {plan.goal:g}, {averaged(interval)}", f"{published:,}", ours, agrees, why
     )
 
 
-def _not_reached(training: Training, enough: float) -> tuple[str, bool | None, str]:
-    """What to say instead of epochs; the verdict, by whether it had enough epochs; and why."""
+def _not_reached(training: Training, published: int) -> tuple[str, bool | None, str]:
+    """What to say instead of epochs; the verdict; and why.
+
+    None of it contradicts for want of epochs: until EPOCHS_FACTOR_MAX times as many as published, it might come under.
+    """
     if training.diverged:
         return "diverged", False, f"It failed: {training.diverged}."
-    loss = f"a loss of {training.losses[-1][1]:.3g} after {training.epochs:,g} epochs"
+    ours = f"more than {training.epochs:,g}"
+    loss = f"at a loss of {training.losses[-1][1]:.3g}"
     if training.stuck:
-        return "never", False, f"It is stuck at {loss}."
+        loss += ", where it was stuck"
+    enough = published * EPOCHS_FACTOR_MAX
     if training.epochs >= enough:
-        return f"more than {training.epochs:,g}", False, f"It has {loss}."
-    return f"more than {training.epochs:,g}", None, f"It was ended for want of time, at {loss}, before it could tell."
+        return ours, False, f"After {training.epochs:,g} epochs it was {loss}."
+    ended = f"Training ended at {training.epochs:,g} epochs, {loss}; {enough:,g} would be needed for a verdict."
+    return ours, None, ended
 
 
 def _learning_rate(results: Results) -> Claim:

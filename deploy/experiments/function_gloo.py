@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from events import named, read_events
 
 from .function_runs import WORKERS, Plan
 from .lab import ExperimentFailed, Lab
+from .made import read_mark
 from .network import MODEL
 from .program import run_program
 
@@ -59,10 +61,15 @@ def _steps(lab: Lab, plan: Plan, interval: int, folder: Path, version: str) -> l
         f"--average_every={int(plan.code.average_every.removesuffix('epochs')) * plan.batches_per_epoch}",
     ]
     identity = {"program": hashlib.sha256(_PROGRAM.read_bytes()).hexdigest(), "flags": flags, "version": version}
-    done = folder / "program.json"
-    if not (done.exists() and json.loads(done.read_text()) == identity):
-        done.unlink(missing_ok=True)
+    mark, name = folder / "program.json", f"gloo-{folder.name}"
+    done = read_mark(mark, identity) if lab.may_keep(name) else None
+    if done is None:
+        mark.unlink(missing_ok=True)
+        began = time.monotonic()
         run_program(lab, "gloo", [lab.python, "-B", str(_PROGRAM), f"--folder={folder}", *flags], folder)
-        done.write_text(json.dumps(identity, indent=1) + "\n")
+        made = lab.note_made(name, time.monotonic() - began)
+        mark.write_text(json.dumps({**identity, **made}, indent=1) + "\n")
         lab.say(f"PyTorch/Gloo, gradients every {interval}: done")
+    else:
+        lab.note_kept(name, done, mark)
     return named(read_events(folder / "torch0.jsonl"), "step")

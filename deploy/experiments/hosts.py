@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
-from .lab import Skipped
+from .lab import ExperimentFailed, Skipped
 
 INTERFACE = "eth0"  # A host's, to the switch.
 SUBNET = "10.88.0"  # The switch is in a namespace of its own, so that all laboratories may use the same addresses.
@@ -60,7 +61,10 @@ def check_available() -> None:
 
 
 class Hosts:
-    """Hosts 0 to count - 1, from `with` on until its end, which ends what runs on them."""
+    """Hosts 0 to count - 1, from `with` on until its end, which ends what runs on them.
+
+    `with` raises Skipped where this machine has, or allows, none; what fails later is ExperimentFailed.
+    """
 
     def __init__(self, count: int, mbit_per_s: int | None) -> None:
         """Without a rate links are as fast as the processors."""
@@ -70,6 +74,13 @@ class Hosts:
         self.mbit_per_s = mbit_per_s
         self._lock: socket.socket | None = None
         self._prefix = ""  # Of all names of this laboratory.
+
+    def description(self) -> dict[str, Any]:
+        """Of the links: what decides, besides the programs and flags, what comes of a job on these hosts."""
+        if self.mbit_per_s is None:
+            return {"mbit_per_s": None}
+        burst = burst_bytes(self.mbit_per_s)
+        return {"mbit_per_s": self.mbit_per_s, "burst_bytes": burst, "queue_bytes": _QUEUE_BYTES}
 
     def on(self, host: int) -> list[str]:
         """What a command begins with that is to run there."""
@@ -96,8 +107,10 @@ class Hosts:
         self._claim()
         try:
             self._make()
-        except BaseException:
+        except BaseException as error:
             self._remove()
+            if isinstance(error, ExperimentFailed):
+                raise Skipped(f"this machine has no such hosts: {error}") from None
             raise
         return self
 
@@ -175,7 +188,7 @@ def _sent(namespace: str) -> dict[str, int]:
 
 def _remove_namespaces(prefix: str) -> None:
     """All whose names begin so, with what runs there."""
-    with contextlib.suppress(Skipped):
+    with contextlib.suppress(ExperimentFailed):
         listed = re.findall(rf"^({re.escape(prefix)}-\S+)", _run("ip", "netns", "list"), re.MULTILINE)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not _signal_all(listed, number):
@@ -201,14 +214,14 @@ def _pids(namespace: str) -> list[int]:
 
 
 def _run(*command: str) -> str:
-    """Its output. Skipped, with what it said, if it fails: this machine does not have, or allow, what is needed."""
+    """Its output. ExperimentFailed, with what it said, if it fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False, start_new_session=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise Skipped(f"{' '.join(command)}: {error}") from None
+        raise ExperimentFailed(f"{' '.join(command)}: {error}") from None
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())
-        raise Skipped(f"this machine has no such hosts: {' '.join(command)}: {said}")
+        raise ExperimentFailed(f"{' '.join(command)}: {said}")
     return done.stdout

@@ -40,6 +40,7 @@ class JobSpec:
     server_on: Callable[[int], list[str]] = lambda shard: []
     worker_on: Callable[[int], list[str]] = lambda rank: []
     listen: Callable[[int], list[str]] = lambda shard: ["--listen=127.0.0.1:0"]
+    hosts: dict[str, Any] | None = None  # Hosts.description() of those that it runs on, if it does.
     shared_memory: bool = False  # Where workers wait there, they look again and again for a while.
     # False, for a long job, whose files would be large: worker 0's metrics alone are written, and the others are empty.
     all_metrics: bool = True
@@ -50,8 +51,7 @@ class Used:
     """What a process took of the processors, from its start to its end."""
 
     cpu_s: float
-    waits: int  # How often a thread went to sleep;
-    handovers: int  # and how often one left its processor to another, by sched_yield or since its time was up.
+    handovers: int  # How often a thread left its processor to another, by sched_yield or since its time was up.
 
 
 @dataclass
@@ -95,11 +95,6 @@ class JobResult:
         training_s = self.training_s()
         return samples / training_s if training_s > 0 else 0.0
 
-    @property
-    def cpu_s(self) -> float:
-        """Processor time of all processes."""
-        return sum(used.cpu_s for used in self.used.values())
-
     def weights_hash(self) -> str:
         """As the lead printed it, of the servers' last version. Empty if nobody did."""
         for out in sorted(self.folder.glob("worker*.out")):
@@ -115,18 +110,21 @@ def run_job(lab: Lab, spec: JobSpec) -> JobResult:
     ExperimentFailed with who failed and why; KeyboardInterrupt if a signal asked to stop.
     """
     folder = lab.folder / spec.name
-    identity = _identity(lab, spec)
-    stored = _stored(folder, identity)
+    file, identity = folder / "job.json", _identity(lab, spec)
+    stored = _stored(file, identity) if lab.may_keep(spec.name) else None
     if stored is None:
         stored = _Running(lab, spec, folder).run()
-        (folder / "job.json").write_text(json.dumps({"identity": identity, **stored}, indent=1) + "\n")
+        made = lab.note_made(spec.name, stored["wall_s"])
+        file.write_text(json.dumps({"identity": identity, **stored, **made}, indent=1) + "\n")
         lab.say(f"{spec.name}: {stored['wall_s']:.1f} s")
+    else:
+        lab.note_kept(spec.name, stored, file, stored["wall_s"])
     return JobResult(
         folder,
         stored["wall_s"],
         [read_events(folder / f"worker{rank}.jsonl") for rank in range(spec.workers)],
         [read_events(folder / f"server{shard}.jsonl") for shard in range(spec.servers)],
-        {name: Used(**used) for name, used in stored["used"].items()},
+        {name: Used(used["cpu_s"], used["handovers"]) for name, used in stored["used"].items()},
         stored["training_cpu_s"],
     )
 
@@ -146,7 +144,9 @@ def _hash(program: Path) -> str:
 
 def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
     """All that decides what comes of it."""
+    over = {} if spec.hosts is None else {"hosts": spec.hosts}
     return {
+        **over,
         "programs": [_hash(lab.bin / name) for name in ("ps_server", "ps_worker")],
         "servers": [[*spec.server_on(k), *spec.listen(k), *spec.server] for k in range(spec.servers)],
         "workers": [[*spec.worker_on(k), *spec.worker, *spec.worker_own(k)] for k in range(spec.workers)],
@@ -155,10 +155,10 @@ def _identity(lab: Lab, spec: JobSpec) -> dict[str, Any]:
     }
 
 
-def _stored(folder: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+def _stored(file: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """What _Running.run() has returned; None if there is nothing of this job."""
     try:
-        stored = json.loads((folder / "job.json").read_text())
+        stored = json.loads(file.read_text())
         return stored if stored["identity"] == identity and set(stored) >= _MEASURED else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -243,7 +243,7 @@ class _Running:
 
 
 def _used(ended: Child) -> dict[str, Any]:
-    return asdict(Used(round(ended.cpu_s, 3), ended.waits, ended.handovers))
+    return asdict(Used(round(ended.cpu_s, 3), ended.handovers))
 
 
 def last_line(log: Path) -> str:

@@ -36,6 +36,7 @@ def run(lab: Lab) -> Page:
             cores=results.cores,
             free=", which the column without a limit shows" if FREE in results.outcomes else "",
         ),
-        links_claims.claims(results),
-        links_sections.sections(results),
+        expected=links_claims.claims(results),
+        expected_column="by the formula named",
+        sections=links_sections.sections(results),
     )

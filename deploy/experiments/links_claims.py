@@ -1,4 +1,4 @@
-"""What is published of parameter servers and collectives on slow links, beside what was measured."""
+"""What formulas say of parameter servers and collectives on slow links, beside what was measured."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
 import statistics
+import time
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,11 +18,13 @@ from .job import JobResult, JobSpec, run_job
 from .lab import ExperimentFailed, Lab
 from .link_stream import stream_bytes_per_s
 from .links_systems import BATCH, LEARNING_RATE, SYSTEMS, WORKERS, Network, System, network
+from .made import read_mark
 from .mpi_hosts import PROGRAM, RING, run_ranks, why_no_mpi
 
 RATES = (10, 100, 1_000)  # Mbit/s.
 FREE = None  # Links without a rate, as fast as the processors.
 _QUICK_AT_10 = ("bsp-4", "local-sgd-4", "mpi-ring")  # Mbit/s, in the quick form.
+_EXCHANGES_MIN = 10
 _WARM_UP = 2  # Exchanges that are left out: of connections that begin, and of memory that is touched first.
 
 
@@ -33,6 +35,7 @@ class Outcome:
     batch_s: float  # From one batch of a worker to its next, on the average of an exchange; the median of exchanges.
     losses: list[float]  # Of each batch, the mean over workers.
     ends_s: list[float]  # When it was done, the mean over workers, since the first worker's first was.
+    periods_s: list[float]  # The exchanges of all workers that batch_s is the median of, each over its batches.
     fullest_bytes: int  # One way, over the link that carried most.
     accuracy: float | None = None  # Of the test split, with the last weights. MPI's program does not evaluate.
     weights_hash: str = ""
@@ -67,7 +70,7 @@ def batches(lab: Lab, system: System, rate: int | None) -> int:
         return lab.pick(232, 40)
     exchanges = {10: lab.pick(8, 4), 100: lab.pick(24, 4)}[rate]
     if system.servers == 1:
-        exchanges = max(5, exchanges // 2)  # Which takes several times as long.
+        exchanges = max(_EXCHANGES_MIN, exchanges // 2)  # Which takes several times as long.
     return exchanges * system.batches_per_exchange
 
 
@@ -107,6 +110,7 @@ def _run_job(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]
         server_on=lambda shard: hosts.on(first + shard),
         worker_on=lambda rank: hosts.on(rank),
         listen=lambda shard: listen_on(hosts, first + shard),
+        hosts=hosts.description(),
     )
     path = lab.folder / name / "carried.json"
     if not path.exists():
@@ -119,13 +123,15 @@ def _run_job(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]
     by_rank = [_exchange_ends(job, rank) for rank in range(WORKERS)]
     if min(map(len, by_rank)) < _WARM_UP + 2:
         raise ExperimentFailed(f"{name}: too few exchanges in its metrics")
-    periods = [after - before for own in by_rank for before, after in pairwise(own[_WARM_UP:])]
+    each = system.batches_per_exchange
+    periods = [(after - before) / each for own in by_rank for before, after in pairwise(own[_WARM_UP:])]
     rows = list(zip(*(_batches(job, rank) for rank in range(WORKERS)), strict=True))
     zero_s = min(end_s for _, end_s in rows[0])
     return Outcome(
-        statistics.median(periods) / system.batches_per_exchange,
+        statistics.median(periods),
         [statistics.fmean(loss for loss, _ in row) for row in rows],
         [statistics.fmean(end_s for _, end_s in row) - zero_s for row in rows],
+        periods,
         max(each.fuller for each in carried),
         job.last()["accuracy"],
         job.weights_hash(),
@@ -156,27 +162,30 @@ def _difference(before: list[Carried], after: list[Carried]) -> list[dict[str, i
 
 def _run_mpi(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]) -> Outcome:
     folder = lab.folder / name
-    stored, kept = folder / "mpi.json", None
+    stored = folder / "mpi.json"
     arguments = ["worker", str(LEARNING_RATE), *flags, f"--overlap={'true' if system.overlap else 'false'}"]
     options = [option for each in system.mpi for option in {"ring": RING}[each]]
     program = hashlib.sha256((lab.bin / PROGRAM).read_bytes()).hexdigest()[:16]
-    identity = {"program": program, "arguments": arguments, "options": options}
-    with contextlib.suppress(OSError, ValueError):
-        kept = json.loads(stored.read_text())
-    if kept is None or kept["identity"] != identity:
+    identity = {"program": program, "arguments": arguments, "options": options, "hosts": hosts.description()}
+    kept = read_mark(stored, {"identity": identity}) if lab.may_keep(name) else None
+    if kept is None:
         shutil.rmtree(folder, ignore_errors=True)
-        before = hosts.carried()
+        before, began = hosts.carried(), time.monotonic()
         lines = run_ranks(lab, hosts, WORKERS, folder, arguments, options).splitlines()
         kept = {"identity": identity, "steps": [[float(field) for field in line.split()] for line in lines]}
         kept["carried"] = _difference(before, hosts.carried())
+        kept |= lab.note_made(name, time.monotonic() - began)
         stored.write_text(json.dumps(kept) + "\n")
         lab.say(f"{name}: {kept['steps'][-1][1]:.1f} s of steps")
+    else:
+        lab.note_kept(name, kept, stored)
     losses, ends_s = zip(*kept["steps"], strict=True)
     periods = [after - before for before, after in pairwise(ends_s[_WARM_UP:])]
     return Outcome(
         statistics.median(periods),
         list(losses),
         [end_s - ends_s[0] for end_s in ends_s],
+        periods,
         max(Carried(**each).fuller for each in kept["carried"]),
     )
 

@@ -14,6 +14,7 @@ from .page import NOT_MEASURED, SERIES, Section, Table, figure
 
 BYTES = "Models over the fullest link, one way, for a batch of each worker"
 TIMES = "Milliseconds of a batch, medians; in brackets, in times that the model takes over a link"
+SPREAD = "The exchanges of all workers that were timed (MPI: of rank 0): how many; shortest to longest, ms of a batch"
 MODES = "What exchanging less strictly and less often gains and costs"
 ALIKE = "Losses and weights"
 # With their colours.
@@ -100,13 +101,33 @@ def _times(results: Results) -> Section:
             f"after a pause; that is {100 * burst / results.of.model_bytes:.0f} % of the model, by which a step may be "
             "faster than its bytes allow.)"
         ],
-        [Table(TIMES, ["system", *map(_rate_name, shown)], rows)],
+        [Table(TIMES, ["system", *map(_rate_name, shown)], rows), _spread(results)],
         [_times_figure(results)],
     )
 
 
+def _spread(results: Results) -> Table:
+    """Of what the medians are."""
+    table = Table(SPREAD, ["system", *map(_rate_name, results.outcomes)])
+    for system in _all(results):
+        cells = []
+        for rate in results.outcomes:
+            outcome = results.of_system(rate, system.name)
+            if outcome is None:
+                cells.append(_missing(results, system))
+                continue
+            least, most = (_milliseconds(of(outcome.periods_s)) for of in (min, max))
+            cells.append(f"{len(outcome.periods_s)}: {least} to {most}")
+        table.rows.append([system.title, *cells])
+    return table
+
+
 def _ms(outcome: Outcome) -> str:
-    value = 1e3 * outcome.batch_s
+    return _milliseconds(outcome.batch_s)
+
+
+def _milliseconds(seconds: float) -> str:
+    value = 1e3 * seconds
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 

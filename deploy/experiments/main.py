@@ -7,11 +7,14 @@ import importlib
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from process import Stop
+
 from . import REPOSITORY
-from .index import write_index
+from .index import mark_earlier, write_index
 from .lab import ExperimentFailed, Lab, Skipped
 from .page import write_page
 
@@ -20,10 +23,11 @@ NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "product
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 one failed, 2 wrong flags, 130 interrupted."""
+    """Exit status: 0 done, 1 one failed, after which the others have run, 2 wrong flags, 130 interrupted."""
     parser = argparse.ArgumentParser(prog="deploy/experiments/NAME.sh", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME", help=f"{', '.join(NAMES)}, or all")
     parser.add_argument("--quick", action="store_true", help="all parts, so short that no figure is worth quoting")
+    parser.add_argument("--fresh", action="store_true", help="run again what earlier runs have left there")
     parser.add_argument("--output", type=Path, default=Path("runs/experiments"), help="folder for logs and metrics")
     parser.add_argument("--pages", type=Path, help="folder for the pages (default: OUTPUT/pages)")
     parser.add_argument("--bin", type=Path, default=REPOSITORY / "build/bin", help="folder of the programs")
@@ -36,13 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--bin={options.bin}: there is no program {program}; without --no-build it is built")
     form = "quick" if options.quick else "full"
     output = options.output / form
+    pages = options.pages or output / "pages"
+    stop = Stop()
+    stop.watch()
     try:
-        done = [_run(name, options, output) for name in names]
+        done = [_run(_lab(name, options, output, stop), pages) for name in names]
+        print(f"experiments: the list of all: {write_index(pages, NAMES)}", file=sys.stderr)
+        _check(stop)
     except KeyboardInterrupt:
         print("experiments: stopped; jobs that were done are kept, and the same command goes on", file=sys.stderr)
         return 128 + signal.SIGINT
-    pages = options.pages or output / "pages"
-    print(f"experiments: the list of all: {write_index(pages, NAMES)}", file=sys.stderr)
     return 0 if all(done) else 1
 
 
@@ -52,21 +59,38 @@ def _shared_data() -> str:
     return os.environ.get("PS_DATA_DIR", "")
 
 
-def _run(name: str, options: argparse.Namespace, output: Path) -> bool:
-    """Whether it was done, or skipped."""
-    lab = Lab(name, (output / name).resolve(), options.bin.resolve(), options.quick, options.data_dir, options.python)
-    lab.folder.mkdir(parents=True, exist_ok=True)
-    lab.stop.watch()
+def _lab(name: str, options: argparse.Namespace, output: Path, stop: Stop) -> Lab:
+    folder = (output / name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return Lab(
+        name, folder, options.bin.resolve(), options.quick, options.data_dir, options.python, stop, options.fresh
+    )
+
+
+def _check(stop: Stop) -> None:
+    """KeyboardInterrupt if a signal has asked to stop: while pages are drawn, nobody else looks."""
+    if stop.requested:
+        raise KeyboardInterrupt
+
+
+def _run(lab: Lab, pages: Path) -> bool:
+    """Whether it was done, or skipped. If not done, an earlier page is marked as such."""
     began = time.monotonic()
     try:
-        page = importlib.import_module(f".{name}", __package__).run(lab)
+        page = importlib.import_module(f".{lab.name}", __package__).run(lab)
+        _check(lab.stop)
+        path = write_page(page, lab, pages, time.monotonic() - began)
+        _check(lab.stop)
     except Skipped as skipped:
-        lab.say(f"SKIPPED: {skipped}")
-        return True
+        said, outcome = f"SKIPPED: {skipped}", "was skipped"
     except ExperimentFailed as failed:
-        lab.say(f"FAILED: {failed}")
-        return False
-    took_s = time.monotonic() - began
-    path = write_page(page, lab, options.pages or output / "pages", took_s)
-    lab.say(f"done in {took_s:.0f} s: {path}")
-    return True
+        said, outcome = f"FAILED: {failed}", "failed"
+    except Exception:  # A mistake in one of them must not take the others' results.
+        said, outcome = f"FAILED:\n{traceback.format_exc()}", "failed"
+    else:
+        lab.say(f"done in {time.monotonic() - began:.0f} s: {path}")
+        return True
+    _check(lab.stop)
+    lab.say(said)
+    mark_earlier(pages, lab.name, outcome)
+    return outcome != "failed"

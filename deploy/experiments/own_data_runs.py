@@ -144,8 +144,11 @@ def epochs_of(steps: list[list[int]], each: int) -> list[list[list[int]]]:
     return [steps[begin:end] for begin, end in pairwise(range(0, len(steps) + 1, each))]
 
 
-def refusal(lab: Lab, data: Data, name: str, more: Callable[[int], list[str]]) -> str:
-    """What the worker says that a job refuses; "" if it is not refused. The workers have quarters."""
+def refusal(lab: Lab, data: Data, name: str, more: Callable[[int], list[str]], expected: str) -> str:
+    """What the worker says that a job refuses, with the expected words; "" if it is not refused.
+
+    The workers have quarters. ExperimentFailed if it fails for anything else.
+    """
     own = data.own["quarters"]
     spec = JobSpec(
         f"refused-{name}",
@@ -159,6 +162,8 @@ def refusal(lab: Lab, data: Data, name: str, more: Callable[[int], list[str]]) -
     try:
         run_job(lab, spec)
     except ExperimentFailed as failed:
+        if expected not in str(failed):
+            raise
         return _without_folders(str(failed).partition(_SPLIT_RUNS)[2] or str(failed), lab.folder)
     return ""
 

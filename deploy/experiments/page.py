@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from figures import Figure
-from machine import commit, machine
+from machine import machine
 from plots import available, svg
 from spread import interval
 
 from .lab import Lab
+from .made import sources, together
 
 NOT_MEASURED = "not measured"  # What needs a GPU, until it has run on one.
 _GENERATED = "<!-- Written by deploy/experiments; what is changed here is lost when it runs again. -->"
@@ -31,10 +32,10 @@ class Table:
 
 @dataclass
 class Claim:
-    """A published figure or statement beside ours."""
+    """A published figure or statement, or one that is expected for another reason, beside ours."""
 
     what: str
-    published: str
+    published: str  # Or expected.
     ours: str
     agrees: bool | None  # None: cannot be compared, or was not measured.
     why: str  # Also where it agrees: what it rests on.
@@ -63,7 +64,10 @@ class Page:
     title: str
     finding: str  # One sentence, for the list of all experiments.
     lead: str  # What the experiment is, with its parameters. Markdown.
-    claims: list[Claim] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)  # Beside published figures.
+    # Beside what is expected otherwise: by a formula, of what the system promises. The list of all has them apart.
+    expected: list[Claim] = field(default_factory=list)
+    expected_column: str = "expected"  # What the column of these is called.
     sections: list[Section] = field(default_factory=list)
 
 
@@ -93,7 +97,9 @@ def write_page(page: Page, lab: Lab, folder: Path, took_s: float) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     parts = [_GENERATED, f"# {page.title}", page.lead]
     if page.claims:
-        parts += ["## Published and measured", _table(_claims(page.claims))]
+        parts += ["## Published and measured", _table(_claims(page.claims, "published"))]
+    if page.expected:
+        parts += ["## Expected and measured", _table(_claims(page.expected, page.expected_column))]
     for section in page.sections:
         parts += [f"## {section.title}", *section.paragraphs]
         for table in section.tables:
@@ -104,8 +110,15 @@ def write_page(page: Page, lab: Lab, folder: Path, took_s: float) -> Path:
     parts += ["## How this was made", _provenance(lab, took_s)]
     path = folder / f"{lab.name}.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    listed = {"title": page.title, "finding": page.finding, "took_s": round(took_s, 1), "quick": lab.quick}
-    listed["claims"] = {word: sum(claim.verdict == word for claim in page.claims) for word in _VERDICTS}
+    all_s = took_s + sum(made.seconds or 0 for made in lab.made.values() if made.kept)
+    listed: dict[str, Any] = {
+        "title": page.title,
+        "finding": page.finding,
+        "took_s": round(all_s, 1),
+        "quick": lab.quick,
+    }
+    for key, claims in (("claims", page.claims), ("expected", page.expected)):
+        listed[key] = {word: sum(claim.verdict == word for claim in claims) for word in _VERDICTS}
     (folder / f"{lab.name}.json").write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
     return path
 
@@ -113,9 +126,9 @@ def write_page(page: Page, lab: Lab, folder: Path, took_s: float) -> Path:
 _VERDICTS = ("agrees", "contradicts", "not comparable")
 
 
-def _claims(claims: list[Claim]) -> Table:
+def _claims(claims: list[Claim], column: str) -> Table:
     rows = [[claim.what, claim.published, claim.ours, claim.verdict, claim.why] for claim in claims]
-    return Table("", ["what", "published", "ours", "verdict", "why"], rows)
+    return Table("", ["what", column, "ours", "verdict", "why"], rows)
 
 
 def _drawn(one: Figure, lab: Lab, folder: Path) -> list[str]:
@@ -137,11 +150,16 @@ def _table(table: Table) -> str:
 
 def _provenance(lab: Lab, took_s: float) -> str:
     on = machine()
-    head, changed = commit()
     form = " --quick" if lab.quick else ""
-    sources = head[:12] + (" with changes" if changed else "")
     return (
         f"`deploy/experiments/{lab.name}.sh{form}`, on {time.strftime('%Y-%m-%d')}: {on['cores']} cores of "
-        f"{on['cpu']}, {on['memory_gib']:g} GiB; sources {sources}. It took {took_s / 60:.1f} minutes. Figures drift "
-        "from run to run on a machine that is shared; ratios within one table drift less."
+        f"{on['cpu']}, {on['memory_gib']:g} GiB; sources {sources()}. {_took(lab, took_s)}Figures drift from run to "
+        "run on a machine that is shared; ratios within one table drift less."
     )
+
+
+def _took(lab: Lab, took_s: float) -> str:
+    """The run itself says little where it kept much."""
+    made = lab.made.values()
+    run = "" if any(one.kept for one in made) else f"It took {took_s / 60:.1f} minutes. "
+    return f"{run}{together(made)} " if made else run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .lab import Lab
 from .page import NOT_MEASURED, Claim, Page, Section
 from .products_page import crossovers, factor, ratio_figure, speed_figure, times
-from .products_runs import PUBLISHED, Measured, Products, Size, flops, measure, overtakes, ratios, text
+from .products_runs import PUBLISHED, SLOWER, Measured, Products, Size, flops, measure, overtakes, ratios, text
 
-WITHIN = 2.0  # At a crossover both take as long; so many times as long, either way, is still called there.
+WITHIN = 2.0  # Of the published second matrix's rows and columns: a crossover so near is still called there.
 _PLACE = text(PUBLISHED)
 
 
@@ -60,14 +60,17 @@ def _claim(products: Products, with_copies: bool) -> Claim:
         return Claim(what, _PLACE, NOT_MEASURED, None, why)
     gpu = _ratio(products, products.gpu, with_copies)
     at, m = gpu[PUBLISHED], PUBLISHED[0]
-    found = overtakes(products.grid, gpu, m)
+    found, grid = overtakes(products.grid, gpu, m), products.grid
     ours = f"with {m} rows " + (f"from {text((m, *found))} on" if found else f"none up to {_largest(products, m)}")
-    agrees = 1 / WITHIN <= at <= WITHIN
-    place = "is within" if agrees else "is not within"
+    agrees: bool | None = found is not None and 1 / WITHIN <= found[0] / PUBLISHED[1] <= WITHIN
+    place = f"Its crossover is {'' if agrees else 'not '}within a factor of {WITHIN:g} of the published sizes."
+    if found is None:
+        place = "It has no crossover here."
+    elif found == grid.seconds[0]:
+        agrees, place = None, "It is faster with all second matrices here, so that its crossover may be below them."
     why = (
-        f"At the published size the GPU takes {factor(at)} times as long as one thread of this CPU. That {place} a "
-        f"factor of {WITHIN:g} of as long, by which a crossover there is told; the published CPU and GPU were others, "
-        "and only the place where both take as long is compared."
+        f"{place} At the published size the GPU takes {factor(at)} times as long as one thread of this CPU. The "
+        "published CPU and GPU were others, and only the place from which on the GPU is faster is compared."
     )
     return Claim(what, _PLACE, ours, agrees, why)
 
@@ -149,7 +152,7 @@ def _crossovers(products: Products) -> Section:
     }
     paragraph = (
         "All are compared with one thread of the CPU. A size counts only if all larger second matrices, with as many "
-        "rows of the first one, are faster too."
+        f"rows of the first one, are faster too, or slower by {SLOWER:.0%} at most."
     )
     return Section("From which size on", [paragraph], [crossovers(products, columns)])
 

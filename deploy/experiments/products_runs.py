@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from machine import machine
 
 from .lab import ExperimentFailed, Lab
+from .made import read_mark
 from .program import run_program
 
 PUBLISHED = (120, 30, 20)  # m, k, n of the product from which on the GPU was faster: m × k by k × n.
+SLOWER = 0.05  # By less than this share nothing counts as slower.
 _DOUBLINGS = 8
 _GPU_IS_MISSING = "--device=cuda: "
 
@@ -106,15 +110,15 @@ def _rows(lab: Lab, name: str, grid: Grid, flags: list[str]) -> list[dict[str, A
     command = [str(bench), "gemm", "--json", grid.flag, *flags]
     identity = {"program": hashlib.sha256(bench.read_bytes()).hexdigest()[:16], "flags": command[1:]}
     out, mark = lab.folder / f"{name}.out", lab.folder / f"{name}.json"
-    try:
-        done = json.loads(mark.read_text()) == identity
-    except (OSError, ValueError):
-        done = False
-    if not done:
+    done = read_mark(mark, identity) if lab.may_keep(name) else None
+    if done is None:
         mark.unlink(missing_ok=True)
+        began = time.monotonic()
         run_program(lab, name, command, lab.folder)
-        mark.write_text(json.dumps(identity) + "\n")
+        mark.write_text(json.dumps({**identity, **lab.note_made(name, time.monotonic() - began)}) + "\n")
         lab.say(f"{name} is done")
+    else:
+        lab.note_kept(name, done, mark)
     try:
         return json.loads(out.read_text())["rows"]
     except (OSError, ValueError, KeyError) as error:
@@ -151,10 +155,15 @@ def ratios(first: dict[Size, float], second: dict[Size, float]) -> dict[Size, fl
 
 
 def overtakes(grid: Grid, ratio: dict[Size, float], m: int) -> tuple[int, int] | None:
-    """The second matrix from which on, up to the largest, the second is faster for this number of rows."""
+    """The second matrix from which on, up to the largest, the second is faster for this number of rows.
+
+    It may be slower by SLOWER at most in between, which two measurements of the same may be.
+    """
     found = None
     for k, n in reversed(grid.seconds):
-        if ratio.get((m, k, n), 1.0) >= 1:
+        times = ratio.get((m, k, n), math.inf)
+        if times > 1 + SLOWER:
             break
-        found = (k, n)
+        if times < 1:
+            found = (k, n)
     return found

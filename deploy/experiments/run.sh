@@ -7,8 +7,8 @@
 #
 # On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. What a machine
 # lacks for a part (root for network namespaces, MPI, PyTorch in --python's interpreter, a GPU) is said on the page.
-# Pages are in runs/experiments/full/pages, or quick/pages. The same command goes on where it was stopped. Exit status:
-# 0 done, 1 failed, 2 wrong flags, 130 interrupted.
+# Pages are in runs/experiments/full/pages, or quick/pages. The same command goes on where it was stopped;
+# --fresh begins anew. Exit status: 0 done, 1 failed, 2 wrong flags, 130 interrupted.
 set -euo pipefail
 
 readonly BUILD_LIMIT_S=3600

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .lab import Lab
 from .network import BATCH, DESCRIPTION
 from .page import NOT_MEASURED, Claim, Page, Section
-from .scaling_page import PUBLISHED_S, Point, Results, claim, details, overview, speed_up_figure
+from .scaling_page import PUBLISHED_S, Point, Results, claims, details, overview, speed_up_figure
 from .scaling_runs import (
     BUSY_SHARE,
     PLAYED_BATCHES,
@@ -34,7 +34,7 @@ def run(lab: Lab) -> Page:
         title="Scaling",
         finding=_finding([(line, points) for line, points in [*idle, *real] if not line.shared_memory]),
         lead=_lead(lab),
-        claims=[_gpus(), _seconds(found), *(claim(line, points) for line, points in [*idle, *real])],
+        claims=[_gpus(), _seconds(found), *(each for line, points in [*idle, *real] for each in claims(line, points))],
         sections=[
             Section(
                 "All forms",
@@ -93,7 +93,8 @@ def _real() -> str:
     return (
         f"Each worker is bound to a core of its own, of the machine's {len(cores())}. The server either has another "
         "core to itself, so that there is one less for workers, or it runs on the workers' cores and nowhere else, so "
-        "that one worker shares its one core with it. Sending overlaps with computing here, as it does by default: "
+        "that one worker shares its one core with it, and the speed-up of several, who have fewer cores than they and "
+        "the server need, is called a lower bound. Sending overlaps with computing here, as it does by default: "
         "what a worker sends while it computes counts as computing."
     )
 
@@ -130,7 +131,7 @@ def _finding(lines: list[tuple[Setup, list[Point]]]) -> str:
     for line, points in lines:
         last = points[-1]
         if last.workers > 1:
-            least = "at least " if last.measured.lower_bound else ""
+            least = "at least " if last.at_least else ""
             played = "played by idling" if line.idle else "on real cores"
             found.append(f"{least}{last.speed_up.mean:.2f} with {last.workers} {played}, batch {line.batch:,}")
     return f"Speed-ups over TCP: {'; '.join(found)} (published: 6.74 with 8 GPUs, 1.91 with 2)."

@@ -32,6 +32,11 @@ class Setup:
         return replace(self, workers=1)
 
     @property
+    def crowded(self) -> bool:
+        """Whether the server runs on the workers' cores, so that there are fewer than workers and server."""
+        return not self.idle and not self.server_alone
+
+    @property
     def transport(self) -> str:
         """For people."""
         return "shared memory" if self.shared_memory else "TCP"

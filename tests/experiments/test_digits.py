@@ -59,7 +59,7 @@ class DigitsTest(support.ExperimentCase):
             found = [each for each in map(json.loads, lines) if each["event"] == "eval" and each["step"] == 59]
             assert len(found) == 1
             assert abs(found[0]["accuracy"] - theirs) <= 1.01 / 5_000
-        row = re.search(r"\| accuracy before iteration 60, .*", self.page)
+        row = re.search(r"\| accuracy before iteration 60 .*", self.page)
         assert f"| {100 * theirs:.2f} % |" in row[0]
         assert "| agrees |" in row[0]
 
@@ -95,6 +95,18 @@ class DigitsTest(support.ExperimentCase):
                     continue
                 for ours, theirs in zip(self.costs(job, workers), expected, strict=True):
                     assert abs(ours - theirs) <= 1e-5 * theirs, job
+
+    def test_the_links_rate_is_of_whole_iterations_without_computing(self) -> None:
+        rows = support.table_rows(self.page, "Payload over a link of 1 Gbit/s")
+        if not rows:
+            assert "Not measured: " in self.page
+            return
+        exchanges = [
+            now["t"] - before["t"] - now["forward_s"] - now["backward_s"]
+            for before, now in pairwise(self.steps("filled", 0))
+        ]
+        moved = 2 * 4 * (2048 * 2038 + 2038 + 2038 * 10 + 10)
+        assert abs(float(rows[1]["MB/s"]) - moved / statistics.median(exchanges) / 1e6) <= 0.051
 
     def test_no_figure_of_a_gpu_is_claimed(self) -> None:
         row = re.search(r"\| an iteration on one machine and on two, GPUs .*", self.page)

@@ -78,6 +78,18 @@ class LinksTest(support.ExperimentCase):
                 in_models = expected / (MODEL_BYTES * 8 / (rate * 1e3))
                 assert abs(float(models) - in_models) <= 0.006 + 0.006 * in_models, row
 
+    def test_the_exchanges_behind_a_median_are_counted(self) -> None:
+        caption = (
+            "The exchanges of all workers that were timed (MPI: of rank 0): how many; shortest to longest, ms of a "
+        )
+        rows = {row["system"]: row for row in support.table_rows(self.page, f"{caption}batch")}
+        for title, name in PS.items():
+            count = 40 // (8 if name == "local-sgd-4" else 1)
+            said = re.fullmatch(r"(\d+): ([\d,.]+) to ([\d,.]+)", rows[title]["1,000 Mbit/s"]).groups()
+            low, high = (float(cell.replace(",", "")) for cell in said[1:])
+            assert int(said[0]) == WORKERS * (count - 3)
+            assert low - 0.051 <= self.batch_ms(title, 1000) <= high + 0.51
+
     def test_links_carried_what_theory_says_and_headers(self) -> None:
         share = (4096 + 640 + 10) / (
             MODEL_BYTES / 4

@@ -1,5 +1,5 @@
 """The experiment with data that no machine has whole: its page, recomputed from metrics and from the files it cut."""
-# ruff: noqa: PT009 (these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 
 import support
 from support import table_rows
+
+from experiments.own_data import within_margin
+from spread import Interval
 
 ACCURACY = "Test accuracy, %"
 PARTS = "What each worker has: samples, and their classes"
@@ -113,6 +116,12 @@ class OwnDataTest(support.ExperimentCase):
             self.assertEqual([sum(samples) for samples in own], has)
             self.assertEqual(sum(samples == 0 for samples in own[-1]), each - -(-has[-1] // BATCH))
         self.assertIn(f"{', '.join(f'{samples:,}' for samples in has)} in each of {EPOCHS} epochs | agrees", self.page)
+
+    def test_an_accuracy_is_judged_by_its_interval(self) -> None:
+        for low, high, expected in ((-0.5, 0.9, True), (1.1, 2, False), (-3, -1.2, False), (0.5, 1.5, None)):
+            found = Interval((low + high) / 2, (high - low) / 2, 5)
+            self.assertIs(within_margin(found, 1.0), expected)
+        self.assertIsNone(within_margin(Interval(0.0, None, 1), 1.0))
 
     def test_what_does_not_go_together_is_refused(self) -> None:
         self.assertNotIn("NOT refused", self.page)
