@@ -19,6 +19,15 @@ inline absl::Status Annotate(const absl::Status& status, const std::string& cont
   return status.ok() ? status : absl::Status(status.code(), context + ": " + Message(status));
 }
 
+// What calls are answered with once an operator has ended the job. It has no code of its own, since codes are gRPC's.
+inline absl::Status JobShutDown() {
+  return absl::AbortedError("the job was shut down by an operator (ps_ctl shutdown)");
+}
+// Also with text before it.
+inline bool IsJobShutDown(const absl::Status& status) {
+  return absl::IsAborted(status) && Message(status).ends_with(Message(JobShutDown()));
+}
+
 }  // namespace ps
 
 // Returns the status from the calling function if it is an error.

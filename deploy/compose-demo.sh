@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two servers and three workers in containers, one worker four times as slow as the others, train Fashion-MNIST first in
-# sync and then in async mode; then in sync mode once more, with checkpoints, and the chief is killed on the way. At the end it
-# says what the slow worker cost, with figures, and whether the weights are those of an undisturbed run.
+# sync and then in async mode; then in sync mode once more, with checkpoints, and a worker and then the chief are killed on the
+# way. At the end it says what the slow worker cost, with figures, and whether the weights are those of an undisturbed run.
 #
 #   deploy/compose-demo.sh [--no-build]
 #
@@ -71,22 +71,33 @@ train() {
   MODE=$mode "${compose[@]}" down --volumes >>"$log" 2>&1
 }
 
-# The sync job with checkpoints, whose chief is killed (SIGKILL) when some are there; its container starts again by itself.
+# The sync job with checkpoints. A worker is killed (SIGKILL): its container starts another one, which takes its rank, and the
+# others wait for that. Then the chief is killed, and comes back likewise.
 train_killed() {
-  local log=$RUNS/killed.log checkpoints=$RUNS/killed/checkpoints deadline=$((SECONDS + UP_LIMIT_S)) container chief
+  local log=$RUNS/killed.log checkpoints=$RUNS/killed/checkpoints deadline=$((SECONDS + UP_LIMIT_S)) container chief worker
+  # checkpoints_reach N: waits for the checkpoint of this number, or a later one.
+  checkpoints_reach() {
+    until (($(find "$checkpoints" -name manifest.json 2>/dev/null |
+      sed 's|.*checkpoint-0*||; s|/.*||' | sort -n | tail -n 1) + 0 >= $1)); do
+      ((SECONDS < deadline)) || fail "the job with checkpoints wrote no checkpoint $1"
+      sleep 0.1
+    done
+  }
   killed() {
     env RUNS=../runs/compose/killed MODE=bsp SLOW_STEP_TIME="$STEP_TIME" \
-      SERVER_FLAGS="--checkpoint_dir=/runs/checkpoints --checkpoint_every=50" timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
+      SERVER_FLAGS="--checkpoint_dir=/runs/checkpoints --checkpoint_every=50 --on_worker_loss=wait" \
+      timeout "$UP_LIMIT_S" "${compose[@]}" "$@"
   }
-  echo "compose-demo: the sync job with checkpoints; server-0 is killed, and starts again by itself" >&2
+  # kill_in CONTAINER PROGRAM: from inside, since what `docker kill` ends is not started again, whatever its policy says.
+  kill_in() { docker exec "$1" sh -c "kill -KILL \$(pidof $2)" >>"$log" 2>&1 </dev/null; }
+  echo "compose-demo: the sync job with checkpoints; a worker and then server-0 are killed, and others take their places" >&2
   killed up -d >"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2; fail "the job with checkpoints did not start; see $log"; }
   chief=$(killed ps -q server-0)
-  until (($(find "$checkpoints" -name manifest.json 2>/dev/null | wc -l) >= 2)); do
-    ((SECONDS < deadline)) || fail "the job with checkpoints wrote none"
-    sleep 0.1
-  done
-  # From inside: what `docker kill` ends is not started again, whatever its restart policy says.
-  killed exec -T server-0 sh -c 'kill -KILL $(pidof ps_server)' >>"$log" 2>&1 </dev/null
+  worker=$(killed ps -q worker | head -n 1)
+  checkpoints_reach 2
+  kill_in "$worker" ps_worker
+  checkpoints_reach 4
+  kill_in "$chief" ps_server
   for container in $(killed ps -a -q); do
     while [[ $(docker inspect --format '{{.State.Status}}' "$container") != exited ]]; do
       ((SECONDS < deadline)) || fail "the job with checkpoints did not end; its output is in $log"
@@ -94,7 +105,11 @@ train_killed() {
     done
   done
   killed logs --no-color >>"$log" 2>&1
-  (($(docker inspect --format '{{.RestartCount}}' "$chief") >= 1)) || fail "server-0 was not started again; see $log"
+  for container in "$worker" "$chief"; do
+    (($(docker inspect --format '{{.RestartCount}}' "$container") >= 1)) ||
+      fail "a program that was killed was not started again; see $log"
+  done
+  grep -q 'joined ([0-9]* of [0-9]*), incarnation 2' "$log" || fail "no worker has taken the rank of the one killed; see $log"
   killed down --volumes >>"$log" 2>&1
 }
 

@@ -142,7 +142,7 @@ void Chief::ChangeView(TimePoint now) {
     AbandonCheckpoint();
   }
   MoveCheckpoint(now);
-  if (!job_.ended() || std::exchange(told_end_, true)) return;
+  if (!job_.ended() || std::exchange(told_end_, job_.phase()) == job_.phase()) return;
   outbox_.Add([this, phase = job_.phase(), failure = job_.failure()] { on_end_(phase, failure); });
 }
 
@@ -300,6 +300,16 @@ absl::StatusOr<v1::DrainReply> Chief::Drain(const v1::DrainRequest& request, Tim
   reply.set_rank((*member)->rank);
   reply.set_name((*member)->name);
   reply.set_host((*member)->host);
+  return reply;
+}
+
+absl::StatusOr<v1::ShutdownReply> Chief::ShutDown(TimePoint now) {
+  OutboxDrain drain(outbox_);
+  MutexLock lock(mutex_);
+  PS_RETURN_IF_ERROR(job_.ShutDown());
+  ChangeView(now);
+  v1::ShutdownReply reply;
+  reply.set_job(job_.options().job);
   return reply;
 }
 

@@ -56,7 +56,7 @@ class Chief {
     std::function<void(const std::string& reason, const std::string& damaged, uint64_t heard_of)> roll_back;
   };
 
-  // `on_end` is called once, when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED). `metrics` gets the runs
+  // `on_end` is called when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED), and when it is shut down. `metrics` gets the runs
   // that are handed out and come back; null: nobody does.
   Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
         MetricsWriter* metrics = nullptr, CheckpointCalls checkpoint_calls = {});
@@ -113,6 +113,9 @@ class Chief {
 
   // Asks a worker to leave, by name or rank. Errors are of JobState::Drain.
   absl::StatusOr<v1::DrainReply> Drain(const v1::DrainRequest& request, TimePoint now);
+
+  // Ends the job, also one that has ended and is served on (--keep_running). Errors are of JobState::ShutDown.
+  absl::StatusOr<v1::ShutdownReply> ShutDown(TimePoint now);
 
   v1::StatusReply Status(TimePoint now, bool with_layout = false);
   // The job failed since gradients, weights or state were not finite.
@@ -232,7 +235,7 @@ class Chief {
   bool tried_the_end_ ABSL_GUARDED_BY(mutex_) = false;
   bool superseded_ ABSL_GUARDED_BY(mutex_) = false;   // This generation is over.
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
-  bool told_end_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::Phase told_end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
 };
 
 }  // namespace ps

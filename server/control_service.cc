@@ -170,6 +170,8 @@ void HandleChiefCalls(CallRouter& router, Chief& chief) {
       [&chief](const v1::WorkerFlagsRequest& request) { return chief.FlagsFor(request); });
   HandleRequests<v1::DrainRequest, v1::DrainReply>(
       router, "/ps.v1.Chief/Drain", [&chief](const v1::DrainRequest& request) { return chief.Drain(request, Now()); });
+  HandleRequests<v1::ShutdownRequest, v1::ShutdownReply>(
+      router, "/ps.v1.Chief/Shutdown", [&chief](const v1::ShutdownRequest&) { return chief.ShutDown(Now()); });
   HandleRequests<v1::StatusRequest, v1::StatusReply>(
       router, "/ps.v1.Chief/Status",
       [&chief](const v1::StatusRequest& request) { return chief.Status(Now(), request.layout()); });

@@ -48,10 +48,12 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   if (!replacements.empty() && job.mode().synchronous()) {
     return absl::StrCat("step ", job.shards().lowest_applied_version(), ": waiting for ", replacements);
   }
-  if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) return blocked;
+  if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) {
+    return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
+  }
   if (const std::string measured = job.norms().WaitingFor(); !measured.empty()) return measured;
   const std::vector<uint32_t> ranks = members.LowestStep();
-  if (ranks.empty() && !replacements.empty()) return absl::StrCat("waiting for ", replacements);
+  if (!replacements.empty()) return absl::StrCat(ranks.empty() ? "" : "going on, and ", "waiting for ", replacements);
   if (ranks.empty() && !job.lead_left() && members.Lead() != nullptr) {
     return absl::StrCat("all workers are done: waiting for ", members.Lead()->ToString(), " to evaluate and leave");
   }

@@ -77,6 +77,9 @@ void JobState::Restore(const RestoredJob& restored) {
   members_.RestoreIncarnations(std::move(incarnations));
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
   Check(own_data_.Load(restored.job).ok(), "likewise");
+  for (const v1::SavedJob::OwnFlags& own : restored.job.own_flags()) {
+    if (own.rank() < options_.num_workers) own_flags_[own.rank()] = {own.flags().begin(), own.flags().end()};
+  }
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
   if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
@@ -115,6 +118,11 @@ v1::SavedJob JobState::Save() const {
   saved.set_resized_step(resized_.step);
   saved.set_resized_samples(resized_.samples);
   own_data_.Save(saved);
+  for (const auto& [rank, flags] : own_flags_) {
+    v1::SavedJob::OwnFlags* const own = saved.add_own_flags();
+    own->set_rank(rank);
+    own->mutable_flags()->insert(flags.begin(), flags.end());
+  }
   return saved;
 }
 

@@ -6,7 +6,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/job_messages.h"
@@ -43,6 +42,7 @@ absl::Status JobState::Serving() const {
   if (!superseded_.empty()) return absl::UnavailableError(superseded_);
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
   if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
+  if (phase_ == v1::PHASE_SHUT_DOWN) return JobShutDown();
   return absl::OkStatus();
 }
 
@@ -348,50 +348,7 @@ void JobState::LoseMember(const Member& member, const std::string& why, TimePoin
   }
 }
 
-// ---- Settings, and the end
-
-absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
-  Setting setting;
-  Problems problems;
-  const absl::Status not_running =
-      absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
-  const std::optional<OptimizerSetup>& setup = optimizer().setup();
-  if (!setup.has_value()) return not_running;
-  ScheduleOptions schedule;
-  if (!request.schedule().empty()) {
-    problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
-  }
-  if (request.values_size() > 0 || request.schedule().empty()) {
-    problems.Read(CheckValues(request.values(), setup->optimizer), setting.values);
-  }
-  PS_RETURN_IF_ERROR(problems.ToStatus());
-  PS_RETURN_IF_ERROR(Serving());
-  if (phase_ != v1::PHASE_RUNNING) return not_running;
-  if (request.schedule().empty()) return setting;
-  const absl::StatusOr<Schedule> resolved = ResolveSchedule(schedule, terms_.samples_per_epoch());
-  if (!resolved.ok()) return resolved.status();
-  setting.schedule = *resolved;
-  return setting;
-}
-
-void JobState::OnSet(const Setting& setting) {
-  for (const auto& [name, value] : setting.values) set_values_[name] = value;
-  if (setting.schedule.has_value()) set_schedule_ = setting.schedule;
-}
-
-HyperparameterValues JobState::hyperparameters() const {
-  const std::optional<OptimizerSetup>& setup = optimizer().setup();
-  if (!setup.has_value()) return {};
-  Hyperparameters values = Changed(setup->hyperparameters, set_values_);
-  values.learning_rate = told_learning_rate_.value_or(values.learning_rate);
-  return ValuesOf(values, setup->optimizer);
-}
-
-std::optional<Schedule> JobState::schedule() const {
-  if (set_schedule_.has_value()) return set_schedule_;
-  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options_.schedule, terms_.samples_per_epoch());
-  return schedule.ok() ? std::optional<Schedule>(*schedule) : std::nullopt;
-}
+// ---- The end, and views
 
 bool JobState::Fail(const std::string& reason) {
   if (ended() || !superseded_.empty()) return false;
@@ -399,14 +356,21 @@ bool JobState::Fail(const std::string& reason) {
   return true;
 }
 
+absl::Status JobState::ShutDown() {
+  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
+  if (phase_ != v1::PHASE_SHUT_DOWN) SetPhase(v1::PHASE_SHUT_DOWN, "");
+  return absl::OkStatus();
+}
+
 void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
-  Check(!ended(), "a job ends once");
+  Check(!ended() || phase == v1::PHASE_SHUT_DOWN, "a job ends once");
   phase_ = phase;
   failure_ = failure;
   if (phase == v1::PHASE_RUNNING)
     spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
   if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
+  if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
 }
 
 std::vector<StepSet> JobState::NextView(TimePoint now) {

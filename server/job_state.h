@@ -95,7 +95,9 @@ class JobState {
   uint64_t dropped_samples() const { return dropped_samples_; }
   v1::Phase phase() const { return phase_; }
   const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
-  bool ended() const { return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED; }
+  bool ended() const {
+    return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED || phase_ == v1::PHASE_SHUT_DOWN;
+  }
   // All are done: the lead evaluates and saves, then all leave.
   bool finishing() const { return finishing_; }
   bool lead_left() const { return lead_left_; }  // In order, in that time.
@@ -214,6 +216,8 @@ class JobState {
   void OnSet(const Setting& setting);
   // Returns whether a view is due: not if the job has ended.
   bool Fail(const std::string& reason);
+  // An operator ends the job; it may have ended by itself. UNAVAILABLE if this generation is over.
+  absl::Status ShutDown();
   // The job goes on as another generation.
   void Supersede(const std::string& reason) { superseded_ = reason; }
   // The first checkpoint is taken, or cannot be. A view is due.

@@ -29,6 +29,7 @@ void JobView::Shutdown(const absl::Status& status) {
 
 absl::Status JobView::Failed() const {
   if (view_.phase() == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + view_.failure());
+  if (view_.phase() == v1::PHASE_SHUT_DOWN) return JobShutDown();
   return failure_.empty() ? absl::OkStatus() : absl::AbortedError("the job failed: " + failure_);
 }
 

@@ -50,7 +50,7 @@ class JobView {
   bool running() const { return view_.phase() == v1::PHASE_RUNNING; }
   bool finished() const { return view_.phase() == v1::PHASE_FINISHED; }
   bool shut_down() const { return !shutdown_.ok(); }
-  // Why the job failed, as far as it is known here; OK if it did not.
+  // Why the job failed or was shut down, as far as it is known here; OK if it was not.
   absl::Status Failed() const;
   // A reason was found here, so nothing is applied any more.
   bool failed_here() const { return !failure_.empty(); }

@@ -129,6 +129,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
+  start["generation"] = server->generation();
   start["flags"] = flags;
   server->metrics_->Begin(/*append=*/server->restored() || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
@@ -139,6 +140,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
 absl::Status Server::MakeChief() {
   ChiefOptions options = MakeChiefOptions(options_);
   if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options));
+  SetGeneration(options.generation);
   chief_ = std::make_unique<Chief>(
       options, [this](v1::Phase phase, const std::string& failure) { End(phase, failure); }, metrics_.get(),
       takes_checkpoints() ? MakeCheckpointCalls() : Chief::CheckpointCalls());
@@ -247,9 +249,11 @@ void Server::SayWaiting(TimePoint now) {
 void Server::End(v1::Phase phase, const std::string& failure) {
   {
     MutexLock lock(mutex_);
-    if (end_ != v1::PHASE_UNSPECIFIED) return;
-    end_ = phase;
-    failure_ = failure;
+    shut_down_ |= phase == v1::PHASE_SHUT_DOWN;
+    if (end_ == v1::PHASE_UNSPECIFIED) {
+      end_ = phase;
+      failure_ = failure;
+    }
   }
   changed_.NotifyAll();
 }
@@ -312,7 +316,7 @@ absl::Status Server::Wait() {
   {
     MutexLock lock(mutex_);
     const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return stopped_ || rolled_back_ || (end_ != v1::PHASE_UNSPECIFIED && !options_.keep_running);
+      return stopped_ || shut_down_ || rolled_back_ || (end_ != v1::PHASE_UNSPECIFIED && !options_.keep_running);
     };
     while (!ended()) changed_.Wait(mutex_);
     phase = end_;
@@ -330,14 +334,16 @@ absl::Status Server::Wait() {
   if (phase == v1::PHASE_FAILED && store_ != nullptr && chief_ != nullptr && chief_->not_finite()) {
     RecordNotFinite(failure);
   }
-  if (phase == v1::PHASE_FAILED) Linger();
-  shard_->Shutdown(phase == v1::PHASE_FINISHED ? absl::FailedPreconditionError("the job is finished")
-                                               : absl::AbortedError("the job failed: " + failure));
+  if (phase != v1::PHASE_FINISHED) Linger();
+  const absl::Status ended = phase == v1::PHASE_FINISHED    ? absl::FailedPreconditionError("the job is finished")
+                             : phase == v1::PHASE_SHUT_DOWN ? JobShutDown()
+                                                            : absl::AbortedError("the job failed: " + failure);
+  shard_->Shutdown(ended);
   health_->EndWatches();
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
-  return phase == v1::PHASE_FINISHED ? absl::OkStatus() : absl::AbortedError(failure);
+  return phase == v1::PHASE_FAILED ? absl::AbortedError(failure) : absl::OkStatus();
 }
 
 Server::~Server() {

@@ -40,8 +40,9 @@ class Server {
   // Where it hands out shared memory (ShardInfo.local_socket); empty: nowhere.
   std::string local_socket() const { return local_service_ == nullptr ? "" : local_service_->address(); }
 
-  // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished,
-  // ABORTED with the reason if it failed or was stopped. With --keep_running only Stop ends it. UNAVAILABLE if the job
+  // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished or
+  // was shut down, ABORTED with the reason if it failed or was stopped. With --keep_running only Stop or a shutdown ends
+  // it. UNAVAILABLE if the job
   // goes on as another generation (rolled_back): the process destroys this server, and starts another one.
   absl::Status Wait();
   bool rolled_back() const {
@@ -66,6 +67,11 @@ class Server {
   absl::Status ChooseGeneration(ChiefOptions& options);
   Chief::CheckpointCalls MakeCheckpointCalls();
   void SetRestored(bool restored);
+  void SetGeneration(uint64_t generation);
+  uint64_t generation() const {
+    MutexLock lock(mutex_);
+    return generation_;
+  }
   bool restored() const {
     MutexLock lock(mutex_);
     return restored_;
@@ -102,7 +108,7 @@ class Server {
   }
   // The job has ended at the chief as well, or its connection has.
   void ChiefKnows();
-  // After a failure: until everybody knows, or the lease is over.
+  // After a failure or a shutdown: until everybody knows, or the lease is over.
   void Linger();
 
   const ServerOptions options_;
@@ -130,7 +136,9 @@ class Server {
   std::optional<TimePoint> lost_at_
       ABSL_GUARDED_BY(mutex_);                     // When the connection to the chief broke, until it is back.
   bool restored_ ABSL_GUARDED_BY(mutex_) = false;  // This generation begins with a checkpoint.
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;  // By an operator.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;  // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.

@@ -110,6 +110,7 @@ void Server::RecordNotFinite(const std::string& reason) const {
 
 // Not waited for here, in a callback of gRPC: what this server writes for the generation comes after it.
 void Server::HearOf(const v1::View& view) {
+  SetGeneration(view.generation());
   if (view.has_restore()) SetRestored(true);
   if (store_ == nullptr || view.generation() <= lineage_.generation) return;
   lineage_.generation = view.generation();
@@ -119,6 +120,11 @@ void Server::HearOf(const v1::View& view) {
 void Server::SetRestored(bool restored) {
   MutexLock lock(mutex_);
   restored_ = restored;
+}
+
+void Server::SetGeneration(uint64_t generation) {
+  MutexLock lock(mutex_);
+  generation_ = generation;
 }
 
 // ---- When it is over

@@ -164,20 +164,20 @@ std::string Updater::Update::NotFinite() const {
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {
   nlohmann::ordered_json ranks = nlohmann::ordered_json::array();
+  nlohmann::ordered_json steps = nlohmann::ordered_json::array();
   nlohmann::ordered_json staleness = nlohmann::ordered_json::array();
   nlohmann::ordered_json samples = nlohmann::ordered_json::array();
   for (const auto& push : version.pushes) {
     ranks.push_back(push->rank);
+    steps.push_back(push->step);
     samples.push_back(push->samples);
     staleness.push_back(version.context.update - 1 - push->version);
   }
-  nlohmann::ordered_json fields = {{"version", version.context.update},
-                                   {"contributions", version.pushes.size()},
-                                   {"ranks", std::move(ranks)},
-                                   {"samples", std::move(samples)},
-                                   {"staleness", std::move(staleness)},
-                                   {"position", version.position},
-                                   {"apply_s", Seconds(now - version.committed_at)}};
+  nlohmann::ordered_json fields = {
+      {"version", version.context.update}, {"contributions", version.pushes.size()},
+      {"ranks", std::move(ranks)},         {"steps", std::move(steps)},
+      {"samples", std::move(samples)},     {"staleness", std::move(staleness)},
+      {"position", version.position},      {"apply_s", Seconds(now - version.committed_at)}};
   // A difference of weights is added whatever it is.
   if (version.contribution() == v1::CONTRIBUTION_GRADIENT) {
     fields["learning_rate"] = nlohmann::ordered_json::parse(ExactText(version.context.hyperparameters.learning_rate));

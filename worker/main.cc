@@ -122,6 +122,10 @@ int main(int argc, char** argv) {
   asked.TellFrom(trainer);
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   asked.TellNobody();
+  if (IsJobShutDown(result.status())) {
+    spdlog::info("{}", Message(result.status()));
+    return kExitDone;
+  }
   if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
   if (result->lead && !result->left_early) {
     PrintTest(result->test);

@@ -26,7 +26,7 @@ class Verdict:
 
 def verdicts_of(comparison: Comparison, settings: dict[str, Any]) -> list[Verdict]:
     """Empty but for the Compose demo, whose plan's settings have `expected_weights_hash`, of bsp; they may have
-    `test_samples`, and `killed_weights_hash`, of the same job after its chief was killed.
+    `test_samples`, and `killed_weights_hash`, of the same job after a worker and its chief were killed.
     """
     expected = settings.get("expected_weights_hash")
     sync, asynchronous = comparison.group("bsp", "straggler"), comparison.group("asp", "straggler")
@@ -40,7 +40,7 @@ def verdicts_of(comparison: Comparison, settings: dict[str, Any]) -> list[Verdic
     hashes = {run.weights_hash for run in sync.runs}
     found.append(Verdict("weights hash of sync as expected", hashes == {expected}))
     if killed := settings.get("killed_weights_hash"):
-        found.append(Verdict("hash after the kill equals the undisturbed hash", killed == expected))
+        found.append(Verdict("hash after the kills equals the undisturbed hash", killed == expected))
     return found
 
 

@@ -254,7 +254,7 @@ class Verdicts(ReportCase):
         self.plan_settings(expected_weights_hash="abc", killed_weights_hash="none")
         verdicts = self.write()
         self.assertEqual([verdict.good for verdict in verdicts], [False] * 5)
-        self.assertIn("hash after the kill equals the undisturbed hash: no", self.markdown())
+        self.assertIn("hash after the kills equals the undisturbed hash: no", self.markdown())
         self.assertIn("weights hash of sync as expected: no", self.markdown())
 
     def plan_settings(self, **settings: object) -> None:

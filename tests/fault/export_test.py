@@ -50,7 +50,7 @@ def model():
         job.finish()
 
         stored = job.folder / "stored.safetensors"
-        done = export([f"--checkpoint={job.dir}", f"--output={stored}"])
+        done = export([f"--from={job.dir}", f"--output={stored}"])
         assert f"version {steps} of checkpoint {job.dir}/checkpoint-" in done.stdout, done.stdout
         assert tensors(stored)[1] == tensors(save)[1]
         told = job.workers[0].out.read_text().split("weights hash")[0]
@@ -61,7 +61,7 @@ def model():
                 new.start_workers()
                 new.finish()
                 first = new.folder / "first.safetensors"
-                done = export([f"--checkpoint={new.dir}/checkpoint-000001", f"--output={first}"])
+                done = export([f"--from={new.dir}/checkpoint-000001", f"--output={first}"])
                 assert "version 0 of checkpoint" in done.stdout, done.stderr
                 assert tensors(first)[1] == tensors(stored)[1]
 
@@ -110,17 +110,17 @@ def refused():
         values.write_bytes(damaged)
         output = job.folder / "model.safetensors"
         for arguments, status, named in [
-            ([f"--checkpoint={newest}", f"--output={output}"], 1, str(values)),
-            ([f"--checkpoint={job.folder}/none", f"--output={output}"], 1, "none"),
-            ([f"--checkpoint={newest}", "--output=/proc/model"], 1, "--output=/proc/model"),
-            ([f"--checkpoint={newest}"], 2, "--output"),
+            ([f"--from={newest}", f"--output={output}"], 1, str(values)),
+            ([f"--from={job.folder}/none", f"--output={output}"], 1, "none"),
+            ([f"--from={newest}", "--output=/proc/model"], 1, "--output=/proc/model"),
+            ([f"--from={newest}"], 2, "--output"),
         ]:
             done = job.ask("export", *arguments) if status == 2 else export(arguments)
             assert done.returncode == status and named in done.stderr, (arguments, done.stderr)
             assert len(done.stderr.splitlines()) == 1 or status == 2, done.stderr
         assert not output.exists()
         # In a folder of checkpoints the one before is taken, and what is skipped is named.
-        done = export([f"--checkpoint={job.dir}", f"--output={output}"])
+        done = export([f"--from={job.dir}", f"--output={output}"])
         assert done.returncode == 0 and str(values) in done.stderr, done.stderr
         assert newest.name not in done.stdout and "of checkpoint" in done.stdout, done.stdout
         assert output.exists()

@@ -48,6 +48,7 @@ def waits_in_every_mode():
             trains(job)
             job.workers[1].kill()
             lost(job, 1)
+            assert re.search(r"waiting for a worker to take rank 1 \(", job.ask("status").stdout), mode
             job.workers[1] = job.start_worker("replacement")
             job.finish()
 
@@ -233,6 +234,40 @@ def newcomer():
         job.finish()
 
 
+def newcomer_of_a_restored_job():
+    """What each worker was started with is part of a checkpoint."""
+    with job_of("bsp", 1, "wait") as job:
+        job.workers = [job.start_worker(f"worker-{rank}", f"--rank={rank}") for rank in (0, 2)]
+        job.workers.insert(1, job.start_worker("worker-1", "--rank=1", "--experiment_step_time=3ms"))
+        wait_until("a checkpoint of training", lambda: job.newest() >= 2)
+        job.workers[1].kill()
+        job.servers[0].kill()
+        job.servers[0] = job.start_server(0)
+        wait_until("the others", lambda: job.servers[0].errors().count("joined (2 of 3)") == 2)
+        command = [str(BIN / "ps_worker"), f"--server={job.addresses[0]}"]
+        job.workers[1] = Program(job.folder, "newcomer", command)
+        job.finish()
+        taken = re.search(r"taken from the job: (.*)", job.workers[1].errors())[1]
+        assert "--experiment_step_time=3ms" in taken, taken
+
+
+def newcomer_comes_first():
+    """After a rollback a newcomer may get the rank of a worker that comes back later: that one takes another."""
+    with job_of("bsp", 1, "wait") as job:
+        job.start_workers()
+        wait_until("a checkpoint of training", lambda: job.newest() >= 2)
+        job.workers[2].kill()
+        job.workers[0].process.send_signal(signal.SIGSTOP)
+        job.servers[0].kill()
+        job.servers[0] = job.start_server(0)
+        command = [str(BIN / "ps_worker"), f"--server={job.addresses[0]}"]
+        job.workers[2] = Program(job.folder, "newcomer", command)
+        wait_until("the newcomer", lambda: "rank 0 of 3" in job.workers[2].errors())
+        job.workers[0].process.send_signal(signal.SIGCONT)
+        assert job.finish() == undisturbed(steps=200, workers=3)
+        assert "rank 2 of 3" in job.workers[0].errors(), job.workers[0].errors()
+
+
 if __name__ == "__main__":
     {
         "waits": waits,
@@ -247,4 +282,6 @@ if __name__ == "__main__":
         "leaves": leaves,
         "leaves_a_step_that_waits": leaves_a_step_that_waits,
         "newcomer": newcomer,
+        "newcomer_of_a_restored_job": newcomer_of_a_restored_job,
+        "newcomer_comes_first": newcomer_comes_first,
     }[sys.argv[2]]()

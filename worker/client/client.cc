@@ -149,6 +149,7 @@ void ClientImpl::OnState(const v1::HeartbeatReply& state) {
     if (!all_done_) lead_ = state.lead();
   }
   if (state.phase() == v1::PHASE_FAILED) Fail(absl::AbortedError("the job failed: " + state.failure()));
+  if (state.phase() == v1::PHASE_SHUT_DOWN) Fail(JobShutDown());
 }
 
 std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneCallback callback) {

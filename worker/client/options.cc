@@ -51,7 +51,7 @@ absl::Status ValidateClientOptions(const ClientOptions& options) {
 ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   options.name = over.name();
   options.rank = over.rank();
-  options.yields = over.fenced() && !over.rolled_back();
+  options.yields = over.fenced() || over.rolled_back();
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
 }

@@ -62,7 +62,7 @@ absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, cons
     std::iota(all.begin(), all.end(), 0);
     return absl::StatusOr<std::vector<uint32_t>>(std::move(all));
   });
-  if (!found.ok()) return Annotate(found.status(), "--checkpoint");
+  if (!found.ok()) return Annotate(found.status(), "--from");
   const Manifest& manifest = found->checkpoint.manifest;
   std::vector<uint64_t> versions;
   for (const Manifest::Shard& shard : manifest.shards) versions.push_back(shard.version);

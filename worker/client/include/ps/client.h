@@ -71,7 +71,7 @@ struct ClientOptions {
   std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
-  // Of a worker that was fenced off and joins again (RejoinOptions): it takes nobody's place. `rank` is then a wish.
+  // Of a worker that joins again (RejoinOptions): it takes nobody's place. `rank` is then a wish.
   bool yields = false;
   // Unless 0: of a worker that joins again, and waits for its servers for so long (RejoinOptions). 0 to 240 h.
   absl::Duration rejoin_timeout = absl::ZeroDuration();
@@ -393,10 +393,10 @@ class Client {
 // be reached yet, as a join does; else that is UNAVAILABLE at once. UNIMPLEMENTED: the server is older than this.
 absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits);
 
-// To join again under the name and the rank of a client that was rolled back, or lost its servers. The join waits for
-// them for as long as that one would have, and tells on_notice every few seconds. If another process has joined as this
-// worker meanwhile, the chief decides. After a client that was fenced() it yields: it takes its former rank if that is
-// free, else the lowest free one; ALREADY_EXISTS or FAILED_PRECONDITION names who has its place.
+// To join again under the name of a client that was fenced(), was rolled back, or lost its servers. The join waits for
+// them for as long as that one would have, and tells on_notice every few seconds. After one that was fenced() or
+// rolled_back() it yields: it takes its former rank if that is free, else the lowest free one; ALREADY_EXISTS or
+// FAILED_PRECONDITION names who has its place.
 ClientOptions RejoinOptions(ClientOptions options, const Client& over);
 
 }  // namespace ps

@@ -1,0 +1,88 @@
+"""Jobs in which things go wrong, from a seed each:
+
+    chaos BUILD_FOLDER [--seed=1] [--runs=20] [--mode=MODE] [--plan=FILE] [--shrink] [--keep=FOLDER]
+
+Each run is a plan of events, which the seed gives (plan.py), carried out with real programs (run.py) and judged by what
+they recorded (checker.py). What a run finds may depend on the moment, so a seed that failed need not fail again; --shrink
+looks for fewer events that still fail.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1]))  # job.py
+
+import plan as plans
+import run as runs
+from shrink import shrink
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", help="the build folder; its bin/ has the programs")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; each further one has the next")
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--mode", choices=plans.MODES, help="of all runs (default: one after another)")
+    parser.add_argument("--plan", type=pathlib.Path, help="carry out this plan instead")
+    parser.add_argument("--shrink", action="store_true", help="look for fewer events that still fail")
+    parser.add_argument("--keep", type=pathlib.Path, help="a folder for the plans and logs of failed runs")
+    return parser.parse_args()
+
+
+class Expected:
+    """What jobs without events come to, where the weights do not depend on the moment."""
+
+    def __init__(self):
+        self._of_mode = {}
+
+    def of(self, plan):
+        if plan.mode not in ("bsp", "local_sgd") or plan.on_loss != "wait":
+            return None
+        if plan.mode not in self._of_mode:
+            found, came_of_it, said = runs.run(plan.with_events([]))
+            if found:
+                raise SystemExit(f"chaos: a run without events failed: {found}\n{said}")
+            self._of_mode[plan.mode] = came_of_it
+        return self._of_mode[plan.mode]
+
+
+def keep(folder, plan, found, said):
+    place = folder / f"seed-{plan.seed}-{plan.mode}"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "plan.json").write_text(plan.text())
+    (place / "found.txt").write_text("\n".join(found) + "\n")
+    for name, text in said.items():
+        (place / name).write_text(text)
+
+
+def main():
+    asked = arguments()
+    if asked.plan:
+        todo = [plans.read(asked.plan.read_text())]
+    else:
+        todo = [plans.make(seed, asked.mode) for seed in range(asked.seed, asked.seed + asked.runs)]
+    expected, failed = Expected(), 0
+    for plan in todo:
+        began = time.monotonic()
+        found, _, said = runs.run(plan, expected.of(plan))
+        events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
+        seconds = time.monotonic() - began
+        print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s: {events}", flush=True)
+        for text in found:
+            print(f"    {text}", flush=True)
+        if not found:
+            continue
+        failed += 1
+        if asked.keep:
+            keep(asked.keep, plan, found, said)
+        if asked.shrink:
+            plan = shrink(plan, lambda fewer: bool(runs.run(fewer, expected.of(fewer))[0]))
+            print(plan.text(), flush=True)
+    print(f"{len(todo) - failed} of {len(todo)} runs without a finding", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

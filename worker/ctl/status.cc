@@ -1,0 +1,134 @@
+#include "worker/ctl/status.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/schedule_proto.h"
+#include "common/status.h"
+#include "common/text.h"
+#include "worker/ctl/set.h"
+
+namespace ps {
+namespace {
+
+std::string PhaseName(v1::Phase phase) {
+  switch (phase) {
+    case v1::PHASE_GATHERING:
+      return "gathering";
+    case v1::PHASE_RUNNING:
+      return "running";
+    case v1::PHASE_FINISHED:
+      return "finished";
+    case v1::PHASE_FAILED:
+      return "failed";
+    case v1::PHASE_SHUT_DOWN:
+      return "shut down";
+    default:
+      return "unknown";
+  }
+}
+
+std::string DescribePosition(const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
+  const std::string epochs = samples_per_epoch == 0
+                                 ? ""
+                                 : absl::StrFormat(" (%.2f epochs)", static_cast<double>(shard.position()) /
+                                                                         static_cast<double>(samples_per_epoch));
+  return absl::StrCat(shard.position(), " samples have passed", epochs, "; learning rate ",
+                      ExactText(shard.learning_rate()));
+}
+
+std::string DescribeCheckpoints(const v1::CheckpointStatus& checkpoints) {
+  const std::string last =
+      checkpoints.path().empty()
+          ? "no checkpoint yet"
+          : absl::StrCat("last checkpoint: ", checkpoints.path(), ", version ", checkpoints.version(), ", ",
+                         FormatSeconds(std::chrono::milliseconds(checkpoints.age_ms())), " ago");
+  return checkpoints.failure().empty() ? last : absl::StrCat(last, "; the newest failed: ", checkpoints.failure());
+}
+
+void PrintJob(const v1::StatusReply& job) {
+  std::cout << absl::StrFormat("job %s: %s, generation %d, view %d, %d parameters\n", job.job(), PhaseName(job.phase()),
+                               job.generation(), job.view(), job.parameters());
+  if (!job.failure().empty()) std::cout << "failure: " << job.failure() << "\n";
+  std::vector<std::string> settings;
+  for (const auto& [name, value] : job.settings()) settings.push_back(absl::StrCat("--", name, "=", value));
+  std::sort(settings.begin(), settings.end());
+  std::cout << "settings:";
+  for (const std::string& setting : settings) std::cout << " " << setting;
+  std::cout << "\n";
+  if (job.hyperparameters_size() > 0) std::cout << "now: " << DescribeValues(job.hyperparameters()) << "\n";
+  if (job.has_schedule()) {
+    const absl::StatusOr<Schedule> schedule = FromProto(job.schedule());
+    std::cout << (schedule.ok() ? ToString(*schedule) : Message(schedule.status()))
+              << (job.samples_per_epoch() == 0 ? ""
+                                               : absl::StrCat("; an epoch has ", job.samples_per_epoch(), " samples"))
+              << "\n";
+  }
+  if (job.has_checkpoints()) std::cout << DescribeCheckpoints(job.checkpoints()) << "\n";
+  if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
+}
+
+void PrintShard(const v1::ShardInfo& info, const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
+  std::cout << absl::StrFormat(
+      "%5d  %-24s %10d %7d %13d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(), shard.version(),
+      shard.slices(), shard.bytes(), shard.weight_buffer_bytes(), shard.inflight_bytes(), shard.parked(),
+      shard.parked_others(), shard.open_calls(), shard.receive_buffer_bytes_max(), shard.waiting_for());
+  if (shard.slices() > 0) std::cout << "       " << DescribePosition(shard, samples_per_epoch) << "\n";
+  if (shard.shared_memory_size() > 0) {
+    std::cout << "       through shared memory: rank " << absl::StrJoin(shard.shared_memory(), ", ") << "\n";
+  }
+  for (const v1::DroppedPushes& dropped : shard.dropped()) {
+    std::cout << absl::StrFormat("       stale, of rank %d: %d pushes with %d samples\n", dropped.rank(),
+                                 dropped.pushes(), dropped.samples());
+  }
+}
+
+absl::Status PrintShards(JobCalls& calls, const v1::StatusReply& job) {
+  std::cout << absl::StrFormat("\nshards: %d\n%5s  %-24s %10s %7s %13s %13s %13s %7s %7s %7s %14s\n", job.num_shards(),
+                               "shard", "address", "version", "slices", "weight bytes", "buffers", "in flight",
+                               "parked", "others", "calls", "max unread");
+  absl::Status result = absl::OkStatus();
+  for (const v1::ShardInfo& info : job.shards()) {
+    if (info.address().empty()) {
+      std::cout << absl::StrFormat("%5d  (not registered)\n", info.shard());
+      continue;
+    }
+    const absl::StatusOr<v1::ShardStatusReply> shard = calls.ShardStatus(info);
+    if (shard.ok()) {
+      PrintShard(info, *shard, job.samples_per_epoch());
+    } else {
+      std::cout << absl::StrFormat("%5d  %-24s %s\n", info.shard(), info.address(), Message(shard.status()));
+      result = shard.status();
+    }
+  }
+  return result;
+}
+
+void PrintWorkers(const v1::StatusReply& job) {
+  std::cout << absl::StrFormat("\nworkers: %d of %d\n%5s  %-32s %-20s %11s %10s %10s\n", job.workers_size(),
+                               job.num_workers(), "rank", "name", "host", "incarnation", "step", "last heard");
+  for (const v1::WorkerStatus& worker : job.workers()) {
+    std::cout << absl::StrFormat("%5d  %-32s %-20s %11d %10d %8.1f s%s%s\n", worker.rank(), worker.name(),
+                                 worker.host(), worker.incarnation(), worker.step(),
+                                 static_cast<double>(worker.last_heard_ms()) / 1000.0, worker.done() ? "  done" : "",
+                                 worker.suspect() ? "  connection lost" : "");
+  }
+}
+
+}  // namespace
+
+absl::Status PrintStatus(JobCalls& calls) {
+  const absl::StatusOr<v1::StatusReply> job = calls.Status();
+  if (!job.ok()) return job.status();
+  PrintJob(*job);
+  const absl::Status shards = PrintShards(calls, *job);
+  PrintWorkers(*job);
+  return shards;
+}
+
+}  // namespace ps
