@@ -81,6 +81,7 @@ void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
   changed_.NotifyAll();
   const v1::Phase phase = update.view().phase();
   if (phase != v1::PHASE_FINISHED && phase != v1::PHASE_FAILED && phase != v1::PHASE_SHUT_DOWN) return;
+  if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
   End(phase, update.view().failure());
   ChiefKnows();
 }

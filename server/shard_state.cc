@@ -165,7 +165,7 @@ bool ShardState::MeasuresFirst(const Push& push) const {
 }
 
 Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
-  if (!updater.idle()) return updater.Arrived(arrival.slices);
+  if (!updater.idle()) return updater.Arrived(*arrival.push, arrival.slices);
   // Once all that take part in the step have begun their push, the coefficients are known.
   return updater.Speculate(pushes.FindAll(mode->ExpectedContributors(), mode->step()));
 }

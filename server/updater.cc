@@ -207,8 +207,12 @@ Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   return InlineOrPost(std::move(ready));
 }
 
-Updater::SpeculativeUpdate Updater::Arrived(const std::vector<size_t>& slices) {
+Updater::SpeculativeUpdate Updater::Arrived(const Push& push, const std::vector<size_t>& slices) {
   if (current_ == nullptr || current_->state != State::kSpeculative) return {};
+  const Pushes& awaited = current_->versions.front().pushes;
+  const bool is_awaited =
+      std::any_of(awaited.begin(), awaited.end(), [&push](const auto& each) { return each.get() == &push; });
+  if (!is_awaited) return {};
   std::vector<size_t> ready;
   for (const size_t local : slices) {
     Check(current_->missing[local] > 0, "a slice of a push arrives once");

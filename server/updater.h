@@ -177,8 +177,10 @@ class Updater {
   // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
   // part in the step. Returns what the caller is to build.
   SpeculativeUpdate Speculate(Pushes pushes);
-  // These slices (local indices) of a push have come. Returns what the caller is to build.
-  SpeculativeUpdate Arrived(const std::vector<size_t>& slices);
+  // These slices (local indices) of a push have come, each once. Nothing, unless the push is of the speculative update:
+  // a rank that has joined since it was begun takes part in the step, but not in that. Returns what the caller is to
+  // build.
+  SpeculativeUpdate Arrived(const Push& push, const std::vector<size_t>& slices);
   // A push of the speculative update, if there is one, will not come as it was.
   void Abandon();
   // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.

@@ -163,9 +163,10 @@ void Trainer::TellJoinedAgain() {
   if (ended_before_ == Ending::kFenced) {
     spdlog::warn("joined again as rank {}, incarnation {}, at step {}; going on", client_->rank(),
                  client_->incarnation(), exchanges_->step());
-    prepared_.metrics->Write(
-        "rejoin",
-        {{"incarnation", client_->incarnation()}, {"step", exchanges_->step()}, {"version", exchanges_->version()}});
+    prepared_.metrics->Write("rejoin", {{"generation", client_->generation()},
+                                        {"incarnation", client_->incarnation()},
+                                        {"step", exchanges_->step()},
+                                        {"version", exchanges_->version()}});
     return;
   }
   spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),

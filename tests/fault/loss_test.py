@@ -238,7 +238,7 @@ def newcomer_of_a_restored_job():
     """What each worker was started with is part of a checkpoint."""
     with job_of("bsp", 1, "wait") as job:
         job.workers = [job.start_worker(f"worker-{rank}", f"--rank={rank}") for rank in (0, 2)]
-        job.workers.insert(1, job.start_worker("worker-1", "--rank=1", "--experiment_step_time=3ms"))
+        job.workers.insert(1, job.start_worker("worker-1", "--rank=1", f"--save_weights={job.folder}/saved"))
         wait_until("a checkpoint of training", lambda: job.newest() >= 2)
         job.workers[1].kill()
         job.servers[0].kill()
@@ -248,7 +248,7 @@ def newcomer_of_a_restored_job():
         job.workers[1] = Program(job.folder, "newcomer", command)
         job.finish()
         taken = re.search(r"taken from the job: (.*)", job.workers[1].errors())[1]
-        assert "--experiment_step_time=3ms" in taken, taken
+        assert f"--save_weights={job.folder}/saved" in taken, taken
 
 
 def newcomer_comes_first():

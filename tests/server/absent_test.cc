@@ -108,7 +108,7 @@ TEST_CASE("A slice is built early where it is absent, and what is abandoned has 
   const auto second = bench.MakePushOf({1, std::nullopt}, 1);
   bench.Build(bench.updater_.Speculate({first, second}));
   UpdaterBench::PlaceAbsent(*first, 1);
-  const auto ready = bench.updater_.Arrived({1});
+  const auto ready = bench.updater_.Arrived(*first, {1});
   CHECK(ready.slices == std::vector<size_t>{1});
   bench.Build(ready);
   bench.updater_.Abandon();

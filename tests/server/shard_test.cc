@@ -182,6 +182,38 @@ TEST_CASE("What was built ahead of a push that turns out wrong is dropped, weigh
   CHECK(test.shard.Status(test.now).inflight_bytes() == 0);
 }
 
+TEST_CASE(
+    "A worker that joins while a step is being built takes part in it, and its slices are not taken for others'") {
+  ShardOptions options;
+  options.apply_threads = 0;
+  options.mode.on_worker_loss = "continue";
+  const Layout model = {{"a", {2}}, {"b", {2}}};
+  TestShard test("bsp", options, model);
+  const auto add = [&](uint32_t rank, uint32_t slice, float value) {
+    return test.Add(TestShard::Header(rank, 0), {TestShard::Slice(slice, {value, value})});
+  };
+  v1::ChiefUpdate alone;
+  *alone.mutable_view() = TestShard::View(3, v1::PHASE_RUNNING, model);
+  alone.mutable_view()->mutable_members()->RemoveLast();
+  test.shard.OnChiefUpdate(alone);
+  REQUIRE(add(0, 0, 2).ok());  // Slice a is built now, of rank 0 alone.
+  v1::ChiefUpdate both;
+  *both.mutable_view() = TestShard::View(4, v1::PHASE_RUNNING, model);
+  test.shard.OnChiefUpdate(both);
+  REQUIRE(add(1, 0, 6).ok());
+  REQUIRE(add(1, 1, 6).ok());
+  REQUIRE(add(0, 1, 2).ok());
+  v1::ChiefUpdate decision;
+  v1::StepDecision* const decided = decision.add_decisions();
+  decided->add_ranks(0);
+  decided->add_ranks(1);
+  test.shard.OnChiefUpdate(decision);
+  test.shard.ApplyPosted();
+  const auto pin = test.Pull(1);
+  REQUIRE(pin.ok());
+  for (size_t local : {0U, 1U}) CHECK(pin->slice(local)[0] == 1 - 4);
+}
+
 TEST_CASE("A push that restarts with other samples is not counted for what was being built of it as it was") {
   for (const bool built : {true, false}) {
     CAPTURE(built);

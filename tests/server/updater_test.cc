@@ -78,12 +78,29 @@ TEST_CASE("A slice is built as soon as it is here of everybody, and published on
   CHECK(ready.slices == std::vector<size_t>{0});
   bench.Build(ready);
   UpdaterBench::Place(*first, 1, 5);
-  ready = bench.updater_.Arrived({1});
+  ready = bench.updater_.Arrived(*first, {1});
   CHECK(ready.slices == std::vector<size_t>{1});
   bench.Build(ready);
   CHECK_FALSE(bench.Ended().has_value());
   CHECK(bench.Weight(0) == 0);
   bench.updater_.Commit({first, second}, bench.now_);
+  CHECK(bench.Ended() == Outcome::kPublished);
+  CHECK(bench.Weight(0) == -2);
+  CHECK(bench.Weight(1) == -4);
+}
+
+TEST_CASE("Slices of a push that is not of what is being built are not counted for it") {
+  UpdaterBench bench;
+  const auto first = bench.MakePush(1, UpdaterBench::kMissing, 0);
+  bench.Build(bench.updater_.Speculate({first}));
+  const auto newcomer = bench.MakePush(3, 3, 1);
+  CHECK(bench.updater_.Arrived(*newcomer, {0, 1}).update == nullptr);
+  UpdaterBench::Place(*first, 1, 5);
+  bench.Build(bench.updater_.Arrived(*first, {1}));
+  bench.updater_.Commit({first, newcomer}, bench.now_);
+  CHECK(bench.Ended() == Outcome::kAbandoned);
+  bench.updater_.StartNext(bench.now_);
+  CHECK(bench.pool_.RunPosted());
   CHECK(bench.Ended() == Outcome::kPublished);
   CHECK(bench.Weight(0) == -2);
   CHECK(bench.Weight(1) == -4);
@@ -95,7 +112,7 @@ TEST_CASE("What was built of other pushes than those committed is abandoned, and
   bench.Build(bench.updater_.Speculate({first}));
   bench.updater_.Abandon();
   bench.updater_.Commit({bench.MakePush(2, 2)}, bench.now_);
-  CHECK(bench.updater_.Arrived({1}).update == nullptr);
+  CHECK(bench.updater_.Arrived(*first, {1}).update == nullptr);
   CHECK(bench.Ended() == Outcome::kAbandoned);
   CHECK(bench.parameters_.version() == 0);
   bench.updater_.StartNext(bench.now_);
@@ -122,7 +139,7 @@ TEST_CASE("Hyperparameters change at their version: what was begun ahead of it w
   bench.updater_.Change({.version = 2, .values = {{"learning_rate", 0.5F}}});  // Later than what was begun.
   CHECK_FALSE(bench.Ended().has_value());
   UpdaterBench::Place(*push, 1, 1);
-  bench.Build(bench.updater_.Arrived({1}));
+  bench.Build(bench.updater_.Arrived(*push, {1}));
   bench.updater_.Commit({push}, bench.now_);
   CHECK(bench.Ended() == Outcome::kPublished);
   CHECK(bench.Weight(0) == -1);

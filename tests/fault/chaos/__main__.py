@@ -18,6 +18,8 @@ import plan as plans
 import run as runs
 from shrink import shrink
 
+SHOWN = 5  # Findings of a run; --keep writes all of them.
+
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -70,8 +72,10 @@ def main():
         events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
         seconds = time.monotonic() - began
         print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s: {events}", flush=True)
-        for text in found:
+        for text in found[:SHOWN]:
             print(f"    {text}", flush=True)
+        if len(found) > SHOWN:
+            print(f"    and {len(found) - SHOWN} more", flush=True)
         if not found:
             continue
         failed += 1

@@ -31,10 +31,10 @@ def problems(records):
         found += [f"{where}: {text}" for text in _nothing_is_lost(served, lines[shard], records.pushed)]
         if records.mode in GATHERING:
             found += [f"{where}: {text}" for text in _steps_are_versions(records, lines[shard])]
-        else:
-            found += [f"{where}: {text}" for text in _computed_on(shard, served, records.pushed)]
     if records.mode in GATHERING:
         found += _same_sets(records.served)
+    else:
+        found += _computed_on(records)
     found += _workers_see_versions_grow(records.pushed)
     return found
 
@@ -143,20 +143,25 @@ def _same_sets(served):
                     )
 
 
-def _computed_on(shard, served, pushed):
-    """The staleness of a push is of the version that the worker says it computed on. (A worker tells shard 0's.)"""
-    if shard != 0:
-        return
-    told = {(push.generation, push.rank, push.step): push.version for push in pushed}
-    for part in served:
-        for apply in part.applied:
-            for rank, step, staleness in zip(apply["ranks"], apply["steps"], apply["staleness"], strict=True):
-                version = told.get((part.generation, rank, step))
-                if staleness < 0 or (version is not None and version != apply["version"] - 1 - staleness):
-                    yield (
-                        f"version {apply['version']}: rank {rank}'s push of step {step} has the staleness {staleness}, "
-                        f"and was computed on version {version}"
-                    )
+def _computed_on(records):
+    """The staleness of a push is of the version that the worker says it computed on: the lowest of all shards'."""
+    told = {(push.generation, push.rank, push.step): push.version for push in records.pushed}
+    computed_on = {}
+    for served in records.served:
+        for part in served:
+            for apply in part.applied:
+                for rank, step, staleness in zip(apply["ranks"], apply["steps"], apply["staleness"], strict=True):
+                    if staleness < 0:
+                        yield f"version {apply['version']}: rank {rank}'s push of step {step} is {staleness} versions old"
+                    pushed_on = computed_on.setdefault((part.generation, rank, step), [])
+                    pushed_on.append(apply["version"] - 1 - staleness)
+    for (generation, rank, step), versions in computed_on.items():
+        version = told.get((generation, rank, step))
+        if version is not None and len(versions) == len(records.served) and version != min(versions):
+            yield (
+                f"generation {generation}: rank {rank}'s push of step {step} was computed on version {version}, "
+                f"as its worker says, and on {versions}, as the servers say"
+            )
 
 
 def _workers_see_versions_grow(pushed):

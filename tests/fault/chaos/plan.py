@@ -4,14 +4,15 @@ import dataclasses
 import json
 import random
 
+LOCAL_STEPS = 2
 MODES = ["bsp", "asp", "ssp", "backup", "local_sgd", "easgd"]
 MODE_FLAGS = {
     "bsp": [],
     "asp": [],
     "ssp": ["--staleness=2"],
     "backup": ["--backup_workers=1"],
-    "local_sgd": ["--local_steps=2"],
-    "easgd": ["--local_steps=2"],
+    "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
+    "easgd": [f"--local_steps={LOCAL_STEPS}"],
 }
 SHARDS, WORKERS = 2, 4
 STEPS = 400  # Of each worker, of 4 ms or more.

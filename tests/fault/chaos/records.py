@@ -56,17 +56,15 @@ def served_by(paths):
     return sorted(served, key=lambda part: part.generation)
 
 
-def pushed_by(path, shards):
+def pushed_by(path, shards, local_steps):
+    """Of one worker process; an exchange takes so many batches, of which the last has the answer."""
     pushed, generation, incarnation = [], 0, 0
     for line in lines_of(path):
         generation = line.get("generation", generation)
         incarnation = line.get("incarnation", incarnation)
-        if line["event"] != "step":
+        if line["event"] != "step" or ("batch" in line and (line["batch"] + 1) % local_steps != 0):
             continue
         answer = line.get("answer", "APPLIED")
         answers = answer if isinstance(answer, list) else [answer] * shards
-        made = Pushed(path.stem, generation, incarnation, line["rank"], line["step"], line["version"], answers)
-        if pushed and (made.step, made.generation) == (pushed[-1].step, pushed[-1].generation):
-            pushed.pop()  # Batches of one exchange: the last has the answer.
-        pushed.append(made)
+        pushed.append(Pushed(path.stem, generation, incarnation, line["rank"], line["step"], line["version"], answers))
     return pushed

@@ -58,6 +58,7 @@ class Replay {
         Batches::Create(data->train, *replay->backend_, options.batch_size);
     if (!batches.ok()) return batches.status();
     replay->batches_ = *std::move(batches);
+    PS_RETURN_IF_ERROR(replay->batches_->KeepSamples());
     const auto values = InitialValues(options.model, options.init, options.seed);
     for (size_t tensor = 0; tensor < values.size(); ++tensor) {
       std::copy(values[tensor].begin(), values[tensor].end(), replay->network_->parameters(tensor).begin());

@@ -24,7 +24,6 @@ SERVER_FLAGS = [
     f"--num_shards={plans.SHARDS}",
     "--lease=1s",
     "--reconnect_grace=300ms",
-    "--replacement_timeout=20s",
     "--checkpoint_every=40",
     "--keep_checkpoints=1000",
     "--server_timeout=15s",
@@ -32,7 +31,10 @@ SERVER_FLAGS = [
     "--cut_timeout=300ms",
 ]
 # A worker may end with an error where another one owns its rank, or nobody needs it any more.
-RIGHTLY_ENDED = r"has this worker's rank|no rank is free|was replaced|the job is finished|could not be reached again"
+RIGHTLY_ENDED = (
+    r"has this worker's rank|no rank is free|already has all of its workers|all workers are done; the job is about to end"
+    r"|the job is finished|gave up joining"
+)
 
 
 class Server:
@@ -47,17 +49,20 @@ class Server:
         arguments = [f"--listen={self.address}", f"--shard={self.shard}", f"--mode={run.plan.mode}"]
         arguments += [f"--on_worker_loss={run.plan.on_loss}", f"--checkpoint_dir={run.folder}/checkpoints"]
         arguments += [f"--metrics_file={self.metrics[-1]}", *SERVER_FLAGS, *plans.MODE_FLAGS[run.plan.mode]]
+        arguments += ["--replacement_timeout=20s"] if run.plan.on_loss == "wait" else []
         if self.shard > 0:
             arguments += [f"--chief={run.links['follow'].address}", f"--advertise={run.links['shard-1'].address}"]
         self.program = Program(run.folder, f"server-{self.shard}", [str(BIN / "ps_server"), *arguments])
         self.starts += 1
-        run.wait_until(f"server {self.shard} to listen", lambda: self._listening() == self.starts or not self.runs())
-        if self.runs():
-            self.address = re.findall(r"listening on (\S+)", self.program.out.read_text())[-1]
-            self.start_at = None
+        self.start_at = None
 
-    def _listening(self):
-        return self.program.out.read_text().count("listening on ")
+    def await_address(self):
+        """Of its first start; later it listens there again."""
+        printed = self.program.out.read_text
+        self._run.wait_until(f"server {self.shard} to listen", lambda: "listening on " in printed() or not self.runs())
+        if not self.runs():
+            raise TimeoutError(f"server {self.shard} did not start: {_last_line(self.program)}")
+        self.address = re.search(r"listening on (\S+)", printed())[1]
 
     def runs(self):
         return self.program.runs()
@@ -125,9 +130,11 @@ class Run:
 
     def _start(self):
         self.servers[0].start()
+        self.servers[0].await_address()
         for name in [*(f"worker-{rank}" for rank in range(plans.WORKERS)), "follow"]:
             self.links[name].lead_to(self.servers[0].address)
         self.servers[1].start()
+        self.servers[1].await_address()
         self.links["shard-1"].lead_to(self.servers[1].address)
         for worker in self.workers:
             worker.start()
@@ -225,9 +232,9 @@ class Run:
     def _judge(self):
         if not self.found:
             self._judge_ends()
-        self.served = [records.served_by(server.metrics) for server in self.servers]
+        self.served = [records.served_by([path for path in server.metrics if path.exists()]) for server in self.servers]
         files = [path for worker in self.workers for path in worker.metrics if path.exists()]
-        pushed = [push for path in files for push in records.pushed_by(path, plans.SHARDS)]
+        pushed = [push for path in files for push in records.pushed_by(path, plans.SHARDS, plans.LOCAL_STEPS)]
         judged = checker.Records(self.plan.mode, self.plan.on_loss, plans.WORKERS, self.served, pushed)
         self.found += checker.problems(judged)
         self.found += list(self._left_behind())
@@ -278,8 +285,10 @@ class Run:
         printed = "".join(path.read_text() for path in self.folder.glob("worker-*.out"))
         return set(re.findall(r"weights hash: (\w+)", printed))
 
-    def errors(self):
-        return {path.name: path.read_text(errors="replace") for path in sorted(self.folder.glob("*.err"))}
+    def said(self):
+        """All logs and records, by file name."""
+        files = [path for path in sorted(self.folder.iterdir()) if path.suffix in (".err", ".out", ".jsonl")]
+        return {path.name: path.read_text(errors="replace") for path in files}
 
 
 def tensors_of(path):
@@ -309,5 +318,5 @@ def run(plan, undisturbed=None):
                 found.append("the weights are not those of an undisturbed job")
             if not hashes <= undisturbed[1]:
                 found.append(f"the hash {hashes} is not that of an undisturbed job, {undisturbed[1]}")
-        said = one.errors() | {"happened": json.dumps(one.happened, indent=1)}
+        said = one.said() | {"happened": json.dumps(one.happened, indent=1)}
         return found, (model, hashes), said
