@@ -281,8 +281,9 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
   return absl::OkStatus();
 }
 
-v1::WorkerFlagsReply Chief::FlagsFor(const v1::WorkerFlagsRequest& request) {
+absl::StatusOr<v1::WorkerFlagsReply> Chief::FlagsFor(const v1::WorkerFlagsRequest& request) {
   MutexLock lock(mutex_);
+  if (job_.phase() == v1::PHASE_SHUT_DOWN) return job_.Serving();
   v1::WorkerFlagsReply reply;
   reply.set_job(job_.options().job);
   const WorkerFlags& flags = job_.FlagsFor(request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt);

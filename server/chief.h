@@ -56,8 +56,8 @@ class Chief {
     std::function<void(const std::string& reason, const std::string& damaged, uint64_t heard_of)> roll_back;
   };
 
-  // `on_end` is called when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED), and when it is shut down. `metrics` gets the runs
-  // that are handed out and come back; null: nobody does.
+  // `on_end` is called when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED), and when it is shut down.
+  // `metrics` gets the runs that are handed out and come back; null: nobody does.
   Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
         MetricsWriter* metrics = nullptr, CheckpointCalls checkpoint_calls = {});
 
@@ -78,7 +78,7 @@ class Chief {
   // Calls back when the view with the new member is in force on every shard, or at the deadline with what is missing.
   // Returns a number for OnJoinGone; 0 if the join was refused.
   uint64_t Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback);
-  v1::WorkerFlagsReply FlagsFor(const v1::WorkerFlagsRequest& request);
+  absl::StatusOr<v1::WorkerFlagsReply> FlagsFor(const v1::WorkerFlagsRequest& request);
   // The caller that waited for this join's answer disconnected: the member is suspect, unless it has retried. Nothing
   // if it is answered.
   void OnJoinGone(uint64_t join, TimePoint now);

@@ -40,11 +40,12 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
     rank = claim;
   }
   if (!rank.has_value()) rank = LowestFreeRank();
-  if (!rank.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
-  }
-  return *rank;
+  if (rank.has_value()) return *rank;
+  const auto suspect = std::find_if(members_.begin(), members_.end(),
+                                    [](const auto& entry) { return entry.second.suspect_since.has_value(); });
+  if (suspect != members_.end()) return suspect->first;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
 }
 
 absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,

@@ -43,7 +43,8 @@ class Membership {
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
   // The rank that a worker gets which joins. A live worker of the same name is to be replaced. Else it is the rank that
-  // it claims, which may be a suspect's, or the lowest free one. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS
+  // it claims, which may be a suspect's, or the lowest free one; if none is free, a suspect's: a worker that is started
+  // in place of one that died may come before that one is lost. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS
   // if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such rank.
   absl::StatusOr<uint32_t> RankFor(const std::string& name, std::optional<uint32_t> claim) const;
   // The same for one that was fenced off: it takes nobody's place, not even a suspect's. It gets its former rank, or

@@ -181,7 +181,8 @@ absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushReque
   }
   if (const auto found = assembling_.find(rank); found != assembling_.end()) {
     const Push& push = *found->second;
-    if (push.step == header.step() && push.samples == header.samples() && push.version == header.version() &&
+    if (push.incarnation == header.id().incarnation() && push.step == header.step() &&
+        push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
         push.learning_rate == LearningRateOf(header) && push.edition == header.edition()) {
       return found->second;

@@ -26,6 +26,7 @@ constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
 constexpr std::chrono::milliseconds kRollBackGrace(100);
+constexpr std::chrono::seconds kShutDownLinger(1);  // Who is connecting again learns of a shutdown, too.
 constexpr std::chrono::seconds kLastCheckpoint(8);  // For one before leaving; supervisors kill after 10 s.
 
 int ApplyThreads(int asked) {
@@ -217,6 +218,9 @@ v1::ShardStatusReply Server::ShardStatus() const {
 }
 
 void Server::Tick() {
+  // Less than the part of a lease in which no heartbeat need come, or workers would be lost for a suspension of the
+  // server.
+  const auto gap = std::min<std::chrono::nanoseconds>(kGap, ToChrono(options_.lease) / 4);
   TimePoint last = Now();
   say_waiting_at_ = last + kSayWaiting;
   mutex_.Lock();
@@ -225,12 +229,12 @@ void Server::Tick() {
     mutex_.Unlock();
     const TimePoint now = Now();
     if (chief_ != nullptr) {
-      if (now - last > kGap) chief_->OnGap(now - last, now);
+      if (now - last > gap) chief_->OnGap(now - last, now);
       chief_->Tick(now);
       SayWaiting(now);
     }
     last = now;
-    if (follower_ != nullptr && !ended()) follower_->Tick(now);
+    if (follower_ != nullptr && follows()) follower_->Tick(now);
     shard_->Tick(now);
     data_service_->Tick(now);
     if (local_service_ != nullptr) local_service_->Tick();
@@ -298,7 +302,11 @@ void Server::ChiefKnows() {
 void Server::Linger() {
   const TimePoint deadline =
       Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
-  const auto known = [this] {
+  const TimePoint began = Now();
+  const auto known = [this, began] {
+    if (chief_ != nullptr && chief_->Status(Now()).phase() == v1::PHASE_SHUT_DOWN && Now() - began < kShutDownLinger) {
+      return false;
+    }
     if (chief_ != nullptr) return chief_->Status(Now()).workers_size() == 0;
     MutexLock lock(mutex_);
     return chief_knows_;

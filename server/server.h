@@ -40,10 +40,10 @@ class Server {
   // Where it hands out shared memory (ShardInfo.local_socket); empty: nowhere.
   std::string local_socket() const { return local_service_ == nullptr ? "" : local_service_->address(); }
 
-  // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished or
-  // was shut down, ABORTED with the reason if it failed or was stopped. With --keep_running only Stop or a shutdown ends
-  // it. UNAVAILABLE if the job
-  // goes on as another generation (rolled_back): the process destroys this server, and starts another one.
+  // Waits until the job has ended or Stop is called, answers members that still ask, and ends. OK if the job finished
+  // or was shut down, ABORTED with the reason if it failed or was stopped. With --keep_running only Stop or a shutdown
+  // ends it. UNAVAILABLE if the job goes on as another generation (rolled_back): the process destroys this server, and
+  // starts another one.
   absl::Status Wait();
   bool rolled_back() const {
     MutexLock lock(mutex_);
@@ -106,6 +106,12 @@ class Server {
     MutexLock lock(mutex_);
     return end_ != v1::PHASE_UNSPECIFIED;
   }
+  // Also after the end, where the server is kept running: until the job is shut down.
+  bool follows() const {
+    MutexLock lock(mutex_);
+    const bool kept = options_.keep_running && end_ == v1::PHASE_FINISHED && !shut_down_;
+    return end_ == v1::PHASE_UNSPECIFIED || kept;
+  }
   // The job has ended at the chief as well, or its connection has.
   void ChiefKnows();
   // After a failure or a shutdown: until everybody knows, or the lease is over.
@@ -139,7 +145,7 @@ class Server {
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;  // By an operator.
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;  // Once a last checkpoint is taken.
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;   // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
   bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;

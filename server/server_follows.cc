@@ -89,6 +89,7 @@ void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
 absl::Status Server::AwaitRegistration(TimePoint deadline, const std::stop_token& stop) {
   MutexLock lock(mutex_);
   while (!registered_) {
+    if (shut_down_) return absl::OkStatus();  // Wait ends at once.
     if (end_ == v1::PHASE_FAILED && !rolled_back_) return absl::AbortedError(failure_);
     if (rolled_back_ && Now() < deadline && !stop.stop_requested()) {
       changed_.WaitUntil(mutex_, Now() + kRetryRegistration);

@@ -86,6 +86,13 @@ absl::Status TakeFlags(Asked& asked, const WorkerOptions& options, CommandLine& 
   return TakeJobFlags(client, line);
 }
 
+// The exit status after an error. That an operator has ended the job is none.
+int EndWith(const absl::Status& status) {
+  if (!IsJobShutDown(status)) return Complain("ps_worker", status, kExitFailed);
+  spdlog::info("{}", Message(status));
+  return kExitDone;
+}
+
 }  // namespace
 }  // namespace ps
 
@@ -114,7 +121,7 @@ int main(int argc, char** argv) {
   Asked asked;
   const StopSignal stop_signal([&asked](const std::string& signal) { asked.OnSignal(signal); });
   if (const absl::Status taken = TakeFlags(asked, *options, line); !taken.ok()) {
-    return asked.in_order() ? kExitDone : Complain("ps_worker", taken, kExitFailed);
+    return asked.in_order() ? kExitDone : EndWith(taken);
   }
   options = WorkerOptionsFromFlags(line);
   if (!options.ok()) return Complain("ps_worker", options.status(), kExitUsage);
@@ -122,11 +129,7 @@ int main(int argc, char** argv) {
   asked.TellFrom(trainer);
   const absl::StatusOr<TrainingResult> result = trainer.Run(WorkerFlagValues());
   asked.TellNobody();
-  if (IsJobShutDown(result.status())) {
-    spdlog::info("{}", Message(result.status()));
-    return kExitDone;
-  }
-  if (!result.ok()) return Complain("ps_worker", result.status(), kExitFailed);
+  if (!result.ok()) return EndWith(result.status());
   if (result->lead && !result->left_early) {
     PrintTest(result->test);
     if (result->validation.has_value())
@@ -137,5 +140,5 @@ int main(int argc, char** argv) {
   if (const absl::Status written = FlushOutput(); !written.ok()) {
     return Complain("ps_worker", written, kExitFailed);
   }
-  return result->end_status.ok() ? kExitDone : Complain("ps_worker", result->end_status, kExitFailed);
+  return result->end_status.ok() ? kExitDone : EndWith(result->end_status);
 }

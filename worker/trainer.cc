@@ -44,7 +44,8 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
     if (status.ok()) status = TrainGeneration(flags);
   }
   if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
-  if (absl::IsCancelled(status) && leaves_in_order_) result_.left_early = true;  // It was waiting for others.
+  // It was waiting for others, or its place in the job was gone already.
+  if (leaves_in_order_ && (absl::IsCancelled(status) || IsOver(status))) result_.left_early = true;
   return End(status);
 }
 
@@ -93,9 +94,13 @@ absl::Status Trainer::LeaveEarly() {
 
 // Whether this is how a client ended that another one follows. A stop, and what else may fail meanwhile, is final.
 bool Trainer::ComesBack(const absl::Status& status) const {
-  if (!absl::IsFailedPrecondition(status) || client_ == nullptr || stop_.stop_requested() || leaves_in_order_)
-    return false;
-  return client_->rolled_back() || (client_->fenced() && options_.rejoin);
+  if (!IsOver(status) || stop_.stop_requested() || leaves_in_order_) return false;
+  return client_->rolled_back() || options_.rejoin;
+}
+
+// The client's membership is: another generation or another owner of its rank has taken its place.
+bool Trainer::IsOver(const absl::Status& status) const {
+  return absl::IsFailedPrecondition(status) && client_ != nullptr && (client_->rolled_back() || client_->fenced());
 }
 
 // What was made for the generation that is over is let go of first: its memory is the old client's, and there may be no

@@ -63,6 +63,7 @@ class Trainer {
   // From the join, until the worker has left, or its generation of the job is over.
   absl::Status TrainGeneration(const nlohmann::ordered_json& flags);
   bool ComesBack(const absl::Status& status) const;
+  bool IsOver(const absl::Status& status) const;
   // `why`: how the last client ended.
   absl::Status JoinAgain(const absl::Status& why);
   // Of the generation's steps, to the result.

@@ -36,7 +36,7 @@ def weights():
     """Read by itself, it has the same bits as ever."""
     with Job("bsp", 1) as job:
         output = job.folder / "weights.safetensors"
-        command = [str(BIN / "ps_ctl"), "export", f"--checkpoint={STORED}", f"--output={output}"]
+        command = [str(BIN / "ps_ctl"), "export", f"--from={STORED}", f"--output={output}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
         assert f"version {VERSION} of checkpoint" in done.stdout, done.stdout
         data = output.read_bytes()

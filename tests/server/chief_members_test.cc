@@ -280,6 +280,22 @@ TEST_CASE("A suspect's rank can be claimed at once, and the replacement is told 
   CHECK(Message(fenced).find("replaced by rank 0 (b on )") != std::string::npos);
 }
 
+TEST_CASE("A newcomer that claims no rank takes a suspect's if no other is free") {
+  TestJob job("bsp", 2);
+  const auto a = job.Join(job.Request("a"));
+  const auto b = job.Join(job.Request("b"));
+  job.Initialised(0);
+  Watched watched;
+  watched.Open(job, b->id());
+  CHECK(absl::IsFailedPrecondition(job.Join(job.Request("c")).status()));
+  job.chief.OnWatchGone(watched.number, job.now);
+  const auto c = job.Join(job.Request("c"));
+  REQUIRE(c.ok());
+  CHECK(c->id().rank() == 1);
+  CHECK(c->replaced() == "b on ");
+  CHECK(absl::IsFailedPrecondition(job.Join(job.Request("d")).status()));
+}
+
 TEST_CASE("A member is told at once when the job fails, when the lead changes and when it is replaced") {
   TestJob job("asp", 2);
   const auto a = job.Join(job.Request("a"));

@@ -2,9 +2,9 @@
 
     chaos BUILD_FOLDER [--seed=1] [--runs=20] [--mode=MODE] [--plan=FILE] [--shrink] [--keep=FOLDER]
 
-Each run is a plan of events, which the seed gives (plan.py), carried out with real programs (run.py) and judged by what
-they recorded (checker.py). What a run finds may depend on the moment, so a seed that failed need not fail again; --shrink
-looks for fewer events that still fail.
+Each run is a plan of events, which the seed gives (plan.py), carried out with real programs (run.py) and judged by
+what they recorded (checker.py). What a run finds may depend on the moment, so a seed that failed need not fail again;
+--shrink looks for fewer events that still fail.
 """
 
 import argparse
@@ -40,22 +40,22 @@ class Expected:
         self._of_mode = {}
 
     def of(self, plan):
-        if plan.mode not in ("bsp", "local_sgd") or plan.on_loss != "wait":
+        if plan.mode != "bsp" or plan.on_loss != "wait":
             return None
         if plan.mode not in self._of_mode:
-            found, came_of_it, said = runs.run(plan.with_events([]))
-            if found:
-                raise SystemExit(f"chaos: a run without events failed: {found}\n{said}")
-            self._of_mode[plan.mode] = came_of_it
+            outcome = runs.run(plan.with_events([]))
+            if outcome.found:
+                raise SystemExit(f"chaos: a run without events failed: {outcome.found}")
+            self._of_mode[plan.mode] = outcome
         return self._of_mode[plan.mode]
 
 
-def keep(folder, plan, found, said):
+def keep(folder, plan, outcome):
     place = folder / f"seed-{plan.seed}-{plan.mode}"
     place.mkdir(parents=True, exist_ok=True)
     (place / "plan.json").write_text(plan.text())
-    (place / "found.txt").write_text("\n".join(found) + "\n")
-    for name, text in said.items():
+    (place / "found.txt").write_text("\n".join(outcome.found) + "\n")
+    for name, text in outcome.said.items():
         (place / name).write_text(text)
 
 
@@ -68,10 +68,12 @@ def main():
     expected, failed = Expected(), 0
     for plan in todo:
         began = time.monotonic()
-        found, _, said = runs.run(plan, expected.of(plan))
+        outcome = runs.run(plan, expected.of(plan))
+        found = outcome.found
         events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
         seconds = time.monotonic() - began
-        print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s: {events}", flush=True)
+        came = f"{outcome.happened} of {len(plan.events)} events{outcome.compared}"
+        print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s, {came}: {events}", flush=True)
         for text in found[:SHOWN]:
             print(f"    {text}", flush=True)
         if len(found) > SHOWN:
@@ -80,9 +82,9 @@ def main():
             continue
         failed += 1
         if asked.keep:
-            keep(asked.keep, plan, found, said)
+            keep(asked.keep, plan, outcome)
         if asked.shrink:
-            plan = shrink(plan, lambda fewer: bool(runs.run(fewer, expected.of(fewer))[0]))
+            plan = shrink(plan, lambda fewer: bool(runs.run(fewer, expected.of(fewer)).found))
             print(plan.text(), flush=True)
     print(f"{len(todo) - failed} of {len(todo)} runs without a finding", flush=True)
     return 1 if failed else 0

@@ -152,7 +152,8 @@ def _computed_on(records):
             for apply in part.applied:
                 for rank, step, staleness in zip(apply["ranks"], apply["steps"], apply["staleness"], strict=True):
                     if staleness < 0:
-                        yield f"version {apply['version']}: rank {rank}'s push of step {step} is {staleness} versions old"
+                        push = f"rank {rank}'s push of step {step}"
+                        yield f"version {apply['version']}: {push} is {staleness} versions old"
                     pushed_on = computed_on.setdefault((part.generation, rank, step), [])
                     pushed_on.append(apply["version"] - 1 - staleness)
     for (generation, rank, step), versions in computed_on.items():

@@ -37,18 +37,18 @@ def asp():
 class CheckerTest(unittest.TestCase):
     def finds(self, records, pattern):
         found = problems(records)
-        self.assertTrue(any(pattern in text for text in found), found)
+        assert any(pattern in text for text in found), found
 
     def test_nothing_is_found_in_what_is_right(self):
-        self.assertEqual(problems(bsp()), [])
-        self.assertEqual(problems(asp()), [])
+        assert problems(bsp()) == []
+        assert problems(asp()) == []
 
     def test_what_a_killed_server_has_not_written_is_no_finding(self):
         records = bsp()
         for served in records.served:
             served[0].ended = False
             served[0].applied = served[0].applied[:1]
-        self.assertEqual(problems(records), [])
+        assert problems(records) == []
 
     def test_a_push_that_counts_twice(self):
         records = asp()
@@ -123,9 +123,9 @@ class PlanTest(unittest.TestCase):
     def test_one_seed_makes_one_plan_which_can_be_written_and_read(self):
         for seed in range(50):
             plan = plans.make(seed)
-            self.assertEqual(plan, plans.make(seed))
-            self.assertEqual(plan, plans.read(plan.text()))
-            self.assertTrue(plan.events)
+            assert plan == plans.make(seed)
+            assert plan == plans.read(plan.text())
+            assert plan.events
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ MODE_FLAGS = {
 }
 SHARDS, WORKERS = 2, 4
 STEPS = 400  # Of each worker, of 4 ms or more.
-LASTS_S = 3.0  # Events begin within this time.
+# Of the finished job, where a step is a version; elsewhere it depends on who was lost.
+VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | {"local_sgd": STEPS // LOCAL_STEPS}
+LASTS_S = 1.5  # Events begin within this time.
 EVENTS = (2, 7)
 # Workers reach the chief over a link each, and the other server over one that they share; the last is the servers' own.
 LINKS = [f"worker-{rank}" for rank in range(WORKERS)] + ["shard-1", "follow"]

@@ -14,7 +14,7 @@ class Link:
     """One listening address, and where it leads. Its methods are called by any thread."""
 
     def __init__(self, proxies):
-        self._loop = proxies.loop
+        self._proxies, self._loop = proxies, proxies.loop
         self._target = None
         self._passing = asyncio.Event()
         self._passing.set()
@@ -47,7 +47,8 @@ class Link:
 
     async def _listen(self):
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return "127.0.0.1:{}".format(server.sockets[0].getsockname()[1])
+        self._proxies.servers.append(server)
+        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     async def _serve(self, reader, writer):
         self._writers.add(writer)
@@ -94,7 +95,7 @@ class Proxies:
     """The thread that all links share. Use it as `with Proxies() as proxies`."""
 
     def __init__(self):
-        self.loop = asyncio.new_event_loop()
+        self.loop, self.servers = asyncio.new_event_loop(), []
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def __enter__(self):
@@ -108,6 +109,8 @@ class Proxies:
         self.loop.close()
 
     async def _end(self):
+        for server in self.servers:
+            server.close()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

@@ -22,7 +22,9 @@ class Served:
     ended: bool = False  # The server wrote that this generation was over; else its last lines may be missing.
 
     def pushes(self):
-        return {(rank, step) for apply in self.applied for rank, step in zip(apply["ranks"], apply["steps"], strict=True)}
+        return {
+            (rank, step) for apply in self.applied for rank, step in zip(apply["ranks"], apply["steps"], strict=True)
+        }
 
 
 @dataclasses.dataclass

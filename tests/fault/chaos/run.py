@@ -1,5 +1,6 @@
 """Carries out one plan with real programs, and says what is wrong with what comes of it."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -30,11 +31,13 @@ SERVER_FLAGS = [
     "--connect_timeout=15s",
     "--cut_timeout=300ms",
 ]
-# A worker may end with an error where another one owns its rank, or nobody needs it any more.
-RIGHTLY_ENDED = (
-    r"has this worker's rank|no rank is free|already has all of its workers|all workers are done; the job is about to end"
-    r"|the job is finished|gave up joining"
+# A worker may end with status 1 where another one owns its rank, or the job is about to end without it;
+NOT_NEEDED = (
+    r"has this worker's rank|no rank is free|no other is free|already has all of its workers"
+    r"|all workers are done; the job is about to end|the job is finished"
 )
+# or, once the servers have ended, where it had been lost and wants to come back.
+CAME_TOO_LATE = r"gave up joining|gave up asking for the job's flags|not reachable for \d+ s \(--server_timeout\)"
 
 
 class Server:
@@ -81,8 +84,9 @@ class Worker:
         name = f"worker-{self.rank}-{self.starts}"
         self.metrics.append(run.folder / f"{name}.jsonl")
         arguments = [f"--server={run.links[f'worker-{self.rank}'].address}", f"--metrics_file={self.metrics[-1]}"]
+        arguments += ["--connect_timeout=15s"]
         if self.how == "same":
-            arguments += [*MODEL, f"--steps={plans.STEPS}", "--experiment_step_time=4ms", "--connect_timeout=15s"]
+            arguments += [*MODEL, f"--steps={plans.STEPS}", "--experiment_step_time=4ms"]
             arguments += [] if run.plan.shared_memory[self.rank] else ["--shared_memory=off"]
         # A rank is claimed at first only: later it may have another owner.
         arguments += [f"--rank={self.rank}"] if self.starts == 0 else []
@@ -123,8 +127,7 @@ class Run:
             except TimeoutError as late:
                 self.found.append(str(late))
             finally:
-                left = self._stop()
-        self.found += [f"{name} was still running" for name in left] if not self.found else []
+                self._stop()
         self._judge()
         return self.found
 
@@ -181,7 +184,9 @@ class Run:
         process = place.program.process
         if kind == "stop":
             process.send_signal(signal.SIGSTOP)
-            self.undo.append((now + event.for_s, lambda: process.poll() is None and process.send_signal(signal.SIGCONT)))
+            self.undo.append(
+                (now + event.for_s, lambda: process.poll() is None and process.send_signal(signal.SIGCONT))
+            )
             return True
         if what == "worker":
             place.how = event.how
@@ -220,14 +225,10 @@ class Run:
     # ---- What came of it
 
     def _stop(self):
-        """The names of programs that had to be killed."""
-        left = []
         for place in self.servers + self.workers:
             if place.program is not None and place.runs():
-                left.append(place.program.err.name)
                 place.program.process.send_signal(signal.SIGCONT)
                 place.program.kill()
-        return left
 
     def _judge(self):
         if not self.found:
@@ -236,6 +237,8 @@ class Run:
         files = [path for worker in self.workers for path in worker.metrics if path.exists()]
         pushed = [push for path in files for push in records.pushed_by(path, plans.SHARDS, plans.LOCAL_STEPS)]
         judged = checker.Records(self.plan.mode, self.plan.on_loss, plans.WORKERS, self.served, pushed)
+        if not self.found:
+            self._judge_completeness()
         self.found += checker.problems(judged)
         self.found += list(self._left_behind())
 
@@ -244,10 +247,25 @@ class Run:
             if server.program.process.returncode != 0:
                 self.found.append(f"server {server.shard} ended with an error: {_last_line(server.program)}")
         for worker in self.workers:
-            killed = worker.program.process.returncode == -signal.SIGKILL and worker.how == "nobody"
-            rightly = re.search(RIGHTLY_ENDED, worker.program.errors())
-            if worker.program.process.returncode != 0 and not killed and not rightly:
-                self.found.append(f"{worker.program.err.name} ended with an error: {_last_line(worker.program)}")
+            status, said = worker.program.process.returncode, _last_line(worker.program)
+            killed = status == -signal.SIGKILL and (worker.how == "nobody" or worker.start_at is not None)
+            rightly = status == 1 and re.search(f"{NOT_NEEDED}|{CAME_TOO_LATE}", said)
+            if status != 0 and not killed and not rightly:
+                self.found.append(f"{worker.program.err.name} ended with status {status}: {said}")
+        if not any(worker.program.process.returncode == 0 for worker in self.workers):
+            self.found.append("no worker has ended well")
+
+    def _judge_completeness(self):
+        """The job has done all of its work."""
+        manifests = sorted((self.folder / "checkpoints").glob("checkpoint-*/manifest.json"))
+        if not manifests or not json.loads(manifests[-1].read_text())["finished"]:
+            self.found.append("the last checkpoint is not that of a finished job")
+        versions = plans.VERSIONS.get(self.plan.mode)
+        for shard, served in enumerate(self.served):
+            line = checker.line_of_descent(served)
+            last = line[-1]["version"] if line else 0
+            if versions is not None and last != versions:
+                self.found.append(f"shard {shard}: the last version is {last}, and not {versions}")
 
     def _left_behind(self):
         for temporary in (self.folder / "checkpoints").glob("**/*.tmp*"):
@@ -271,9 +289,11 @@ class Run:
 
     def replayed(self):
         """The tensors that the recorded sets must have made (replay.cc); None: the record has holes."""
-        line = checker.line_of_descent(self.served[0])
-        if [apply["version"] for apply in line] != list(range(1, len(line) + 1)):
+        lines = [checker.line_of_descent(served) for served in self.served]
+        whole = [line for line in lines if [apply["version"] for apply in line] == list(range(1, plans.STEPS + 1))]
+        if not whole:
             return None
+        line = whole[0]
         sets = "".join(" ".join(map(str, apply["ranks"])) + "\n" for apply in line)
         output = self.folder / "replayed.safetensors"
         flags = [*MODEL, f"--steps={plans.STEPS}"]
@@ -301,22 +321,48 @@ def _last_line(program):
     return (program.errors().splitlines() or ["it said nothing"])[-1]
 
 
+@dataclasses.dataclass
+class Outcome:
+    """What is wrong with a run, and what it came to."""
+
+    found: list
+    model: bytes | None = None
+    hashes: set = dataclasses.field(default_factory=set)
+    happened: int = 0  # Of the plan's events: the others came after the end.
+    compared: str = ""  # What the weights were compared with.
+    said: dict = dataclasses.field(default_factory=dict)  # All logs and records, by file name.
+
+
 def run(plan, undisturbed=None):
-    """What is wrong, and what the programs said. `undisturbed` is the (model, hashes) of the same job without events."""
+    """`undisturbed`: the outcome of the same job without events, where it must come to the same weights."""
     with tempfile.TemporaryDirectory(prefix="ps-chaos-") as folder:
         one = Run(plan, folder)
-        found = one.carry_out()
-        model, hashes = one.model(), one.hashes()
-        if model is None and not found:
-            found.append("there is no checkpoint that can be exported")
-        if plan.mode == "bsp" and not found and one.replayed() not in (None, model):
-            found.append("the weights are not those that the recorded sets of pushes make")
-        if len(hashes) > 1:
-            found.append(f"several hashes were printed: {hashes}")
-        if undisturbed is not None and not found:
-            if model != undisturbed[0]:
-                found.append("the weights are not those of an undisturbed job")
-            if not hashes <= undisturbed[1]:
-                found.append(f"the hash {hashes} is not that of an undisturbed job, {undisturbed[1]}")
-        said = one.said() | {"happened": json.dumps(one.happened, indent=1)}
-        return found, (model, hashes), said
+        outcome = Outcome([])
+        try:
+            outcome.found = one.carry_out()
+            outcome.model, outcome.hashes = one.model(), one.hashes()
+            if not outcome.found:
+                _compare_weights(one, outcome, undisturbed)
+        except (OSError, subprocess.SubprocessError, AssertionError) as problem:
+            outcome.found.append(f"{type(problem).__name__}: {problem}")
+        outcome.happened = sum(event["happened"] for event in one.happened)
+        outcome.said = one.said() | {"happened": json.dumps(one.happened, indent=1)}
+        return outcome
+
+
+def _compare_weights(one, outcome, undisturbed):
+    if outcome.model is None:
+        outcome.found.append("there is no checkpoint that can be exported")
+    if len(outcome.hashes) > 1:
+        outcome.found.append(f"several hashes were printed: {outcome.hashes}")
+    if one.plan.mode == "bsp" and (replayed := one.replayed()) is not None:
+        outcome.compared = "; weights as replayed"
+        if replayed != outcome.model:
+            outcome.found.append("the weights are not those that the recorded sets of pushes make")
+    if undisturbed is None:
+        return
+    outcome.compared += "; weights as of an undisturbed job"
+    if outcome.model != undisturbed.model:
+        outcome.found.append("the weights are not those of an undisturbed job")
+    if not outcome.hashes <= undisturbed.hashes:
+        outcome.found.append(f"the hash {outcome.hashes} is not that of an undisturbed job, {undisturbed.hashes}")

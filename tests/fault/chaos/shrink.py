@@ -1,4 +1,7 @@
-"""Fewer events that still fail (A. Zeller and R. Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002)."""
+"""Fewer events that still fail.
+
+Source: A. Zeller and R. Hildebrandt, Simplifying and Isolating Failure-Inducing Input, 2002.
+"""
 
 TRIES = 3  # What happens depends on the moment, too.
 
