@@ -155,7 +155,8 @@ void JobState::CheckRestoring(TimePoint now) {
     spdlog::info("no worker came within {} (--server_timeout)", FormatSeconds(checkpoints.server_timeout));
     return SetPhase(v1::PHASE_FINISHED, "");
   }
-  if (!checkpoints.again) return;  // Who starts a job may take their time.
+  if (!finished) CheckRejoining(now);
+  if (ended() || !checkpoints.again) return;  // Who starts a job may take their time.
   const std::vector<uint32_t> missing = shards_.Missing();
   if (!missing.empty() && waited > checkpoints.server_timeout) {
     SetPhase(v1::PHASE_FAILED, absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come back within ",
@@ -166,6 +167,19 @@ void JobState::CheckRestoring(TimePoint now) {
              absl::StrCat("workers did not come back within ", FormatSeconds(options_.progress_timeout),
                           " (--progress_timeout): ", WaitingFor(*this, now)));
   }
+}
+
+void JobState::CheckRejoining(TimePoint now) {
+  const LossAction action = mode().OnLoss();
+  if (!rejoining_since_.has_value() || action == LossAction::kContinue || !shards_.AllInitialised()) return;
+  const bool waits = action == LossAction::kWait;
+  const auto patience = waits ? options_.replacement_timeout : options_.checkpoints->server_timeout;
+  if (now - *rejoining_since_ <= patience) return;
+  SetPhase(
+      v1::PHASE_FAILED,
+      absl::StrCat("the job went back to ", restored() == nullptr ? "its beginning" : restored()->path, ", and rank ",
+                   absl::StrJoin(members_.FreeRanks(), ", "), " did not come back within ", FormatSeconds(patience),
+                   waits ? ", nor did another worker (--replacement_timeout)" : " (--server_timeout)"));
 }
 
 }  // namespace ps

@@ -155,6 +155,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   Member* const joined = members_.Hand(*rank, name, request.host(), now);
   joined->join_request_id = request.join_request_id();
   joined->watches = request.watches();
+  if (request.yields() && phase_ == v1::PHASE_GATHERING && !rejoining_since_.has_value()) rejoining_since_ = now;
   replacements_.Taken(joined->rank);
   // Whoever takes a rank over does not repeat what its owner did.
   if (phase_ == v1::PHASE_RUNNING && !joined->replaced.empty()) restored_steps_.erase(joined->rank);

@@ -249,6 +249,8 @@ class JobState {
   // A lost worker has to be replaced in time.
   void CheckReplacements(TimePoint now);
   void CheckRestoring(TimePoint now);
+  // Whoever does not come back to a job that others have come back to is lost.
+  void CheckRejoining(TimePoint now);
   // Everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
   // Of those who took part in the restored job, all are here, or have had their time.
@@ -288,7 +290,8 @@ class JobState {
   // Of the restored job: the step at which each rank goes on, as long as its first owner is there; and who took part.
   std::map<uint32_t, uint64_t> restored_steps_;
   std::set<uint32_t> restored_members_;
-  std::optional<TimePoint> began_;  // The first time that times were looked at.
+  std::optional<TimePoint> began_;            // The first time that times were looked at.
+  std::optional<TimePoint> rejoining_since_;  // When the first worker came back to the restored job.
 };
 
 }  // namespace ps

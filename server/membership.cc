@@ -17,6 +17,14 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
   return std::nullopt;
 }
 
+std::vector<uint32_t> Membership::FreeRanks() const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < num_workers_; ++rank) {
+    if (!members_.contains(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
 absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
   std::optional<uint32_t> rank;
   const auto same_name =

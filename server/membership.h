@@ -73,6 +73,8 @@ class Membership {
   std::string List() const;
 
   std::optional<uint32_t> LowestFreeRank() const;
+  // Ascending.
+  std::vector<uint32_t> FreeRanks() const;
   void Remove(uint32_t rank) { members_.erase(rank); }
 
   // The job runs: who has joined begins at this step.

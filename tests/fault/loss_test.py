@@ -251,6 +251,23 @@ def newcomer_of_a_restored_job():
         assert f"--save_weights={job.folder}/saved" in taken, taken
 
 
+def nobody_comes_after_a_rollback():
+    """A worker that dies together with its server is waited for as long as one that dies alone, and is named."""
+    for action, flags, said in [
+        ("wait", ["--replacement_timeout=1s"], r"rank 1 did not come back within 1(\.\d)? s, nor did another worker"),
+        ("fail", ["--server_timeout=4s"], r"rank 1 did not come back within 4(\.\d)? s \(--server_timeout\)"),
+    ]:
+        with job_of("bsp", 1, action, *flags) as job:
+            job.start_workers()
+            wait_until("a checkpoint of training", lambda job=job: job.newest() >= 2)
+            job.servers[0].kill()
+            job.workers.pop(1).kill()
+            job.servers[0] = job.start_server(0)
+            for program in job.servers + job.workers:
+                assert program.end() == 1, program.errors()
+                assert re.search(said, program.errors()), program.errors()
+
+
 def newcomer_comes_first():
     """After a rollback a newcomer may get the rank of a worker that comes back later: that one takes another."""
     with job_of("bsp", 1, "wait") as job:
@@ -284,4 +301,5 @@ if __name__ == "__main__":
         "newcomer": newcomer,
         "newcomer_of_a_restored_job": newcomer_of_a_restored_job,
         "newcomer_comes_first": newcomer_comes_first,
+        "nobody_comes_after_a_rollback": nobody_comes_after_a_rollback,
     }[sys.argv[2]]()

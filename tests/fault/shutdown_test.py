@@ -76,7 +76,7 @@ def refused():
         trains(job)
         asked = job.ask("shutdown", "--checkpoint")
         assert asked.returncode == 1
-        assert re.search(r"the job goes on, .*takes no checkpoints \(--checkpoint_dir\)", asked.stderr), asked.stderr
+        assert re.search(r"nothing was ended, .*takes no checkpoints \(--checkpoint_dir\)", asked.stderr), asked.stderr
         job.finish()
         assert job.ask("drain", "0", "--checkpoint").returncode == 2
 

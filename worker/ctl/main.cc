@@ -73,7 +73,13 @@ absl::Status PrintDrain(JobCalls& calls, const std::string& worker) {
 
 absl::Status Shutdown(JobCalls& calls) {
   if (absl::GetFlag(FLAGS_checkpoint)) {
-    PS_RETURN_IF_ERROR(Annotate(PrintCheckpoint(calls), "the job goes on, since no checkpoint could be taken"));
+    const absl::Status taken = PrintCheckpoint(calls);
+    if (IsJobShutDown(taken)) {  // By somebody else, meanwhile.
+      std::cout << Message(taken) << "\n";
+      return absl::OkStatus();
+    }
+    PS_RETURN_IF_ERROR(Annotate(
+        taken, "nothing was ended, since no checkpoint could be taken (shutdown without --checkpoint takes none)"));
   }
   const absl::StatusOr<v1::ShutdownReply> reply = calls.Shutdown();
   if (!reply.ok()) return reply.status();
