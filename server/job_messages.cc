@@ -3,10 +3,10 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/data_summary.h"
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
+#include "server/first_of.h"
 
 namespace ps {
 namespace {
@@ -39,9 +39,8 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
     if (job.AwaitsFirstCheckpoint(now)) return "waiting for the first checkpoint";
     const size_t here = members.members().size();
     if (here < num_workers) {
-      const std::string which = job.restored() == nullptr || here == 0
-                                    ? ""
-                                    : absl::StrCat(" (rank ", absl::StrJoin(members.FreeRanks(), ", "), ")");
+      const std::string which =
+          job.restored() == nullptr || here == 0 ? "" : absl::StrCat(" (rank ", FirstOf(members.FreeRanks()), ")");
       return absl::StrCat("waiting for ", num_workers - here, " of ", num_workers, " workers to join", which);
     }
     return absl::StrCat("waiting for the initial weights from ",

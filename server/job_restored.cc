@@ -8,6 +8,7 @@
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
 #include "common/status.h"
+#include "server/first_of.h"
 #include "server/job_messages.h"
 #include "server/job_state.h"
 #include "server/saved_state.h"
@@ -178,7 +179,7 @@ void JobState::CheckRejoining(TimePoint now) {
   SetPhase(
       v1::PHASE_FAILED,
       absl::StrCat("the job went back to ", restored() == nullptr ? "its beginning" : restored()->path, ", and rank ",
-                   absl::StrJoin(members_.FreeRanks(), ", "), " did not come back within ", FormatSeconds(patience),
+                   FirstOf(members_.FreeRanks()), " did not come back within ", FormatSeconds(patience),
                    waits ? ", nor did another worker (--replacement_timeout)" : " (--server_timeout)"));
 }
 

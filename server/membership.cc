@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/first_of.h"
 
 namespace ps {
 
@@ -180,7 +181,7 @@ std::vector<uint32_t> Membership::LowestStep() const {
 }
 
 std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint now) const {
-  return absl::StrJoin(ranks, ", ", [&](std::string* out, uint32_t rank) {
+  return FirstOf(ranks, [&](std::string* out, uint32_t rank) {
     const auto member = members_.find(rank);
     if (member == members_.end()) {
       absl::StrAppend(out, "rank ", rank, " (not joined)");

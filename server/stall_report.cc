@@ -1,7 +1,7 @@
 #include "server/stall_report.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "server/first_of.h"
 
 namespace ps {
 namespace {
@@ -24,7 +24,7 @@ std::string StallReport::DescribeRanks(uint64_t step, const std::map<uint32_t, s
                                  : absl::StrCat("last heard from ", FormatSeconds(now - heard->second), " ago");
     absl::StrAppend(out, "rank ", rank, " (", busy_with, busy_with.empty() ? "" : ", ", when, ")");
   };
-  return absl::StrCat("step ", step, ": waiting for ", absl::StrJoin(ranks, ", ", describe));
+  return absl::StrCat("step ", step, ": waiting for ", FirstOf(ranks, describe));
 }
 
 bool StallReport::Update(const Situation& situation, TimePoint now) {

@@ -73,6 +73,19 @@ void PrintJob(const v1::StatusReply& job) {
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 
+// Of ascending numbers: "0 to 3, 7".
+std::string Runs(const google::protobuf::RepeatedField<uint32_t>& numbers) {
+  std::vector<std::string> runs;
+  for (int i = 0; i < numbers.size();) {
+    int end = i + 1;
+    while (end < numbers.size() && numbers.at(end) == numbers.at(end - 1) + 1) ++end;
+    const bool several = end - i > 1;
+    runs.push_back(several ? absl::StrCat(numbers.at(i), " to ", numbers.at(end - 1)) : absl::StrCat(numbers.at(i)));
+    i = end;
+  }
+  return absl::StrJoin(runs, ", ");
+}
+
 void PrintShard(const v1::ShardInfo& info, const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
   std::cout << absl::StrFormat(
       "%5d  %-24s %10d %7d %13d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(), shard.version(),
@@ -80,7 +93,7 @@ void PrintShard(const v1::ShardInfo& info, const v1::ShardStatusReply& shard, ui
       shard.parked_others(), shard.open_calls(), shard.receive_buffer_bytes_max(), shard.waiting_for());
   if (shard.slices() > 0) std::cout << "       " << DescribePosition(shard, samples_per_epoch) << "\n";
   if (shard.shared_memory_size() > 0) {
-    std::cout << "       through shared memory: rank " << absl::StrJoin(shard.shared_memory(), ", ") << "\n";
+    std::cout << "       through shared memory: rank " << Runs(shard.shared_memory()) << "\n";
   }
   for (const v1::DroppedPushes& dropped : shard.dropped()) {
     std::cout << absl::StrFormat("       stale, of rank %d: %d pushes with %d samples\n", dropped.rank(),
