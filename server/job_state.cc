@@ -184,9 +184,10 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
   if (mode().synchronous()) return std::nullopt;
   const auto restored = restored_steps_.find(member.rank);
   if (restored != restored_steps_.end()) return restored->second;
+  const bool from_the_start = member.first_step.has_value() || phase_ == v1::PHASE_GATHERING;
   // A checkpoint that has steps of others has all of them: this rank had not pushed.
-  if (member.first_step.has_value()) return restored_steps_.empty() ? *member.first_step : 0;
-  return std::nullopt;
+  if (from_the_start && !restored_steps_.empty()) return 0;
+  return member.first_step;
 }
 
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are

@@ -300,16 +300,17 @@ void Server::ChiefKnows() {
 }
 
 void Server::Linger() {
-  const TimePoint deadline =
-      Now() + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
   const TimePoint began = Now();
+  const TimePoint deadline =
+      began + std::min<std::chrono::nanoseconds>(ToChrono(options_.lease), std::chrono::seconds(5));
   const auto known = [this, began] {
-    if (chief_ != nullptr && chief_->Status(Now()).phase() == v1::PHASE_SHUT_DOWN && Now() - began < kShutDownLinger) {
-      return false;
+    if (chief_ == nullptr) {
+      MutexLock lock(mutex_);
+      return chief_knows_;
     }
-    if (chief_ != nullptr) return chief_->Status(Now()).workers_size() == 0;
-    MutexLock lock(mutex_);
-    return chief_knows_;
+    const v1::StatusReply job = chief_->Status(Now());
+    const bool may_ask = job.phase() == v1::PHASE_SHUT_DOWN && Now() - began < kShutDownLinger;
+    return job.workers_size() == 0 && !may_ask;
   };
   while (Now() < deadline && !known()) {
     MutexLock lock(mutex_);

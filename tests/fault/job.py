@@ -14,6 +14,15 @@ BIN = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "build").resolve() / "b
 LIMIT = 40  # Seconds that anything is waited for.
 STEPS = 600
 WORKERS = 2
+LOCAL_STEPS = 2
+MODE_FLAGS = {
+    "bsp": [],
+    "asp": [],
+    "ssp": ["--staleness=2"],
+    "backup": ["--backup_workers=1"],
+    "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
+    "easgd": [f"--local_steps={LOCAL_STEPS}"],
+}
 MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8"]
 
 

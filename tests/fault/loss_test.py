@@ -251,6 +251,33 @@ def newcomer_of_a_restored_job():
         assert f"--save_weights={job.folder}/saved" in taken, taken
 
 
+def leaves_a_job_that_went_back():
+    """A worker that is asked to leave, and whose job has gone back to a checkpoint meanwhile, has left well."""
+    with job_of("bsp", 1, "wait") as job:
+        job.start_workers()
+        wait_until("a checkpoint of training", lambda: job.newest() >= 2)
+        leaving = job.workers.pop(1)
+        leaving.process.send_signal(signal.SIGSTOP)
+        job.servers[0].kill()
+        job.servers[0] = job.start_server(0)
+        wait_until("the others", lambda: job.servers[0].errors().count("joined (2 of 3)") == 2)
+        leaving.process.send_signal(signal.SIGTERM)
+        leaving.process.send_signal(signal.SIGCONT)
+        assert leaving.end() == 0, leaving.errors()
+        job.workers.append(job.start_worker("replacement"))
+        assert job.finish() == undisturbed(steps=200, workers=3)
+
+
+def suspended_server():
+    """A server that stands still for most of a lease loses no worker: their heartbeats could not be heard."""
+    with job_of("bsp", 1, "fail", "--lease=1s", checkpoints=False) as job:
+        trains(job)
+        job.servers[0].process.send_signal(signal.SIGSTOP)
+        time.sleep(0.9)
+        job.servers[0].process.send_signal(signal.SIGCONT)
+        assert job.finish() == undisturbed(steps=200, workers=3)
+
+
 def nobody_comes_after_a_rollback():
     """A worker that dies together with its server is waited for as long as one that dies alone, and is named."""
     for action, flags, said in [
@@ -302,4 +329,6 @@ if __name__ == "__main__":
         "newcomer_of_a_restored_job": newcomer_of_a_restored_job,
         "newcomer_comes_first": newcomer_comes_first,
         "nobody_comes_after_a_rollback": nobody_comes_after_a_rollback,
+        "leaves_a_job_that_went_back": leaves_a_job_that_went_back,
+        "suspended_server": suspended_server,
     }[sys.argv[2]]()

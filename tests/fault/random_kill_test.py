@@ -10,18 +10,9 @@ import re
 import sys
 import time
 
-from job import Job, undisturbed, wait_until
+from job import LOCAL_STEPS, MODE_FLAGS, Job, undisturbed, wait_until
 
 WORKERS, STEPS, BATCH = 4, 240, 8
-LOCAL_STEPS = 2
-FLAGS = {
-    "bsp": [],
-    "asp": [],
-    "ssp": ["--staleness=2"],
-    "backup": ["--backup_workers=1"],
-    "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
-    "easgd": [f"--local_steps={LOCAL_STEPS}"],
-}
 RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 3, "easgd": 3}  # Twenty in all.
 MOMENTS = ["before the first checkpoint", "while training", "while finishing"]
 
@@ -89,7 +80,13 @@ def run(mode, chance, number):
     victims = chance.choice([[chance.randrange(shards)], [0], list(range(shards))])
     what = f"{mode}, {shards} servers, {victims} killed {moment}"
     print(what, flush=True)
-    flags = [*FLAGS[mode], "--checkpoint_every=40", "--keep_checkpoints=1000", "--lease=5s", "--reconnect_grace=5s"]
+    flags = [
+        *MODE_FLAGS[mode],
+        "--checkpoint_every=40",
+        "--keep_checkpoints=1000",
+        "--lease=5s",
+        "--reconnect_grace=5s",
+    ]
     # All workers may have left: then nobody comes back to what is started again, and it ends after this time.
     timeout = 8 if moment == "while finishing" else 20
     flags += [f"--server_timeout={timeout}s", f"--connect_timeout={timeout}s"]

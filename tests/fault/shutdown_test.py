@@ -60,6 +60,15 @@ def waiting():
         shut_down(job)
 
 
+def broken():
+    """A job that waits for a server: whoever is there, and whoever asks the chief within a second, ends well."""
+    with Job("bsp", 2, steps=100000, worker_flags=PACE) as job:
+        trains(job)
+        job.servers.pop(1).kill()
+        wait_until("the loss", lambda: re.search("shard 1 at .*connection lost", job.servers[0].errors()))
+        shut_down(job)
+
+
 def kept():
     """Servers that were kept running after the end."""
     with Job("bsp", 2, steps=20, flags=["--keep_running"], checkpoints=False) as job:
@@ -82,4 +91,11 @@ def refused():
 
 
 if __name__ == "__main__":
-    {"running": running, "checkpoint": checkpoint, "waiting": waiting, "kept": kept, "refused": refused}[sys.argv[2]]()
+    {
+        "running": running,
+        "checkpoint": checkpoint,
+        "waiting": waiting,
+        "broken": broken,
+        "kept": kept,
+        "refused": refused,
+    }[sys.argv[2]]()

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "server/restored_job.h"
 #include "server/saved_state.h"
 #include "tests/server/test_job.h"
@@ -288,6 +289,46 @@ TEST_CASE("A job that went back fails by name when workers do not come back in t
   }
   CHECK(saved.job.ended == v1::PHASE_FAILED);
   CHECK(saved.job.reason.find("waiting for 1 of 2 workers to join") != std::string::npos);
+}
+
+TEST_CASE("In asp a rank that had not pushed by the checkpoint begins with its first step, whoever comes back first") {
+  for (const uint32_t first : {0U, 1U}) {
+    ChiefOptions options = Restoring("asp", 2, 30);
+    const auto restored = Restored(options, 30, /*finished=*/false);
+    restored->job.mutable_steps()->RemoveLast();  // Rank 1's.
+    options.checkpoints->restored = restored;
+    SavedJob saved(options);
+    RestoredBy(saved.job, 30);
+    for (const uint32_t rank : {first, 1 - first}) {
+      v1::JoinRequest join = saved.job.Request(absl::StrCat("w", rank));
+      join.set_rank(rank);
+      CHECK(saved.job.Join(join)->start_step() == (rank == 0 ? 30 : 0));
+    }
+    CHECK(saved.job.view.phase() == v1::PHASE_RUNNING);
+  }
+}
+
+TEST_CASE("Who does not come back to a job that others have come back to fails it by its rank, unless it can go on") {
+  for (const std::string action : {"fail", "wait", "continue"}) {
+    ChiefOptions options = Restoring("bsp", 2, 30);
+    options.mode.on_worker_loss = action;
+    options.replacement_timeout = seconds(20);
+    SavedJob saved(options);
+    RestoredBy(saved.job, 30);
+    v1::JoinRequest back = saved.job.Request("a");
+    back.set_rank(0);
+    back.set_yields(true);
+    REQUIRE(saved.job.Join(back).ok());
+    const seconds patience = action == "wait" ? seconds(20) : seconds(60);  // --server_timeout.
+    for (std::chrono::nanoseconds waited{}; waited <= patience + seconds(1); waited += seconds(1)) {
+      if (waited <= patience) CHECK(saved.job.ended == v1::PHASE_UNSPECIFIED);
+      saved.Heartbeat();
+      saved.job.chief.Tick(saved.job.now);
+      saved.job.now += seconds(1);
+    }
+    CHECK((saved.job.ended == v1::PHASE_FAILED) == (action != "continue"));
+    CHECK((saved.job.reason.find("rank 1 did not come back within") != std::string::npos) == (action != "continue"));
+  }
 }
 
 TEST_CASE("In asp whoever takes a rank over after a restore begins where the others are") {

@@ -1,4 +1,5 @@
 // How members end: done, left, lost, replaced.
+#include "common/status.h"
 #include "tests/server/test_job.h"
 
 namespace ps {
@@ -294,6 +295,28 @@ TEST_CASE("A newcomer that claims no rank takes a suspect's if no other is free"
   CHECK(c->id().rank() == 1);
   CHECK(c->replaced() == "b on ");
   CHECK(absl::IsFailedPrecondition(job.Join(job.Request("d")).status()));
+}
+
+TEST_CASE("An operator ends a job that waits for workers, runs or has ended, and who asks later is told") {
+  for (const std::string moment : {"waits", "runs", "failed"}) {
+    TestJob job("bsp", 2);
+    const auto a = job.Join(job.Request("a"));
+    Watched watched;
+    watched.Open(job, a->id());
+    if (moment != "waits") REQUIRE(job.Join(job.Request("b")).ok());
+    if (moment != "waits") job.Initialised(0);
+    if (moment == "failed") job.chief.Fail("for another reason", job.now);
+    for (int times = 0; times < 2; ++times) REQUIRE(job.chief.ShutDown(job.now).ok());
+    CHECK(job.ended == v1::PHASE_SHUT_DOWN);
+    CHECK(job.view.phase() == v1::PHASE_SHUT_DOWN);
+    CHECK(watched.states.back().phase() == v1::PHASE_SHUT_DOWN);
+    CHECK(IsJobShutDown(job.Join(job.Request("c")).status()));
+    CHECK(IsJobShutDown(job.chief.FlagsFor(v1::WorkerFlagsRequest()).status()));
+    CHECK(job.chief.Heartbeat(Beat(a->id()), job.now)->phase() == v1::PHASE_SHUT_DOWN);
+  }
+  TestJob job("bsp", 1);
+  job.chief.Supersede("the server is shutting down", job.now);
+  CHECK(absl::IsUnavailable(job.chief.ShutDown(job.now).status()));
 }
 
 TEST_CASE("A member is told at once when the job fails, when the lead changes and when it is replaced") {

@@ -129,6 +129,17 @@ TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest
   CHECK(next.Wait()->version() == 2);
 }
 
+TEST_CASE("A shard that is cut off from its chief is not available, and serves again when it has it back") {
+  TestShard test("asp");
+  test.shard.SetChiefLost(true);
+  const absl::Status refused = test.Add(0, 0, {1, 0, 0, 0});
+  CHECK(absl::IsUnavailable(refused));
+  CHECK(Message(refused).find("shard 0 has lost its connection to the chief") != std::string::npos);
+  test.shard.SetChiefLost(false);
+  REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+}
+
 TEST_CASE("When the job is finished its weights are still read, by everybody, and nothing is waited for") {
   TestShard test("asp", {.max_versions = 1});
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());

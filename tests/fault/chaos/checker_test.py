@@ -1,7 +1,11 @@
 """The checker finds each kind of wrong record, and nothing in right ones."""
 
 import copy
+import pathlib
+import sys
 import unittest
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1]))  # job.py
 
 import plan as plans
 from checker import Records, problems

@@ -4,16 +4,9 @@ import dataclasses
 import json
 import random
 
-LOCAL_STEPS = 2
-MODES = ["bsp", "asp", "ssp", "backup", "local_sgd", "easgd"]
-MODE_FLAGS = {
-    "bsp": [],
-    "asp": [],
-    "ssp": ["--staleness=2"],
-    "backup": ["--backup_workers=1"],
-    "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
-    "easgd": [f"--local_steps={LOCAL_STEPS}"],
-}
+from job import LOCAL_STEPS, MODE_FLAGS
+
+MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
 STEPS = 400  # Of each worker, of 4 ms or more.
 # Of the finished job, where a step is a version; elsewhere it depends on who was lost.

@@ -13,7 +13,7 @@ import time
 import checker
 import plan as plans
 import records
-from job import BIN, MODEL, Program
+from job import BIN, LOCAL_STEPS, MODE_FLAGS, MODEL, Program
 from proxy import Link, Proxies
 
 LEARNING_RATE = "0.05"
@@ -51,7 +51,7 @@ class Server:
         self.metrics.append(run.folder / f"server-{self.shard}-{self.starts}.jsonl")
         arguments = [f"--listen={self.address}", f"--shard={self.shard}", f"--mode={run.plan.mode}"]
         arguments += [f"--on_worker_loss={run.plan.on_loss}", f"--checkpoint_dir={run.folder}/checkpoints"]
-        arguments += [f"--metrics_file={self.metrics[-1]}", *SERVER_FLAGS, *plans.MODE_FLAGS[run.plan.mode]]
+        arguments += [f"--metrics_file={self.metrics[-1]}", *SERVER_FLAGS, *MODE_FLAGS[run.plan.mode]]
         arguments += ["--replacement_timeout=20s"] if run.plan.on_loss == "wait" else []
         if self.shard > 0:
             arguments += [f"--chief={run.links['follow'].address}", f"--advertise={run.links['shard-1'].address}"]
@@ -235,7 +235,7 @@ class Run:
             self._judge_ends()
         self.served = [records.served_by([path for path in server.metrics if path.exists()]) for server in self.servers]
         files = [path for worker in self.workers for path in worker.metrics if path.exists()]
-        pushed = [push for path in files for push in records.pushed_by(path, plans.SHARDS, plans.LOCAL_STEPS)]
+        pushed = [push for path in files for push in records.pushed_by(path, plans.SHARDS, LOCAL_STEPS)]
         judged = checker.Records(self.plan.mode, self.plan.on_loss, plans.WORKERS, self.served, pushed)
         if not self.found:
             self._judge_completeness()
