@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
 constexpr std::chrono::hours kAcceptFor(1);
-constexpr size_t kMostStrangers = 32;  // Callers that have not said yet who they are.
+constexpr size_t kMostStrangers = 256;  // Callers that have not said yet who they are.
 constexpr std::chrono::seconds kWarnEvery(10);
 
 }  // namespace

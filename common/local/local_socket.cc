@@ -19,7 +19,7 @@
 namespace ps {
 namespace {
 
-constexpr int kBacklog = 128;
+constexpr int kBacklog = 512;
 constexpr size_t kNameBytes = 16;
 
 absl::Status Error(absl::StatusCode code, const std::string& address, std::string_view what) {

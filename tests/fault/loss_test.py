@@ -307,6 +307,7 @@ def newcomer_comes_first():
         command = [str(BIN / "ps_worker"), f"--server={job.addresses[0]}"]
         job.workers[2] = Program(job.folder, "newcomer", command)
         wait_until("the newcomer", lambda: "rank 0 of 3" in job.workers[2].errors())
+        wait_until("the other worker", lambda: job.workers[1].errors().count("rank 1 of 3") == 2)
         job.workers[0].process.send_signal(signal.SIGCONT)
         assert job.finish() == undisturbed(steps=200, workers=3)
         assert "rank 2 of 3" in job.workers[0].errors(), job.workers[0].errors()

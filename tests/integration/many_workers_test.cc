@@ -143,19 +143,16 @@ void CheckNames(const std::string& notice, const std::string& who) {
   CHECK(notice.find(who) != std::string::npos);
 }
 
-// All workers of a job. So many join at once.
+// All workers of a job, which join at once.
 class Crowd {
  public:
-  Crowd(const std::string& server, const std::string& shared_memory, uint32_t at_once) : server_(server) {
+  Crowd(const std::string& server, const std::string& shared_memory) : server_(server) {
     const auto on_notice = [this](const std::string& notice) { notices_of_0_.Add(notice); };
-    const absl::Status joined = InParallel(at_once, [&](uint32_t first) {
-      for (uint32_t rank = first; rank < kWorkers; rank += at_once) {
-        ClientOptions options = {.server = server, .shared_memory = shared_memory, .rank = rank};
-        options.notice_every = absl::Seconds(1);
-        if (rank == 0) options.on_notice = on_notice;
-        PS_RETURN_IF_ERROR(trainees_[rank].Join(options));
-      }
-      return absl::OkStatus();
+    const absl::Status joined = InParallel(kWorkers, [&](uint32_t rank) {
+      ClientOptions options = {.server = server, .shared_memory = shared_memory, .rank = rank};
+      options.notice_every = absl::Seconds(1);
+      if (rank == 0) options.on_notice = on_notice;
+      return trainees_[rank].Join(options);
     });
     REQUIRE(joined == absl::OkStatus());
   }
@@ -199,14 +196,14 @@ class Crowd {
   std::vector<Trainee> trainees_ = std::vector<Trainee>(kWorkers);
 };
 
-void TrainCrowd(const std::string& shared_memory, uint32_t at_once) {
+void TrainCrowd(const std::string& shared_memory) {
   const TempFolder folder;
   // Who is busy on a busy machine is not lost.
   Process server("ps_server",
                  {"--mode=bsp", "--lease=5m", absl::StrCat("--num_workers=", kWorkers),
                   absl::StrCat("--learning_rate=", kLearningRate)},
                  folder.File("server"));
-  Crowd crowd(server.Address(), shared_memory, at_once);
+  Crowd crowd(server.Address(), shared_memory);
   crowd.Train(kSteps - 1);
   crowd.TrainSlowly(kSteps - 1);
   crowd.ExpectWeights(ExpectedWeights());
@@ -215,12 +212,12 @@ void TrainCrowd(const std::string& shared_memory, uint32_t at_once) {
 }
 
 TEST_CASE("256 workers of one server train to the right weights over gRPC, and status stays readable", "[crowd]") {
-  TrainCrowd("off", kWorkers);
+  TrainCrowd("off");
 }
 
 TEST_CASE("256 workers of one server train to the right weights in shared memory, and status stays readable",
           "[crowd]") {
-  TrainCrowd("require", 16);  // A server lets 32 at a time say who they are.
+  TrainCrowd("require");
 }
 
 }  // namespace
