@@ -245,6 +245,13 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
     return absl::FailedPreconditionError(absl::StrCat(
         found->ToString(), ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave"));
   }
+  const auto leaves = [found](const auto& entry) { return &entry.second == found || entry.second.draining; };
+  const bool last = std::all_of(members_.members().begin(), members_.members().end(), leaves);
+  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(found->ToString(), ": no worker would be left, and the job would fail; it is not asked to leave ",
+                     "(ps_ctl shutdown ends a job)"));
+  }
   found->draining = true;
   spdlog::info("{} is asked to leave", found->ToString());
   return found;

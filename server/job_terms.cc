@@ -93,8 +93,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
   if (!plan_.has_value()) PS_RETURN_IF_ERROR(CheckMemory(layout));
   if (plan_.has_value()) PS_RETURN_IF_ERROR(CheckLayout(layout));
   PS_RETURN_IF_ERROR(optimizer_.CheckSame(request));
-  PS_RETURN_IF_ERROR(CheckEpoch(request));
-  if (!plan_.has_value()) return absl::OkStatus();
+  if (!plan_.has_value()) return CheckEpoch(request);
   if (request.counts_steps() != counts_steps_) {
     const char* const step = "for 1 sample";
     const char* const sample = "for the samples of its gradient";
@@ -103,7 +102,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
                                                       counts_steps_ ? step : sample, " (psgrad: samples=)"));
   }
   const std::string differences = DifferentSettings(experiment_, request.experiment(), "the job has");
-  if (differences.empty()) return absl::OkStatus();
+  if (differences.empty()) return CheckEpoch(request);  // Else a flag says it better.
   return absl::FailedPreconditionError("the worker's experiment differs from the job's: " + differences);
 }
 

@@ -16,6 +16,7 @@
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/faults_bench.h"
 #include "tests/bench/gemm_bench.h"
+#include "tests/bench/join_bench.h"
 #include "tests/bench/loss_bench.h"
 #include "tests/bench/network_bench.h"
 #include "tests/bench/optimizers_bench.h"
@@ -31,11 +32,11 @@ ABSL_FLAG(
 ABSL_FLAG(int64_t, bytes, 16 << 20,
           "exchange with --layout=one, network: bytes of the model, a multiple of 4; faults: of weights and state");
 ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a folder of their own");
-ABSL_FLAG(uint32_t, workers, 1, "exchange: number of workers; train: measures 1 up to this many");
-ABSL_FLAG(uint32_t, servers, 1, "exchange, train: number of servers");
+ABSL_FLAG(uint32_t, workers, 1, "exchange, join: number of workers; train: measures 1 up to this many");
+ABSL_FLAG(uint32_t, servers, 1, "exchange, join, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
 ABSL_FLAG(int, repeats, 30,
-          "exchange, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
+          "exchange, join, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
@@ -69,6 +70,7 @@ constexpr char kUsage[] =
     "  faults     what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on "
     "when\n"
     "             its server was killed\n"
+    "  join       how soon --workers workers have joined a job of --servers servers, without a network\n"
     "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
     "             replaced\n"
     "  network    round-trip time and bandwidth in both directions to --server";
@@ -88,8 +90,9 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                  "--mode: expected bsp, asp, ssp, local_sgd or easgd");
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
-  problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= 256,
-                 "--workers: expected 1 to 256");
+  const uint32_t most_workers = command == "join" ? 10000 : 256;
+  problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= most_workers,
+                 absl::StrCat("--workers: expected 1 to ", most_workers));
   problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
                  "--servers: expected 1 to 64");
   problems.Check(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
@@ -237,6 +240,9 @@ absl::Status Run(const std::string& command) {
       : command == "faults"     ? RunFaultsBench({.bytes = absl::GetFlag(FLAGS_bytes) / 8 * 8,
                                                   .dir = absl::GetFlag(FLAGS_dir),
                                                   .hundreds = absl::GetFlag(FLAGS_repeats)})
+      : command == "join"       ? RunJoinBench({.workers = absl::GetFlag(FLAGS_workers),
+                                                .shards = absl::GetFlag(FLAGS_servers),
+                                                .repeats = absl::GetFlag(FLAGS_repeats)})
       : command == "losses"
           ? RunLossBench({.bytes = absl::GetFlag(FLAGS_bytes), .repeats = absl::GetFlag(FLAGS_repeats)})
           : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
@@ -259,7 +265,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
-      command != "optimizers" && command != "faults" && command != "losses" && command != "lost_worker") {
+      command != "optimizers" && command != "faults" && command != "join" && command != "losses" &&
+      command != "lost_worker") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

@@ -1,11 +1,13 @@
 // The link over gRPC against a shard that sends what it should not.
 #include "worker/client/grpc_shard_link.h"
 
+#include <algorithm>
 #include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,15 +22,18 @@ namespace {
 
 const Layout kTwoTensors = {{"a", {4}}, {"b", {2}}};
 
-// Answers every pull with one message.
+// Answers every pull with one message, after what comes first on the wire.
 class FakeShard final : public v1::Shard::Service {
  public:
-  explicit FakeShard(v1::PullReply reply) : reply_(std::move(reply)) {}
+  explicit FakeShard(v1::PullReply reply, std::function<void()> before_message = nullptr)
+      : reply_(std::move(reply)), before_message_(std::move(before_message)) {}
 
   const std::string& address() const { return server_.address(); }
   grpc::Status Pull(grpc::ServerContext* /*context*/, const v1::PullRequest* request,
                     grpc::ServerWriter<v1::PullReply>* writer) override {
     pulled = *request;
+    writer->SendInitialMetadata();
+    if (before_message_) before_message_();
     writer->Write(reply_);
     return grpc::Status::OK;
   }
@@ -37,6 +42,7 @@ class FakeShard final : public v1::Shard::Service {
 
  private:
   const v1::PullReply reply_;
+  const std::function<void()> before_message_;
   TestServer server_ = TestServer(*this);  // Last: its calls use the above.
 };
 
@@ -53,8 +59,9 @@ struct Ended {
 
 // One pull of the model from a shard that answers so, to its end and until the memory is free.
 Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights,
-           const std::function<void(ShardCall&)>& before_begin = nullptr) {
-  FakeShard shard(answer);
+           const std::function<void(ShardCall&)>& before_begin = nullptr,
+           std::function<void()> before_message = nullptr) {
+  FakeShard shard(answer, std::move(before_message));
   const SlicePlan plan(kTwoTensors, 1);
   v1::Identity id;
   id.set_rank(5);
@@ -104,8 +111,31 @@ TEST_CASE("A pull over gRPC asks as it was told to, and writes what comes where 
   CHECK(end.reply.hyperparameters == std::map<std::string, float>{{"learning_rate", 0.5F}});
   CHECK(end.reply.slices == 2);
   CHECK(end.reply.moved_at >= end.reply.first_reply_at);
+  CHECK(end.reply.first_reply_at > TimePoint());
   CHECK(weights[0] == std::vector<float>{1, 2, 3, 4});
   CHECK(weights[1] == std::vector<float>{5, 6});
+}
+
+TEST_CASE("A reply has begun when its first bytes are here, and not with its first whole message") {
+  v1::PullReply answer;
+  AddSlice(answer, 0, {1, 2, 3, 4});
+  AddSlice(answer, 1, {5, 6});
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  ShardCall* call = nullptr;  // It lives until its end, which follows the message.
+  TimePoint message_at;
+  const auto keep = [&call](ShardCall& made) { call = &made; };
+  // The message is sent when nothing has moved for a while: neither what asks nor what begins the answer.
+  const auto until_still = [&] {
+    const TimePoint asked_at = Now();
+    const TimePoint deadline = asked_at + std::chrono::seconds(20);
+    const auto moves = [&] { return Now() - std::max(call->moved_at(), asked_at) < std::chrono::milliseconds(100); };
+    while (moves() && Now() < deadline) std::this_thread::yield();
+    message_at = Now();
+  };
+  const Ended end = Pull(answer, weights, keep, until_still);
+  REQUIRE(end.status.ok());
+  CHECK(end.reply.first_reply_at < message_at);
+  CHECK(end.reply.moved_at >= message_at);
 }
 
 TEST_CASE("Slices that are not the shard's, have the wrong size or come twice end the call with what is wrong") {

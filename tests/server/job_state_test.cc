@@ -190,6 +190,13 @@ TEST_CASE("A worker is not asked to leave where the job would fail without it, a
   REQUIRE(drained.ok());
   CHECK((*drained)->draining);
   CHECK(MakeMemberState(goes_on.job, **drained, goes_on.now).leave());
+  CHECK(goes_on.job.Drain("1").ok());  // It may be asked again.
+  const absl::Status last = goes_on.job.Drain("0").status();
+  CHECK(absl::IsFailedPrecondition(last));
+  CHECK(Message(last).find("no worker would be left") != std::string::npos);
+  RunningJob waits(LossAction::kWait);
+  CHECK(waits.job.Drain("0").ok());
+  CHECK(waits.job.Drain("1").ok());
 }
 
 TEST_CASE("A job that waits for a replacement is not over when the others are done") {

@@ -170,6 +170,9 @@ TEST_CASE("The first worker that tells how long an epoch is fixes it for all sha
   const auto other = job.Join(OfEpoch(job, "c", 601));
   CHECK(absl::IsFailedPrecondition(other.status()));
   CHECK(Message(other.status()) == "samples_per_epoch: an epoch of the worker has 601 samples, but the job's has 600");
+  v1::JoinRequest other_data = OfEpoch(job, "c", 601);
+  (*other_data.mutable_experiment())["seed"] = "2";
+  CHECK(Message(job.Join(other_data).status()).find("--seed=2 (the job has 1)") != std::string::npos);
   CHECK(job.Join(job.Request("c")).ok());
   CHECK(job.chief.Status(job.now).samples_per_epoch() == 600);
 }

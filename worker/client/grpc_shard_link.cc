@@ -64,6 +64,7 @@ class GrpcShardCall final : public ShardCall,
   }
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
 
+  void OnReadInitialMetadataDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnReadDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;
@@ -87,6 +88,7 @@ class GrpcShardCall final : public ShardCall,
   grpc::ClientContext context_;
   const TimePoint made_at_;
   std::atomic<TimePoint::rep> moved_at_;
+  std::atomic<TimePoint::rep> reply_began_at_ = 0;  // Its first bytes are here; 0: none are.
   // Of the reads, which gRPC reports one after the other, and of the end, which follows the last of them.
   grpc::ByteBuffer received_;
   std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
@@ -212,14 +214,18 @@ void GrpcShardCall::OnWriteDone(bool ok) {
   }
 }
 
+// Servers send it with the first message, which may be large: it is here before the message is.
+void GrpcShardCall::OnReadInitialMetadataDone(bool ok) {
+  if (ok) reply_began_at_ = Moved().time_since_epoch().count();
+}
+
 void GrpcShardCall::OnReadDone(bool ok) {
   if (!ok) {
     MutexLock lock(mutex_);
     EndWrites();  // The server has ended the call.
     return;
   }
-  const TimePoint now = Moved();
-  if (reply_.first_reply_at == TimePoint()) reply_.first_reply_at = now;
+  Moved();
   if (read_error_.ok()) {
     read_error_ = OnMessage();
     if (!read_error_.ok()) context_.TryCancel();
@@ -267,6 +273,7 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
 void GrpcShardCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<GrpcShardCall> self = std::move(self_);
   if (moved_at() != made_at_) reply_.moved_at = moved_at();
+  reply_.first_reply_at = TimePoint(TimePoint::duration(reply_began_at_.load()));
   on_end_(read_error_.ok() ? FromServer(status, cancelled_) : read_error_, reply_);
 }
 

@@ -77,9 +77,9 @@ struct ShardReply {
   std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
   Schedule schedule;                             // Likewise.
   uint64_t position = 0;
-  WeightsView view;  // Instead of what would have been written.
-  TimePoint first_reply_at;
-  TimePoint moved_at;  // When a message last went out or came in; not set: none did.
+  WeightsView view;          // Instead of what would have been written.
+  TimePoint first_reply_at;  // Its first bytes, not its first whole message; not set: none came.
+  TimePoint moved_at;        // When a message last went out or came in; not set: none did.
 };
 
 // One call. Thread-safe.
