@@ -23,7 +23,7 @@ from psgrad import _loading
 
 _loading.load()
 
-from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, RolledBack, Unavailable  # noqa: E402
+from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, RolledBack, ShutDown, Unavailable  # noqa: E402
 from psgrad._exchange import Exchange  # noqa: E402
 from psgrad.client import (  # noqa: E402
     Client,
@@ -52,6 +52,7 @@ __all__ = [
     "Refused",
     "Result",
     "RolledBack",
+    "ShutDown",
     "SpawnError",
     "Tensor",
     "Unavailable",

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "common/status.h"
+
 namespace ps::python {
 namespace {
 
@@ -11,6 +13,7 @@ namespace nb = nanobind;
 struct Errors {
   PyObject* error = nullptr;
   PyObject* job_failed = nullptr;
+  PyObject* shut_down = nullptr;
   PyObject* fenced = nullptr;
   PyObject* unavailable = nullptr;
   PyObject* rolled_back = nullptr;
@@ -42,7 +45,7 @@ PyObject* ClassOf(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
       return PyExc_ValueError;
     case absl::StatusCode::kAborted:
-      return errors.job_failed;
+      return IsJobShutDown(status) ? errors.shut_down : errors.job_failed;
     case absl::StatusCode::kFailedPrecondition:
       if (IsRolledBack(status)) return errors.rolled_back;
       return IsFenced(status) ? errors.fenced : errors.refused;
@@ -65,6 +68,8 @@ void DefineErrors(nb::module_& module) {
   errors.error =
       Define(module, "Error", "What went wrong in a job. The text names rank, step and shard.", PyExc_RuntimeError);
   errors.job_failed = Define(module, "JobFailed", "The job has failed; the text says why.", errors.error);
+  errors.shut_down = Define(module, "ShutDown", "An operator has ended the job (ps_ctl shutdown): nothing is wrong.",
+                            errors.job_failed);
   errors.fenced = Define(module, "Fenced", "Another process owns this worker's rank now.", errors.error);
   errors.unavailable = Define(module, "Unavailable", "A server did not answer in time, or had no room.", errors.error);
   errors.rolled_back =

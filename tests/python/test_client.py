@@ -16,6 +16,7 @@ import pytest
 
 import psgrad
 from conftest import ServerProcesses
+from psgrad import _programs
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})
@@ -327,6 +328,21 @@ def test_a_worker_that_is_killed_fails_a_job_that_needs_it_and_no_other(servers:
     client.done()
     client.leave()
     assert servers.wait() == [0]
+
+
+def test_a_job_that_is_shut_down_says_so_and_not_that_it_failed(servers: ServerProcesses) -> None:
+    """A script can tell an operator's wish from something that is wrong."""
+    address = servers.start(1, shards=2)
+    client = join(address)
+    weights = arrays(0)
+    result = client.start(arrays(0), weights)
+    result = client.push_pull(result.next_step, arrays(1), weights)
+    subprocess.run([_programs.find("ps_ctl"), f"--server={address}", "shutdown"], check=True, timeout=30)
+    with pytest.raises(psgrad.ShutDown, match="ps_ctl shutdown"):
+        client.push_pull(result.next_step, arrays(1), weights)
+    assert issubclass(psgrad.ShutDown, psgrad.JobFailed)
+    client.close()
+    assert servers.wait() == [0, 0]
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])
