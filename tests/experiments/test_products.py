@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 import unittest
+from importlib.util import find_spec
 from pathlib import Path
 
 import support
@@ -147,6 +148,7 @@ class GpuTest(support.ExperimentCase):
                 near = 0.5 <= int(first.split()[0]) / PUBLISHED[1] <= 2
                 self.assertEqual(verdict, "agrees" if near else "contradicts")
 
+    @unittest.skipUnless(find_spec("matplotlib"), "python3-matplotlib is not installed")
     def test_the_maps_of_the_ratio_are_there(self) -> None:
         for name in ("speed-gpu", "ratio-gpu-alone", "ratio-gpu-copies"):
             self.assertIn(f"(products-{name}.svg)", self.page)
