@@ -283,7 +283,7 @@ absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
 
 absl::StatusOr<v1::WorkerFlagsReply> Chief::FlagsFor(const v1::WorkerFlagsRequest& request) {
   MutexLock lock(mutex_);
-  if (job_.phase() == v1::PHASE_SHUT_DOWN) return job_.Serving();
+  PS_RETURN_IF_ERROR(job_.Serving());
   v1::WorkerFlagsReply reply;
   reply.set_job(job_.options().job);
   const WorkerFlags& flags = job_.FlagsFor(request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt);

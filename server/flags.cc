@@ -95,7 +95,8 @@ ABSL_FLAG(std::string, on_worker_loss, "",
 ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
           "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
-          "a running job (all workers have joined) fails if it makes no progress for this long");
+          "a running job (all workers have joined) fails if it makes no progress for this long, and waits for no "
+          "replacement");
 ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
 ABSL_FLAG(std::string, checkpoint_dir, "",
           "a folder for checkpoints, with which the job survives the death of any server; empty: none are taken");

@@ -48,7 +48,7 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   }
   if (job.phase() != v1::PHASE_RUNNING) return "";
   const std::string replacements = job.replacements().Describe(now);
-  if (!replacements.empty() && job.mode().synchronous()) {
+  if (!replacements.empty() && job.mode().policy().exact_versions()) {  // A step needs everybody.
     return absl::StrCat("step ", job.shards().lowest_applied_version(), ": waiting for ", replacements);
   }
   if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) {

@@ -163,7 +163,8 @@ void JobState::CheckRestoring(TimePoint now) {
     SetPhase(v1::PHASE_FAILED, absl::StrCat("server ", absl::StrJoin(missing, ", "), " did not come back within ",
                                             FormatSeconds(checkpoints.server_timeout), " (--server_timeout)"));
   } else if (shards_.AllInitialised() && !awaits_first_checkpoint_ && waited > options_.progress_timeout) {
-    // A worker that was busy with something else, as an evaluation, comes back late.
+    // None is back yet, or the others go on without those who are not: one that is busy, as with an evaluation, is
+    // late.
     SetPhase(v1::PHASE_FAILED,
              absl::StrCat("workers did not come back within ", FormatSeconds(options_.progress_timeout),
                           " (--progress_timeout): ", WaitingFor(*this, now)));

@@ -176,7 +176,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
 const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
   static const WorkerFlags none;
   if (phase_ != v1::PHASE_RUNNING && restored() == nullptr) return none;
-  const auto own = own_flags_.find(rank.value_or(members_.LowestFreeRank().value_or(0)));
+  const auto own = own_flags_.find(rank.value_or(members_.RankForNewcomer().value_or(0)));
   return own == own_flags_.end() ? terms_.worker_flags() : own->second;
 }
 
@@ -245,7 +245,9 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
     return absl::FailedPreconditionError(absl::StrCat(
         found->ToString(), ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave"));
   }
-  const auto leaves = [found](const auto& entry) { return &entry.second == found || entry.second.draining; };
+  const auto leaves = [found](const auto& entry) {
+    return &entry.second == found || entry.second.draining || entry.second.suspect_since.has_value();
+  };
   const bool last = std::all_of(members_.members().begin(), members_.members().end(), leaves);
   if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last) {
     return absl::FailedPreconditionError(
@@ -346,7 +348,7 @@ void JobState::LoseMember(const Member& member, const std::string& why, TimePoin
   restored_steps_.erase(member.rank);
   if (action == LossAction::kFail) {
     SetPhase(v1::PHASE_FAILED,
-             absl::StrCat(member.ToString(), " ", why, "; its last heartbeat was at step ", member.step));
+             absl::StrCat(member.ToString(), " ", why, "; the job was at version ", shards_.lowest_applied_version()));
   } else if (action == LossAction::kWait) {
     replacements_.Await(member, now);
     spdlog::warn("rank {} is kept for another worker for {} (--replacement_timeout)", member.rank,

@@ -160,9 +160,9 @@ class JobState {
   };
   // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
-  // For a worker that will claim this rank, or else get the lowest free one: what its last owner was started with, or,
-  // of a rank that nobody has had, what the first worker was.
-  // None before the job runs: its first workers know theirs.
+  // For a worker that will claim this rank, or else get the one of RankForNewcomer: what its last owner was started
+  // with, or, of a rank that nobody has had, what the first worker was. None before the job runs: its first workers
+  // know theirs.
   const WorkerFlags& FlagsFor(std::optional<uint32_t> rank) const;
   // The view with this member is in force: its steps and its lease begin.
   void Begin(Member* member, TimePoint now);

@@ -18,6 +18,13 @@ std::optional<uint32_t> Membership::LowestFreeRank() const {
   return std::nullopt;
 }
 
+std::optional<uint32_t> Membership::RankForNewcomer() const {
+  if (const std::optional<uint32_t> free = LowestFreeRank(); free.has_value()) return free;
+  const auto suspect = std::find_if(members_.begin(), members_.end(),
+                                    [](const auto& entry) { return entry.second.suspect_since.has_value(); });
+  return suspect == members_.end() ? std::nullopt : std::optional<uint32_t>(suspect->first);
+}
+
 std::vector<uint32_t> Membership::FreeRanks() const {
   std::vector<uint32_t> ranks;
   for (uint32_t rank = 0; rank < num_workers_; ++rank) {
@@ -48,11 +55,8 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
     }
     rank = claim;
   }
-  if (!rank.has_value()) rank = LowestFreeRank();
+  if (!rank.has_value()) rank = RankForNewcomer();
   if (rank.has_value()) return *rank;
-  const auto suspect = std::find_if(members_.begin(), members_.end(),
-                                    [](const auto& entry) { return entry.second.suspect_since.has_value(); });
-  if (suspect != members_.end()) return suspect->first;
   return absl::FailedPreconditionError(
       absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
 }

@@ -73,6 +73,8 @@ class Membership {
   std::string List() const;
 
   std::optional<uint32_t> LowestFreeRank() const;
+  // That a worker gets which claims none: the lowest free one, or else a suspect's; nothing: the job is full.
+  std::optional<uint32_t> RankForNewcomer() const;
   // Ascending.
   std::vector<uint32_t> FreeRanks() const;
   void Remove(uint32_t rank) { members_.erase(rank); }

@@ -138,6 +138,7 @@ class PushTable {
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
   bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  size_t complete() const { return complete_.size(); }
   // The push of the rank that is complete and not taken, if it is this one; else null.
   std::shared_ptr<Push> FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const;
   // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.

@@ -41,6 +41,7 @@ std::string Replacements::Describe(TimePoint now) const {
 
 void Replacements::Extend(std::chrono::nanoseconds time, TimePoint now) {
   for (auto& [rank, awaited] : awaited_) awaited.since = std::min(awaited.since + time, now);
+  for (auto& [rank, since] : taken_) since = std::min(since + time, now);
 }
 
 }  // namespace ps

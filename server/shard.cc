@@ -58,7 +58,7 @@ void Shard::SetView(const v1::View& view) {
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.ForgetHeldOrphans();
   if (!state_.job.running()) Release(state_.cut.End());
-  Report({});
+  Report(state_.untold.Take());  // Whom a step needs may be others now.
 }
 
 void Shard::SetLayout() {
@@ -167,7 +167,11 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
 
 void Shard::CompletePush(uint32_t rank) {
   const Push& push = state_.pushes.Complete(rank);
-  if (state_.follows_decisions) return Report(CompleteReport(push));
+  if (state_.follows_decisions) {
+    state_.untold.Add(push, options_.clock());
+    if (!state_.NeedsOthers(push)) Report(state_.untold.Take());
+    return;
+  }
   if (!state_.MeasuresFirst(push)) return Admit(push);
   state_.updater.MeasurePush(state_.pushes.Find(rank), [this](v1::NormSums sums) { OnPushMeasured(std::move(sums)); });
 }
@@ -332,6 +336,7 @@ void Shard::Fail(const std::string& reason, bool not_finite) {
 
 void Shard::Report(v1::ShardReport report) {
   state_.Fill(&report);
+  told_version_ = report.applied_version();
   outbox_.Add([this, report = std::move(report)] { report_(report); });
 }
 
@@ -347,7 +352,11 @@ void Shard::Tick(TimePoint now) {
     Release(state_.cut.End());
     Advance();
   }
-  if (state_.stall.Update(state_.Situation(now), now)) Report({});
+  // That the job makes progress is told here, where no version is told of by itself.
+  const bool progress = state_.readable() && state_.parameters->version() != told_version_;
+  if (state_.stall.Update(state_.Situation(now), now) || state_.untold.due(now) || progress) {
+    Report(state_.untold.Take());
+  }
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
   for (const Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
 }

@@ -154,6 +154,7 @@ class Shard {
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
   std::optional<float> told_learning_rate_ ABSL_GUARDED_BY(mutex_);  // That the chief knows of.
+  uint64_t told_version_ ABSL_GUARDED_BY(mutex_) = 0;                // Likewise.
   std::atomic<bool> applies_in_place_;                               // As in the state; read without the lock.
   ThreadPool pool_;                                                  // Last: its threads end before what they use.
 };

@@ -159,6 +159,13 @@ std::vector<StepSet> ShardState::SetMembers() {
   return follows_decisions ? std::vector<StepSet>() : fixed;
 }
 
+bool ShardState::NeedsOthers(const Push& push) const {
+  if (push.step != mode->step()) return false;
+  const std::vector<uint32_t> ranks = mode->ExpectedContributors();
+  if (pushes.complete() < ranks.size()) return true;
+  return std::any_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return !pushes.IsComplete(rank, push.step); });
+}
+
 bool ShardState::MeasuresFirst(const Push& push) const {
   return updater.measures_pushes() && push.samples > 0 && push.contribution == v1::CONTRIBUTION_GRADIENT &&
          push.clip_factors == nullptr;
@@ -249,16 +256,6 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
   }
   if (!waiters.empty() || updater.blocked_since().has_value()) status.set_waiting_for(WaitingFor(now));
   return status;
-}
-
-v1::ShardReport CompleteReport(const Push& push) {
-  v1::ShardReport report;
-  v1::PushDone* done = report.add_complete();
-  done->set_rank(push.rank);
-  done->set_step(push.step);
-  done->set_samples(push.samples);
-  done->set_incarnation(push.incarnation);
-  return report;
 }
 
 }  // namespace ps

@@ -20,6 +20,7 @@
 #include "server/shard_cut.h"
 #include "server/shard_options.h"
 #include "server/stall_report.h"
+#include "server/untold_pushes.h"
 #include "server/updater.h"
 #include "server/waiters.h"
 
@@ -37,6 +38,7 @@ struct ShardState {
   const bool follows_decisions;  // The chief names the sets that make a version.
   JobView job;
   PushTable pushes;
+  UntoldPushes untold;
   Updater updater;
   ShardCut cut;
   Waiters waiters;
@@ -82,6 +84,8 @@ struct ShardState {
                                             std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
   // The view in force names the members. Returns the sets that are to be decided now.
   std::vector<StepSet> SetMembers();
+  // Whether the step of this push, which is complete here, needs others that are not.
+  bool NeedsOthers(const Push& push) const;
   // Whether this push, which is complete here, is measured over all shards before it is decided on.
   bool MeasuresFirst(const Push& push) const;
   // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
@@ -160,8 +164,5 @@ struct ShardState {
   // Of ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };
-
-// Tells the chief that the push is complete here.
-v1::ShardReport CompleteReport(const Push& push);
 
 }  // namespace ps

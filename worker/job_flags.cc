@@ -61,11 +61,7 @@ absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
   const bool told_nothing =
       std::none_of(kJobFlags.begin(), kJobFlags.end(), [&](const char* flag) { return line.given.contains(flag); });
   absl::StatusOr<std::map<std::string, std::string>> told = FlagsOfJob(options, /*waits=*/told_nothing);
-  if (!told.ok()) {
-    // A server that is older than this program cannot tell, and need not.
-    const bool may_do_without = !told_nothing || absl::IsUnimplemented(told.status());
-    return may_do_without && !absl::IsCancelled(told.status()) ? absl::OkStatus() : told.status();
-  }
+  if (!told.ok()) return told_nothing || absl::IsCancelled(told.status()) ? told.status() : absl::OkStatus();
   // Which files another worker alone has is of no use to this one.
   const auto data = told->find("data");
   const bool own = data != told->end() && data->second == "own";

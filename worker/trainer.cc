@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
 constexpr std::chrono::seconds kLeaveTime(10);
+constexpr std::chrono::milliseconds kLookEvery(100);
 
 }  // namespace
 
@@ -76,10 +77,16 @@ void Trainer::LeaveInOrder() {
   if (leaves_in_order_.exchange(true)) return;
   if (concludes_) return;  // It is about to leave, and others wait for what it finds.
   if (!training_) return (void)stop_.request_stop();
-  // Those whom its step waits for may be leaving too.
-  leave_by_ = std::jthread([this](const std::stop_token& ended) {
-    PauseUntil(Now() + kLeaveTime, ended);
-    if (!ended.stop_requested()) stop_.request_stop();
+  // Those whom its step waits for may be leaving too. While it computes it waits for nobody.
+  leave_by_ = std::jthread([this, asked = Now()](const std::stop_token& ended) {
+    while (!ended.stop_requested()) {
+      const std::optional<TimePoint> since = waiting_.since();
+      if (since.has_value() && Now() - std::max(*since, asked) > kLeaveTime) {
+        spdlog::info("this step has waited for others for {}: leaving the job without it", FormatSeconds(kLeaveTime));
+        return (void)stop_.request_stop();
+      }
+      PauseUntil(Now() + kLookEvery, ended);
+    }
   });
 }
 
@@ -125,6 +132,7 @@ absl::Status Trainer::JoinAgain(const absl::Status& why) {
   source_.reset();
   weights_.clear();
   evaluation_due_ = false;
+  concludes_ = false;
   absl::Status joined = JoinJob(options);
   if (joined.ok() || ended_before_ == Ending::kRolledBack) return joined;
   return Annotate(joined, absl::StrCat(Message(why), "; joining again"));
@@ -154,7 +162,7 @@ absl::Status Trainer::Start() {
   if (!started.ok()) return started.status();
   // A job that can be rolled back may have to begin anew.
   if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
-  exchanges_.emplace(*client_, *std::move(started));
+  exchanges_.emplace(*client_, *std::move(started), waiting_);
   if (exchanges_->step() > client_->start_step()) {
     feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
                                                    source_->total_batches(), {}, origin_)));
@@ -203,13 +211,19 @@ absl::Status Trainer::Train() {
   steps_ = *std::move(steps);
   EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
   for (;;) {
-    const absl::StatusOr<std::optional<TrainingBatch>> batch = feed_->Next();
+    const absl::StatusOr<std::optional<TrainingBatch>> batch = NextTrainingBatch();
     if (!batch.ok()) return batch.status();
     if (!batch->has_value()) return absl::OkStatus();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
     PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
     if (leaves_in_order_ && steps_->at_exchange()) return steps_->Settle();
   }
+}
+
+// Runs that are handed out may have to come back from others.
+absl::StatusOr<std::optional<TrainingBatch>> Trainer::NextTrainingBatch() {
+  const Waiting::Scope waits(waiting_);
+  return feed_->Next();
 }
 
 absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm) {

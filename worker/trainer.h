@@ -84,6 +84,7 @@ class Trainer {
   void TellJoinedAgain();
 
   absl::Status Train();
+  absl::StatusOr<std::optional<TrainingBatch>> NextTrainingBatch();
   // One batch, and a copy of the weights where an evaluation is due.
   absl::Status TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm);
   absl::Status EvaluateOnTheWay();
@@ -112,6 +113,7 @@ class Trainer {
   std::atomic<bool> leaves_in_order_ = false;
   std::atomic<bool> training_ = false;   // It makes steps.
   std::atomic<bool> concludes_ = false;  // It is the lead, and all are done.
+  Waiting waiting_;                      // For servers, while it makes steps.
   std::jthread leave_by_;                // Ends the wait for a step that does not end.
   uint64_t last_step_ = 0;               // Of a generation that is over.
   std::unique_ptr<Backend> backend_;

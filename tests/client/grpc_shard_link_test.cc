@@ -132,10 +132,14 @@ TEST_CASE("A reply has begun when its first bytes are here, and not with its fir
     while (moves() && Now() < deadline) std::this_thread::yield();
     message_at = Now();
   };
-  const Ended end = Pull(answer, weights, keep, until_still);
-  REQUIRE(end.status.ok());
-  CHECK(end.reply.first_reply_at < message_at);
-  CHECK(end.reply.moved_at >= message_at);
+  // On a busy machine what begins the answer may be late, but not always; the message itself would be late always.
+  for (int tries = 0; tries < 20; ++tries) {
+    const Ended end = Pull(answer, weights, keep, until_still);
+    REQUIRE(end.status.ok());
+    CHECK(end.reply.moved_at >= message_at);
+    if (end.reply.first_reply_at < message_at) return;
+  }
+  FAIL("no answer had begun before its message was sent");
 }
 
 TEST_CASE("Slices that are not the shard's, have the wrong size or come twice end the call with what is wrong") {

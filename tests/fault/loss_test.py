@@ -210,6 +210,36 @@ def leaves_a_step_that_waits():
         assert job.finish() == undisturbed(steps=200, workers=3)
 
 
+def waits_twice():
+    """A rank that is lost again, after its new owner has made steps, is waited for as long as at first."""
+    flags = ["wait", "--replacement_timeout=3s"]
+    expected = undisturbed(steps=1500, workers=2)
+    with job_of("bsp", 1, *flags, steps=1500, workers=2, checkpoints=False) as job:
+        trains(job)
+        for loss in range(2):
+            job.workers[1].kill()
+            wait_until("the loss", lambda loss=loss: job.servers[0].errors().count("is kept for another") > loss)
+            assert job.servers[0].runs(), job.servers[0].errors()
+            lost_at, version = time.monotonic(), job.version()
+            job.workers[1] = job.start_worker(f"replacement-{loss}", "--rank=1")
+            wait_until("more steps", lambda version=version: job.version() > version + 20)
+            # Longer than the first wait would have been.
+            wait_until("the time to pass", lambda lost_at=lost_at: time.monotonic() > lost_at + 3.2)
+        assert job.finish() == expected
+
+
+def leaves_after_its_round():
+    """A worker that is to leave while it computes, and waits for nobody, ends its round however long that takes."""
+    with Job("local_sgd", 1, steps=1000, flags=["--local_steps=60"], workers=1, checkpoints=False) as job:
+        metrics = job.folder / "worker.jsonl"
+        flags = ["--experiment_step_time=200ms", f"--metrics_file={metrics}"]
+        job.workers = [job.start_worker("worker-0", *flags)]
+        wait_until("training", lambda: metrics.exists() and '"event":"step"' in metrics.read_text())
+        job.workers[0].process.send_signal(signal.SIGTERM)
+        assert job.workers[0].end() == 0, job.workers[0].errors()
+        assert "leaving the job at step 1, as asked" in job.workers[0].errors(), job.workers[0].errors()
+
+
 def newcomer():
     """A replacement that is told only the address takes model, data and flags from the job, and completes it."""
     expected = undisturbed(steps=200, workers=3)
@@ -326,6 +356,8 @@ if __name__ == "__main__":
         "ends_for_its_successor": ends_for_its_successor,
         "leaves": leaves,
         "leaves_a_step_that_waits": leaves_a_step_that_waits,
+        "waits_twice": waits_twice,
+        "leaves_after_its_round": leaves_after_its_round,
         "newcomer": newcomer,
         "newcomer_of_a_restored_job": newcomer_of_a_restored_job,
         "newcomer_comes_first": newcomer_comes_first,

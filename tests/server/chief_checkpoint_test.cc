@@ -331,6 +331,25 @@ TEST_CASE("Who does not come back to a job that others have come back to fails i
   }
 }
 
+TEST_CASE("The time in which a server was suspended is nobody's who comes back to a restored job") {
+  for (const std::string action : {"fail", "wait", "continue"}) {
+    ChiefOptions options = Restoring("bsp", 2, 30);
+    options.mode.on_worker_loss = action;
+    SavedJob saved(options);
+    RestoredBy(saved.job, 30);
+    saved.job.chief.Tick(saved.job.now);
+    v1::JoinRequest back = saved.job.Request("a");
+    back.set_rank(0);
+    back.set_yields(true);
+    REQUIRE(saved.job.Join(back).ok());
+    saved.job.now += std::chrono::hours(1);
+    saved.job.chief.OnGap(std::chrono::hours(1), saved.job.now);
+    saved.job.chief.Tick(saved.job.now);
+    CHECK(saved.job.ended == v1::PHASE_UNSPECIFIED);
+    CHECK(saved.job.view.phase() == v1::PHASE_GATHERING);
+  }
+}
+
 TEST_CASE("In asp whoever takes a rank over after a restore begins where the others are") {
   SavedJob saved(Restoring("asp", 2, 30));
   RestoredBy(saved.job, 30);

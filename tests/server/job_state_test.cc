@@ -132,7 +132,7 @@ TEST_CASE("A mode that fails on a loss ends the job with the worker's name") {
   RunningJob running(LossAction::kFail);
   running.Leave(running.ids[1]);
   CHECK(running.job.phase() == v1::PHASE_FAILED);
-  CHECK(running.job.failure().find("rank 1 (b on ) left: stopped; its last heartbeat was at step 0") == 0);
+  CHECK(running.job.failure().find("rank 1 (b on ) left: stopped; the job was at version 0") == 0);
 }
 
 TEST_CASE("A mode that goes on after a loss does so until nobody is left") {
@@ -191,12 +191,28 @@ TEST_CASE("A worker is not asked to leave where the job would fail without it, a
   CHECK((*drained)->draining);
   CHECK(MakeMemberState(goes_on.job, **drained, goes_on.now).leave());
   CHECK(goes_on.job.Drain("1").ok());  // It may be asked again.
+  RunningJob suspected(LossAction::kContinue);
+  suspected.job.Find(1, suspected.ids[1].incarnation())->suspect_since = suspected.now;
+  CHECK(absl::IsFailedPrecondition(suspected.job.Drain("0").status()));
   const absl::Status last = goes_on.job.Drain("0").status();
   CHECK(absl::IsFailedPrecondition(last));
   CHECK(Message(last).find("no worker would be left") != std::string::npos);
   RunningJob waits(LossAction::kWait);
   CHECK(waits.job.Drain("0").ok());
   CHECK(waits.job.Drain("1").ok());
+}
+
+TEST_CASE("A newcomer is told the flags of the rank that it will get, also of a suspect's") {
+  RunningJob running(LossAction::kWait);
+  running.Leave(running.ids[1]);
+  v1::JoinRequest request = JoinRequest("c");
+  (*request.mutable_flags())["save_weights"] = "c.safetensors";
+  REQUIRE(running.job.Join(request, /*room=*/true, running.now).ok());
+  CHECK(running.job.FlagsFor(std::nullopt).empty());  // Those of rank 0: no rank is free.
+  Member* const member = running.job.Find(1, running.ids[1].incarnation() + 1);
+  REQUIRE(member != nullptr);
+  member->suspect_since = running.now;
+  CHECK(running.job.FlagsFor(std::nullopt).at("save_weights") == "c.safetensors");
 }
 
 TEST_CASE("A job that waits for a replacement is not over when the others are done") {

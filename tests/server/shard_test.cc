@@ -6,6 +6,26 @@
 namespace ps {
 namespace {
 
+TEST_CASE("A shard that is alone tells its chief of new versions now and then, and not of each") {
+  TestShard test("bsp");
+  const auto applied = [&] {
+    MutexLock lock(test.reports_mutex);
+    std::vector<uint64_t> versions;
+    for (const v1::ShardReport& report : test.reports) versions.push_back(report.applied_version());
+    test.reports.clear();
+    return versions;
+  };
+  for (uint64_t step = 0; step < 3; ++step) {
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(test.Add(rank, step, {1, 1, 1, 1}).ok());
+    REQUIRE(test.Answer(0, step).ok());
+  }
+  (void)applied();
+  test.shard.Tick(test.now);
+  CHECK(applied() == std::vector<uint64_t>{3});
+  test.shard.Tick(test.now);
+  CHECK(applied().empty());
+}
+
 TEST_CASE("A push is applied once, and sent again it is a DUPLICATE that changes nothing") {
   TestShard test("asp");
   REQUIRE(test.Add(0, 0, {1, 0, 0, 0}).ok());

@@ -81,7 +81,7 @@ struct TestWorker {
     client = std::make_unique<FakeClient>(policy, synchronous, kInitial);
     for (size_t tensor = 0; tensor < 2; ++tensor) x.push_back(network->parameters(tensor));
     absl::StatusOr<ExchangeResult> started = client->Start({}, x);
-    exchanges = std::make_unique<Exchanges>(*client, *std::move(started));
+    exchanges = std::make_unique<Exchanges>(*client, *std::move(started), waiting);
     absl::StatusOr<std::unique_ptr<Steps>> made = MakeDelayed(0);
     REQUIRE(made.ok());
     steps = *std::move(made);
@@ -140,6 +140,7 @@ struct TestWorker {
   StepStats stats = StepStats(metrics.writer(), 0, 100, 0, TimePoint());
   MutableTensors x;
   std::unique_ptr<FakeClient> client;
+  Waiting waiting;
   std::unique_ptr<Exchanges> exchanges;
   std::unique_ptr<Steps> steps;
 };

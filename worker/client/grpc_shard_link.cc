@@ -106,9 +106,13 @@ class GrpcShardCall final : public ShardCall,
   bool writes_open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
+// Reactions of reads and of writes may overlap.
 TimePoint GrpcShardCall::Moved() {
   const TimePoint now = Now();
-  moved_at_ = now.time_since_epoch().count();
+  TimePoint::rep before = moved_at_;
+  while (before < now.time_since_epoch().count() &&
+         !moved_at_.compare_exchange_weak(before, now.time_since_epoch().count())) {
+  }
   return now;
 }
 

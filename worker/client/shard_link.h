@@ -79,7 +79,7 @@ struct ShardReply {
   uint64_t position = 0;
   WeightsView view;          // Instead of what would have been written.
   TimePoint first_reply_at;  // Its first bytes, not its first whole message; not set: none came.
-  TimePoint moved_at;        // When a message last went out or came in; not set: none did.
+  TimePoint moved_at;        // When something last went out or came in; not set: none did.
 };
 
 // One call. Thread-safe.

@@ -16,8 +16,9 @@ constexpr int kMostPulls = 100;
 
 }  // namespace
 
-Exchanges::Exchanges(Client& client, ExchangeResult started)
+Exchanges::Exchanges(Client& client, ExchangeResult started, Waiting& waiting)
     : client_(client),
+      waiting_(waiting),
       // Others may have gone on between this worker's join and its start.
       step_(client.synchronous() ? std::max(client.start_step(), started.version) : client.start_step()),
       latest_(std::move(started)) {}
@@ -61,6 +62,7 @@ void Exchanges::StartView(uint32_t samples, const ConstTensors& out, const Mutab
 
 absl::Status Exchanges::AwaitTensor(size_t tensor) {
   if (exchange_ == nullptr) return absl::OkStatus();
+  const Waiting::Scope waits(waiting_);
   const TimePoint began = Now();
   absl::Status status = exchange_->WaitTensor(tensor);
   exposed_s_ += Seconds(Now() - began);
@@ -69,6 +71,7 @@ absl::Status Exchanges::AwaitTensor(size_t tensor) {
 
 absl::StatusOr<EndedExchange> Exchanges::End() {
   Check(exchange_ != nullptr, "an exchange is under way");
+  const Waiting::Scope waits(waiting_);
   const TimePoint began = Now();
   absl::StatusOr<ExchangeResult> result = std::exchange(exchange_, nullptr)->Wait();
   if (!result.ok()) return result.status();
@@ -103,6 +106,7 @@ absl::Status Exchanges::CatchUp(ExchangeResult& result) {
 
 absl::StatusOr<ExchangeResult> Exchanges::Pull(const MutableTensors& in) {
   Check(exchange_ == nullptr, "a worker has one exchange under way");
+  const Waiting::Scope waits(waiting_);
   absl::StatusOr<ExchangeResult> pulled = client_.Pull(in, std::nullopt, step_);
   if (pulled.ok()) latest_ = *pulled;
   return pulled;

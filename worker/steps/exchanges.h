@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ps/client.h"
+#include "worker/steps/waiting.h"
 
 namespace ps {
 
@@ -25,8 +26,8 @@ struct EndedExchange {
 // Used by one thread. The client must outlive it.
 class Exchanges {
  public:
-  // After Client::Start, which brought this.
-  Exchanges(Client& client, ExchangeResult started);
+  // After Client::Start, which brought this. `waiting` is told whenever it waits, and must outlive it.
+  Exchanges(Client& client, ExchangeResult started, Waiting& waiting);
 
   // Of the next push.
   uint64_t step() const { return step_; }
@@ -78,6 +79,7 @@ class Exchanges {
                std::optional<uint64_t> passed);
 
   Client& client_;
+  Waiting& waiting_;
   uint64_t step_;
   uint64_t runs_ = 0;
   ExchangeResult latest_;
