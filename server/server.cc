@@ -372,9 +372,9 @@ Server::~Server() {
   local_service_.reset();
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order
   // of destruction matters.
-  store_.reset();  // It tells both of them.
   if (shard_ != nullptr) shard_->StopApplying();
   if (follower_ != nullptr) follower_->Stop();
+  store_.reset();  // It tells both of them, and the threads that ended just now have used it.
   follower_.reset();
   shard_.reset();
 }

@@ -33,6 +33,7 @@ Shard::~Shard() {
 
 void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   const OutboxLock lock(outbox_, mutex_);
+  if (state_.job.shut_down()) return;
   if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view());
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},

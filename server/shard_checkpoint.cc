@@ -46,7 +46,7 @@ std::vector<v1::RankStep> ShardState::SavedSteps() const {
 
 void Shard::TakeCheckpoint() {
   if (!state_.checkpoint_due.has_value() || store_ == nullptr || state_.parameters == nullptr) return;
-  if (state_.writes_checkpoint) return;
+  if (state_.writes_checkpoint || state_.job.shut_down()) return;
   const ShardState::CheckpointDue due = *state_.checkpoint_due;
   const uint64_t version = state_.parameters->version();
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;

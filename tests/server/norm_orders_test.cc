@@ -92,7 +92,7 @@ class Job : public SmallJob {
       // A cut is tried again after a while; a shard that has waited for its end goes on.
       for (int i = 0; !moved && i < 4; ++i) {
         now_ += std::chrono::milliseconds(600);
-        chief_.Tick(now_);
+        chief_->Tick(now_);
         Settle();
       }
       moved = moved || PushNext();
@@ -164,7 +164,7 @@ class Job : public SmallJob {
     v1::Hyperparameter* const value = request.add_values();
     value->set_name("learning_rate");
     value->set_value(kChangedRate);
-    chief_.SetHyperparameters(request, now_, now_ + std::chrono::hours(1), [this](const auto& reply) {
+    chief_->SetHyperparameters(request, now_, now_ + std::chrono::hours(1), [this](const auto& reply) {
       if (!reply.ok()) return;  // The job has failed.
       for (uint32_t s = 0; s < kShards; ++s) set_from_[s] = reply->shards(static_cast<int>(s)).version();
     });

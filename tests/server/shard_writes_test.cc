@@ -79,6 +79,18 @@ TEST_CASE("While the disk has not taken a checkpoint the next one fails at once,
   store.reset();  // It tells the shard.
 }
 
+TEST_CASE("A checkpoint that is due when the shard is shut down is not begun, since its store may be gone by then") {
+  const TempFolder folder;
+  auto store = OpenStore(folder);
+  TestShard test("bsp", {.apply_threads = 0, .max_inline_elements = 0}, {{"w", {4}}}, /*run=*/true, store.get());
+  TakeCheckpoint(test, 1, 1);
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(test.Add(rank, 0, {1, 1, 1, 1}).ok());
+  test.shard.Shutdown(absl::CancelledError("the server is shutting down"));
+  store.reset();
+  CHECK(test.shard.ApplyPosted());
+  CHECK(test.shard.version() == 1);
+}
+
 TEST_CASE("Changes of later versions are not in a checkpoint that is taken while they are pending") {
   const TempFolder folder;
   auto store = OpenStore(folder);

@@ -13,25 +13,13 @@
 #include <utility>
 #include <vector>
 
-#include <spdlog/spdlog.h>
 #include "common/layout_proto.h"
 #include "server/chief.h"
 #include "server/shard.h"
 #include "tests/catch.h"
+#include "tests/server/quiet_log.h"
 
 namespace ps {
-
-// While it lives nothing is logged: thousands of jobs are started and lost.
-class QuietLog {
- public:
-  QuietLog() { spdlog::set_level(spdlog::level::off); }
-  ~QuietLog() { spdlog::set_level(before_); }
-  QuietLog(const QuietLog&) = delete;
-  QuietLog& operator=(const QuietLog&) = delete;
-
- private:
-  const spdlog::level::level_enum before_ = spdlog::get_level();
-};
 
 class SmallJob {
  public:
@@ -48,27 +36,11 @@ class SmallJob {
     v1::OptimizerSettings optimizer;  // That the workers bring; without a name the servers have sgd with a rate of 1.
   };
 
-  explicit SmallJob(const Plan& plan)
-      : plan_(plan),
-        chief_({.num_workers = kWorkers,
-                .num_shards = kShards,
-                .mode = plan.mode,
-                .optimizer = plan.optimizer.optimizer().empty() ? "sgd" : kFromWorker,
-                .schedule = plan.schedule,
-                .lease = std::chrono::hours(100)},
-               [](v1::Phase, const std::string&) {}),
-        metrics_(*MetricsWriter::Open("", "shard")) {
-    for (uint32_t shard = 0; shard < kShards; ++shard) AddShard(shard);
+  explicit SmallJob(const Plan& plan) : SmallJob(plan, TimePoint() + std::chrono::hours(1)) {
+    Start({});
     for (uint32_t rank = 0; rank < kWorkers; ++rank) Join(rank);
     Settle();
-    const SlicePlan slices(Model(), kShards);
-    for (uint32_t shard = 0; shard < kShards; ++shard) {
-      slices_[shard] = slices.shard_slices(shard);
-      REQUIRE(slices_[shard].size() == plan_.slices);
-      for (const uint32_t slice : slices_[shard]) {
-        REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
-      }
-    }
+    Initialise();
     Settle();
   }
   virtual ~SmallJob() = default;
@@ -77,23 +49,25 @@ class SmallJob {
 
   v1::ShardStatusReply ShardStatus(uint32_t shard) const { return shards_[shard]->Status(now_); }
   uint64_t Version(uint32_t shard) const { return ShardStatus(shard).version(); }
-  bool failed() { return chief_.Status(now_).phase() == v1::PHASE_FAILED; }
+  bool failed() { return chief_->Status(now_).phase() == v1::PHASE_FAILED; }
   bool all_answered() const {
     return std::all_of(workers_.begin(), workers_.end(),
                        [this](const Worker& w) { return !w.alive || w.step >= plan_.steps; });
   }
-  // The weight that all of the shard's slices have in the version that it is at. Only while the job lives.
+  // The weight that all of the shard's slices have in the version that it is at. Only while the job lives, and runs;
+  // not a number where the shard is writing over it.
   float Weight(uint32_t shard) {
-    float weight = std::nanf("");
-    shards_[shard]->Await(nullptr, {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
-                          /*push_ended=*/false, [&](const absl::StatusOr<ShardAnswer>& answer) {
+    const auto weight = std::make_shared<float>(std::nanf(""));
+    shards_[shard]->Await(weight.get(), {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
+                          /*push_ended=*/false, [weight](const absl::StatusOr<ShardAnswer>& answer) {
                             if (!answer.ok()) return;
-                            weight = answer->weights->weights()[0];
+                            *weight = answer->weights->weights()[0];
                             for (size_t local = 0; local < answer->weights->layout().slices(); ++local) {
-                              CHECK(answer->weights->slice(local)[0] == weight);
+                              CHECK(answer->weights->slice(local)[0] == *weight);
                             }
                           });
-    return weight;
+    shards_[shard]->Gone(weight.get());
+    return *weight;
   }
 
  protected:
@@ -106,6 +80,57 @@ class SmallJob {
     std::array<uint32_t, kShards> pushed = {};  // Slices.
     std::array<bool, kShards> answers = {};     // APPLIED or STALE came.
   };
+
+  // What the servers of a generation begin with.
+  struct Servers {
+    uint64_t generation = 1;
+    std::optional<ChiefOptions::Checkpoints> checkpoints = {};
+    Chief::CheckpointCalls calls = {};
+    std::array<CheckpointStore*, kShards> stores = {};
+  };
+
+  // Of a job that is yet to be started; its time begins now.
+  SmallJob(const Plan& plan, TimePoint now) : plan_(plan), now_(now), metrics_(*MetricsWriter::Open("", "shard")) {
+    const SlicePlan slices(Model(), kShards);
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      slices_[shard] = slices.shard_slices(shard);
+      REQUIRE(slices_[shard].size() == plan_.slices);
+    }
+  }
+  void Start(const Servers& servers) {
+    chief_ = std::make_unique<Chief>(
+        ChiefOptions{.generation = servers.generation,
+                     .num_workers = kWorkers,
+                     .num_shards = kShards,
+                     .mode = plan_.mode,
+                     .optimizer = plan_.optimizer.optimizer().empty() ? "sgd" : kFromWorker,
+                     .schedule = plan_.schedule,
+                     .lease = std::chrono::hours(100),
+                     .checkpoints = servers.checkpoints},
+        [](v1::Phase, const std::string&) {}, nullptr, servers.calls);
+    for (uint32_t shard = 0; shard < kShards; ++shard) AddShard(shard, servers.stores[shard]);
+  }
+  // The servers are gone, and all that is on its way to or from them.
+  void Stop() {
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      shards_[shard].reset();
+      reports_[shard].clear();
+      updates_[shard].clear();
+    }
+    chief_.reset();
+    for (Worker& worker : workers_) {
+      worker.alive = false;
+      worker.next_step = 0;
+    }
+  }
+  // Rank 0 sends initial values.
+  void Initialise() {
+    for (uint32_t shard = 0; shard < kShards; ++shard) {
+      for (const uint32_t slice : slices_[shard]) {
+        REQUIRE(shards_[shard]->AddInitialSlices(workers_[0].id, {Slice(slice, 0)}).ok());
+      }
+    }
+  }
 
   // A report is at the chief, a message at a shard; a shard has answered a push.
   virtual void OnReport(uint32_t /*shard*/, const v1::ShardReport& /*report*/) {}
@@ -121,6 +146,14 @@ class SmallJob {
   // The next slice of its push comes to the shard.
   void Push(uint32_t w, uint32_t s) {
     Worker& worker = workers_[w];
+    const absl::Status added = Send(w, s, worker.pushed[s]++);
+    // If it is not taken, the shard knows that the job failed, or that the worker is another now.
+    if (added.ok() && worker.pushed[s] == plan_.slices) AwaitAnswer(worker, s);
+    BeginSteps();
+  }
+  // The slice of this number of the shard's, of the step that the worker is at.
+  absl::Status Send(uint32_t w, uint32_t s, uint32_t number) {
+    const Worker& worker = workers_[w];
     v1::PushRequest header;
     *header.mutable_id() = worker.id;
     header.set_step(worker.step);
@@ -129,23 +162,19 @@ class SmallJob {
     if (worker.step < plan_.rates.size() && plan_.rates[worker.step][w].has_value()) {
       header.set_learning_rate(*plan_.rates[worker.step][w]);
     }
-    const uint32_t slice = slices_[s][worker.pushed[s]++];
-    const absl::Status added = shards_[s]->AddSlices(nullptr, header, {Slice(slice, Gradient(w, worker.step))});
-    // If it is not taken, the shard knows that the job failed, or that the worker is another now.
-    if (added.ok() && worker.pushed[s] == plan_.slices) AwaitAnswer(worker, s);
-    BeginSteps();
+    return shards_[s]->AddSlices(nullptr, header, {Slice(slices_[s][number], Gradient(w, worker.step))});
   }
   // The shard's oldest report reaches the chief.
   void Report(uint32_t s) {
     const v1::ShardReport report = std::move(reports_[s].front());
     reports_[s].pop_front();
     OnReport(s, report);
-    chief_.OnReport(s, report, now_);
+    chief_->OnReport(s, report, now_);
     BeginSteps();
   }
   // A report reaches the chief once more.
   void Repeat(uint32_t s, const v1::ShardReport& report) {
-    chief_.OnReport(s, report, now_);
+    chief_->OnReport(s, report, now_);
     BeginSteps();
   }
   // The oldest message to the shard reaches it.
@@ -166,19 +195,18 @@ class SmallJob {
     v1::LeaveRequest leave;
     *leave.mutable_id() = workers_[w].id;
     leave.set_reason("lost");
-    REQUIRE(chief_.Leave(leave, now_).ok());
+    REQUIRE(chief_->Leave(leave, now_).ok());
     workers_[w].alive = false;
   }
   // The worker is answered when all shards know of it.
-  void Join(uint32_t rank) {
-    v1::JoinRequest request;
+  void Join(uint32_t rank, v1::JoinRequest request = {}) {
     request.set_protocol(v1::PROTOCOL_VERSION_1);
     request.set_job("default");
     request.set_rank(rank);
     *request.mutable_layout() = ToProto(Model());
     if (!plan_.optimizer.optimizer().empty()) *request.mutable_optimizer() = plan_.optimizer;
     Worker& worker = workers_[rank];
-    chief_.Join(request, now_, now_ + std::chrono::hours(1), [this, &worker](const auto& joined) {
+    chief_->Join(request, now_, now_ + std::chrono::hours(1), [this, &worker](const auto& joined) {
       if (!joined.ok()) return;
       worker.id = joined->id();
       worker.alive = true;
@@ -200,15 +228,18 @@ class SmallJob {
     return worked;
   }
 
+  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
+  virtual float Gradient(uint32_t rank, uint64_t step) const { return static_cast<float>((rank + 1) << (2 * step)); }
+
   const Plan plan_;
-  TimePoint now_ = TimePoint() + std::chrono::hours(1);
-  Chief chief_;
+  TimePoint now_;
+  std::unique_ptr<Chief> chief_;
   std::array<std::deque<v1::ShardReport>, kShards> reports_;  // On their way; likewise the next.
   std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
   std::array<Worker, kWorkers> workers_;
 
  private:
-  void AddShard(uint32_t shard) {
+  void AddShard(uint32_t shard, CheckpointStore* store) {
     ShardOptions options;
     options.shard = shard;
     options.num_shards = kShards;
@@ -219,16 +250,18 @@ class SmallJob {
     options.hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
     if (!plan_.optimizer.optimizer().empty()) options.optimizer = kFromWorker;
     options.apply_threads = 0;
+    options.takes_checkpoints = store != nullptr;
     options.clock = [this] { return now_; };
     options.max_inline_elements = 0;  // All is built by Work.
     shards_[shard] = std::make_unique<Shard>(
-        options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get());
+        options, [this, shard](const v1::ShardReport& report) { reports_[shard].push_back(report); }, metrics_.get(),
+        store);
     v1::Registration registration;
     registration.set_protocol(v1::PROTOCOL_VERSION_1);
     registration.set_shard(shard);
     registration.set_job("default");
     const auto send = [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); };
-    REQUIRE(chief_.RegisterShard(registration, send, now_).ok());
+    REQUIRE(chief_->RegisterShard(registration, send, now_).ok());
   }
 
   Layout Model() const {
@@ -238,9 +271,6 @@ class SmallJob {
     }
     return layout;
   }
-
-  // Rank r's gradient in step t is (r + 1)·4^t, so that every set of contributions has a sum of its own.
-  static float Gradient(uint32_t rank, uint64_t step) { return static_cast<float>((rank + 1) << (2 * step)); }
 
   static ReceivedSlice Slice(uint32_t index, float value) {
     auto owner = std::make_shared<float>(value);
