@@ -69,7 +69,7 @@ def full():
     """A full disk: training goes on, one line says so; once there is room the next one is taken."""
     with SmallDisk("512k") as disk, job_on(disk / "ck") as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         with open(disk / "filler", "wb", buffering=0) as filler:
             try:
                 while True:
@@ -88,7 +88,7 @@ def read_only():
     """A file system that becomes read-only, as after an error of its disk."""
     with SmallDisk("1m") as disk, job_on(disk / "ck") as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         # The server holds its lock open for writing, which stops a remount; a second mount of the same does not.
         assert mount("--bind", str(disk), str(disk)) is None
         try:
@@ -121,7 +121,7 @@ def damaged():
     """Each of a checkpoint's files: it is named, and the one before is taken; asked for by its path it is refused."""
     with Job("bsp", 2, steps=300, flags=ON_REQUEST, worker_flags=SLOWLY) as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         for _ in range(2):
             assert job.ask("checkpoint").returncode == 0
         for program in job.servers + job.workers:

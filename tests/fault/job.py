@@ -1,6 +1,7 @@
 """Real servers and workers of one job, with checkpoints in a folder of its own, for the tests in this folder."""
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -36,10 +37,12 @@ def wait_until(what, true, limit=LIMIT):
 class Program:
     """One program, whose output is kept; started again, it goes on writing there."""
 
-    def __init__(self, folder, name, arguments):
+    def __init__(self, folder, name, arguments, environment=None):
+        """`environment`: what it has besides this program's own."""
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        own = os.environ | (environment or {})
         with open(self.out, "ab") as out, open(self.err, "ab") as err:
-            self.process = subprocess.Popen(arguments, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(arguments, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=own)
 
     def kill(self, how=signal.SIGKILL):
         self.process.send_signal(how)
@@ -162,6 +165,10 @@ class Job:
         status = self.ask("--timeout=5s", "status")
         found = re.search(r"^ +0 +\S+:\d+ +(\d+)", status.stdout, re.MULTILINE)
         return int(found[1]) if status.returncode == 0 and found else -1
+
+    def wait_for_training(self):
+        """Only then another checkpoint can be asked for: the first is complete a moment before the job runs."""
+        wait_until("the job to run", lambda: "the job is running" in self.servers[0].errors())
 
     def complete(self):
         """Complete checkpoints by number, as far as they still are there."""

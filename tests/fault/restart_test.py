@@ -49,7 +49,7 @@ def stopped():
     """A server that is asked to leave takes a checkpoint first, and nothing is made twice."""
     with Job("bsp", 1, flags=["--checkpoint_every=1000000"]) as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         job.servers[0].kill(signal.SIGTERM)
         assert job.newest() == 2, job.servers[0].errors()
         job.servers[0] = job.start_server(0)

@@ -84,7 +84,7 @@ def killed(calls):
     kills = []
     with Job("bsp", 1, steps=STEPS, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         # Then there is an older one to remove.
         assert job.ask("checkpoint").returncode == 0
         for call in calls:
@@ -123,7 +123,7 @@ def failing():
     failures = 0
     with Job("bsp", 1, steps=1000000, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         assert job.ask("checkpoint").returncode == 0
         for call, error in FAILING.items():
             for number in range(1, MANY):
@@ -158,7 +158,7 @@ def ordered():
     """Nothing is relied on before it is on disk: each file before its name, each name before the next step."""
     with Job("bsp", 1, steps=1000000, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
         job.start_workers()
-        wait_until("the first checkpoint", lambda: job.newest() == 1)
+        job.wait_for_training()
         assert job.ask("checkpoint").returncode == 0
         injection = Injection(job, job.servers[0], None, None, 0)
         assert job.ask("checkpoint").returncode == 0
