@@ -178,6 +178,23 @@ TEST_CASE("A leave whose first answer was lost has succeeded, and one that is re
   }
 }
 
+TEST_CASE("Who cannot leave since the servers are gone has ended well if all was done, and else has not") {
+  for (const bool done : {true, false}) {
+    FakeChief chief;
+    chief.on_leave = [](int) { return absl::UnavailableError("Connection refused"); };
+    std::vector<std::string> notices;
+    ClientOptions options = At(chief);
+    options.connect_timeout = absl::Milliseconds(300);
+    options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
+    const auto client = Client::Join(options, kLayout);
+    REQUIRE(client.ok());
+    if (done) REQUIRE((*client)->Done().ok());
+    CHECK((*client)->Leave().code() == (done ? absl::StatusCode::kOk : absl::StatusCode::kUnavailable));
+    const bool says_so = notices.back().find("gave up leaving") != std::string::npos;
+    CHECK(says_so == done);
+  }
+}
+
 TEST_CASE("A client that ends without leaving leaves with that reason") {
   FakeChief chief;
   REQUIRE(Client::Join(At(chief), kLayout).ok());

@@ -149,7 +149,15 @@ absl::Status ClientImpl::Leave(const std::string& reason) {
   const absl::Status left = chief_.UntilAnswered({.what = "leaving", .call_time = kControlCallTime}, leave);
   // Or it came too late: the job has to be brought to its end once more.
   if (fenced) AskWhyFenced();
-  return rolled_back_ ? Ended(absl::UnknownError("")) : left;
+  if (rolled_back_) return Ended(absl::UnknownError(""));
+  if (!absl::IsUnavailable(left)) return left;
+  {
+    MutexLock lock(mutex_);
+    if (!all_done_) return left;
+  }
+  // All that the job was to do is done and saved. It may be over: the servers end when the last worker has left.
+  Notice(absl::StrCat(Message(left), "; the job's work was done, so this is no error"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<HashedWeights> ClientImpl::WeightsHash() {
