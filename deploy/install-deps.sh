@@ -21,7 +21,7 @@ required=(build-essential cmake ninja-build pkg-config git ca-certificates
   protobuf-compiler protobuf-compiler-grpc libgrpc++-dev libprotobuf-dev libabsl-dev
   catch2 libdnnl-dev ocl-icd-opencl-dev libspdlog-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev python3)
 # Optional data and tools: the project builds without them, and a release may lack them.
-optional=(dataset-fashion-mnist python3-grpcio python3-protobuf python3-numpy ccache iproute2 strace)
+optional=(dataset-fashion-mnist python3-grpcio python3-protobuf python3-numpy ccache iproute2 iptables strace)
 
 venv=
 for argument in "$@"; do

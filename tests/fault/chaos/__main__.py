@@ -14,6 +14,9 @@ import time
 
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1]))  # job.py
 
+import clock
+import doubles
+import packets
 import plan as plans
 import run as runs
 from shrink import shrink
@@ -43,7 +46,7 @@ class Expected:
         if plan.mode != "bsp" or plan.on_loss != "wait":
             return None
         if plan.mode not in self._of_mode:
-            outcome = runs.run(plan.with_events([]))
+            outcome = runs.run(plan.undisturbed())
             if outcome.found:
                 raise SystemExit(f"chaos: a run without events failed: {outcome.found}")
             self._of_mode[plan.mode] = outcome
@@ -59,8 +62,31 @@ def keep(folder, plan, outcome):
         (place / name).write_text(text)
 
 
+def prepare():
+    """Says what cannot be played here."""
+    why_not = None if packets.are_own() else packets.enter()
+    if why_not is not None:
+        print(f"no network of its own ({why_not}): instead of dropped packets, proxies hold them back", flush=True)
+    if not clock.can_jump():
+        print(f"no jumps of the clock: there is no {clock.LIBRARY}", flush=True)
+    if not doubles.can_be():
+        print(f"no doubled calls: {sys.executable} has no module grpc (python3-grpcio)", flush=True)
+
+
+def show(plan, outcome, seconds):
+    events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
+    came = f"{outcome.happened} of {len(plan.events)} events{outcome.compared}"
+    counted = "".join(f", {count} {what}" for what, count in outcome.counted.items() if count > 0)
+    print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s, {came}{counted}: {events}", flush=True)
+    for text in outcome.found[:SHOWN]:
+        print(f"    {text}", flush=True)
+    if len(outcome.found) > SHOWN:
+        print(f"    and {len(outcome.found) - SHOWN} more", flush=True)
+
+
 def main():
     asked = arguments()
+    prepare()
     if asked.plan:
         todo = [plans.read(asked.plan.read_text())]
     else:
@@ -69,16 +95,8 @@ def main():
     for plan in todo:
         began = time.monotonic()
         outcome = runs.run(plan, expected.of(plan))
-        found = outcome.found
-        events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
-        seconds = time.monotonic() - began
-        came = f"{outcome.happened} of {len(plan.events)} events{outcome.compared}"
-        print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s, {came}: {events}", flush=True)
-        for text in found[:SHOWN]:
-            print(f"    {text}", flush=True)
-        if len(found) > SHOWN:
-            print(f"    and {len(found) - SHOWN} more", flush=True)
-        if not found:
+        show(plan, outcome, time.monotonic() - began)
+        if not outcome.found:
             continue
         failed += 1
         if asked.keep:

@@ -2,29 +2,40 @@
 
 import dataclasses
 import json
+import math
 import random
 
 from job import LOCAL_STEPS, MODE_FLAGS
 
 MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
+PROGRAMS = [f"server-{shard}" for shard in range(SHARDS)] + [f"worker-{rank}" for rank in range(WORKERS)]
 STEPS = 400  # Of each worker, of 4 ms or more.
 # Of the finished job, where a step is a version; elsewhere it depends on who was lost.
 VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | {"local_sgd": STEPS // LOCAL_STEPS}
 LASTS_S = 1.5  # Events begin within this time.
 EVENTS = (2, 7)
-# Workers reach the chief over a link each, and the other server over one that they share; the last is the servers' own.
-LINKS = [f"worker-{rank}" for rank in range(WORKERS)] + ["shard-1", "follow"]
+# Workers reach the chief over a link each, and the other server over one that they share. "follow" is the servers' own.
+LINKS_TO = {"server-0": [*(f"worker-{rank}" for rank in range(WORKERS)), "follow"], "server-1": ["shard-1"]}
+LINKS = [*LINKS_TO["server-0"][:WORKERS], "shard-1", "follow"]
+JUMP_S = (0.5, 6 * 3600)  # Of a wall clock.
+# Backwards it is less. The timers of Debian 12's gRPC wait, through Abseil, until a time of the wall clock, and stand
+# still until it has come: a program whose clock goes back by an hour opens no lost connection again for that hour.
+BACK_S = (0.3, 1.0)
+# The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.
+CHIEF_UNREACHABLE_S = 0.3
 
 
 @dataclasses.dataclass
 class Event:
     at_s: float  # After the job began to run.
     what: str
-    target: str  # "server-0", "worker-2", or a link.
+    target: str  # "server-0", "worker-2", a link, or "all" programs.
     for_s: float = 0.0  # Until it is undone, or the program is started again.
-    amount: float = 0.0  # Of a delay, in seconds; of a late reset, in messages.
-    how: str = ""  # A worker's replacement: "same" flags, "newcomer" with the server's address alone, or "nobody".
+    amount: float = 0.0  # Of a delay or a jump, in seconds; of a late reset, in messages.
+    # A worker's replacement: "same" flags, "newcomer" with the server's address alone, or "nobody". Of packets that are
+    # dropped: those that go "there" or come "back" or "both".
+    how: str = ""
 
 
 @dataclasses.dataclass
@@ -34,12 +45,16 @@ class Plan:
     on_loss: str
     shared_memory: list[bool]  # Of each worker: its data may go through shared memory.
     events: list[Event]
+    doubled: list[str] = dataclasses.field(default_factory=list)  # Links some of whose calls are made twice (relay.py).
 
     def text(self):
         return json.dumps(dataclasses.asdict(self), indent=1)
 
     def with_events(self, events):
         return dataclasses.replace(self, events=events)
+
+    def undisturbed(self):
+        return dataclasses.replace(self, events=[], doubled=[])
 
 
 def read(text):
@@ -55,7 +70,8 @@ def make(seed, mode=None):
     shared = [chance.random() < 0.5 for _ in range(WORKERS)]
     times = sorted(chance.uniform(0, LASTS_S) for _ in range(chance.randint(*EVENTS)))
     events = [_event(chance, at_s, on_loss) for at_s in times]
-    return Plan(seed, mode or drawn, on_loss, shared, _few_lost_at_once(events))
+    doubled = [name for name in LINKS if name != "follow" and chance.random() < 0.3] if chance.random() < 0.5 else []
+    return Plan(seed, mode or drawn, on_loss, shared, _few_lost_at_once(events), doubled)
 
 
 def _event(chance, at_s, on_loss):
@@ -69,6 +85,8 @@ def _event(chance, at_s, on_loss):
         "reset": 3,
         "reset later": 3,
         "delay": 2,
+        "drop": 4,
+        "clock": 4,
     }
     what = chance.choices(list(kinds), weights=list(kinds.values()))[0]
     event = Event(round(at_s, 3), what, "", round(chance.uniform(0, 1.5), 3))
@@ -77,12 +95,21 @@ def _event(chance, at_s, on_loss):
     elif what.endswith(" worker"):
         event.target = f"worker-{chance.randrange(WORKERS)}"
         event.how = chance.choice(["same", "newcomer"] + (["nobody"] if on_loss == "continue" else []))
+    elif what == "clock":
+        event.target = chance.choice(["all", *PROGRAMS])
+        forwards = math.exp(chance.uniform(*map(math.log, JUMP_S)))
+        event.amount = round(chance.choice([forwards, -chance.uniform(*BACK_S)]), 1)
     else:
         event.target = chance.choice(LINKS)
     if what == "delay":
         event.amount = round(chance.uniform(0.001, 0.1), 4)
     if what == "reset later":
         event.amount = chance.randint(1, 40)
+    if what == "drop":
+        event.target = chance.choice([*LINKS, *LINKS_TO])
+        event.how = chance.choice(["there", "back", "both"])
+        if event.target == "server-0":
+            event.for_s = min(event.for_s, CHIEF_UNREACHABLE_S)
     return event
 
 
@@ -90,6 +117,6 @@ def _few_lost_at_once(events):
     """A job ends that has no worker left. So one of them, the last, is left alone."""
     spared = f"worker-{WORKERS - 1}"
     for event in events:
-        if event.target == spared and event.what != "reset":
+        if event.target == spared and event.what not in ("reset", "clock"):
             event.target = "worker-0"
     return events
