@@ -1,7 +1,7 @@
 // Small jobs of 2 workers and 2 shards that keep checkpoints: the chief, the shards and their stores on disk, joined by
 // queues in place of the network. Every order of slices, reports, messages, a checkpoint and the loss of a worker is
-// enumerated, and in each of them every point at which a server can die; then every order in which the job goes on. What
-// has to hold is in invariants.h.
+// enumerated, and in each of them every point at which a server can die; then every order in which the job goes on.
+// What has to hold is in invariants.h.
 //
 // So that there are few enough: builds, and messages that say no more than that something arrived, come at once, and so
 // do writes to the disk; only rank 1 is lost, and before the death; a checkpoint is asked for in the first generation,
