@@ -62,10 +62,10 @@ void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
   members_.Extend(gap, now);
   shards_.Extend(gap, now);
   replacements_.Extend(gap, now);
-  for (TimePoint* const since : {&last_progress_, began_.has_value() ? &*began_ : nullptr,
-                                 rejoining_since_.has_value() ? &*rejoining_since_ : nullptr}) {
-    if (since != nullptr) *since = std::min(*since + gap, now);
-  }
+  const auto later = [&](TimePoint since) { return std::min(since + gap, now); };
+  last_progress_ = later(last_progress_);
+  if (began_.has_value()) began_ = later(*began_);
+  if (rejoining_since_.has_value()) rejoining_since_ = later(*rejoining_since_);
   // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
   keep_suspects_until_ = now + options_.lease;
   spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));

@@ -205,6 +205,7 @@ def leaves_a_step_that_waits():
         assert job.ask("drain", "2").returncode == 0
         for rank in (0, 2):
             assert job.workers[rank].end() == 0, job.workers[rank].errors()
+            assert "leaving the job without it" in job.workers[rank].errors(), job.workers[rank].errors()
         for rank in range(3):
             job.workers[rank] = job.start_worker(f"replacement-{rank}")
         assert job.finish() == undisturbed(steps=200, workers=3)

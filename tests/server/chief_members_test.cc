@@ -297,6 +297,32 @@ TEST_CASE("A newcomer that claims no rank takes a suspect's if no other is free"
   CHECK(absl::IsFailedPrecondition(job.Join(job.Request("d")).status()));
 }
 
+TEST_CASE("A newcomer that asks for the flags of a job that has failed is told that it has") {
+  TestJob job("bsp", 1);
+  job.chief.Fail("for a reason", job.now);
+  const absl::Status told = job.chief.FlagsFor(v1::WorkerFlagsRequest()).status();
+  CHECK(Message(told) == "the job failed: for a reason");
+}
+
+TEST_CASE("While a rank waits for another owner, status says whether the others go on") {
+  for (const std::string mode : {"bsp", "backup"}) {
+    ChiefOptions options = TestJob::Options(mode, 3, 1, false);
+    options.mode.on_worker_loss = "wait";
+    TestJob job(options);
+    std::vector<v1::JoinReply> joined;
+    for (const char* name : {"a", "b", "c"}) joined.push_back(*job.Join(job.Request(name)));
+    job.Initialised(0);
+    v1::LeaveRequest leave;
+    *leave.mutable_id() = joined[2].id();
+    leave.set_reason("lost");
+    REQUIRE(job.chief.Leave(leave, job.now).ok());
+    const std::string waiting = job.chief.Status(job.now).waiting_for();
+    INFO(waiting);
+    CHECK((waiting.find("step 0: waiting for a worker to take rank 2") == 0) == (mode == "bsp"));
+    CHECK((waiting.find("going on, and waiting for a worker to take rank 2") == 0) == (mode == "backup"));
+  }
+}
+
 TEST_CASE("An operator ends a job that waits for workers, runs or has ended, and who asks later is told") {
   for (const std::string moment : {"waits", "runs", "failed"}) {
     TestJob job("bsp", 2);

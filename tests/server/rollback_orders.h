@@ -35,8 +35,8 @@ inline std::string ToString(const std::vector<Event>& path) {
 struct Size {
   ModeOptions mode;
   uint64_t steps = 2;
-  bool asks_at_once =
-      false;              // For a checkpoint, when the job runs; what is told of it may come late. Else at some time.
+  // For a checkpoint, when the job runs; what is told of it may come late. Else at some time.
+  bool asks_at_once = false;
   bool loses = false;     // A worker, at some time.
   bool replaces = false;  // And another takes its place, at some later one. Else that is at the end.
   // Also of what changes nothing for others; else building a version, for one, is part of what calls for it, and
