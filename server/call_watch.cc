@@ -14,7 +14,7 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
   }
   ++strangers_;
   calls_[call] = {
-      .peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .deadline = {}, .number = next_number_++};
+      .peer = std::move(peer), .cancel = std::move(cancel),   .member = {}, .number = next_number_++};
   return absl::OkStatus();
 }
 
@@ -26,7 +26,7 @@ bool CallWatch::EvictIdle() {
   }
   if (oldest == nullptr) return false;
   oldest->evicted = true;
-  oldest->deadline.reset();
+  oldest->receive_by.reset();
   --strangers_;
   oldest->cancel();
   return true;
@@ -69,30 +69,40 @@ void CallWatch::Adopt(const void* call) {
 void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
-  if (found == nullptr) return;
-  if (found->evicted) return;
+  if (found == nullptr || found->evicted) return;
   found->awaited = true;
   found->receiving = found->member.has_value();
-  found->deadline.reset();
-  if (!found->receiving) found->deadline = now + TimeFor(bytes);
+  found->receive_by.reset();
+  if (!found->receiving) found->receive_by = now + TimeFor(bytes);
+}
+
+void CallWatch::Received(const void* call) {
+  MutexLock lock(mutex_);
+  if (Call* const found = Find(call); found != nullptr) EndReceiving(*found);
 }
 
 void CallWatch::Sending(const void* call, size_t bytes, TimePoint now) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr) return;
-  found->receiving = false;
   found->awaited = false;
-  found->deadline = now + TimeFor(bytes);
+  found->send_by = now + TimeFor(bytes);
 }
 
-void CallWatch::Waiting(const void* call) {
+void CallWatch::Sent(const void* call) {
   MutexLock lock(mutex_);
-  Call* const found = Find(call);
-  if (found == nullptr) return;
-  found->awaited = false;
-  found->receiving = false;
-  found->deadline.reset();
+  if (Call* const found = Find(call); found != nullptr) found->send_by.reset();
+}
+
+void CallWatch::Ending(const void* call, size_t bytes, TimePoint now) {
+  Sending(call, bytes, now);
+  Received(call);
+}
+
+void CallWatch::EndReceiving(Call& call) {
+  call.awaited = false;
+  call.receiving = false;
+  call.receive_by.reset();
 }
 
 void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
@@ -104,13 +114,13 @@ void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
       const auto member = current.find(call.member->first);
       gone = member == current.end() || member->second != call.member->second;
     }
-    const bool late = call.deadline.has_value() && *call.deadline <= now;
-    if (!gone && !late) continue;
+    const auto late = [now](const std::optional<TimePoint>& deadline) { return deadline.has_value() && *deadline <= now; };
+    if (!gone && !late(call.receive_by) && !late(call.send_by)) continue;
     const std::string who = call.member.has_value() ? absl::StrCat("rank ", call.member->first, " at ") : "";
     spdlog::warn("a call of {}{} is cancelled: {}", who, call.peer,
                  gone ? "its caller is no longer a member of the job" : "no progress for too long");
-    call.receiving = false;  // Once is enough.
-    call.deadline.reset();
+    EndReceiving(call);  // Once is enough.
+    call.send_by.reset();
     call.cancel();
   }
 }

@@ -53,10 +53,14 @@ class CallWatch {
 
   // A message of at most `bytes` is expected from the caller. No deadline if it is a member.
   void Receiving(const void* call, size_t bytes, TimePoint now);
-  // A message of `bytes` is being sent to the caller.
+  // It is here, or may come at any time.
+  void Received(const void* call);
+  // A message of `bytes` is being sent to the caller, perhaps while another is expected.
   void Sending(const void* call, size_t bytes, TimePoint now);
-  // The call waits for the server.
-  void Waiting(const void* call);
+  // It is on its way.
+  void Sent(const void* call);
+  // The call ends with such a message, and expects nothing any more.
+  void Ending(const void* call, size_t bytes, TimePoint now);
 
   // Cancels the calls that are late, and those that expect a message from a caller that is no longer a member.
   // `members` is called under the lock, so that it knows of every member whose call was identified.
@@ -69,7 +73,8 @@ class CallWatch {
     std::string peer;
     std::function<void()> cancel;
     std::optional<std::pair<uint32_t, uint64_t>> member;  // Rank and incarnation.
-    std::optional<TimePoint> deadline;
+    std::optional<TimePoint> receive_by = {};
+    std::optional<TimePoint> send_by = {};
     bool receiving = false;  // From a member; while it is one.
     uint64_t number = 0;     // In the order of Add.
     bool awaited = true;     // A message of the caller's is.
@@ -81,6 +86,7 @@ class CallWatch {
   // Cancels the oldest stranger's call whose message is awaited. Returns whether there was one.
   bool EvictIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::chrono::nanoseconds TimeFor(size_t bytes) const;
+  static void EndReceiving(Call& call);
   Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CallLimits limits_;

@@ -41,6 +41,7 @@ class FloatBuffer {
 struct HeldBuffers {
   std::vector<FloatBuffer> tensors;
   uint64_t version = 0;
+  uint64_t build = 0;  // Which update wrote them (Parameters); 0: none did.
   std::atomic<int> holds = 0;
 };
 
@@ -54,7 +55,7 @@ class BufferRing {
 
   const std::shared_ptr<HeldBuffers>& current() const { return current_; }
   // Null if nothing is being written.
-  HeldBuffers* next() const { return next_.get(); }
+  const std::shared_ptr<HeldBuffers>& next() const { return next_; }
   bool in_place() const { return next_ == current_; }
   // Of all sets that exist.
   uint64_t bytes() const { return (1 + spare_.size()) * values_.size() * elements_ * sizeof(float); }

@@ -7,14 +7,12 @@
 #include "common/endpoint.h"
 #include "server/request_call.h"
 #include "server/server_call.h"
+#include "server/version_messages.h"
 
 namespace ps {
 namespace {
 
 using Context = grpc::GenericCallbackServerContext;
-
-// Payload of a reply message: up to a full slice (tests/bench/TRIALS.md).
-constexpr size_t kReplyBytes = kSliceElements * sizeof(float);
 
 // What a message may hold beside its payload. All of it is kept as long as the payload is, and only that is reserved.
 constexpr size_t kMaxHeaderBytes = kMaxSmallRequestBytes;
@@ -28,9 +26,10 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
                                                  " are allowed"));
 }
 
-// gRPC runs one reaction at a time until the last message is read; from then on at most one request is parked at the
-// shard or one write is under way, and the request's callback is the only one that moves the call on. Every stage is
-// bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard.
+// Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message at
+// a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is bounded:
+// by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the call's, then
+// the ServerCall's, the parameters' release hook and the shard's.
 class DataCall : public ServerCall {
  public:
   DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits)
@@ -48,10 +47,17 @@ class DataCall : public ServerCall {
   PushPullSession::Callback OnReply(bool constants) {
     return [self = Self(this), constants](absl::StatusOr<PushPullSession::Reply> reply) {
       if (!reply.ok()) return self->End(reply.status());
-      if (!reply->weights.has_value()) return self->Answer(EncodeMessage(reply->header));
-      self->header_ = std::move(reply->header);
-      self->pin_ = *std::move(reply->weights);
-      self->constants_ = constants;
+      MutexLock lock(self->mutex_);
+      self->messages_.Answer(std::move(reply->header), std::move(reply->weights), constants);
+      self->WriteMore();
+    };
+  }
+
+  // Slices of the version that a push makes, before it is committed.
+  BuildStreams::Callback OnBuilt() {
+    return [self = Self(this)](BuiltSlices built) {
+      MutexLock lock(self->mutex_);
+      self->messages_.Add(std::move(built));
       self->WriteMore();
     };
   }
@@ -61,39 +67,27 @@ class DataCall : public ServerCall {
 
  private:
   void OnGone() final { session_.Gone(); }
-  void OnWritten() final { WriteMore(); }
+  void OnOver() final { session_.Over(); }
+  void OnWritten() final {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    WriteMore();
+  }
 
-  // The next message of the pinned version; the slices keep it pinned until gRPC has let go of them.
-  void WriteMore() {
-    const ShardLayout& layout = pin_->layout();
-    std::vector<OutgoingSlice> slices;
-    size_t bytes = 0;
-    for (; next_slice_ < layout.slices(); ++next_slice_) {
-      const SliceInfo& info = layout.slice(next_slice_);
-      if (!constants_ && !layout.is_pushed(next_slice_)) continue;
-      if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kReplyBytes) break;
-      bytes += static_cast<size_t>(info.bytes());
-      slices.push_back({.index = info.index, .values = pin_->slice(next_slice_), .release = [pin = *pin_] {}});
-    }
-    const bool last = next_slice_ == layout.slices();
-    const grpc::ByteBuffer message = EncodeSlices(header_, std::move(slices));
-    if (last) {
-      pin_.reset();
-      return Answer(message);
-    }
-    header_.clear_push();
-    header_.clear_waited_us();
-    header_.clear_hyperparameters();
-    Write(message);
+  void WriteMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_) return;
+    const std::optional<VersionMessages::Message> message = messages_.Next();
+    if (!message.has_value()) return;
+    writing_ = true;
+    message->last ? Answer(message->bytes) : Write(message->bytes);
   }
 
   Shard& shard_;
   PushPullSession session_;
   bool identified_ = false;
-  v1::PullReply header_;           // Of the next message to write.
-  std::optional<VersionPin> pin_;  // What is written.
-  bool constants_ = true;          // With it.
-  size_t next_slice_ = 0;          // Local index.
+  Mutex mutex_;
+  VersionMessages messages_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 class InitCall final : public DataCall {
@@ -127,7 +121,10 @@ class PushCall final : public DataCall {
       : DataCall(watch, context, shard, limits), weights_(weights) {}
 
  private:
-  void OnBegin() override { Read(kMaxMessageBytes); }
+  void OnBegin() override {
+    if (weights_) session().Stream(OnBuilt());
+    Read(kMaxMessageBytes);
+  }
 
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::PushRequest request;

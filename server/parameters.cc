@@ -98,9 +98,19 @@ std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBu
 
 VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
   Check(!updating_in_place(), "a version that is being overwritten is not read");
-  const auto entry = readers_->Add({.reader = reader, .version = version(), .since = now});
+  return PinBuffers(weights_.current(), version(), reader, now);
+}
+
+VersionPin Parameters::PinNext(const Reader& reader, TimePoint now) {
+  Check(weights_.next() != nullptr && !weights_.in_place(), "a version in the making is written beside the current one");
+  return PinBuffers(weights_.next(), version() + 1, reader, now);
+}
+
+VersionPin Parameters::PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
+                                  TimePoint now) {
+  const auto entry = readers_->Add({.reader = reader, .version = version, .since = now});
   VersionPin pin;
-  pin.buffers_ = Hold(weights_.current(), [readers = readers_, entry] { readers->Remove(entry); });
+  pin.buffers_ = Hold(buffers, [readers = readers_, entry] { readers->Remove(entry); });
   pin.layout_ = layout_;
   return pin;
 }
@@ -135,6 +145,7 @@ bool Parameters::Begin(bool in_place, Update* update) {
     weights_.Abandon();
     return false;
   }
+  weights_.next()->build = ++builds_;
   update->weights = weights_.current()->tensors[0].data();
   update->new_weights = weights_.next()->tensors[0].data();
   for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {

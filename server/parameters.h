@@ -32,7 +32,9 @@ namespace ps {
 class VersionPin {
  public:
   VersionPin() = default;
-  uint64_t version() const { return buffers_->version; }
+  uint64_t version() const { return buffers_->version; }  // Not of a version in the making.
+  // The number of the update that made it, which no other update of these parameters has; 0: none did.
+  uint64_t build() const { return buffers_->build; }
   const ShardLayout& layout() const { return *layout_; }
   // All of the shard's; slice i is at layout().slice(i).shard_offset.
   std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
@@ -117,6 +119,9 @@ class Parameters {
   bool updating_in_place() const { return weights_.in_place(); }
   // Must not be called while updating_in_place().
   VersionPin Pin(const Reader& reader, TimePoint now);
+  // Of the version in the making, which is written beside the current one: of slices that are built it may be read, and
+  // what is held is not written again, also when it is abandoned.
+  VersionPin PinNext(const Reader& reader, TimePoint now);
   // Keeps the current version's weights for later updates; nobody is named as its reader. As Pin.
   KeptVersion Keep() { return Hold(weights_.current(), {}); }
   // Neither the current version's weights nor its state are being overwritten.
@@ -135,6 +140,8 @@ class Parameters {
 
   // ---- Updating
 
+  // Of the update that has begun, as VersionPin::build.
+  uint64_t build() const { return builds_; }
   // What the next update reads, before it has begun: the current version, which nobody writes until then.
   Update Current() const;
   // Begins the update that makes the next version. In place, if it may be, where nobody holds the current one. False if
@@ -156,6 +163,8 @@ class Parameters {
   struct ReleaseHook;
   bool Begin(bool in_place, Update* update);
   std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
+  VersionPin PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
+                        TimePoint now);
 
   const std::shared_ptr<const ShardLayout> layout_;
   const size_t max_versions_;
@@ -164,6 +173,7 @@ class Parameters {
   BufferRing weights_;
   BufferRing state_;
   SkippedUpdates skipped_;
+  uint64_t builds_ = 0;  // That have begun.
   uint64_t initial_sender_ = 0;
   std::vector<bool> has_initial_;
   size_t initial_slices_ = 0;

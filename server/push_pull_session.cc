@@ -35,6 +35,7 @@ absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSl
     return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
   }
   push_ = std::move(header);
+  if (push_->stream() && stream_) shard_.OpenStream(this, *push_, std::exchange(stream_, nullptr));
   return shard_.AddSlices(this, *push_, std::move(slices));
 }
 

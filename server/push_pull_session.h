@@ -50,6 +50,9 @@ class PushPullSession {
 
   // Some slices of its push. Errors as Shard::AddSlices; INVALID_ARGUMENT if the header is another push's.
   absl::Status Add(v1::PushRequest header, std::vector<ReceivedSlice> slices);
+  // Called with slices of the version that its push makes, as they are built, if the push asks for that; never after
+  // Finish's callback. To be given before the first Add, by who can send them then.
+  void Stream(BuildStreams::Callback callback) { stream_ = std::move(callback); }
   // The client has said all of its push. INVALID_ARGUMENT, by the callback, if that was nothing.
   void Finish(bool weights, Callback callback);
 
@@ -58,6 +61,8 @@ class PushPullSession {
 
   // The client is gone: what waits is answered CANCELLED. A push whose slices are all here still counts.
   void Gone();
+  // The call has ended: it gets no more slices. Once nothing else is called.
+  void Over() { shard_.CloseStream(this); }
 
  private:
   void Await(const ShardRequest& request, bool push_ended, Callback callback);
@@ -66,6 +71,7 @@ class PushPullSession {
   Shard& shard_;
   const std::string peer_;
   const WaitLimits limits_;
+  BuildStreams::Callback stream_;  // Until it is opened.
   std::optional<v1::PushRequest> push_;  // The newest message's header.
   std::atomic<bool> gone_ = false;
 };

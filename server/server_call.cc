@@ -19,19 +19,12 @@ void ServerCall::StartReading(size_t max_bytes, bool in_time) {
   MutexLock lock(mutex_);
   if (ended_) return;
   max_bytes_ = max_bytes;
-  if (in_time) {
-    watch_.Receiving(this, max_bytes, Now());
-  } else if (!writing_) {
-    watch_.Waiting(this);
-  }
+  in_time ? watch_.Receiving(this, max_bytes, Now()) : watch_.Received(this);
   StartRead(&incoming_);
 }
 
 void ServerCall::OnReadDone(bool ok) {
-  {
-    MutexLock lock(mutex_);
-    if (!writing_) watch_.Waiting(this);  // What is being written keeps its deadline.
-  }
+  watch_.Received(this);
   if (!ok) return OnMessagesEnd();
   if (incoming_.Length() > max_bytes_) {
     return End(absl::InvalidArgumentError(
@@ -56,10 +49,10 @@ void ServerCall::Write(const grpc::ByteBuffer& message) {
 
 void ServerCall::OnWriteDone(bool ok) {
   if (!ok) return End(absl::CancelledError("the caller disconnected"));
-  watch_.Waiting(this);
   {
     MutexLock lock(mutex_);
     writing_ = false;
+    if (!ended_) watch_.Sent(this);
   }
   OnWritten();
 }
@@ -70,7 +63,7 @@ void ServerCall::Answer(const grpc::ByteBuffer& message) {
     if (std::exchange(ended_, true)) return;
     Check(!writing_, "a call writes one message at a time");
     outgoing_ = message;
-    watch_.Sending(this, outgoing_.Length(), Now());
+    watch_.Ending(this, outgoing_.Length(), Now());
   }
   // The call's own memory until OnDone.
   StartWriteAndFinish(&outgoing_, grpc::WriteOptions(), grpc::Status::OK);
@@ -80,7 +73,7 @@ void ServerCall::End(const absl::Status& status) {
   {
     MutexLock lock(mutex_);
     if (std::exchange(ended_, true)) return;
-    watch_.Sending(this, 0, Now());
+    watch_.Ending(this, 0, Now());
   }
   Finish(ToGrpc(status));
 }

@@ -20,7 +20,8 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       report_(std::move(report)),
       metrics_(metrics),
       store_(store),
-      state_(options, pool_, [this](size_t slices) { OnBuilt(slices); }),
+      state_(options, pool_, [this](const std::vector<size_t>& slices) { OnBuilt(slices); }),
+      streams_(outbox_),
       applies_in_place_(state_.applies_in_place()),
       pool_(options.apply_threads) {}
 
@@ -162,7 +163,7 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
   }
   if (ready.update == nullptr) return absl::OkStatus();
   ready.update->Build(ready.slices);
-  OnBuilt(ready.slices.size());
+  OnBuilt(ready.slices);
   return absl::OkStatus();
 }
 
@@ -221,7 +222,7 @@ void Shard::Record(const Pushes& pushes) {
   }
 }
 
-void Shard::OnBuilt(size_t slices) {
+void Shard::OnBuilt(const std::vector<size_t>& slices) {
   const OutboxLock lock(outbox_, mutex_);
   state_.updater.OnBuilt(slices);
   Advance();
@@ -244,6 +245,7 @@ void Shard::Advance() {
     reached.set_phase(v1::Cut::ADVANCE);
     Report(state_.ReportCut(reached, state_.parameters->version()));
   }
+  TellBuilt();
   Discard();
 }
 
@@ -277,6 +279,27 @@ void Shard::OnChanged(const HyperparameterTimeline::Change& change) {
   nlohmann::ordered_json fields = {{"version", change.version}, {"values", ToJson(change.values)}};
   if (change.schedule.has_value()) fields["schedule"] = ToString(*change.schedule);
   metrics_->Write("set", fields);
+}
+
+// ---- Streams
+
+void Shard::OpenStream(const void* session, const v1::PushRequest& header, BuildStreams::Callback callback) {
+  const OutboxLock lock(outbox_, mutex_);
+  if (!state_.mode->policy().exact_versions() || !state_.job.IsMember(header.id())) return;
+  streams_.Open(session, header.id().rank(), header.step(), std::move(callback));
+}
+
+void Shard::CloseStream(const void* session) {
+  const OutboxLock lock(outbox_, mutex_);
+  streams_.Close(session);
+}
+
+void Shard::TellBuilt() {
+  if (state_.parameters == nullptr) return;
+  streams_.Tell(state_.updater.readable_early(), state_.parameters->build(), [&](uint32_t rank) {
+    mutex_.AssertHeld();
+    return state_.parameters->PinNext({.rank = rank, .peer = ""}, options_.clock());
+  });
 }
 
 // ---- Waits
@@ -320,6 +343,7 @@ void Shard::AnswerWaits() {
 
 bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {
   if (!answer.has_value()) return false;
+  streams_.Close(wait.session);
   outbox_.Add([callback = wait.callback, answer = *std::move(answer)] { callback(answer); });
   return true;
 }

@@ -24,6 +24,7 @@
 #include "common/payload.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
+#include "server/build_streams.h"
 #include "server/checkpoint_store.h"
 #include "server/hash_slices.h"
 #include "server/shard_options.h"
@@ -60,6 +61,11 @@ class Shard {
   // Some slices of a push. A push that has its answer already is left alone (Await tells it). INVALID_ARGUMENT names
   // the slice or tensor that is wrong, and drops the part of the push that arrived before.
   absl::Status AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices);
+
+  // From now on the session gets slices of the version that this push makes, as they are built, until its Await is
+  // answered or CloseStream is called. Only where a version is one step's, and each of its slices depends on itself alone.
+  void OpenStream(const void* session, const v1::PushRequest& header, BuildStreams::Callback callback);
+  void CloseStream(const void* session);
 
   // Asks once: the answer comes by the callback, at the latest after request.wait (DEADLINE_EXCEEDED, with what was
   // waited for). `push_ended`: neither this session nor another brings more of the push; if some of it is missing it is
@@ -126,7 +132,7 @@ class Shard {
   void OnEnded(const Updater::Ended& ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The first version is published that is made with these hyperparameters.
   void OnChanged(const HyperparameterTimeline::Change& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnBuilt(size_t slices);
+  void OnBuilt(const std::vector<size_t>& slices);
   // What all shards have found: of a version, or of a push.
   void OnNorms(const v1::NormTotals& totals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnPushMeasured(v1::NormSums sums);
@@ -142,6 +148,8 @@ class Shard {
   void OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped);
   void Fail(const std::string& reason, bool not_finite = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Tells streams what was built since.
+  void TellBuilt() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Deliver(const Wait& wait, ShardState::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -153,6 +161,7 @@ class Shard {
   Outbox outbox_;
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
+  BuildStreams streams_ ABSL_GUARDED_BY(mutex_);
   std::optional<float> told_learning_rate_ ABSL_GUARDED_BY(mutex_);  // That the chief knows of.
   uint64_t told_version_ ABSL_GUARDED_BY(mutex_) = 0;                // Likewise.
   std::atomic<bool> applies_in_place_;                               // As in the state; read without the lock.

@@ -63,7 +63,7 @@ struct ShardState {
   std::vector<std::shared_ptr<const void>> discarded;
 
   // The pool outlives it; on_built as Updater's.
-  ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(size_t)> on_built);
+  ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(const std::vector<size_t>&)> on_built);
 
   // ---- Events
 

@@ -19,7 +19,7 @@ using Stage = Updater::Update::Stage;
 
 Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
                  const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements,
-                 ThreadPool& pool, std::function<void(size_t)> on_built)
+                 ThreadPool& pool, std::function<void(const std::vector<size_t>&)> on_built)
     : mode_(mode),
       gradients_(&gradients),
       differences_(differences),
@@ -183,7 +183,7 @@ void Updater::Post(const std::vector<size_t>& slices) {
   const size_t count = ranges.size();
   pool_.Post(
       count, [update = current_, ranges = std::move(ranges)](size_t i) { update->BuildRange(ranges[i]); },
-      [this, built = slices.size()] { on_built_(built); });
+      [this, slices] { on_built_(slices); });
 }
 
 // ---- Before the set is decided on
@@ -245,11 +245,17 @@ void Updater::Change(HyperparameterTimeline::Change change) {
 
 // ---- The end of an update
 
-void Updater::OnBuilt(size_t slices) {
+void Updater::OnBuilt(const std::vector<size_t>& slices) {
   Check(current_ != nullptr && current_->parts > 0, "what was built belongs to the version in the making");
   --current_->parts;
-  current_->built += slices;
+  current_->built.insert(current_->built.end(), slices.begin(), slices.end());
   if (current_->measuring() && current_->parts == 0 && current_->state == State::kCommitted) OnMeasured();
+}
+
+const Updater::Update* Updater::readable_early() const {
+  if (current_ == nullptr || !current_->begun() || current_->state == State::kAbandoned) return nullptr;
+  const bool alone = current_->versions.size() == 1 && current_->squares.empty();
+  return alone && !parameters_->updating_in_place() && current_->not_finite == SIZE_MAX ? current_.get() : nullptr;
 }
 
 std::optional<Updater::Ended> Updater::TakeEnded() {
@@ -262,7 +268,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
     return ended;
   }
   if (!current_->begun()) return std::nullopt;
-  Check(current_->built == layout_->slices(), "a version that is committed is built whole");
+  Check(current_->built.size() == layout_->slices(), "a version that is committed is built whole");
   if (current_->not_finite != SIZE_MAX) {
     ruined_ = parameters_->updating_in_place();
     parameters_->GiveUp();

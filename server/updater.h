@@ -93,7 +93,7 @@ class Updater {
     bool awaits_totals = false;   // Of this stage, from the chief.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
     size_t parts = 0;             // That are being built, each of some slices.
-    size_t built = 0;             // Slices.
+    std::vector<size_t> built;    // Slices, in the order in which they were.
 
     // Some of it is read where another process may change it, so it may turn out wrong as it is made.
     bool changeable() const;
@@ -147,7 +147,7 @@ class Updater {
   // together are built by whoever brought them; more are spread over the pool.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
           const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
-          std::function<void(size_t slices)> on_built);
+          std::function<void(const std::vector<size_t>& slices)> on_built);
 
   // What gradients are applied with from now on, in place of what was given; nothing has been made yet.
   void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const ClipOptions& clip);
@@ -203,8 +203,11 @@ class Updater {
   // The chief tells no more totals: a version that has not got its own will not be made, nor any after it.
   void GiveUpRound();
 
-  // A part of that many slices has been built; 0: it was measured.
-  void OnBuilt(size_t slices);
+  // These slices have been built; none: a part was measured.
+  void OnBuilt(const std::vector<size_t>& slices);
+  // What is in the making, if its slices may be read before it is committed: each depends on itself alone, they are
+  // written beside the current version, and so far all are finite.
+  const Update* readable_early() const;
 
   // Publishes or discards what is in the making, if it is complete or was abandoned, and says so.
   std::optional<Ended> TakeEnded();
@@ -274,7 +277,7 @@ class Updater {
   ClipOptions clip_;
   const size_t max_inline_elements_;
   ThreadPool& pool_;
-  const std::function<void(size_t)> on_built_;
+  const std::function<void(const std::vector<size_t>&)> on_built_;
   Parameters* parameters_ = nullptr;
   std::shared_ptr<const ShardLayout> layout_;
   std::shared_ptr<Update> current_;

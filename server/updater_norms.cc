@@ -47,7 +47,7 @@ void Updater::NextStage() {
   update.weight_squares.assign(update.stage == Stage::kTrustRatios ? items : 0, 0);
   update.parts = 1;
   pool_.Post(
-      items, [update = current_](size_t i) { update->MeasureItem(i); }, [this] { on_built_(0); });
+      items, [update = current_](size_t i) { update->MeasureItem(i); }, [this] { on_built_({}); });
 }
 
 void Updater::Update::MeasureItem(size_t i) {

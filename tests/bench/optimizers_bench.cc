@@ -78,7 +78,7 @@ class ShardUpdates {
         pool_(threads),
         parameters_(layout_, InitialState(), /*max_versions=*/2, /*max_kept=*/0, [] {}),
         updater_(*mode_, *optimizer_, *differences_, hyperparameters_, /*clip=*/{}, /*max_inline_elements=*/0, pool_,
-                 [this](size_t slices) { OnBuilt(slices); }) {
+                 [this](const std::vector<size_t>& slices) { OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
     push_->samples = 1;
     const auto* bytes = reinterpret_cast<const uint8_t*>(gradient_->data());
@@ -147,7 +147,7 @@ class ShardUpdates {
     return state;
   }
 
-  void OnBuilt(size_t slices) {
+  void OnBuilt(const std::vector<size_t>& slices) {
     MutexLock lock(mutex_);
     updater_.OnBuilt(slices);
     const std::optional<Updater::Ended> ended = updater_.TakeEnded();

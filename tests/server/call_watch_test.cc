@@ -42,7 +42,7 @@ TEST_CASE(
   int call = 0;
   REQUIRE(calls.Add(&call).ok());
   REQUIRE(calls.watch.Identify(&call, 1, 7).ok());
-  calls.watch.Waiting(&call);
+  calls.watch.Received(&call);
   calls.Tick(seconds(1000));
   CHECK(call == 0);
   calls.watch.Sending(&call, 1000, calls.start + seconds(1000));
@@ -50,6 +50,41 @@ TEST_CASE(
   CHECK(call == 0);
   calls.Tick(seconds(1011));
   CHECK(call == 1);
+}
+
+TEST_CASE("What is written while a member sends must be taken in time, however busily it sends") {
+  Calls calls({.grace = seconds(10), .bytes_per_s = 1000});
+  int call = 0;
+  REQUIRE(calls.Add(&call).ok());
+  REQUIRE(calls.watch.Identify(&call, 1, 7).ok());
+  calls.watch.Receiving(&call, 5000, calls.start);
+  calls.watch.Sending(&call, 1000, calls.start);
+  for (int at = 1; at <= 10; ++at) {  // Message after message.
+    calls.watch.Received(&call);
+    calls.watch.Receiving(&call, 5000, calls.start + seconds(at));
+    calls.Tick(seconds(at));
+  }
+  CHECK(call == 0);
+  SECTION("It was not taken") {
+    calls.Tick(seconds(11));
+    CHECK(call == 1);
+  }
+  SECTION("It was taken, and the member may go on sending") {
+    calls.watch.Sent(&call);
+    calls.Tick(seconds(100));
+    CHECK(call == 0);
+    calls.members[1] = 8;
+    calls.Tick(seconds(101));
+    CHECK(call == 1);
+  }
+  SECTION("The call ends with it") {
+    calls.watch.Ending(&call, 1000, calls.start + seconds(10));
+    calls.members[1] = 8;  // Nothing is expected any more.
+    calls.Tick(seconds(20));
+    CHECK(call == 0);
+    calls.Tick(seconds(21));
+    CHECK(call == 1);
+  }
 }
 
 TEST_CASE("A member in the middle of sending may take its time for as long as it is a member") {
@@ -70,7 +105,7 @@ TEST_CASE("Strangers' calls have a limit, each member's another, and one that en
   int call[4] = {};
   REQUIRE(calls.Add(&call[0]).ok());
   REQUIRE(calls.Add(&call[1]).ok());
-  for (int each : {0, 1}) calls.watch.Waiting(&call[each]);  // Both have spoken.
+  for (int each : {0, 1}) calls.watch.Received(&call[each]);  // Both have spoken.
   CHECK(absl::IsResourceExhausted(calls.Add(&call[2])));
   REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());
   REQUIRE(calls.watch.Identify(&call[0], 1, 7).ok());  // Said again with its next message.
@@ -92,14 +127,14 @@ TEST_CASE("Calls that are awaited keep nobody out: the oldest one makes room") {
   int call[5] = {};
   REQUIRE(calls.Add(&call[0]).ok());
   REQUIRE(calls.Add(&call[1]).ok());
-  calls.watch.Waiting(&call[0]);
+  calls.watch.Received(&call[0]);
   REQUIRE(calls.Add(&call[2]).ok());
   CHECK(call[0] == 0);
   CHECK(call[1] == 1);
   REQUIRE(calls.Add(&call[3]).ok());
   CHECK(call[2] == 1);
   for (const int evicted : {1, 2}) calls.watch.Remove(&call[evicted]);
-  calls.watch.Waiting(&call[3]);
+  calls.watch.Received(&call[3]);
   CHECK(absl::IsResourceExhausted(calls.Add(&call[4])));
 }
 
@@ -107,13 +142,13 @@ TEST_CASE("A call that somebody took in who limits such calls is no stranger's, 
   Calls calls({.strangers = 1, .grace = seconds(10), .bytes_per_s = 1000});
   int call[3] = {};
   REQUIRE(calls.Add(&call[0]).ok());
-  calls.watch.Waiting(&call[0]);
+  calls.watch.Received(&call[0]);
   CHECK(absl::IsResourceExhausted(calls.Add(&call[1])));
   calls.watch.Adopt(&call[0]);
   calls.watch.Adopt(&call[0]);
   CHECK(calls.watch.Identify(&call[0], 1, 7).ok());  // It stays so.
   REQUIRE(calls.Add(&call[1]).ok());
-  calls.watch.Waiting(&call[1]);
+  calls.watch.Received(&call[1]);
   CHECK(calls.watch.open_calls() == 2);
   calls.watch.Sending(&call[0], 1000, calls.start);
   calls.Tick(seconds(12));

@@ -33,7 +33,7 @@ class UpdaterBench {
         parameters_(layout_, std::vector<float>(static_cast<size_t>(optimizer_->state_tensors())), options.max_versions,
                     0, [] {}),
         updater_(*mode_, *optimizer_, *outer_, options.hyperparameters, options.clip,
-                 /*max_inline_elements=*/1, pool_, [this](size_t slices) { updater_.OnBuilt(slices); }) {
+                 /*max_inline_elements=*/1, pool_, [this](const std::vector<size_t>& slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
 
@@ -75,7 +75,7 @@ class UpdaterBench {
   void Build(const Updater::SpeculativeUpdate& ready) {
     if (ready.update == nullptr) return;
     ready.update->Build(ready.slices);
-    updater_.OnBuilt(ready.slices.size());
+    updater_.OnBuilt(ready.slices);
   }
   // Works until nothing moves.
   void Work() {

@@ -113,6 +113,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.wait = std::chrono::duration_cast<std::chrono::milliseconds>(wait);
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
+  call.stream = call.kind == CallKind::kPushPull && exact();
   call.view = request_.view;
   call.out = &out_;
   call.in = &request_.in;

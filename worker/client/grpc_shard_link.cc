@@ -12,6 +12,7 @@
 #include "common/sync.h"
 #include "worker/client/call_messages.h"
 #include "worker/client/deadline.h"
+#include "worker/client/early_slices.h"
 
 namespace ps {
 namespace {
@@ -75,7 +76,16 @@ class GrpcShardCall final : public ShardCall,
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
+  // The answer came: what is here of this build is the version's.
+  void Commit(uint64_t build);
+  // What came of a build does not count.
+  void Forget();
+  absl::Status TakeEarly(uint64_t build, const std::vector<ReceivedSlice>& slices);
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
+  // That it is one of this shard's, and has not come before.
+  absl::Status Count(const ReceivedSlice& slice);
+  // To where it belongs, if it is wanted.
+  bool Write(const ReceivedSlice& slice) const;
   TimePoint Moved();
   void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -88,10 +98,12 @@ class GrpcShardCall final : public ShardCall,
   grpc::ClientContext context_;
   const TimePoint made_at_;
   std::atomic<TimePoint::rep> moved_at_;
-  std::atomic<TimePoint::rep> reply_began_at_ = 0;  // Its first bytes are here; 0: none are.
+  std::atomic<TimePoint::rep> reply_began_at_ = 0;  // The answer's first bytes are here; 0: none are.
   // Of the reads, which gRPC reports one after the other, and of the end, which follows the last of them.
   grpc::ByteBuffer received_;
   std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
+  EarlySlices early_;
+  bool committed_ = false;
   ShardReply reply_;
   absl::Status read_error_;
 
@@ -167,6 +179,7 @@ void GrpcShardCall::WriteNext() {
 v1::PushRequest GrpcShardCall::PushHeader() const {
   v1::PushRequest header = PushHeaderOf(request_);
   *header.mutable_id() = target_.id;
+  header.set_stream(request_.stream);
   return header;
 }
 
@@ -249,29 +262,64 @@ absl::Status GrpcShardCall::OnMessage() {
   v1::PullReply pull;
   const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
   if (!slices.ok()) return slices.status();
+  if (pull.build() > 0 && !pull.has_push() && request_.stream && !committed_) return TakeEarly(pull.build(), *slices);
   PS_RETURN_IF_ERROR(TakePull(pull, &reply_));
+  if (!std::exchange(committed_, true)) Commit(pull.build());
   return TakeSlices(*slices);
+}
+
+absl::Status GrpcShardCall::TakeEarly(uint64_t build, const std::vector<ReceivedSlice>& slices) {
+  if (build != early_.build()) Forget();
+  for (const ReceivedSlice& slice : slices) {
+    PS_RETURN_IF_ERROR(Count(slice));
+    early_.Add(build, slice, [this](const ReceivedSlice& each) { return Write(each); });
+  }
+  return absl::OkStatus();
+}
+
+void GrpcShardCall::Commit(uint64_t build) {
+  if (early_.build() != 0) reply_began_at_ = Now().time_since_epoch().count();  // Until now it was the push.
+  if (build != early_.build()) Forget();
+  const auto take = [this](const ReceivedSlice& slice) {
+    if (Write(slice) && request_.on_slice) request_.on_slice(slice.index);
+  };
+  early_.Commit(build, take, [this](uint32_t slice) {
+    if (request_.on_slice) request_.on_slice(slice);
+  });
+}
+
+void GrpcShardCall::Forget() {
+  received_slices_.clear();
+  reply_.slices = 0;
 }
 
 absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices) {
   for (const ReceivedSlice& slice : slices) {
-    const auto& all = target_.plan.slices();
-    if (slice.index >= all.size() || all[slice.index].shard != target_.shard ||
-        slice.payload.bytes() != static_cast<size_t>(all[slice.index].bytes())) {
-      return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
-                                              " bytes, which is not a slice of this shard or has the wrong size"));
-    }
-    received_slices_.resize(all.size());
-    if (received_slices_[slice.index])
-      return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
-    received_slices_[slice.index] = true;
-    ++reply_.slices;
-    if (request_.wants_slice && !request_.wants_slice(slice.index)) continue;
-    const SliceInfo& info = all[slice.index];
-    slice.payload.CopyTo((*request_.in)[info.tensor].data() + info.offset);
-    if (request_.on_slice) request_.on_slice(slice.index);
+    PS_RETURN_IF_ERROR(Count(slice));
+    if (Write(slice) && request_.on_slice) request_.on_slice(slice.index);
   }
   return absl::OkStatus();
+}
+
+absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
+  const auto& all = target_.plan.slices();
+  if (slice.index >= all.size() || all[slice.index].shard != target_.shard ||
+      slice.payload.bytes() != static_cast<size_t>(all[slice.index].bytes())) {
+    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
+                                            " bytes, which is not a slice of this shard or has the wrong size"));
+  }
+  received_slices_.resize(all.size());
+  if (received_slices_[slice.index]) return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
+  received_slices_[slice.index] = true;
+  ++reply_.slices;
+  return absl::OkStatus();
+}
+
+bool GrpcShardCall::Write(const ReceivedSlice& slice) const {
+  if (request_.wants_slice && !request_.wants_slice(slice.index)) return false;
+  const SliceInfo& info = target_.plan.slices()[slice.index];
+  slice.payload.CopyTo((*request_.in)[info.tensor].data() + info.offset);
+  return true;
 }
 
 void GrpcShardCall::OnDone(const grpc::Status& status) {

@@ -54,6 +54,9 @@ struct CallRequest {
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;
+  // Of a push_pull: slices may come, and be written to `in`, before the version that they are of is committed; on_slice
+  // follows when it is. A link need not make use of it.
+  bool stream = false;
   // The weights need not be written to `in` if the reply can have a view of them. Only where the link can_view.
   bool view = false;
   // Before a slice is written to `in`: whether it is to be. After it was: called. Each may be empty. Called from the

@@ -1,0 +1,49 @@
+// What a call has to send of a version, cut into messages (PullReply): slices of a version in the making as they come,
+// then the answer, which says which build counts, and the slices that are still missing.
+//
+// Not thread-safe: the call locks. It holds weights as long as slices of them are to be sent; what was encoded holds
+// them itself until gRPC has let go of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <queue>
+#include <vector>
+
+#include <grpcpp/support/byte_buffer.h>
+#include "ps/v1/ps.pb.h"
+#include "server/build_streams.h"
+#include "server/parameters.h"
+
+namespace ps {
+
+class VersionMessages {
+ public:
+  // More slices of a build may be sent, or none of it any more.
+  void Add(BuiltSlices built);
+  // The answer, once; `constants`: their slices, too. Without weights there is nothing else to send.
+  void Answer(v1::PullReply header, std::optional<VersionPin> weights, bool constants);
+
+  struct Message {
+    grpc::ByteBuffer bytes;
+    bool last = false;
+  };
+  // What is to be sent now, if anything is.
+  std::optional<Message> Next();
+
+ private:
+  // Of the weights that are held, those of lower index, so of earlier layers, first.
+  grpc::ByteBuffer NextSlices(const v1::PullReply& header);
+  void QueueMissing();
+
+  std::optional<VersionPin> weights_;
+  uint64_t build_ = 0;  // That slices were sent of last; 0: of none.
+  std::vector<bool> sent_;  // Of it, by local index; empty: none.
+  std::priority_queue<size_t, std::vector<size_t>, std::greater<>> queue_;  // Local indices.
+  std::optional<v1::PullReply> answer_;  // Until it was sent.
+  bool answered_ = false;
+  bool constants_ = false;
+};
+
+}  // namespace ps
