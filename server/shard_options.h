@@ -26,7 +26,7 @@ struct ShardOptions {
   ScheduleOptions schedule;
   ClipOptions clip;
   int apply_threads = 1;               // 0: updates wait for ApplyPosted.
-  size_t max_inline_elements = 65536;  // Of slices that whoever brings their last contribution builds; a message's.
+  size_t max_inline_elements = 32768;  // Of slices that whoever brings their last contribution builds; others are posted.
   size_t max_versions = 4;             // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;     // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 64;              // Calls of others than members that may wait at once.

@@ -80,7 +80,7 @@ void RetryingExchange::Begin() {
       all_ready_at_ = timer_.now();
     }
   }
-  for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) StartCall(shard);
+  for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) StartCall((shard + context_->rank) % context_->plan.num_shards());
   if (!request_.sends_no_slices() && !request_.deferred) {
     for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) {
       if (request_.has_constants() || IsPushed(context_->plan.layout()[tensor].kind)) TensorReady(tensor);

@@ -1,5 +1,6 @@
 #include "worker/client/grpc_shard_link.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <utility>
@@ -17,8 +18,17 @@
 namespace ps {
 namespace {
 
-// Payload of a message: what is ready, up to a full slice (tests/bench/TRIALS.md).
-constexpr size_t kMessageBytes = kSliceElements * sizeof(float);
+// Payload of a message: what is ready, up to this. A server builds from whole messages, and answers with what it has
+// built while others are on their way: so a message is a small part of what a call sends, but no smaller than a slice
+// (tests/bench/TRIALS.md).
+constexpr int64_t kMostMessageBytes = 1 << 20;
+constexpr int64_t kLeastMessages = 64;
+
+size_t MessageBytes(const SlicePlan& plan, uint32_t shard) {
+  const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
+  return static_cast<size_t>(std::min(bytes / kLeastMessages, kMostMessageBytes));
+}
+
 // What a message says of each slice is bounded by servers, too (64 KiB).
 constexpr size_t kMessageSlices = 4096;
 
@@ -53,6 +63,7 @@ class GrpcShardCall final : public ShardCall,
       : target_(target),
         request_(std::move(request)),
         on_end_(std::move(on_end)),
+        message_bytes_(MessageBytes(target.plan, target.shard)),
         stub_(target.channel),
         made_at_(Now()),
         moved_at_(made_at_.time_since_epoch().count()) {}
@@ -93,6 +104,7 @@ class GrpcShardCall final : public ShardCall,
   const CallRequest request_;
   const EndFunction on_end_;
   std::shared_ptr<GrpcShardCall> self_;  // gRPC's hold on the call, until OnDone.
+  const size_t message_bytes_;
   grpc::GenericStub stub_;
   std::atomic<bool> cancelled_ = false;  // By this side.
   grpc::ClientContext context_;
@@ -199,7 +211,7 @@ grpc::ByteBuffer GrpcShardCall::NextMessage() {
       queue_.pop_front();
       continue;
     }
-    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kMessageBytes) break;
+    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > message_bytes_) break;
     bytes += static_cast<size_t>(info.bytes());
     slices.push_back({.index = info.index,
                       .values = (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset),
