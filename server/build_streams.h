@@ -16,6 +16,7 @@
 
 #include "common/outbox.h"
 #include "server/parameters.h"
+#include "server/stream_when.h"
 #include "server/updater.h"
 
 namespace ps {
@@ -32,10 +33,11 @@ class BuildStreams {
   using Callback = std::function<void(BuiltSlices)>;
   using PinFunction = std::function<VersionPin(uint32_t rank)>;
 
-  explicit BuildStreams(Outbox& outbox) : outbox_(outbox) {}
+  BuildStreams(StreamWhen when, Outbox& outbox) : when_(when), outbox_(outbox) {}
 
-  // This session's call brings a push of this rank and step. Nothing, if it has one already.
-  void Open(const void* session, uint32_t rank, uint64_t step, Callback callback);
+  // This session's call brings a push of this rank and step, from this host or another. Without a callback it takes no
+  // slices, and is known of only because pushes of this host go first. Nothing, if it is open.
+  void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, Callback callback);
   // The call has its answer, or has ended.
   void Close(const void* session);
   // Tells each call what it does not know of what is in the making, as far as its push is part of it. Null: nothing is
@@ -47,13 +49,18 @@ class BuildStreams {
     const void* session;  // Never dereferenced.
     uint32_t rank;
     uint64_t step;
+    bool this_host;
     Callback callback;
     uint64_t build = 0;  // That it was told of, and has not been told to let go of; 0: none.
     size_t told = 0;     // The first slices, in the order in which they were built.
   };
+  static const Push* FindPush(const Stream& stream, const Updater::Update& making);
+  // A worker of this host pushes for it, and that goes first.
+  bool Waits(const Updater::Update& making) const;
   void Release(Stream& stream);
   void TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin);
 
+  const StreamWhen when_;
   Outbox& outbox_;
   std::list<Stream> streams_;
   // What all of them know.

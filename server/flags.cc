@@ -119,6 +119,9 @@ ABSL_FLAG(
     int, max_versions, 4,
     "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
     "free");
+ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
+          "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
+          "pushes, too: its pushes go first), always, or never");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
@@ -199,6 +202,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes);
   options.max_parked = absl::GetFlag(FLAGS_max_parked);
   options.max_versions = absl::GetFlag(FLAGS_max_versions);
+  options.stream = absl::GetFlag(FLAGS_stream);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
   return options;

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
+#include "common/this_host.h"
 #include "server/request_call.h"
 #include "server/server_call.h"
 #include "server/version_messages.h"
@@ -33,7 +34,7 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
 class DataCall : public ServerCall {
  public:
   DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits)
-      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), limits) {}
+      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), IsThisHost(context.peer()), limits) {}
 
  protected:
   // The call is a member's, if the identity is.

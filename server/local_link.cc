@@ -25,7 +25,7 @@ absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError
 
 struct LocalLink::Call {
   Call(uint64_t its_number, Shard& shard, const std::string& peer, const WaitLimits& limits)
-      : number(its_number), session(shard, peer, limits) {}
+      : number(its_number), session(shard, peer, /*this_host=*/true, limits) {}
 
   const uint64_t number;
   PushPullSession session;

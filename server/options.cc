@@ -1,4 +1,5 @@
 #include "server/options.h"
+#include "server/stream_when.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -109,6 +110,8 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.CheckPositive("progress_timeout", options.progress_timeout, absl::Hours(240));
   problems.CheckPositive("connect_timeout", options.connect_timeout, absl::Hours(24));
   problems.CheckRange("max_versions", options.max_versions, 1, 64);
+  problems.Check(ParseStreamWhen(options.stream).has_value(),
+                 absl::StrCat("--stream=", options.stream, ": expected auto, always or never"));
   problems.CheckRange("max_parked", options.max_parked, uint64_t{0}, kMaxParked);
   problems.CheckRange("apply_threads", options.apply_threads, 0, 256);
   return problems.ToStatus();

@@ -35,7 +35,10 @@ absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSl
     return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
   }
   push_ = std::move(header);
-  if (push_->stream() && stream_) shard_.OpenStream(this, *push_, std::exchange(stream_, nullptr));
+  if (!opened_ && (push_->stream() || this_host_)) {
+    opened_ = true;
+    shard_.OpenStream(this, *push_, this_host_, push_->stream() ? std::exchange(stream_, nullptr) : nullptr);
+  }
   return shard_.AddSlices(this, *push_, std::move(slices));
 }
 
@@ -92,6 +95,10 @@ void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callba
   });
   // If Gone came before the shard knew of the request, it is told now.
   if (gone_) shard_.Gone(this);
+}
+
+void PushPullSession::Over() {
+  if (std::exchange(opened_, false)) shard_.CloseStream(this);
 }
 
 void PushPullSession::Gone() {

@@ -42,9 +42,10 @@ class PushPullSession {
   using Callback = std::function<void(absl::StatusOr<Reply>)>;
   using HashCallback = std::function<void(absl::StatusOr<v1::HashSlicesReply>)>;
 
-  // The shard outlives it. `peer`: where the client is, for messages.
-  PushPullSession(Shard& shard, std::string peer, const WaitLimits& limits)
-      : shard_(shard), peer_(std::move(peer)), limits_(limits) {}
+  // The shard outlives it. `peer`: where the client is, for messages; `this_host`: it is on this host.
+  PushPullSession(Shard& shard, std::string peer, bool this_host, const WaitLimits& limits)
+      : shard_(shard), peer_(std::move(peer)), this_host_(this_host), limits_(limits) {}
+  ~PushPullSession() { Over(); }
   PushPullSession(const PushPullSession&) = delete;
   PushPullSession& operator=(const PushPullSession&) = delete;
 
@@ -61,8 +62,8 @@ class PushPullSession {
 
   // The client is gone: what waits is answered CANCELLED. A push whose slices are all here still counts.
   void Gone();
-  // The call has ended: it gets no more slices. Once nothing else is called.
-  void Over() { shard_.CloseStream(this); }
+  // The call has ended: it gets no more slices. Nothing else is called any more.
+  void Over();
 
  private:
   void Await(const ShardRequest& request, bool push_ended, Callback callback);
@@ -70,8 +71,10 @@ class PushPullSession {
 
   Shard& shard_;
   const std::string peer_;
+  const bool this_host_;
   const WaitLimits limits_;
   BuildStreams::Callback stream_;  // Until it is opened.
+  bool opened_ = false;
   std::optional<v1::PushRequest> push_;  // The newest message's header.
   std::atomic<bool> gone_ = false;
 };

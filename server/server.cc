@@ -48,6 +48,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_versions = static_cast<size_t>(options.max_versions),
           .max_inflight_bytes = options.max_inflight_bytes,
           .max_parked = options.max_parked,
+          .stream = *ParseStreamWhen(options.stream),
           .takes_checkpoints = !options.checkpoint_dir.empty(),
           .settings = SharedSettings(options)};
 }

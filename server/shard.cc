@@ -21,7 +21,7 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       metrics_(metrics),
       store_(store),
       state_(options, pool_, [this](const std::vector<size_t>& slices) { OnBuilt(slices); }),
-      streams_(outbox_),
+      streams_(options.stream, outbox_),
       applies_in_place_(state_.applies_in_place()),
       pool_(options.apply_threads) {}
 
@@ -283,10 +283,11 @@ void Shard::OnChanged(const HyperparameterTimeline::Change& change) {
 
 // ---- Streams
 
-void Shard::OpenStream(const void* session, const v1::PushRequest& header, BuildStreams::Callback callback) {
+void Shard::OpenStream(const void* session, const v1::PushRequest& header, bool this_host,
+                       BuildStreams::Callback callback) {
   const OutboxLock lock(outbox_, mutex_);
   if (!state_.mode->policy().exact_versions() || !state_.job.IsMember(header.id())) return;
-  streams_.Open(session, header.id().rank(), header.step(), std::move(callback));
+  streams_.Open(session, header.id().rank(), header.step(), this_host, std::move(callback));
 }
 
 void Shard::CloseStream(const void* session) {

@@ -62,9 +62,10 @@ class Shard {
   // the slice or tensor that is wrong, and drops the part of the push that arrived before.
   absl::Status AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices);
 
-  // From now on the session gets slices of the version that this push makes, as they are built, until its Await is
-  // answered or CloseStream is called. Only where a version is one step's, and each of its slices depends on itself alone.
-  void OpenStream(const void* session, const v1::PushRequest& header, BuildStreams::Callback callback);
+  // From now on the session gets slices of the version that this push makes, as they are built (StreamWhen), until its
+  // Await is answered or CloseStream is called. Only where a version is one step's, and each of its slices depends on
+  // itself alone. `this_host`: where its client is. Without a callback the session gets nothing.
+  void OpenStream(const void* session, const v1::PushRequest& header, bool this_host, BuildStreams::Callback callback);
   void CloseStream(const void* session);
 
   // Asks once: the answer comes by the callback, at the latest after request.wait (DEADLINE_EXCEEDED, with what was

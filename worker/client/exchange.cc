@@ -80,7 +80,10 @@ void RetryingExchange::Begin() {
       all_ready_at_ = timer_.now();
     }
   }
-  for (uint32_t shard = 0; shard < context_->plan.num_shards(); ++shard) StartCall((shard + context_->rank) % context_->plan.num_shards());
+  // Each rank begins with another shard. All would else feed them in one order, and over a network the last would get
+  // its share later than the first, all the time.
+  const uint32_t shards = context_->plan.num_shards();
+  for (uint32_t i = 0; i < shards; ++i) StartCall((context_->rank + i) % shards);
   if (!request_.sends_no_slices() && !request_.deferred) {
     for (size_t tensor = 0; tensor < tensor_slices_.size(); ++tensor) {
       if (request_.has_constants() || IsPushed(context_->plan.layout()[tensor].kind)) TensorReady(tensor);
@@ -149,8 +152,8 @@ void RetryingExchange::StartCall(uint32_t shard) {
 }
 
 void RetryingExchange::CheckProgress() {
-  constexpr double kMessageBytes = kSliceElements * sizeof(float);
-  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMessageBytes);
+  constexpr double kLargestMessageBytes = 1 << 20;
+  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kLargestMessageBytes);
   const TimePoint now = timer_.now();
   MutexLock lock(mutex_);
   // While gradients are still being computed, nothing has to move.

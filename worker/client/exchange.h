@@ -97,9 +97,11 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   bool BeginTensor(size_t tensor, std::span<const float> gradient);
   // Looks at them and sends them.
   void SendTensor(size_t tensor);
+  // Whether a slice is finite; if so, it is copied to where it is to be sent from, where that is elsewhere.
+  bool LookAt(size_t tensor, uint32_t slice) const;
   void ReleaseLater(const std::function<void()>& release);
-  // A finite slice may be sent.
-  void SliceReady(const SliceInfo& slice, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Finite slices of a tensor may be sent.
+  void SlicesReady(std::span<const uint32_t> slices, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnNotFinite(size_t tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing is missing any more. Returns whether the push has become another than servers were told of: then they are
   // told anew.

@@ -7,6 +7,11 @@
 #include "worker/client/exchange.h"
 
 namespace ps {
+namespace {
+
+constexpr size_t kSlicesAtOnce = 8;  // Together a MiB, unless tensors are small.
+
+}  // namespace
 
 void RetryingExchange::TensorReady(size_t tensor) { TensorReady(tensor, {}, nullptr); }
 
@@ -36,7 +41,7 @@ void RetryingExchange::TensorAbsent(size_t tensor) {
   }
   out_[tensor] = {};
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
-  for (const uint32_t slice : slices) SliceReady(context_->plan.slices()[slice], slice == slices.back());
+  SlicesReady(slices, /*last_of_tensor=*/true);
 }
 
 bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradient) {
@@ -55,22 +60,28 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
   return false;
 }
 
-// Slice by slice: one is on its way while the next is looked at. A push of which a part is not finite is never
-// completed, and the servers drop what came of it.
+// Some slices after the others: they are on their way while the next are looked at. A push of which a part is not finite
+// is never completed, and the servers drop what came of it.
 void RetryingExchange::SendTensor(size_t tensor) {
-  const std::vector<uint32_t>& slices = tensor_slices_[tensor];
-  for (const uint32_t slice : slices) {
-    const SliceInfo& info = context_->plan.slices()[slice];
-    const float* values = out_[tensor].data() + info.offset;
-    const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
-    if (request_.staged && finite) {
-      std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
-    }
+  const std::span<const uint32_t> slices = tensor_slices_[tensor];
+  for (size_t begin = 0; begin < slices.size(); begin += kSlicesAtOnce) {
+    const auto some = slices.subspan(begin, std::min(kSlicesAtOnce, slices.size() - begin));
+    const bool finite = std::all_of(some.begin(), some.end(), [&](uint32_t slice) { return LookAt(tensor, slice); });
     MutexLock lock(mutex_);
     if (decided_) return;
     if (!finite) return OnNotFinite(tensor);
-    SliceReady(info, slice == slices.back());
+    SlicesReady(some, begin + some.size() == slices.size());
   }
+}
+
+bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
+  const SliceInfo& info = context_->plan.slices()[slice];
+  const float* values = out_[tensor].data() + info.offset;
+  const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
+  if (request_.staged && finite) {
+    std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
+  }
+  return finite;
 }
 
 void RetryingExchange::ReleaseLater(const std::function<void()>& release) {
@@ -88,8 +99,8 @@ void RetryingExchange::OnNotFinite(size_t tensor) {
   if (ready_.all()) (void)OnAllReady();
 }
 
-void RetryingExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
-  ready_.Add(slice.index);
+void RetryingExchange::SlicesReady(std::span<const uint32_t> slices, bool last_of_tensor) {
+  for (const uint32_t slice : slices) ready_.Add(slice);
   told_slices_ = true;
   if (last_of_tensor) ready_.EndTensor();
   const bool last = ready_.all();
@@ -97,8 +108,8 @@ void RetryingExchange::SliceReady(const SliceInfo& slice, bool last_of_tensor) {
   for (uint32_t shard = 0; shard < shards_.size(); ++shard) {
     ShardCall* call = shards_[shard].call.get();
     if (call == nullptr) continue;
-    const std::vector<uint32_t> slices = ready_.NewOfShard(shard, slice.index);
-    if (last || !slices.empty()) call->Send(slices, last);
+    const std::vector<uint32_t> fresh = ready_.NewOfShard(shard, slices);
+    if (last || !fresh.empty()) call->Send(fresh, last);
   }
 }
 

@@ -42,10 +42,14 @@ std::vector<uint32_t> ReadySlices::OfShard(uint32_t shard) const {
   return slices;
 }
 
-std::vector<uint32_t> ReadySlices::NewOfShard(uint32_t shard, uint32_t added) const {
-  if (all() && last_[shard].has_value()) return {*last_[shard]};
-  if (plan_.slices()[added].shard != shard || last_[shard] == added) return {};
-  return {added};
+std::vector<uint32_t> ReadySlices::NewOfShard(uint32_t shard, std::span<const uint32_t> added) const {
+  const std::optional<uint32_t> last = last_[shard];
+  std::vector<uint32_t> fresh;
+  for (const uint32_t slice : added) {
+    if (plan_.slices()[slice].shard == shard && slice != last) fresh.push_back(slice);
+  }
+  if (all() && last.has_value()) fresh.push_back(*last);
+  return fresh;
 }
 
 ArrivedSlices::ArrivedSlices(const SlicePlan& plan, bool with_constants)

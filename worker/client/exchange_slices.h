@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "common/slices.h"
@@ -33,8 +34,8 @@ class ReadySlices {
   bool all() const { return missing_tensors_ == 0; }
   // Those of one shard that may be sent.
   std::vector<uint32_t> OfShard(uint32_t shard) const;
-  // Those of one shard that may be sent now and could not before this slice was added last.
-  std::vector<uint32_t> NewOfShard(uint32_t shard, uint32_t added) const;
+  // Those of one shard that may be sent now and could not before these were added last.
+  std::vector<uint32_t> NewOfShard(uint32_t shard, std::span<const uint32_t> added) const;
 
  private:
   const SlicePlan& plan_;

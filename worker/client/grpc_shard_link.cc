@@ -11,6 +11,7 @@
 #include "common/codec.h"
 #include "common/grpc_status.h"
 #include "common/sync.h"
+#include "common/this_host.h"
 #include "worker/client/call_messages.h"
 #include "worker/client/deadline.h"
 #include "worker/client/early_slices.h"
@@ -19,14 +20,14 @@ namespace ps {
 namespace {
 
 // Payload of a message: what is ready, up to this. A server builds from whole messages, and answers with what it has
-// built while others are on their way: so a message is a small part of what a call sends, but no smaller than a slice
-// (tests/bench/TRIALS.md).
+// built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
+// than a slice (tests/bench/TRIALS.md).
 constexpr int64_t kMostMessageBytes = 1 << 20;
 constexpr int64_t kLeastMessages = 64;
 
-size_t MessageBytes(const SlicePlan& plan, uint32_t shard) {
+size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address) {
   const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(std::min(bytes / kLeastMessages, kMostMessageBytes));
+  return static_cast<size_t>(IsThisHost(address) ? kMostMessageBytes : std::min(bytes / kLeastMessages, kMostMessageBytes));
 }
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
@@ -53,6 +54,7 @@ struct Target {
   uint32_t shard;
   const SlicePlan& plan;
   v1::Identity id;
+  size_t message_bytes;
 };
 
 class GrpcShardCall final : public ShardCall,
@@ -63,7 +65,6 @@ class GrpcShardCall final : public ShardCall,
       : target_(target),
         request_(std::move(request)),
         on_end_(std::move(on_end)),
-        message_bytes_(MessageBytes(target.plan, target.shard)),
         stub_(target.channel),
         made_at_(Now()),
         moved_at_(made_at_.time_since_epoch().count()) {}
@@ -104,7 +105,6 @@ class GrpcShardCall final : public ShardCall,
   const CallRequest request_;
   const EndFunction on_end_;
   std::shared_ptr<GrpcShardCall> self_;  // gRPC's hold on the call, until OnDone.
-  const size_t message_bytes_;
   grpc::GenericStub stub_;
   std::atomic<bool> cancelled_ = false;  // By this side.
   grpc::ClientContext context_;
@@ -211,7 +211,7 @@ grpc::ByteBuffer GrpcShardCall::NextMessage() {
       queue_.pop_front();
       continue;
     }
-    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > message_bytes_) break;
+    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > target_.message_bytes) break;
     bytes += static_cast<size_t>(info.bytes());
     slices.push_back({.index = info.index,
                       .values = (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset),
@@ -357,8 +357,13 @@ class GrpcShardLink final : public ShardLink {
 
 std::unique_ptr<ShardLink> MakeGrpcShardLink(std::shared_ptr<grpc::Channel> channel, std::string address,
                                              uint32_t shard, const SlicePlan& plan, v1::Identity id) {
-  return std::make_unique<GrpcShardLink>(Target{
-      .channel = std::move(channel), .address = std::move(address), .shard = shard, .plan = plan, .id = std::move(id)});
+  const size_t message_bytes = MessageBytes(plan, shard, address);
+  return std::make_unique<GrpcShardLink>(Target{.channel = std::move(channel),
+                                                .address = std::move(address),
+                                                .shard = shard,
+                                                .plan = plan,
+                                                .id = std::move(id),
+                                                .message_bytes = message_bytes});
 }
 
 }  // namespace ps
