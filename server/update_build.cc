@@ -9,7 +9,6 @@
 namespace ps {
 namespace {
 
-constexpr size_t kRangeElements = 65536;  // 256 KiB: a few times the cost of a thread's waking.
 // A shard's weights from which on what is written is not in a cache any more when it is read (tests/bench/TRIALS.md).
 constexpr uint64_t kPastCachesBytes = 32 << 20;
 
@@ -21,19 +20,7 @@ Isa UpdaterIsa() {
 }  // namespace
 
 void Updater::Update::Build(const std::vector<size_t>& slices) const {
-  for (const SliceRange& range : RangesOf(slices)) BuildRange(range);
-}
-
-std::vector<Updater::Update::SliceRange> Updater::Update::RangesOf(const std::vector<size_t>& slices) const {
-  std::vector<SliceRange> ranges;
-  ranges.reserve(slices.size());
-  for (const size_t local : slices) {
-    const auto elements = static_cast<size_t>(layout->slice(local).elements);
-    for (size_t begin = 0; begin < elements; begin += kRangeElements) {
-      ranges.push_back({local, {begin, std::min(begin + kRangeElements, elements)}});
-    }
-  }
-  return ranges;
+  for (const size_t local : slices) BuildSlice(local);
 }
 
 OptimizerBlock Updater::Update::Block(size_t local) const {
@@ -48,25 +35,25 @@ OptimizerBlock Updater::Update::Block(size_t local) const {
   return slice;
 }
 
-void Updater::Update::BuildRange(const SliceRange& range) const {
-  const OptimizerBlock slice = Block(range.local);
+void Updater::Update::BuildSlice(size_t local) const {
+  const OptimizerBlock slice = Block(local);
   const auto copy = [&](const float* from, float* to) {
-    if (from != to) std::copy(from + range.elements.begin, from + range.elements.end, to + range.elements.begin);
+    if (from != to) std::copy_n(from, slice.elements, to);
   };
-  const Optimizer& step = StepOf(range.local);
-  const std::vector<VersionInput> inputs = Inputs(range.local);
+  const Optimizer& step = StepOf(local);
+  const std::vector<VersionInput> inputs = Inputs(local);
   const size_t used = inputs.empty() ? 0 : static_cast<size_t>(step.state_tensors());
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
-  bool finite = range.elements.begin > 0 || UnusedFinite(range.local);
+  bool finite = UnusedFinite(local);
   if (inputs.empty()) {
     copy(slice.weights, slice.new_weights);
   } else {
-    finite = ReduceAndApply(inputs, slice, range.elements, step, UpdaterIsa(), past_caches) && finite;
+    finite = ReduceAndApply(inputs, slice, {0, slice.elements}, step, UpdaterIsa(), past_caches) && finite;
   }
   if (finite) return;
   size_t first = not_finite;
-  while (range.local < first && !not_finite.compare_exchange_weak(first, range.local)) {
+  while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
 }
 

@@ -179,10 +179,8 @@ void Updater::BeginCommitted(TimePoint now) {
 }
 
 void Updater::Post(const std::vector<size_t>& slices) {
-  std::vector<Update::SliceRange> ranges = current_->RangesOf(slices);
-  const size_t count = ranges.size();
   pool_.Post(
-      count, [update = current_, ranges = std::move(ranges)](size_t i) { update->BuildRange(ranges[i]); },
+      slices.size(), [update = current_, slices](size_t i) { update->BuildSlice(slices[i]); },
       [this, slices] { on_built_(slices); });
 }
 

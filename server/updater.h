@@ -106,13 +106,7 @@ class Updater {
 
    private:
     friend class Updater;
-    // A part of a slice: what one thread builds at a time.
-    struct SliceRange {
-      size_t local;
-      ElementRange elements;
-    };
-    std::vector<SliceRange> RangesOf(const std::vector<size_t>& slices) const;
-    void BuildRange(const SliceRange& range) const;
+    void BuildSlice(size_t local) const;
     // What steps this slice, and what it is stepped by: nothing where it stays as it is.
     const Optimizer& StepOf(size_t local) const;
     std::vector<VersionInput> Inputs(size_t local) const;

@@ -14,7 +14,7 @@
 namespace ps {
 
 // Tensor 0 has slices 0 and 1, tensor 1 slice 2, tensor 2 slice 3. With two shards, the first has slice 0.
-inline const Layout kTestLayout = {{"a", {300, 1000}}, {"b", {17}}, {"c", {1}}};
+inline const Layout kTestLayout = {{"a", {40, 1000}}, {"b", {17}}, {"c", {1}}};
 constexpr std::chrono::seconds kTestConnectTimeout(30);
 constexpr std::chrono::seconds kTestNoticeEvery(10);
 // As gRPC ends a call to a server that is not there.

@@ -12,7 +12,7 @@ using SessionReply = Reply<PushPullSession::Reply>;
 
 TEST_CASE("A push_pull asks once: the answer to its push comes with the weights that its step makes") {
   TestShard test("bsp");
-  PushPullSession session(test.shard, "", {});
+  PushPullSession session(test.shard, "", false, {});
   REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
   SessionReply reply;
   session.Finish(/*weights=*/true, reply.Callback());
@@ -29,7 +29,7 @@ TEST_CASE("In asp a push_pull brings the newest version, and a push alone brings
   TestShard test("asp");
   for (const bool weights : {true, false}) {
     CAPTURE(weights);
-    PushPullSession session(test.shard, "", {});
+    PushPullSession session(test.shard, "", false, {});
     REQUIRE(session.Add(TestShard::Header(0, weights ? 0 : 1), {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
     SessionReply reply;
     session.Finish(weights, reply.Callback());
@@ -43,7 +43,7 @@ TEST_CASE("In asp a push_pull brings the newest version, and a push alone brings
 TEST_CASE("A push_pull that is FENCED gets no weights") {
   TestShard test("asp");
   test.NextView(v1::PHASE_RUNNING, [](v1::View* view) { view->mutable_members(0)->set_incarnation(2); });
-  PushPullSession session(test.shard, "", {});
+  PushPullSession session(test.shard, "", false, {});
   REQUIRE(session.Add(TestShard::Header(0, 0), {}).ok());
   SessionReply reply;
   session.Finish(/*weights=*/true, reply.Callback());
@@ -53,7 +53,7 @@ TEST_CASE("A push_pull that is FENCED gets no weights") {
 
 TEST_CASE("One session carries one push, and one that carries none is told so") {
   TestShard test("asp");
-  PushPullSession session(test.shard, "", {});
+  PushPullSession session(test.shard, "", false, {});
   REQUIRE(session.Add(TestShard::Header(0, 0), {}).ok());
   const absl::Status other = session.Add(TestShard::Header(1, 0), {});
   CHECK(Message(other) ==
@@ -62,7 +62,7 @@ TEST_CASE("One session carries one push, and one that carries none is told so") 
         "samples 1, version 0, contribution 0");
   CHECK(absl::IsInvalidArgument(session.Add(TestShard::Header(0, 0, /*samples=*/7), {})));
 
-  PushPullSession silent(test.shard, "", {});
+  PushPullSession silent(test.shard, "", false, {});
   SessionReply reply;
   silent.Finish(/*weights=*/false, reply.Callback());
   CHECK(Message(reply.Wait().status()) == "the call ended without a message");
@@ -72,7 +72,7 @@ TEST_CASE("A client that goes frees its place, whenever it goes, and its complet
   TestShard test("bsp");
   for (const bool before : {false, true}) {
     CAPTURE(before);
-    PushPullSession session(test.shard, "", {});
+    PushPullSession session(test.shard, "", false, {});
     REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
     SessionReply reply;
     if (before) session.Gone();
@@ -87,20 +87,20 @@ TEST_CASE("A client that goes frees its place, whenever it goes, and its complet
 
 TEST_CASE("While another session may bring the rest, an incomplete push is kept") {
   TestShard test("asp");
-  PushPullSession session(test.shard, "", {});
+  PushPullSession session(test.shard, "", false, {});
   v1::PushRequest header = TestShard::Header(0, 0);
   header.set_calls(2);
   REQUIRE(session.Add(header, {}).ok());
   SessionReply reply;
   session.Finish(/*weights=*/false, reply.Callback());
-  PushPullSession other(test.shard, "", {});
+  PushPullSession other(test.shard, "", false, {});
   REQUIRE(other.Add(header, {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
   CHECK(reply.Wait()->header.push().answer() == v1::ANSWER_APPLIED);
 }
 
 TEST_CASE("A request may name its time, up to a limit") {
   TestShard test("asp");
-  PushPullSession session(test.shard, "ipv4:10.0.0.1:5", {.wait_default = {}, .wait_max = std::chrono::seconds(2)});
+  PushPullSession session(test.shard, "ipv4:10.0.0.1:5", false, {.wait_default = {}, .wait_max = std::chrono::seconds(2)});
   v1::PullRequest request;
   request.set_version(9);
   request.set_wait_ms(1000000);

@@ -105,7 +105,7 @@ v1::HashSlicesRequest HashRequest(const v1::Identity& id, std::optional<uint64_t
 }
 
 absl::StatusOr<v1::HashSlicesReply> Hashes(TestShard& test, const v1::Identity& id, std::optional<uint64_t> version) {
-  PushPullSession session(test.shard, "", {.wait_default = {}});
+  PushPullSession session(test.shard, "", false, {.wait_default = {}});
   Reply<v1::HashSlicesReply> reply;
   session.Hash(HashRequest(id, version), reply.Callback());
   test.shard.Tick(test.now);
@@ -123,7 +123,7 @@ TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest
   CHECK(Message(Hashes(test, TestShard::Id(0, 9), 1).status()).find("fenced") != std::string::npos);
 
   Reply<v1::HashSlicesReply> next;
-  PushPullSession session(test.shard, "", {});
+  PushPullSession session(test.shard, "", false, {});
   session.Hash(HashRequest({}, 2), next.Callback());
   REQUIRE(test.Add(0, 1, {1, 0, 0, 0}).ok());
   CHECK(next.Wait()->version() == 2);

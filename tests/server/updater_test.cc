@@ -203,27 +203,6 @@ TEST_CASE("Weights that are not finite are not published, and the tensor is name
   }
 }
 
-TEST_CASE("A slice of several ranges is built whole, and a value of its last range that is not finite is found") {
-  constexpr int64_t kElements = 3 * 65536 + 5;
-  for (const bool bad : {false, true}) {
-    UpdaterBench bench({.layout = {{"a", {kElements}}}});
-    const auto gradient = std::make_shared<std::vector<float>>(kElements);
-    for (size_t i = 0; i < gradient->size(); ++i) (*gradient)[i] = static_cast<float>(i % 7);
-    if (bad) gradient->back() = std::numeric_limits<float>::infinity();
-    auto push = std::make_shared<Push>();
-    push->samples = push->received = 1;
-    push->slices = {Payload({Piece(reinterpret_cast<const uint8_t*>(gradient->data()), kElements * 4)}, gradient)};
-    bench.updater_.Commit({push}, bench.now_);
-    bench.Work();
-    CHECK(bench.Ended() == (bad ? Outcome::kNotFinite : Outcome::kPublished));
-    if (bad) continue;
-    const VersionPin weights = bench.parameters_.Pin({.rank = 0, .peer = ""}, bench.now_);
-    size_t wrong = 0;
-    for (size_t i = 0; i < gradient->size(); ++i) wrong += weights.slice(0)[i] == -(*gradient)[i] ? 0 : 1;
-    CHECK(wrong == 0);
-  }
-}
-
 TEST_CASE("Slices that are large together are left to the pool, small ones are built by who brought them") {
   UpdaterBench bench;
   const auto push = bench.MakePush(1, 1);
