@@ -49,9 +49,8 @@ bool BuildStreams::Waits(const Updater::Update& making) const {
 }
 
 void BuildStreams::Release(Stream& stream) {
-  outbox_.Add([callback = stream.callback, build = stream.build] {
-    callback({.build = build, .weights = {}, .slices = {}});
-  });
+  outbox_.Add(
+      [callback = stream.callback, build = stream.build] { callback({.build = build, .weights = {}, .slices = {}}); });
   stream.build = 0;
   stream.told = 0;
 }

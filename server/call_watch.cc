@@ -13,8 +13,7 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
                      " calls open that are not yet identified as a member's, its limit; retry later"));
   }
   ++strangers_;
-  calls_[call] = {
-      .peer = std::move(peer), .cancel = std::move(cancel),   .member = {}, .number = next_number_++};
+  calls_[call] = {.peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .number = next_number_++};
   return absl::OkStatus();
 }
 
@@ -114,7 +113,9 @@ void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
       const auto member = current.find(call.member->first);
       gone = member == current.end() || member->second != call.member->second;
     }
-    const auto late = [now](const std::optional<TimePoint>& deadline) { return deadline.has_value() && *deadline <= now; };
+    const auto late = [now](const std::optional<TimePoint>& deadline) {
+      return deadline.has_value() && *deadline <= now;
+    };
     if (!gone && !late(call.receive_by) && !late(call.send_by)) continue;
     const std::string who = call.member.has_value() ? absl::StrCat("rank ", call.member->first, " at ") : "";
     spdlog::warn("a call of {}{} is cancelled: {}", who, call.peer,

@@ -27,14 +27,16 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
                                                  " are allowed"));
 }
 
-// Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message at
-// a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is bounded:
-// by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the call's, then
-// the ServerCall's, the parameters' release hook and the shard's.
+// Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message
+// at a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is
+// bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the
+// call's, then the ServerCall's, the parameters' release hook and the shard's.
 class DataCall : public ServerCall {
  public:
   DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits)
-      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), IsThisHost(context.peer()), limits) {}
+      : ServerCall(watch, context),
+        shard_(shard),
+        session_(shard, context.peer(), IsThisHost(context.peer()), limits) {}
 
  protected:
   // The call is a member's, if the identity is.

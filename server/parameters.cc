@@ -102,7 +102,8 @@ VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
 }
 
 VersionPin Parameters::PinNext(const Reader& reader, TimePoint now) {
-  Check(weights_.next() != nullptr && !weights_.in_place(), "a version in the making is written beside the current one");
+  Check(weights_.next() != nullptr && !weights_.in_place(),
+        "a version in the making is written beside the current one");
   return PinBuffers(weights_.next(), version() + 1, reader, now);
 }
 

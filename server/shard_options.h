@@ -26,13 +26,14 @@ struct ShardOptions {
   Hyperparameters hyperparameters;
   ScheduleOptions schedule;
   ClipOptions clip;
-  int apply_threads = 1;               // 0: updates wait for ApplyPosted.
-  size_t max_inline_elements = 16384;  // Of slices that whoever brings their last contribution builds; others are posted.
-  size_t max_versions = 4;             // Buffers of weights that may exist at once.
-  uint64_t max_inflight_bytes = 0;     // Of gradients; 0: twice num_workers pushes.
-  size_t max_parked = 64;              // Calls of others than members that may wait at once.
+  int apply_threads = 1;  // 0: updates wait for ApplyPosted.
+  size_t max_inline_elements =
+      16384;                        // Of slices that whoever brings their last contribution builds; others are posted.
+  size_t max_versions = 4;          // Buffers of weights that may exist at once.
+  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
+  size_t max_parked = 64;           // Calls of others than members that may wait at once.
   StreamWhen stream = StreamWhen::kAuto;
-  bool shared_memory = false;          // Weights are where processes of this host may be given them to read.
+  bool shared_memory = false;  // Weights are where processes of this host may be given them to read.
   bool takes_checkpoints = false;
   std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;

@@ -17,7 +17,8 @@ OptimizerSetup FirstSetup(const ShardOptions& options) {
 
 }  // namespace
 
-ShardState::ShardState(const ShardOptions& given, ThreadPool& pool, std::function<void(const std::vector<size_t>&)> on_built)
+ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
+                       std::function<void(const std::vector<size_t>&)> on_built)
     : options(given),
       setup(FirstSetup(options)),
       optimizer(*MakeOptimizer(setup.optimizer)),

@@ -38,10 +38,10 @@ class VersionMessages {
   void QueueMissing();
 
   std::optional<VersionPin> weights_;
-  uint64_t build_ = 0;  // That slices were sent of last; 0: of none.
+  uint64_t build_ = 0;      // That slices were sent of last; 0: of none.
   std::vector<bool> sent_;  // Of it, by local index; empty: none.
   std::priority_queue<size_t, std::vector<size_t>, std::greater<>> queue_;  // Local indices.
-  std::optional<v1::PullReply> answer_;  // Until it was sent.
+  std::optional<v1::PullReply> answer_;                                     // Until it was sent.
   bool answered_ = false;
   bool constants_ = false;
 };

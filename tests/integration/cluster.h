@@ -17,7 +17,9 @@ namespace ps {
 
 class Cluster {
  public:
-  explicit Cluster(ServerOptions options) {
+  // `advertised`: of each server, where others reach it; empty: as it listens.
+  explicit Cluster(ServerOptions options, const std::vector<std::string>& advertised = {}) {
+    if (!advertised.empty()) options.advertise = advertised[0];
     options.metrics_file = folder.File("server.jsonl");
     absl::StatusOr<std::unique_ptr<Server>> chief = Server::Start(options);
     REQUIRE(chief.ok());
@@ -26,6 +28,7 @@ class Cluster {
       ServerOptions other = options;
       other.shard = shard;
       other.chief = address();
+      if (!advertised.empty()) other.advertise = advertised[shard];
       other.metrics_file = folder.File("server-" + std::to_string(shard) + ".jsonl");
       absl::StatusOr<std::unique_ptr<Server>> server = Server::Start(other);
       REQUIRE(server.ok());

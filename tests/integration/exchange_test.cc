@@ -4,16 +4,18 @@
 #include <future>
 #include <random>
 #include <stop_token>
+#include <thread>
 
 #include "common/endpoint.h"
 #include "common/hash.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"
+#include "tests/integration/proxy.h"
 
 namespace ps {
 namespace {
 
-const Layout kLayout = {{"a", {300, 1000}}, {"b", {17}}, {"c", {1}}};  // The first has two slices.
+const Layout kLayout = {{"a", {300, 1000}}, {"b", {17}}, {"c", {1}}};  // The first has ten slices.
 
 std::vector<std::vector<float>> Filled(float value) {
   std::vector<std::vector<float>> tensors;
@@ -37,6 +39,32 @@ struct Disturbance {
   bool delays = false;
   bool twice = false;
   bool unix_socket = false;
+  std::string stream = "auto";  // --stream
+  bool deferred = false;        // Gradients become ready one after the other, the last first.
+  bool resets = false;          // Connections to the servers are reset, as often as each job's random numbers say.
+};
+
+// Resets all connections through these again and again, at times that the seed says, for its life.
+class Resets {
+ public:
+  Resets(const std::vector<std::unique_ptr<Proxy>>& proxies, uint32_t seed) {
+    if (proxies.empty()) return;
+    thread_ = std::jthread([&proxies, seed](const std::stop_token& stop) {
+      std::mt19937 random(seed);
+      Mutex mutex;
+      CondVar never;
+      for (int left = 30; left > 0 && !stop.stop_requested(); --left) {
+        {
+          MutexLock lock(mutex);
+          never.WaitUntil(mutex, Now() + std::chrono::microseconds(random() % 20000));
+        }
+        proxies[random() % proxies.size()]->ResetAll();
+      }
+    });
+  }
+
+ private:
+  std::jthread thread_;
 };
 
 // Three workers, five steps of made-up gradients. Returns the weights hash.
@@ -47,7 +75,19 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
   options.optimizer = "momentum";
   const TempFolder folder;
   if (disturbance.unix_socket) options.listen = "unix:" + folder.File("socket");
-  Cluster cluster(options);
+  options.stream = disturbance.stream;
+  if (disturbance.stream != "auto") options.shared_memory = "off";
+  std::vector<std::unique_ptr<Proxy>> proxies;
+  std::vector<std::string> advertised;
+  for (uint32_t shard = 0; disturbance.resets && shard < shards; ++shard) {
+    proxies.push_back(std::make_unique<Proxy>());
+    advertised.push_back(proxies.back()->address());
+  }
+  Cluster cluster(options, advertised);
+  for (size_t i = 0; i < proxies.size(); ++i) {
+    proxies[i]->SetTarget(ParseEndpoint("server", cluster.servers[i]->address())->port);
+  }
+  const Resets resets(proxies, seed);
   std::vector<std::string> hashes(3);
   std::vector<absl::Status> statuses(3);
   std::vector<int> applied(3);
@@ -74,10 +114,14 @@ std::string RunJob(uint32_t shards, const Disturbance& disturbance, uint32_t see
             never.WaitUntil(mutex, Now() + std::chrono::milliseconds(random() % 20));
           }
           if (disturbance.twice) repeat = (*client)->StartPushPull(push, Const(gradients), {}, false);
-          result = (*client)->PushPull(push, Const(gradients), Mutable(weights));
+          const auto exchange =
+              (*client)->StartPushPull(push, Const(gradients), Mutable(weights), disturbance.deferred);
+          for (size_t i = kLayout.size(); disturbance.deferred && i-- > 0;) exchange->TensorReady(i);
+          result = exchange->Wait();
           if (!result.ok()) return result.status();
           if (result->version != step + 1) return absl::InternalError("wrong version");
-          if (result->answers[0] == PushAnswer::kApplied) ++applied[rank];
+          const bool known = disturbance.resets && result->answers[0] == PushAnswer::kDuplicate;
+          if (known || result->answers[0] == PushAnswer::kApplied) ++applied[rank];
           if (repeat != nullptr) {
             const auto again = repeat->Wait();
             if (!again.ok()) return again.status();
@@ -122,6 +166,29 @@ TEST_CASE("In bsp the weights hash is the same over runs, with delayed workers a
 
 TEST_CASE("In bsp the weights hash is the same over TCP and over a Unix socket") {
   CHECK(RunJob(1, {.unix_socket = true}, 1) == RunJob(1, {}, 1));
+}
+
+TEST_CASE("In bsp the weights hash is the same with slices that leave before their version is committed and without",
+          "[unsanitized]") {
+  const std::string hash = RunJob(1, {.stream = "never"}, 1);
+  for (const uint32_t shards : {1U, 3U}) {
+    CAPTURE(shards);
+    for (const bool deferred : {false, true}) {
+      CHECK(RunJob(shards, {.stream = "never", .deferred = deferred}, shards) == hash);
+      CHECK(RunJob(shards, {.delays = true, .stream = "always", .deferred = deferred}, shards) == hash);
+      CHECK(RunJob(shards, {.delays = true, .twice = true, .stream = "always", .deferred = deferred}, 7) == hash);
+    }
+  }
+}
+
+TEST_CASE("Connections that are reset at any message of a stream leave the weights hash as it is") {
+  const std::string hash = RunJob(1, {.stream = "never"}, 1);
+  for (const uint32_t shards : {1U, 3U}) {
+    for (uint32_t seed = 0; seed < 3; ++seed) {
+      CAPTURE(shards, seed);
+      CHECK(RunJob(shards, {.delays = true, .stream = "always", .deferred = seed == 1, .resets = true}, seed) == hash);
+    }
+  }
 }
 
 TEST_CASE("32 workers on a server that holds 3 gradients at most lose nothing, and the limit holds") {

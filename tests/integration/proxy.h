@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,8 +19,8 @@ namespace ps {
 
 class Proxy {
  public:
-  // Forwards what comes to 127.0.0.1:port, its own, to 127.0.0.1:target_port.
-  explicit Proxy(int target_port)
+  // Forwards what comes to 127.0.0.1:port, its own, to 127.0.0.1:target_port; 0: that is told later.
+  explicit Proxy(int target_port = 0)
       : target_port_(target_port), listener_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address = Loopback(0);
     socklen_t size = sizeof(address);
@@ -40,6 +41,8 @@ class Proxy {
   Proxy& operator=(const Proxy&) = delete;
 
   const std::string& address() const { return address_; }
+  // Before anybody connects.
+  void SetTarget(int port) { target_port_ = port; }
 
   // Both ends of every connection see a reset. Returns how many there were.
   size_t ResetAll() {
@@ -103,7 +106,7 @@ class Proxy {
     close(to);
   }
 
-  const int target_port_;
+  std::atomic<int> target_port_;
   const int listener_;
   std::string address_;
   Mutex mutex_;

@@ -1,5 +1,5 @@
-// Slices of the version in the making, told to sessions before it is committed: on one shard, and on one of three, where
-// the test is the chief.
+// Slices of the version in the making, told to sessions before it is committed: on one shard, and on one of three,
+// where the test is the chief.
 #include "server/build_streams.h"
 
 #include <cmath>
@@ -42,12 +42,13 @@ struct Told {
 
 class Streaming {
  public:
-  explicit Streaming(uint32_t shards, ShardOptions options = {.stream = StreamWhen::kAlways}, const std::string& mode = "bsp",
-                     float initial = 1)
+  explicit Streaming(uint32_t shards, ShardOptions options = {.stream = StreamWhen::kAlways},
+                     const std::string& mode = "bsp", float initial = 1)
       : test(mode, With(std::move(options), shards), kSixSlices, /*run=*/false),
         plan(kSixSlices, shards),
         slices(plan.shard_slices(0)) {
-    for (const uint32_t slice : slices) REQUIRE(test.shard.AddInitialSlices(TestShard::Id(0), {Of(slice, initial)}).ok());
+    for (const uint32_t slice : slices)
+      REQUIRE(test.shard.AddInitialSlices(TestShard::Id(0), {Of(slice, initial)}).ok());
     test.next_view = 2;
     test.NextView(v1::PHASE_RUNNING);
   }

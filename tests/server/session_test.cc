@@ -100,7 +100,8 @@ TEST_CASE("While another session may bring the rest, an incomplete push is kept"
 
 TEST_CASE("A request may name its time, up to a limit") {
   TestShard test("asp");
-  PushPullSession session(test.shard, "ipv4:10.0.0.1:5", false, {.wait_default = {}, .wait_max = std::chrono::seconds(2)});
+  PushPullSession session(test.shard, "ipv4:10.0.0.1:5", false,
+                          {.wait_default = {}, .wait_max = std::chrono::seconds(2)});
   v1::PullRequest request;
   request.set_version(9);
   request.set_wait_ms(1000000);

@@ -33,7 +33,8 @@ class UpdaterBench {
         parameters_(layout_, std::vector<float>(static_cast<size_t>(optimizer_->state_tensors())), options.max_versions,
                     0, [] {}),
         updater_(*mode_, *optimizer_, *outer_, options.hyperparameters, options.clip,
-                 /*max_inline_elements=*/1, pool_, [this](const std::vector<size_t>& slices) { updater_.OnBuilt(slices); }) {
+                 /*max_inline_elements=*/1, pool_,
+                 [this](const std::vector<size_t>& slices) { updater_.OnBuilt(slices); }) {
     updater_.SetParameters(&parameters_, layout_);
   }
 

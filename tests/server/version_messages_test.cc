@@ -138,7 +138,8 @@ TEST_CASE("What was told, but not sent, before a build was let go is not sent of
   messages.Add(weights.Built({1}));
   messages.Add({.build = build, .weights = {}, .slices = {}});
   CHECK_FALSE(messages.Next().has_value());
-  messages.Answer(Applied(), weights.Publish(), /*constants=*/false);  // It was published, and this call's answer came later.
+  messages.Answer(Applied(), weights.Publish(),
+                  /*constants=*/false);  // It was published, and this call's answer came later.
   CHECK(Sent(*messages.Next()).header.build() == build);
   CHECK(Sent(*messages.Next()).slices == std::vector<uint32_t>{1, 2});
 }

@@ -60,8 +60,8 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
   return false;
 }
 
-// Some slices after the others: they are on their way while the next are looked at. A push of which a part is not finite
-// is never completed, and the servers drop what came of it.
+// Some slices after the others: they are on their way while the next are looked at. A push of which a part is not
+// finite is never completed, and the servers drop what came of it.
 void RetryingExchange::SendTensor(size_t tensor) {
   const std::span<const uint32_t> slices = tensor_slices_[tensor];
   for (size_t begin = 0; begin < slices.size(); begin += kSlicesAtOnce) {

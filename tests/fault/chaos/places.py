@@ -20,6 +20,7 @@ SERVER_FLAGS = [
     "--server_timeout=15s",
     "--connect_timeout=15s",
     "--cut_timeout=300ms",
+    "--stream=always",  # Of workers of this host, too.
 ]
 
 

@@ -117,7 +117,8 @@ struct PushInfo {
 };
 
 // One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
-// ended, gradients must not be changed, and weights neither read (but see WaitTensor) nor changed.
+// ended, gradients must not be changed, and weights neither read (but see WaitTensor) nor changed. After an error
+// weights may hold parts of several versions, and of one that was never made.
 using ConstTensors = std::vector<std::span<const float>>;
 using MutableTensors = std::vector<std::span<float>>;
 
@@ -248,8 +249,9 @@ class Exchange {
   // exchange pushes nothing. A number that changed costs sending the gradients again.
   virtual bool SetSamples(uint32_t samples) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
-  // layers; tensors arrive in layout order. Without exact versions (ModePolicy), a retried pull may bring another
-  // one, so there it waits for the whole exchange. Returns the error if the exchange failed.
+  // layers; tensors arrive in layout order. What servers send of a version before they have committed it (streaming)
+  // has arrived when they have, and is never told of before. Without exact versions (ModePolicy), a retried pull may
+  // bring another one, so there it waits for the whole exchange. Returns the error if the exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the exchange has ended.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
