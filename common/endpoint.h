@@ -11,11 +11,11 @@
 
 namespace ps {
 
-// Bytes of a message at most: gRPC's default, stated. A full slice is 1 MiB.
+// Bytes of a message at most: gRPC's default, stated. Ours have 1 MiB of slices at most.
 inline constexpr int kMaxMessageBytes = 4 << 20;
 
-// Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two messages of a full
-// slice, so that one is sent while another is read. Any caller can fill this much of the server's memory, and a larger
+// Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two of the largest
+// messages that ours send, so that one is sent while another is read. Any caller can fill this much of the server's memory, and a larger
 // window makes nothing faster (tests/bench/TRIALS.md).
 inline constexpr int kServerWindowBytes = 2 << 20;
 

@@ -10,7 +10,7 @@
 
 namespace ps {
 
-// Elements of a full slice: 256 KiB of float32. A server begins to answer when the first slice of a push has come from
+// Elements of a full slice: 128 KiB of float32. A server begins to answer when the first slice of a push has come from
 // all, and a worker feeds all servers at once, so smaller ones fill a network sooner (tests/bench/TRIALS.md).
 inline constexpr int64_t kSliceElements = 32768;
 

@@ -33,10 +33,9 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
 // call's, then the ServerCall's, the parameters' release hook and the shard's.
 class DataCall : public ServerCall {
  public:
-  DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits)
-      : ServerCall(watch, context),
-        shard_(shard),
-        session_(shard, context.peer(), IsThisHost(context.peer()), limits) {}
+  // `this_host`: the caller is on it, as far as that matters.
+  DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host = false)
+      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), this_host, limits) {}
 
  protected:
   // The call is a member's, if the identity is.
@@ -121,7 +120,7 @@ class InitCall final : public DataCall {
 class PushCall final : public DataCall {
  public:
   PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool weights)
-      : DataCall(watch, context, shard, limits), weights_(weights) {}
+      : DataCall(watch, context, shard, limits, IsThisHost(context.peer())), weights_(weights) {}
 
  private:
   void OnBegin() override {

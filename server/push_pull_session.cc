@@ -37,7 +37,7 @@ absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSl
   push_ = std::move(header);
   if (!opened_ && (push_->stream() || this_host_)) {
     opened_ = true;
-    shard_.OpenStream(this, *push_, this_host_, push_->stream() ? std::exchange(stream_, nullptr) : nullptr);
+    shard_.OpenStream(this, *push_, this_host_, push_->stream() ? std::move(stream_) : nullptr);
   }
   return shard_.AddSlices(this, *push_, std::move(slices));
 }
@@ -98,6 +98,7 @@ void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callba
 }
 
 void PushPullSession::Over() {
+  stream_ = nullptr;  // It may hold whoever has the session.
   if (std::exchange(opened_, false)) shard_.CloseStream(this);
 }
 

@@ -73,7 +73,7 @@ class PushPullSession {
   const std::string peer_;
   const bool this_host_;
   const WaitLimits limits_;
-  BuildStreams::Callback stream_;  // Until it is opened.
+  BuildStreams::Callback stream_;  // Until the push has begun.
   bool opened_ = false;
   std::optional<v1::PushRequest> push_;  // The newest message's header.
   std::atomic<bool> gone_ = false;

@@ -19,12 +19,12 @@ std::string Reader::ToString() const {
 }
 
 absl::Status Readers::May(const Reader& reader, uint64_t current) const {
-  // A version is in one buffer, so versions stand for buffers.
+  // Versions stand for buffers; the one in the making, of which slices may be read already, is not an older one.
   std::set<uint64_t> held = {current};
   {
     MutexLock lock(mutex_);
     for (const Reading& reading : readings_) {
-      if (reading.reader.rank == reader.rank) held.insert(reading.version);
+      if (reading.reader.rank == reader.rank && reading.version < current) held.insert(reading.version);
     }
   }
   if (!reader.rank.has_value()) {

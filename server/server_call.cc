@@ -48,7 +48,10 @@ void ServerCall::Write(const grpc::ByteBuffer& message) {
 }
 
 void ServerCall::OnWriteDone(bool ok) {
-  if (!ok) return End(absl::CancelledError("the caller disconnected"));
+  if (!ok) {
+    gone_ = true;  // What is still being read ends, too, and is not all that there is.
+    return End(absl::CancelledError("the caller disconnected"));
+  }
   {
     MutexLock lock(mutex_);
     writing_ = false;

@@ -15,8 +15,9 @@ namespace ps {
 // Read, and says what its messages mean. A message's size is looked at before it is parsed.
 //
 // Thread-safe. gRPC runs one of OnMessage, OnMessagesEnd and OnWritten at a time as long as there is one read or write
-// under way; OnGone may run beside them. The first end counts: after it nothing is read or written any more. Lock
-// order: the derived call's locks, then this one's, then the watch's.
+// under way: a kind that writes while it reads locks what they share. OnGone may run beside them. The first end counts:
+// after it nothing is read or written any more. Lock order: the derived call's locks, then this one's, then the
+// watch's.
 class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<ServerCall> {
  public:
   // Both outlive the call; the context is gRPC's, and lives until OnDone.

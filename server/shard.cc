@@ -329,7 +329,7 @@ void Shard::Await(const void* session, const ShardRequest& request, bool push_en
 
 void Shard::Gone(const void* session) {
   const OutboxLock lock(outbox_, mutex_);
-  const std::optional<Wait> wait = state_.waiters.Take(session);
+  std::optional<Wait> wait = state_.waiters.Take(session);
   if (wait.has_value()) Deliver(*wait, absl::CancelledError("the caller disconnected"));
 }
 
@@ -342,10 +342,11 @@ void Shard::AnswerWaits() {
   Discard();
 }
 
-bool Shard::Deliver(const Wait& wait, ShardState::Answer answer) {
+// Moved, not copied: whoever lets go of a callback last may end its session, which must not be under this lock.
+bool Shard::Deliver(Wait& wait, ShardState::Answer answer) {
   if (!answer.has_value()) return false;
   streams_.Close(wait.session);
-  outbox_.Add([callback = wait.callback, answer = *std::move(answer)] { callback(answer); });
+  outbox_.Add([callback = std::move(wait.callback), answer = *std::move(answer)] { callback(answer); });
   return true;
 }
 
@@ -384,7 +385,7 @@ void Shard::Tick(TimePoint now) {
     Report(state_.untold.Take());
   }
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
-  for (const Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
+  for (Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
 }
 
 void Shard::Shutdown(const absl::Status& status) {

@@ -152,7 +152,8 @@ class Shard {
   // Tells streams what was built since.
   void TellBuilt() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool Deliver(const Wait& wait, ShardState::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Hands an answer to the wait's callback, if there is one; the wait is over then.
+  bool Deliver(Wait& wait, ShardState::Answer answer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ShardOptions options_;
   const ReportFunction report_;

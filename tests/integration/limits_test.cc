@@ -22,7 +22,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::hours kLong(1);
-constexpr uint32_t kSlices = 4;
+constexpr uint32_t kSlices = 32;
 const Layout kManySlices = {{"w", {kSlices * kSliceElements}}};
 
 size_t ResidentBytes() {

@@ -16,7 +16,7 @@ namespace ps {
 using Tensors = std::vector<std::vector<float>>;
 
 // The first has two slices, which are on two of three servers.
-inline const Layout kScriptedModel = {{"a", {300000}}, {"b", {17}}, {"c", {1}}};
+inline const Layout kScriptedModel = {{"a", {40000}}, {"b", {17}}, {"c", {1}}};
 
 inline Tensors AllOf(float value) {
   Tensors tensors;

@@ -269,7 +269,7 @@ TEST_CASE(
   std::vector<std::shared_ptr<Exchange>> exchanges;
   for (uint32_t rank = 0; rank < 2; ++rank) {
     const TensorMemory gradients = *clients[rank]->GradientBuffers();
-    if (rank == 1) gradients.tensors[0][280000] = bad;
+    if (rank == 1) gradients.tensors[0].back() = bad;
     exchanges.push_back(clients[rank]->StartPushPull({.step = 0, .version = 0, .samples = 1}, gradients.Read(),
                                                      Writable(weights[rank]), /*deferred=*/false));
   }

@@ -1,6 +1,9 @@
 // Sessions in process, on one shard.
 #include "server/push_pull_session.h"
 
+#include <memory>
+#include <thread>
+
 #include "common/status.h"
 #include "server/stall_report.h"
 #include "tests/server/test_shard.h"
@@ -37,6 +40,42 @@ TEST_CASE("In asp a push_pull brings the newest version, and a push alone brings
     REQUIRE(answer.ok());
     CHECK(answer->header.push().answer() == v1::ANSWER_APPLIED);
     CHECK(answer->weights.has_value() == weights);
+  }
+}
+
+TEST_CASE("A session whose push did not ask for slices, or that never began one, lets go of who would take them") {
+  TestShard test("bsp");
+  for (const bool pushes : {false, true}) {
+    CAPTURE(pushes);
+    const auto taker = std::make_shared<int>();
+    PushPullSession session(test.shard, "", false, {});
+    session.Stream([taker](const BuiltSlices& /*built*/) {});
+    if (pushes) {
+      REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
+      SessionReply reply;
+      session.Finish(/*weights=*/true, reply.Callback());
+      REQUIRE(test.Add(1, 0, {4, 4, 4, 4}).ok());
+      REQUIRE(reply.Wait().ok());
+    }
+    session.Over();
+    CHECK(taker.use_count() == 1);
+  }
+}
+
+// A session that its own callback keeps alive, as a transport's is.
+TEST_CASE("A session that ends with its answer ends without the shard's lock") {
+  TestShard test("bsp");
+  for (uint64_t step = 0; step < 200; ++step) {
+    auto session = std::make_shared<PushPullSession>(test.shard, "", /*this_host=*/true, WaitLimits{});
+    REQUIRE(session->Add(TestShard::Header(0, step), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
+    SessionReply reply;
+    PushPullSession& open = *session;
+    open.Finish(/*weights=*/true, [session = std::move(session), callback = reply.Callback()](
+                                      absl::StatusOr<PushPullSession::Reply> answer) { callback(std::move(answer)); });
+    std::thread other([&] { test.shard.Tick(test.now); });  // It may be at the outbox.
+    REQUIRE(test.Add(1, step, {4, 4, 4, 4}).ok());
+    REQUIRE(reply.Wait().ok());
+    other.join();
   }
 }
 

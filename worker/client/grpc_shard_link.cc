@@ -337,6 +337,7 @@ bool GrpcShardCall::Write(const ReceivedSlice& slice) const {
 
 void GrpcShardCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<GrpcShardCall> self = std::move(self_);
+  if (!committed_) Forget();
   if (moved_at() != made_at_) reply_.moved_at = moved_at();
   reply_.first_reply_at = TimePoint(TimePoint::duration(reply_began_at_.load()));
   on_end_(read_error_.ok() ? FromServer(status, cancelled_) : read_error_, reply_);
