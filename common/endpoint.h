@@ -15,8 +15,8 @@ namespace ps {
 inline constexpr int kMaxMessageBytes = 4 << 20;
 
 // Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two of the largest
-// messages that ours send, so that one is sent while another is read. Any caller can fill this much of the server's memory, and a larger
-// window makes nothing faster (tests/bench/TRIALS.md).
+// messages that ours send, so that one is sent while another is read. Any caller can fill this much of the server's
+// memory, and a larger window makes nothing faster (tests/bench/TRIALS.md).
 inline constexpr int kServerWindowBytes = 2 << 20;
 
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.

@@ -52,11 +52,14 @@ void ServerCall::OnWriteDone(bool ok) {
     gone_ = true;  // What is still being read ends, too, and is not all that there is.
     return End(absl::CancelledError("the caller disconnected"));
   }
+  grpc::ByteBuffer written;  // It may hold a version, and the call may go on for long.
   {
     MutexLock lock(mutex_);
     writing_ = false;
     if (!ended_) watch_.Sent(this);
+    if (!ended_) written.Swap(&outgoing_);
   }
+  written.Clear();
   OnWritten();
 }
 

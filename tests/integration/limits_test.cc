@@ -35,13 +35,14 @@ size_t ResidentBytes() {
 // One server of a running asp job of one worker, whose pushes the test makes. Nobody ticks it but the test.
 class LoneServer {
  public:
-  explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64)
+  explicit LoneServer(const CallLimits& limits = {}, size_t max_parked = 64, const std::string& mode = "asp")
       : metrics(*MetricsWriter::Open("", "shard")),
         shard(
             {.num_workers = 1,
-             .mode = ModeNamed("asp"),
+             .mode = ModeNamed(mode),
              .hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0},
-             .max_parked = max_parked},
+             .max_parked = max_parked,
+             .stream = StreamWhen::kAlways},
             [this](const v1::ShardReport& report) {
               MutexLock lock(mutex);
               waiting_for = report.waiting_for();
@@ -113,6 +114,9 @@ class LoneServer {
     return waiting_for;
   }
 
+  std::shared_ptr<grpc::Channel> Channel() const {
+    return MakeChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(), 0);
+  }
   // A connection whose calls take 64 KB ahead of who reads them.
   std::shared_ptr<grpc::Channel> SmallChannel() const {
     grpc::ChannelArguments arguments;
@@ -213,6 +217,43 @@ TEST_CASE(
   server.shard.Tick(Now() + std::chrono::seconds(6));
   CHECK(Eventually([&] { return server.WaitingFor().empty(); }));
   CHECK_FALSE(first.End().ok());
+}
+
+// A push_pull that sends all of its push, takes a slice before it is committed, and does not end its side.
+class OpenEnd {
+ public:
+  OpenEnd(const LoneServer& server, uint64_t step) : stub_(v1::Shard::NewStub(server.Channel())) {
+    context_.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+    stream_ = stub_->PushPull(&context_);
+    v1::PushRequest push = LoneServer::Header(step);
+    push.set_stream(true);
+    for (uint32_t slice = 0; slice < kSlices; ++slice) {
+      push.clear_slices();
+      push.add_slices()->set_index(slice);
+      push.mutable_slices(0)->set_values(std::string(kSliceElements * sizeof(float), '\0'));
+      REQUIRE(stream_->Write(push));
+      v1::PullReply reply;
+      if (slice == 0) REQUIRE((stream_->Read(&reply) && reply.build() > 0 && !reply.has_push()));
+    }
+  }
+  ~OpenEnd() { context_.TryCancel(); }
+  OpenEnd(const OpenEnd&) = delete;
+  OpenEnd& operator=(const OpenEnd&) = delete;
+
+ private:
+  std::unique_ptr<v1::Shard::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::PushRequest, v1::PullReply>> stream_;
+};
+
+TEST_CASE("Calls that took slices before their version was committed, and do not end, keep no version") {
+  LoneServer server({}, 64, "bsp");
+  std::vector<std::unique_ptr<OpenEnd>> open;
+  for (uint64_t step = 0; step < 8; ++step) {  // There are four buffers.
+    open.push_back(std::make_unique<OpenEnd>(server, step));
+    REQUIRE(server.IsAt(step + 1));
+  }
+  CHECK(server.Status().open_calls() == 8);
 }
 
 grpc::ByteBuffer FarHashes() {

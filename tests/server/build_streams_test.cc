@@ -76,7 +76,7 @@ class Streaming {
   void PushOwn(PushPullSession& session, float value) {
     std::vector<ReceivedSlice> all;
     for (const uint32_t slice : slices) all.push_back(Of(slice, value));
-    REQUIRE(session.Add(Header(0), std::move(all)).ok());
+    REQUIRE(session.Add(Header(0), all).ok());
   }
   // What the chief says, where there is one; and what follows is built.
   void Decide(const std::vector<uint32_t>& ranks = {0, 1}) {
@@ -193,7 +193,7 @@ TEST_CASE("Weights that are not finite are told to nobody, nor is anything after
   session.Stream(told.Callback());
   std::vector<ReceivedSlice> all;
   for (const uint32_t slice : job.slices) all.push_back(Streaming::Of(slice, slice == 1 ? 3e38F : 1));
-  REQUIRE(session.Add(Streaming::Header(0), std::move(all)).ok());
+  REQUIRE(session.Add(Streaming::Header(0), all).ok());
   REQUIRE(job.Push(1, 1).ok());
   CHECK(told.Wait(0).slices == std::vector<size_t>{0});
   REQUIRE(job.Push(2, 3e38F, 1, 1, /*begin=*/1).ok());  // −3e38 − 3e38
@@ -230,7 +230,7 @@ TEST_CASE("Nobody is told who did not ask, whose mode makes other versions, or w
     header.set_stream(asks);
     std::vector<ReceivedSlice> all;
     for (const uint32_t slice : job.slices) all.push_back(Streaming::Of(slice, 1));
-    REQUIRE(session.Add(header, std::move(all)).ok());
+    REQUIRE(session.Add(header, all).ok());
     REQUIRE(job.Push(1, 1).ok());
     while (job.test.shard.ApplyPosted()) {
     }
