@@ -8,7 +8,7 @@
 #include "tests/client/test_server.h"
 #include "worker/client/grpc_shard_link.h"
 
-namespace ps {
+namespace ps::stream_test {
 namespace {
 
 const Layout kTwoTensors = {{"a", {2}}, {"b", {1}}};
@@ -169,4 +169,4 @@ TEST_CASE("Of a build a slice comes once, has its size, and comes before the ans
 }
 
 }  // namespace
-}  // namespace ps
+}  // namespace ps::stream_test

@@ -9,7 +9,7 @@
 #include "server/push_pull_session.h"
 #include "tests/server/test_shard.h"
 
-namespace ps {
+namespace ps::build_streams_test {
 namespace {
 
 // Two slices for each of up to three shards.
@@ -288,4 +288,4 @@ TEST_CASE("A call that has ended is told nothing more, and its place can be anot
 }
 
 }  // namespace
-}  // namespace ps
+}  // namespace ps::build_streams_test

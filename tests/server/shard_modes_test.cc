@@ -20,7 +20,7 @@ v1::PushRequest Computed(uint32_t rank, uint64_t step, uint64_t version, uint32_
   return header;
 }
 
-absl::Status Push(T& test, const v1::PushRequest& header, float value) {
+absl::Status AddPush(T& test, const v1::PushRequest& header, float value) {
   return test.Add(header, {T::Slice(0, {value, value, value, value})});
 }
 
@@ -42,10 +42,10 @@ float Weight(T& test) { return test.PullUnnamed(std::nullopt)->weights()[0]; }
 TEST_CASE("asp refuses a push older than max_staleness, counts it, and says where to go on") {
   T test("asp", Options({.max_staleness = 1}));
   for (uint64_t step = 0; step < 2; ++step) {
-    REQUIRE(Push(test, Computed(0, step, step), 0.25F).ok());
+    REQUIRE(AddPush(test, Computed(0, step, step), 0.25F).ok());
     CHECK(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
   }
-  REQUIRE(Push(test, Computed(1, 0, 0, 5), 100).ok());
+  REQUIRE(AddPush(test, Computed(1, 0, 0, 5), 100).ok());
   const auto answer = test.Answer(1, 0);
   CHECK(answer->answer() == v1::ANSWER_STALE);
   CHECK(answer->next_step() == 1);
@@ -54,7 +54,7 @@ TEST_CASE("asp refuses a push older than max_staleness, counts it, and says wher
   REQUIRE(status.dropped_size() == 1);
   CHECK(status.dropped(0).rank() == 1);
   CHECK(status.dropped(0).samples() == 5);
-  REQUIRE(Push(test, Computed(1, 1, 1), 0.25F).ok());  // One version back is still taken.
+  REQUIRE(AddPush(test, Computed(1, 1, 1), 0.25F).ok());  // One version back is still taken.
   CHECK(test.Answer(1, 1)->answer() == v1::ANSWER_APPLIED);
 }
 
@@ -70,31 +70,31 @@ TEST_CASE("A push that becomes too old while its slices come is refused too") {
 
 TEST_CASE("With staleness_lr=inverse, the learning rate is divided by the staleness, but not by 0") {
   T test("asp", Options({.staleness_lr = "inverse"}));
-  REQUIRE(Push(test, Computed(0, 0, 0), 0.5F).ok());  // Staleness 0.
+  REQUIRE(AddPush(test, Computed(0, 0, 0), 0.5F).ok());  // Staleness 0.
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.5F);
-  REQUIRE(Push(test, Computed(0, 1, 1), 0).ok());
+  REQUIRE(AddPush(test, Computed(0, 1, 1), 0).ok());
   CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
-  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());  // Staleness 2.
+  REQUIRE(AddPush(test, Computed(1, 0, 0), 0.5F).ok());  // Staleness 2.
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.25F);
 }
 
 TEST_CASE("Delay compensation corrects by what the worker pulled, and needs it") {
   T test("asp", Options({.delay_compensation = 2}));
-  CHECK(Message(Push(test, Computed(1, 0, 0), 1)).find("it pulled none") != std::string::npos);
+  CHECK(Message(AddPush(test, Computed(1, 0, 0), 1)).find("it pulled none") != std::string::npos);
   REQUIRE(PullToCompute(test, 0).ok());
   REQUIRE(PullToCompute(test, 1).ok());
-  REQUIRE(Push(test, Computed(0, 0, 0), 0.5F).ok());
+  REQUIRE(AddPush(test, Computed(0, 0, 0), 0.5F).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.5F);
-  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());
+  REQUIRE(AddPush(test, Computed(1, 0, 0), 0.5F).ok());
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   // g + λ·g²·(w − w_pulled) = 0.5 + 2·0.25·(0.5 − 1) = 0.25
   CHECK(Weight(test) == 0.25F);
-  CHECK(Message(Push(test, Computed(1, 1, 1), 1)).find("pulled last, version 0") != std::string::npos);
+  CHECK(Message(AddPush(test, Computed(1, 1, 1), 1)).find("pulled last, version 0") != std::string::npos);
   REQUIRE(PullToCompute(test, 1).ok());
-  CHECK(Push(test, Computed(1, 1, 2), 0).ok());
+  CHECK(AddPush(test, Computed(1, 1, 2), 0).ok());
 }
 
 TEST_CASE(
@@ -136,13 +136,13 @@ TEST_CASE("ssp parks a pull while its worker is too far ahead, and refuses a pus
   T test("ssp", Options(mode));
   for (uint64_t step = 0; step < 2; ++step) {
     REQUIRE(PullToCompute(test, 0).ok());
-    REQUIRE(Push(test, Computed(0, step, step), 0).ok());
+    REQUIRE(AddPush(test, Computed(0, step, step), 0).ok());
     CHECK(test.Answer(0, step)->answer() == v1::ANSWER_APPLIED);
   }
   const auto waited = PullToCompute(test, 0);
   CHECK(absl::IsDeadlineExceeded(waited.status()));
   CHECK(Message(waited.status()).find("step 0: waiting for rank 1") != std::string::npos);
-  CHECK(Message(Push(test, Computed(0, 2, 2), 0)).find("more than --staleness=1") != std::string::npos);
+  CHECK(Message(AddPush(test, Computed(0, 2, 2), 0)).find("more than --staleness=1") != std::string::npos);
   // Whatever step a worker claims to compute.
   CHECK_FALSE(PullToCompute(test, 0, 0).ok());
   CHECK(test.PullUnnamed(std::nullopt).ok());
@@ -154,11 +154,11 @@ TEST_CASE("ssp parks a pull while its worker is too far ahead, and refuses a pus
 
 TEST_CASE("backup takes the first push of two, refuses the other, and gives it the newest weights and step") {
   T test("backup", Options({}));
-  REQUIRE(Push(test, Computed(1, 0, 0), 0.5F).ok());
+  REQUIRE(AddPush(test, Computed(1, 0, 0), 0.5F).ok());
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.5F);
-  REQUIRE(Push(test, Computed(1, 1, 1), 0.25F).ok());
-  REQUIRE(Push(test, Computed(0, 0, 0, 7), 100).ok());
+  REQUIRE(AddPush(test, Computed(1, 1, 1), 0.25F).ok());
+  REQUIRE(AddPush(test, Computed(0, 0, 0, 7), 100).ok());
   Reply<ShardAnswer> reply;
   ShardRequest request;
   request.caller = {.id = T::Id(0), .peer = ""};
@@ -178,14 +178,14 @@ TEST_CASE("backup takes the first push of two, refuses the other, and gives it t
 TEST_CASE("A step of only empty contributions makes a version and changes neither weights nor momentum") {
   for (const char* mode : {"backup", "bsp"}) {
     T test(mode, Options({}, "momentum"));
-    for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 0, 0), 0.5F).ok());
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(AddPush(test, Computed(rank, 0, 0), 0.5F).ok());
     CHECK(test.Answer(0, 0)->answer() != v1::ANSWER_UNSPECIFIED);
     CHECK(Weight(test) == 0.5F);
     for (const uint32_t rank : {0U, 1U}) REQUIRE(test.Add(T::Header(rank, 1, 0), {}).ok());
     CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
     CHECK(test.Answer(1, 1)->answer() == v1::ANSWER_APPLIED);
     CHECK(test.PullUnnamed(2)->weights()[0] == 0.5F);
-    for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 2, 2), 0).ok());
+    for (const uint32_t rank : {0U, 1U}) REQUIRE(AddPush(test, Computed(rank, 2, 2), 0).ok());
     CHECK(test.Answer(0, 2)->answer() == v1::ANSWER_APPLIED);
     CHECK(Weight(test) == 0.25F);  // The momentum was kept.
   }
@@ -201,14 +201,14 @@ TEST_CASE("local_sgd adds the mean difference, with outer momentum as Nesterov's
   ModeOptions mode;
   mode.outer_momentum = 0.5F;
   T test("local_sgd", Options(mode, "momentum"));
-  CHECK(Message(Push(test, Computed(0, 0, 0), 1)).find("local_sgd takes no gradient") != std::string::npos);
-  REQUIRE(Push(test, Difference(0, 0, 1), 1).ok());
-  REQUIRE(Push(test, Difference(1, 0, 3), -1).ok());
+  CHECK(Message(AddPush(test, Computed(0, 0, 0), 1)).find("local_sgd takes no gradient") != std::string::npos);
+  REQUIRE(AddPush(test, Difference(0, 0, 1), 1).ok());
+  REQUIRE(AddPush(test, Difference(1, 0, 3), -1).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   // d = 0.25·1 − 0.75·1 = −0.5; v = d; w += d + 0.5·v
   CHECK(Weight(test) == 1 - 0.5F - 0.25F);
-  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Difference(rank, 1), 0).ok());
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(AddPush(test, Difference(rank, 1), 0).ok());
   CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.25F - 0.125F);
 }
@@ -218,16 +218,16 @@ TEST_CASE("local_sgd that averages gradients applies them, adds differences, and
   mode.local_sync = "gradients";
   mode.average_every = "10";
   T test("local_sgd", Options(mode, "momentum"));
-  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 0, 0), 0.5F).ok());
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(AddPush(test, Computed(rank, 0, 0), 0.5F).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
-  REQUIRE(Push(test, Difference(0, 1), 0.25F).ok());
-  CHECK(Message(Push(test, Computed(1, 1, 1), 1)).find("pushes a gradient, but rank 0 a difference of weights") !=
+  REQUIRE(AddPush(test, Difference(0, 1), 0.25F).ok());
+  CHECK(Message(AddPush(test, Computed(1, 1, 1), 1)).find("pushes a gradient, but rank 0 a difference of weights") !=
         std::string::npos);
-  REQUIRE(Push(test, Difference(1, 1), 0.25F).ok());
+  REQUIRE(AddPush(test, Difference(1, 1), 0.25F).ok());
   CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.75F);
-  for (const uint32_t rank : {0U, 1U}) REQUIRE(Push(test, Computed(rank, 2, 2), 0).ok());
+  for (const uint32_t rank : {0U, 1U}) REQUIRE(AddPush(test, Computed(rank, 2, 2), 0).ok());
   CHECK(test.Answer(0, 2)->answer() == v1::ANSWER_APPLIED);
   CHECK(Weight(test) == 0.5F);  // The optimizer's momentum, 0.5 · 0.5, was kept in between.
 }
@@ -236,9 +236,9 @@ TEST_CASE("easgd adds each difference as a version of its own") {
   T test("easgd", Options({}));
   v1::PushRequest late = Difference(1, 0);
   late.set_version(0);
-  REQUIRE(Push(test, Difference(0, 0), 0.5F).ok());
+  REQUIRE(AddPush(test, Difference(0, 0), 0.5F).ok());
   CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
-  REQUIRE(Push(test, late, -1).ok());
+  REQUIRE(AddPush(test, late, -1).ok());
   CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
   CHECK(test.PullUnnamed(2)->weights()[0] == 0.5F);
 }

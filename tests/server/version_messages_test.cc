@@ -6,7 +6,7 @@
 #include "common/codec.h"
 #include "tests/catch.h"
 
-namespace ps {
+namespace ps::version_messages_test {
 namespace {
 
 const Layout kThree = {{"a", {1}}, {"b", {1}}, {"c", {1}}};
@@ -161,4 +161,4 @@ TEST_CASE("A push without weights, FENCED, say, has an answer alone, whatever wa
 }
 
 }  // namespace
-}  // namespace ps
+}  // namespace ps::version_messages_test
