@@ -1,5 +1,4 @@
 #include "server/options.h"
-#include "server/stream_when.h"
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -9,6 +8,7 @@
 #include "common/problems.h"
 #include "common/status.h"
 #include "common/text.h"
+#include "server/stream_when.h"
 
 namespace ps {
 namespace {
