@@ -1,6 +1,7 @@
 // Addresses, and the gRPC channels and arguments that every part of the system uses.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -11,8 +12,11 @@
 
 namespace ps {
 
-// Bytes of a message at most: gRPC's default, stated. Ours have 1 MiB of slices at most.
+// Bytes of a message at most: gRPC's default, stated.
 inline constexpr int kMaxMessageBytes = 4 << 20;
+
+// Bytes of slices that a message of ours has at most, unless one slice has more (tests/bench/TRIALS.md).
+inline constexpr int64_t kMostSliceBytes = 1 << 20;
 
 // Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two of the largest
 // messages that ours send, so that one is sent while another is read. Any caller can fill this much of the server's

@@ -96,10 +96,10 @@ void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, 
   }
 }
 
-// The block that a range begins with, but for its gradient. What is not there stays null.
-OptimizerBlock BlockOf(const OptimizerBlock& slice, ElementRange range, const Optimizer& optimizer) {
-  const auto at = [&](auto* floats) { return floats == nullptr ? nullptr : floats + range.begin; };
-  OptimizerBlock block = {.elements = std::min(kBlockElements, range.end - range.begin),
+// The slice's block from `begin` on, but for its gradient. What is not there stays null.
+OptimizerBlock BlockOf(const OptimizerBlock& slice, size_t begin, const Optimizer& optimizer) {
+  const auto at = [&](auto* floats) { return floats == nullptr ? nullptr : floats + begin; };
+  OptimizerBlock block = {.elements = std::min(kBlockElements, slice.elements - begin),
                           .weights = at(slice.weights),
                           .new_weights = at(slice.new_weights)};
   for (int k = 0; k < optimizer.state_tensors(); ++k) {
@@ -154,14 +154,14 @@ const float* GradientOf(const VersionInput& version, size_t begin, const Optimiz
 
 }  // namespace
 
-bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, ElementRange range,
-                    const Optimizer& optimizer, Isa isa, bool past_caches) {
+bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    Isa isa, bool past_caches) {
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   alignas(64) float made[1 + kMaxStateTensors][kBlockElements];  // In the cache, before it is written past it.
   bool finite = true;
-  for (size_t begin = range.begin; begin < range.end; begin += kBlockElements) {
-    OptimizerBlock block = BlockOf(slice, {begin, range.end}, optimizer);
+  for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
+    OptimizerBlock block = BlockOf(slice, begin, optimizer);
     const OptimizerBlock to = block;
     if (past_caches) {
       block.new_weights = made[0];
@@ -189,7 +189,7 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
   TrustSquares total;
   bool finite = true;  // Decided when it is applied.
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
-    OptimizerBlock block = BlockOf(slice, {begin, slice.elements}, optimizer);
+    OptimizerBlock block = BlockOf(slice, begin, optimizer);
     block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
     const TrustSquares squares = optimizer.Measure(block, version.context, isa);
     total.weights += squares.weights;

@@ -30,19 +30,13 @@ struct VersionInput {
   float clip_factor = 1;
 };
 
-// Elements of a slice, from `begin` up to `end`.
-struct ElementRange {
-  size_t begin = 0;
-  size_t end = 0;
-};
-
-// Applies these versions to a range of the slice, one after the other, in one pass over it: the floats are those of as
-// many passes, and do not depend on how a slice is divided. slice.gradient is not read. Returns whether the range's new
-// weights are all finite, and its gradients that are changeable. A range begins at a multiple of 16.
+// Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
+// passes. slice.gradient is not read. Returns whether the new weights are all finite, and the gradients that are
+// changeable.
 // `past_caches`: new weights and state, which are not the old ones' memory, are more than the caches hold, so they are
 // written to memory at once.
-bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, ElementRange range,
-                    const Optimizer& optimizer, Isa isa, bool past_caches = false);
+bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                    Isa isa, bool past_caches = false);
 
 // The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Of the slice only what is there
 // before the update is read: its elements and, with delay compensation, its weights.

@@ -49,7 +49,7 @@ void Updater::Update::BuildSlice(size_t local) const {
   if (inputs.empty()) {
     copy(slice.weights, slice.new_weights);
   } else {
-    finite = ReduceAndApply(inputs, slice, {0, slice.elements}, step, UpdaterIsa(), past_caches) && finite;
+    finite = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches) && finite;
   }
   if (finite) return;
   size_t first = not_finite;

@@ -3,14 +3,9 @@
 #include <utility>
 
 #include "common/codec.h"
+#include "common/endpoint.h"
 
 namespace ps {
-namespace {
-
-constexpr size_t kReplyBytes = 1 << 20;  // Payload of a message, unless one slice has more (tests/bench/TRIALS.md).
-
-}  // namespace
-
 void VersionMessages::Add(BuiltSlices built) {
   if (answered_) return;
   if (built.build != build_) sent_.clear();
@@ -63,7 +58,7 @@ grpc::ByteBuffer VersionMessages::NextSlices(const v1::PullReply& header) {
   for (; !queue_.empty(); queue_.pop()) {
     const size_t local = queue_.top();
     const SliceInfo& info = weights_->layout().slice(local);
-    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > kReplyBytes) break;
+    if (bytes > 0 && bytes + info.bytes() > kMostSliceBytes) break;
     bytes += static_cast<size_t>(info.bytes());
     slices.push_back({.index = info.index, .values = weights_->slice(local), .release = [pin = *weights_] {}});
     sent_.resize(weights_->layout().slices());

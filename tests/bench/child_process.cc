@@ -3,24 +3,33 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 extern char** environ;
 
 namespace ps {
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::string& program,
-                                                                  const std::vector<std::string>& flags) {
+                                                                  const std::vector<std::string>& flags,
+                                                                  const std::vector<std::string>& before) {
   std::error_code error;
   const std::string path = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / program;
-  std::vector<std::string> arguments = {path};
+  std::vector<std::string> arguments = before;
+  arguments.push_back(path);
   arguments.insert(arguments.end(), flags.begin(), flags.end());
   std::vector<char*> argv;
   argv.reserve(arguments.size() + 1);
@@ -31,9 +40,20 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::str
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  const int err = memfd_create("stderr", MFD_CLOEXEC);
+  posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
+  // It gets the signals that this program may have blocked.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   std::unique_ptr<ChildProcess> child(new ChildProcess(program));
   child->out_ = out[0];
-  const int spawned = posix_spawn(&child->pid_, argv[0], &actions, nullptr, argv.data(), environ);
+  child->err_ = err;
+  const int spawned = posix_spawnp(&child->pid_, argv[0], &actions, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   close(out[1]);
   if (spawned != 0) return absl::InternalError(absl::StrCat(path, ": cannot be started"));
@@ -43,6 +63,17 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::str
 ChildProcess::~ChildProcess() {
   Kill();
   close(out_);
+  close(err_);
+}
+
+std::string ChildProcess::LastWords() const {
+  constexpr off_t kMost = 4096;
+  const off_t end = lseek(err_, 0, SEEK_END);
+  std::string text(static_cast<size_t>(std::min(std::max<off_t>(end, 0), kMost)), '\0');
+  const ssize_t got = pread(err_, text.data(), text.size(), std::max<off_t>(end - kMost, 0));
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  absl::StripTrailingAsciiWhitespace(&text);
+  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0.
 }
 
 std::string ChildProcess::ReadLine() const {
@@ -54,6 +85,21 @@ std::string ChildProcess::ReadLine() const {
 
 void ChildProcess::Signal(int signal) const {
   if (pid_ > 0) kill(pid_, signal);
+}
+
+double ChildProcess::ProcessorSeconds() const {
+  std::ifstream file(absl::StrCat("/proc/", pid_, "/stat"));
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // Behind the name, which may have spaces, the 12th and 13th: proc(5).
+  const size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return 0;
+  const std::vector<std::string> fields = absl::StrSplit(text.substr(name_end + 1), ' ', absl::SkipEmpty());
+  int64_t ticks = 0;
+  for (const size_t field : {11, 12}) {
+    int64_t value = 0;
+    if (field < fields.size() && absl::SimpleAtoi(fields[field], &value)) ticks += value;
+  }
+  return static_cast<double>(ticks) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 void ChildProcess::Kill() {
@@ -68,7 +114,7 @@ absl::Status ChildProcess::Wait() {
   waitpid(pid_, &status, 0);
   pid_ = -1;
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(program_, " did not end well"));
+  return absl::InternalError(absl::StrCat(program_, " did not end well: ", LastWords()));
 }
 
 }  // namespace ps

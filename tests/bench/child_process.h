@@ -15,9 +15,11 @@ namespace ps {
 // Killed and reaped at the latest when it goes out of scope.
 class ChildProcess {
  public:
-  // A program in the folder of this one.
+  // A program in the folder of this one; what it writes to stderr is kept, and shown if it does not end well. `before`:
+  // a command that executes the rest of its own command line.
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::string& program,
-                                                             const std::vector<std::string>& flags);
+                                                             const std::vector<std::string>& flags,
+                                                             const std::vector<std::string>& before = {});
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
@@ -25,10 +27,14 @@ class ChildProcess {
   // The next line that it prints; empty if it ends before. Waits for it.
   std::string ReadLine() const;
   void Signal(int signal) const;
+  // Processor time that it has used so far, user and system.
+  double ProcessorSeconds() const;
   // SIGKILL; returns when it is gone.
   void Kill();
-  // Waits until it ends by itself. INTERNAL if that is not with exit status 0.
+  // Waits until it ends by itself. INTERNAL, with the last that it wrote to stderr, if that is not with exit status 0.
   absl::Status Wait();
+  // The last line that it has written to stderr.
+  std::string LastWords() const;
 
  private:
   explicit ChildProcess(std::string program) : program_(std::move(program)) {}
@@ -36,6 +42,7 @@ class ChildProcess {
   const std::string program_;
   pid_t pid_ = -1;
   int out_ = -1;
+  int err_ = -1;  // A file in memory.
 };
 
 }  // namespace ps

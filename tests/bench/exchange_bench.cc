@@ -1,8 +1,6 @@
 #include "tests/bench/exchange_bench.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -13,56 +11,13 @@
 #include "ps/client.h"
 #include "tests/bench/bench_layout.h"
 #include "tests/bench/bench_servers.h"
+#include "tests/bench/known_job.h"
 #include "tests/bench/meeting_point.h"
 #include "tests/bench/mpi_baseline.h"
 #include "tests/bench/raw_stream.h"
 
 namespace ps {
 namespace {
-
-constexpr float kLearningRate = 1.0F / 1024;
-constexpr size_t kPeriod = 7;  // Of the values of a model's elements, in layout order. No divisor of any alignment.
-
-// Neighbours differ, and so do ranks: a value in another's place is noticed. It is a power of two, so that every
-// product with it is exact, and the expected weights are so to the last bit.
-float GradientAt(uint32_t rank, size_t element) {
-  return std::ldexp(1.0F, -static_cast<int>((element + rank) % kPeriod));
-}
-
-float InitialAt(size_t element) { return 1 + GradientAt(0, element); }
-
-// The plain formula in float32, in rank order.
-float ExpectedAt(size_t element, uint32_t workers, uint64_t steps) {
-  const auto coefficient = static_cast<float>(1.0 / static_cast<double>(workers));
-  float mean = 0;
-  for (uint32_t rank = 0; rank < workers; ++rank) mean += coefficient * GradientAt(rank, element);
-  float weight = InitialAt(element);
-  for (uint64_t step = 0; step < steps; ++step) weight -= kLearningRate * mean;
-  return weight;
-}
-
-absl::Status CheckExchanged(const ConstTensors& weights, uint32_t workers, uint64_t steps) {
-  std::array<float, kPeriod> expected;
-  for (size_t i = 0; i < kPeriod; ++i) expected[i] = ExpectedAt(i, workers, steps);
-  size_t element = 0;  // Of the model.
-  for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
-    for (size_t i = 0; i < weights[tensor].size(); ++i, ++element) {
-      const float weight = weights[tensor][i];
-      if (weight == expected[element % kPeriod]) continue;
-      return absl::InternalError(absl::StrCat("weight ", i, " of tensor ", tensor, " is ", weight, " after ", steps,
-                                              " steps, expected ", expected[element % kPeriod]));
-    }
-  }
-  return absl::OkStatus();
-}
-
-template <typename ValueAt>
-void Fill(const MutableTensors& tensors, ValueAt value_at) {
-  size_t element = 0;
-  for (const std::span<float> tensor : tensors) {
-    for (float& value : tensor) value = value_at(element++);
-  }
-}
 
 class Bench {
  public:
@@ -80,30 +35,15 @@ class Bench {
   std::vector<std::vector<double>> seconds_;  // Of each rank's repeats, which all ranks begin together.
 };
 
-// Sends the initial values, from memory that is not needed later.
-absl::Status StartJob(Client& client, const Layout& layout, const MutableTensors& weights) {
-  std::vector<float> values(static_cast<size_t>(ModelBytes(layout)) / sizeof(float));
-  MutableTensors initial;
-  initial.reserve(layout.size());
-  size_t next = 0;
-  for (const TensorSpec& tensor : layout) {
-    const auto elements = static_cast<size_t>(tensor.elements());
-    initial.push_back(std::span(values).subspan(next, elements));
-    next += elements;
-  }
-  Fill(initial, InitialAt);
-  return client.Start({initial.begin(), initial.end()}, weights).status();
-}
-
 absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
   const absl::StatusOr<TensorMemory> gradients = client.GradientBuffers();
   if (!gradients.ok()) return gradients.status();
   const absl::StatusOr<TensorMemory> weights = client.WeightBuffers();
   if (!weights.ok()) return weights.status();
-  Fill(gradients->tensors, [&](size_t element) { return GradientAt(client.rank(), element); });
+  FillKnownGradients(client.rank(), gradients->tensors);
   const ConstTensors out = gradients->Read();
   const MutableTensors& in = weights->tensors;
-  PS_RETURN_IF_ERROR(StartJob(client, options_.layout, in));
+  PS_RETURN_IF_ERROR(StartKnownJob(client, options_.layout, in));
   absl::StatusOr<ExchangeResult> result;
   uint64_t step = 0;
   for (int i = 0; i < options_.repeats + kWarmUp; ++i) {
@@ -123,12 +63,12 @@ absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
     // Between the timed parts: every weight that came, in every repeat.
     if (options_.op == "push") continue;
     const bool viewed = !result->view.tensors.empty();
-    PS_RETURN_IF_ERROR(CheckExchanged(viewed ? result->view.tensors : weights->Read(), options_.workers, step));
+    PS_RETURN_IF_ERROR(CheckKnownWeights(viewed ? result->view.tensors : weights->Read(), options_.workers, step));
   }
   PS_RETURN_IF_ERROR(client.Done());
   result = client.Pull(in);
   if (!result.ok()) return result.status();
-  return CheckExchanged(weights->Read(), options_.workers, step);
+  return CheckKnownWeights(weights->Read(), options_.workers, step);
 }
 
 absl::Status Bench::RunWorker(uint32_t rank, MeetingPoint& together) {
@@ -151,7 +91,7 @@ absl::StatusOr<Measurement> Bench::Run() {
   ServerOptions server_options;
   server_options.num_workers = options_.workers;
   server_options.num_shards = options_.servers;
-  server_options.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0};
+  server_options.hyperparameters = {.learning_rate = kKnownLearningRate, .momentum = 0, .weight_decay = 0};
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
   if (!servers.ok()) return servers.status();
   servers_ = *std::move(servers);
@@ -187,7 +127,7 @@ void AddInMemory(size_t bytes, int repeats, std::vector<Measurement>& rows) {
   const OptimizerBlock block = {
       .elements = from.size(), .gradient = from.data(), .weights = to.data(), .new_weights = to.data()};
   rows.push_back(Measure("SGD in place, one thread", repeats, moved, [&] {
-    sgd->Apply(block, {.hyperparameters = {.learning_rate = kLearningRate, .momentum = 0, .weight_decay = 0}},
+    sgd->Apply(block, {.hyperparameters = {.learning_rate = kKnownLearningRate, .momentum = 0, .weight_decay = 0}},
                BestIsa());
   }));
 }

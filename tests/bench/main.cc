@@ -5,18 +5,24 @@
 #include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
 #include "absl/flags/flag.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/metrics.h"
 #include "common/problems.h"
 #include "common/program.h"
 #include "tests/bench/bench_layout.h"
+#include "tests/bench/delay_line.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/faults_bench.h"
 #include "tests/bench/gemm_bench.h"
 #include "tests/bench/join_bench.h"
+#include "tests/bench/link_bench.h"
+#include "tests/bench/link_worker.h"
 #include "tests/bench/loss_bench.h"
 #include "tests/bench/network_bench.h"
 #include "tests/bench/optimizers_bench.h"
@@ -29,14 +35,19 @@ ABSL_FLAG(
     std::string, layout, "one",
     "exchange: the model, one (a tensor of --bytes) or many (the 160 tensors of a ResNet-50, 102 MB, most of them "
     "small)");
-ABSL_FLAG(int64_t, bytes, 16 << 20,
-          "exchange with --layout=one, network: bytes of the model, a multiple of 4; faults: of weights and state");
+ABSL_FLAG(
+    int64_t, bytes, 16 << 20,
+    "exchange with --layout=one, link, network: bytes of the model, a multiple of 4; faults: of weights and state");
 ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a folder of their own");
-ABSL_FLAG(uint32_t, workers, 1, "exchange, join: number of workers; train: measures 1 up to this many");
+ABSL_FLAG(uint32_t, workers, 1, "exchange, join, link: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, join, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
-ABSL_FLAG(int, repeats, 30,
-          "exchange, join, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
+ABSL_FLAG(
+    int, repeats, 30,
+    "exchange, join, link, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
+ABSL_FLAG(int, mbit_per_s, 100, "link: what each host's link carries, in each direction");
+ABSL_FLAG(absl::Duration, delay, absl::ZeroDuration(),
+          "link: how much later everything arrives, in each direction, between workers and servers");
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
@@ -71,6 +82,9 @@ constexpr char kUsage[] =
     "when\n"
     "             its server was killed\n"
     "  join       how soon --workers workers have joined a job of --servers servers, without a network\n"
+    "  link       a step's exchange of --workers workers over links of --mbit_per_s, with servers on hosts of their\n"
+    "             own and on the workers', half as many, and one; next to MPI's algorithms; on network namespaces of\n"
+    "             this machine, as root\n"
     "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
     "             replaced\n"
     "  network    round-trip time and bandwidth in both directions to --server";
@@ -90,9 +104,11 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                  "--mode: expected bsp, asp, ssp, local_sgd or easgd");
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
-  const uint32_t most_workers = command == "join" ? 10000 : 256;
+  const uint32_t most_workers = command == "join" ? 10000 : command == "link" ? 32 : 256;
   problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= most_workers,
                  absl::StrCat("--workers: expected 1 to ", most_workers));
+  problems.CheckRange("mbit_per_s", absl::GetFlag(FLAGS_mbit_per_s), 1, 100000);
+  problems.CheckRange("delay", absl::GetFlag(FLAGS_delay), absl::ZeroDuration(), absl::Seconds(1));
   problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
                  "--servers: expected 1 to 64");
   problems.Check(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
@@ -216,9 +232,58 @@ Layout ExchangedModel() {
   return absl::GetFlag(FLAGS_layout) == "many" ? ManyTensors() : OneTensor(absl::GetFlag(FLAGS_bytes));
 }
 
+absl::Status RunLink() {
+  const absl::StatusOr<std::vector<LinkRow>> rows = RunLinkBench({.workers = absl::GetFlag(FLAGS_workers),
+                                                                  .bytes = absl::GetFlag(FLAGS_bytes),
+                                                                  .mbit_per_s = absl::GetFlag(FLAGS_mbit_per_s),
+                                                                  .delay = ToChrono(absl::GetFlag(FLAGS_delay)),
+                                                                  .repeats = absl::GetFlag(FLAGS_repeats)});
+  if (absl::IsNotFound(rows.status())) {
+    std::cout << "SKIPPED: link: " << Message(rows.status()) << "\n";
+    return absl::OkStatus();
+  }
+  if (!rows.ok()) return rows.status();
+  if (!absl::GetFlag(FLAGS_json)) {
+    std::cout << LinkTable(*rows);
+    return absl::OkStatus();
+  }
+  nlohmann::ordered_json out = StartFields();
+  for (const LinkRow& row : *rows) {
+    out["rows"].push_back({{"name", row.times.name},
+                           {"p50_s", row.times.p50_s},
+                           {"p99_s", row.times.p99_s},
+                           {"models", row.models},
+                           {"carried_models", row.carried},
+                           {"processors", row.processors}});
+    if (row.against_mpi > 0) out["rows"].back()["against_mpi"] = row.against_mpi;
+  }
+  std::cout << out.dump() << "\n";
+  return absl::OkStatus();
+}
+
+// What other commands start as processes of their own. False: it is none of these.
+bool RunAsHelper(const std::vector<std::string>& arguments, absl::Status* status) {
+  const std::string command = arguments.empty() ? "" : arguments[0];
+  uint32_t rank = 0;
+  if (command == "lost_worker" && arguments.size() == 1) {
+    *status = RunLostWorker(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes));
+  } else if (command == "link_worker" && arguments.size() == 2 && absl::SimpleAtoi(arguments[1], &rank)) {
+    *status = RunLinkWorker({.server = absl::GetFlag(FLAGS_server),
+                             .rank = rank,
+                             .workers = absl::GetFlag(FLAGS_workers),
+                             .bytes = absl::GetFlag(FLAGS_bytes),
+                             .repeats = absl::GetFlag(FLAGS_repeats)});
+  } else if (command == "delay_line" && arguments.size() == 3) {
+    *status = RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));
+  } else {
+    return false;
+  }
+  return true;
+}
+
 absl::Status Run(const std::string& command) {
   if (command == "gemm") return RunGemm();
-  if (command == "lost_worker") return RunLostWorker(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes));
+  if (command == "link") return RunLink();
   if (command == "train") {
     const absl::StatusOr<DeviceOptions> device = Device();
     if (!device.ok()) return device.status();
@@ -263,15 +328,18 @@ int main(int argc, char** argv) {
   CommandLine line;
   int exit_status = kExitDone;
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
+  KeepFreedMemory();
+  spdlog::set_level(spdlog::level::warn);
+  absl::Status status;
+  if (RunAsHelper(line.arguments, &status)) {
+    return status.ok() ? kExitDone : Complain("ps_bench", status, kExitFailed);
+  }
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
-      command != "optimizers" && command != "faults" && command != "join" && command != "losses" &&
-      command != "lost_worker") {
+      command != "optimizers" && command != "faults" && command != "join" && command != "losses" && command != "link") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
-  KeepFreedMemory();
-  spdlog::set_level(spdlog::level::warn);
-  const absl::Status status = Run(command);
+  status = Run(command);
   return status.ok() ? kExitDone : Complain("ps_bench", status, kExitFailed);
 }

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 
 namespace ps {
 namespace {
@@ -19,46 +21,69 @@ namespace {
 constexpr char kKeepMemory[] =
     "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296";
 
-// The numbers that rank 0 prints, one a line.
-absl::StatusOr<std::vector<double>> RunRanks(bool tcp, uint32_t ranks, const std::string& arguments) {
+MpiPlace OnThisMachine(bool tcp) {
+  return {
+      .before = "",
+      .options = absl::StrCat("--oversubscribe --mca btl ", tcp ? "tcp,self" : "^tcp", " --mca btl_tcp_if_include lo")};
+}
+
+// The lines that rank 0 prints.
+absl::StatusOr<std::vector<std::string>> RunRanks(const MpiPlace& place, uint32_t ranks, const std::string& arguments) {
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "ps_bench_mpi";
   if (error || !std::filesystem::exists(program)) return absl::NotFoundError("ps_bench was built without MPI");
-  // As root and on fewer cores than ranks only when told to; `timeout` bounds the wait.
-  const std::string command = absl::StrCat(
-      kKeepMemory, " timeout 300 mpirun --allow-run-as-root --oversubscribe --mca btl ", tcp ? "tcp,self" : "^tcp",
-      " --mca btl_tcp_if_include lo -np ", ranks, " '", program.string(), "' ", arguments, " </dev/null");
+  // As root only when told to; `timeout` bounds the wait.
+  const std::string command =
+      absl::StrCat(kKeepMemory, " timeout 600 ", place.before, " mpirun --allow-run-as-root ", place.options, " -np ",
+                   ranks, " '", program.string(), "' ", arguments, " </dev/null");
   std::FILE* out = popen(command.c_str(), "r");
   if (out == nullptr) return absl::NotFoundError("mpirun cannot be started");
-  std::vector<double> numbers;
+  std::vector<std::string> lines;
   std::array<char, 64> line;
-  while (std::fgets(line.data(), line.size(), out) != nullptr) {
-    double value = 0;
-    if (absl::SimpleAtod(line.data(), &value)) numbers.push_back(value);
-  }
+  while (std::fgets(line.data(), line.size(), out) != nullptr) lines.emplace_back(line.data());
   const int status = pclose(out);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) return absl::NotFoundError("mpirun is not installed");
-  if (status != 0 || numbers.empty()) {
+  if (status != 0 || lines.empty()) {
     return absl::InternalError(absl::StrCat("mpirun failed with status ", status, ": ", command));
   }
-  return numbers;
+  return lines;
 }
 
 }  // namespace
 
+absl::StatusOr<MpiAllreduce> MeasureMpiAllreduceIn(const MpiPlace& place, int64_t bytes, uint32_t ranks, int repeats,
+                                                   bool sgd) {
+  const auto lines = RunRanks(place, ranks, absl::StrCat("allreduce ", bytes, " ", repeats, sgd ? " sgd" : ""));
+  if (!lines.ok()) return lines.status();
+  MpiAllreduce found;
+  for (absl::string_view line : *lines) {
+    double value = 0;
+    const bool processors = absl::ConsumePrefix(&line, "processors ");
+    if (!absl::SimpleAtod(line, &value)) continue;
+    if (processors) found.processors = value;
+    if (!processors) found.seconds.push_back(value);
+  }
+  if (found.seconds.empty()) return absl::InternalError("ps_bench_mpi has printed no times");
+  return found;
+}
+
 absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes, uint32_t ranks, int repeats,
                                                         bool sgd) {
-  return RunRanks(tcp, ranks, absl::StrCat("allreduce ", bytes, " ", repeats, sgd ? " sgd" : ""));
+  absl::StatusOr<MpiAllreduce> found = MeasureMpiAllreduceIn(OnThisMachine(tcp), bytes, ranks, repeats, sgd);
+  if (!found.ok()) return found.status();
+  return std::move(found->seconds);
 }
 
 absl::StatusOr<double> MeasureMpiTraining(bool tcp, const std::vector<int64_t>& widths, int64_t batch, uint32_t ranks,
                                           int64_t steps) {
   double best = 0;
   for (const char* const how : {"train_overlapped", "train_fused"}) {
-    const auto rates =
-        RunRanks(tcp, ranks, absl::StrCat(how, " mlp:", absl::StrJoin(widths, ","), " ", batch, " ", steps));
-    if (!rates.ok()) return rates.status();
-    best = std::max(best, rates->front());
+    const auto lines = RunRanks(OnThisMachine(tcp), ranks,
+                                absl::StrCat(how, " mlp:", absl::StrJoin(widths, ","), " ", batch, " ", steps));
+    if (!lines.ok()) return lines.status();
+    double rate = 0;
+    if (!absl::SimpleAtod(lines->front(), &rate)) return absl::InternalError("ps_bench_mpi has printed no rate");
+    best = std::max(best, rate);
   }
   return best;
 }

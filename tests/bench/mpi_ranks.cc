@@ -2,13 +2,16 @@
 //
 //   mpirun -np N ps_bench_mpi allreduce BYTES REPEATS [sgd]
 //     MPI_Allreduce of floats; with `sgd` each rank then takes a step with their mean on its own copy of the weights.
-//     Rank 0 prints each repeat's seconds, which are the slowest rank's.
+//     Rank 0 prints each repeat's seconds, which are the slowest rank's, and at last "processors N": how many all ranks
+//     kept busy, on the average.
 //   mpirun -np N ps_bench_mpi train_overlapped|train_fused MODEL BATCH STEPS
 //     Data-parallel training, every rank with the whole model, then momentum SGD; rank 0 prints samples/s of all ranks.
 //     Overlapped: each layer's gradient is summed by MPI_Iallreduce as soon as it is there. Fused: all of them by one
 //     MPI_Allreduce after the backward pass.
 //   mpirun -np N ps_bench_mpi worker LEARNING_RATE [ps_worker's flags]
 //     The same with ps_worker's data, batches and initial weights: mpi_worker.h.
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <climits>
 #include <cstdio>
@@ -67,24 +70,43 @@ class Descent {
   std::vector<float> weights_;
 };
 
+double ProcessorSeconds() {
+  rusage used = {};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
 bool Allreduce(int elements, int repeats, bool sgd, int rank, int ranks) {
   const std::vector<float> mine(static_cast<size_t>(elements), 1);
   std::vector<float> sum(mine.size());
   const auto expected = static_cast<float>(ranks);
   Descent descent(sgd ? sum.size() : 0, ranks);
   bool right = true;
+  double wall_s = 0;
+  double used_s = 0;
   for (int i = -kWarmUpRepeats; i < repeats; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
+    const double used_before = ProcessorSeconds();
     const double began = MPI_Wtime();
     MPI_Allreduce(mine.data(), sum.data(), elements, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     if (sgd) descent.Step(sum);
     const double took = MPI_Wtime() - began;
+    const double used = ProcessorSeconds() - used_before;
     double slowest = 0;
     MPI_Reduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
     for (float value : sum) right = right && value == expected;
     if (sgd) right = right && descent.Right(expected, kWarmUpRepeats + i + 1);
-    if (rank == 0 && i >= 0) std::printf("%.9f\n", slowest);
+    if (i < 0) continue;
+    if (rank == 0) std::printf("%.9f\n", slowest);
+    used_s += used;
+    wall_s += took;
   }
+  double used_by_all = 0;
+  MPI_Reduce(&used_s, &used_by_all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+  if (rank == 0) std::printf("processors %.3f\n", used_by_all / wall_s);
   return right;
 }
 

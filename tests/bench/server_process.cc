@@ -12,7 +12,8 @@ absl::StatusOr<std::unique_ptr<ServerProcess>> ServerProcess::Start(const std::v
   const std::string line = server->process_->ReadLine();
   server->listening_since_ = Now();
   absl::string_view address = line;
-  if (!absl::ConsumePrefix(&address, "listening on ")) return absl::InternalError("ps_server did not start");
+  if (!absl::ConsumePrefix(&address, "listening on "))
+    return absl::InternalError("ps_server did not start: " + server->process_->LastWords());
   server->address_ = std::string(address);
   return server;
 }

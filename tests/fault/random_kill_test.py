@@ -82,7 +82,9 @@ def wait_for(moment, job, chance):
 def run(mode, chance, number):
     shards, moment = 2 + number % 2, MOMENTS[number % len(MOMENTS)]
     victims = chance.choice([[chance.randrange(shards)], [0], list(range(shards))])
-    what = f"{mode}, {shards} servers, {victims} killed {moment}"
+    # In half of the runs workers have slices of a version before it is committed, which a rollback takes back.
+    early = number % 4 < 2
+    what = f"{mode}, {shards} servers, {victims} killed {moment}{', with early slices' if early else ''}"
     print(what, flush=True)
     flags = [
         *MODE_FLAGS[mode],
@@ -90,13 +92,13 @@ def run(mode, chance, number):
         "--keep_checkpoints=1000",
         "--lease=5s",
         "--reconnect_grace=5s",
+        *(["--stream=always"] if early else []),
     ]
+    worker_flags = ["--experiment_step_time=2ms", *(["--shared_memory=off"] if early else [])]
     # All workers may have left: then nobody comes back to what is started again, and it ends after this time.
     timeout = 8 if moment == "while finishing" else 20
     flags += [f"--server_timeout={timeout}s", f"--connect_timeout={timeout}s"]
-    with Job(
-        mode, shards, steps=STEPS, workers=WORKERS, flags=flags, worker_flags=["--experiment_step_time=2ms"]
-    ) as job:
+    with Job(mode, shards, steps=STEPS, workers=WORKERS, flags=flags, worker_flags=worker_flags) as job:
         job.start_workers()
         wait_for(moment, job, chance)
         job.kill_and_restart(victims, pause=chance.uniform(0, 0.2))

@@ -152,8 +152,7 @@ void RetryingExchange::StartCall(uint32_t shard) {
 }
 
 void RetryingExchange::CheckProgress() {
-  constexpr double kLargestMessageBytes = 1 << 20;
-  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kLargestMessageBytes);
+  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMostSliceBytes);
   const TimePoint now = timer_.now();
   MutexLock lock(mutex_);
   // While gradients are still being computed, nothing has to move.

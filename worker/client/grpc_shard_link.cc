@@ -19,16 +19,15 @@
 namespace ps {
 namespace {
 
-// Payload of a message: what is ready, up to this. A server builds from whole messages, and answers with what it has
+// Payload of a message: what is ready, up to a limit. A server builds from whole messages, and answers with what it has
 // built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
 // than a slice (tests/bench/TRIALS.md).
-constexpr int64_t kMostMessageBytes = 1 << 20;
 constexpr int64_t kLeastMessages = 64;
 
 size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address) {
   const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(IsThisHost(address) ? kMostMessageBytes
-                                                 : std::min(bytes / kLeastMessages, kMostMessageBytes));
+  return static_cast<size_t>(IsThisHost(address) ? kMostSliceBytes
+                                                 : std::min(bytes / kLeastMessages, kMostSliceBytes));
 }
 
 // What a message says of each slice is bounded by servers, too (64 KiB).

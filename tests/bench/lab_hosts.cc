@@ -1,0 +1,161 @@
+#include "tests/bench/lab_hosts.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr int kLaboratories = 64;
+constexpr char kNet[] = "10.89.0";  // The bridge is in a namespace of its own, so that laboratories may share it.
+constexpr char kInterface[] = "eth0";
+// Two of the largest packets (64 KB; their segmentation is left to the card, as on a real one). A timer may be late by
+// as long as a link takes for it, 1 ms at 1 Gbit/s.
+constexpr char kBurst[] = "128kb";
+constexpr char kQueue[] = "16mb";
+
+// What a command has printed. INTERNAL, with that, if it failed. Words have nothing that a shell would take.
+absl::StatusOr<std::string> RunCommand(const std::string& words) {
+  std::FILE* out = popen(absl::StrCat(words, " 2>&1 </dev/null").c_str(), "r");
+  if (out == nullptr) return absl::InternalError(absl::StrCat(words, ": cannot be started"));
+  std::string printed;
+  std::array<char, 4096> part;
+  for (size_t read = 0; (read = std::fread(part.data(), 1, part.size(), out)) > 0;) printed.append(part.data(), read);
+  if (pclose(out) == 0) return printed;
+  return absl::InternalError(absl::StrCat(words, ": ", absl::StripAsciiWhitespace(printed)));
+}
+
+absl::Status RunAll(const std::vector<std::string>& commands) {
+  for (const std::string& command : commands) PS_RETURN_IF_ERROR(RunCommand(command).status());
+  return absl::OkStatus();
+}
+
+std::vector<std::string> NamespacesWith(const std::string& prefix) {
+  std::vector<std::string> found;
+  const absl::StatusOr<std::string> listed = RunCommand("ip netns list");
+  if (!listed.ok()) return found;
+  for (const auto line : absl::StrSplit(*listed, '\n')) {
+    const std::string name(absl::StrSplit(line, ' ').begin()->data(), absl::StrSplit(line, ' ').begin()->size());
+    if (name.starts_with(prefix + "-")) found.push_back(name);
+  }
+  return found;
+}
+
+void RemoveNamespaces(const std::string& prefix) {
+  for (const std::string& name : NamespacesWith(prefix)) {
+    const absl::StatusOr<std::string> pids = RunCommand("ip netns pids " + name);
+    for (const auto line : absl::StrSplit(pids.ok() ? *pids : "", '\n')) {
+      pid_t pid = 0;
+      if (absl::SimpleAtoi(line, &pid)) kill(pid, SIGKILL);
+    }
+    (void)RunCommand("ip netns delete " + name);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LabHosts>> LabHosts::Make(uint32_t count, int mbit_per_s) {
+  if (geteuid() != 0) return absl::NotFoundError("network namespaces need root");
+  for (const char* program : {"ip -V", "tc -V"}) {
+    if (!RunCommand(program).ok()) {
+      return absl::NotFoundError(absl::StrCat(std::string(program).substr(0, 2), " (package iproute2) not found"));
+    }
+  }
+  std::unique_ptr<LabHosts> hosts(new LabHosts(count, mbit_per_s));
+  absl::Status status = hosts->Claim();
+  if (status.ok()) status = hosts->Build();
+  if (!status.ok()) return absl::NotFoundError(absl::StrCat("this machine has no such hosts: ", Message(status)));
+  return hosts;
+}
+
+// Names are the same each time, so that what a killed process has left is found.
+absl::Status LabHosts::Claim() {
+  for (int number = 0; number < kLaboratories; ++number) {
+    FileDescriptor claim(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
+    const std::string name = absl::StrCat("ps-bench-hosts-", number);
+    std::memcpy(address.sun_path + 1, name.data(), name.size());  // Abstract: of one process, and gone with it.
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    if (bind(claim.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) continue;
+    prefix_ = absl::StrCat("psb", number);
+    const MutexLock lock(mutex_);
+    claim_ = std::move(claim);
+    RemoveNamespaces(prefix_);
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(kLaboratories, " laboratories are in use"));
+}
+
+std::string LabHosts::Name(uint32_t host) const { return absl::StrCat(prefix_, "-h", host); }
+std::string LabHosts::Address(uint32_t host) { return absl::StrCat(kNet, ".", host + 1); }
+std::string LabHosts::Subnet() { return absl::StrCat(kNet, ".0/24"); }
+
+absl::Status LabHosts::Build() const {
+  PS_RETURN_IF_ERROR(RunAll({"ip netns add " + Switch(), "ip -n " + Switch() + " link add br0 type bridge",
+                             "ip -n " + Switch() + " link set br0 up"}));
+  for (uint32_t host = 0; host < count_; ++host) PS_RETURN_IF_ERROR(AddHost(host));
+  return absl::OkStatus();
+}
+
+absl::Status LabHosts::AddHost(uint32_t host) const {
+  const std::string name = Name(host);
+  const std::string port = absl::StrCat("p", host);
+  PS_RETURN_IF_ERROR(RunAll({
+      "ip netns add " + name,
+      absl::StrCat("ip -n ", Switch(), " link add ", port, " type veth peer name ", kInterface, " netns ", name),
+      absl::StrCat("ip -n ", Switch(), " link set ", port, " master br0 up"),
+      absl::StrCat("ip -n ", name, " address add ", Address(host), "/24 dev ", kInterface),
+      absl::StrCat("ip -n ", name, " link set lo up"),
+      absl::StrCat("ip -n ", name, " link set ", kInterface, " up"),
+      // Said in the route, since a kernel may not let a namespace set it. BBR's speed scatters on such links.
+      absl::StrCat("ip -n ", name, " route replace ", Subnet(), " dev ", kInterface, " proto kernel scope link src ",
+                   Address(host), " congctl cubic"),
+  }));
+  PS_RETURN_IF_ERROR(Limit(name, kInterface));
+  return Limit(Switch(), port);
+}
+
+// What the device sends.
+absl::Status LabHosts::Limit(const std::string& name, const std::string& device) const {
+  return RunCommand(absl::StrCat("tc -n ", name, " qdisc add dev ", device, " root tbf rate ", mbit_per_s_,
+                                 "mbit burst ", kBurst, " limit ", kQueue))
+      .status();
+}
+
+std::vector<uint64_t> LabHosts::Carried() const {
+  std::vector<uint64_t> bytes;
+  std::vector<std::string> names = {Switch()};
+  for (uint32_t host = 0; host < count_; ++host) names.push_back(Name(host));
+  for (const std::string& name : names) {
+    const absl::StatusOr<std::string> said = RunCommand("tc -n " + name + " -s -j qdisc show");
+    const auto parsed = nlohmann::json::parse(said.ok() ? *said : "[]", nullptr, false);
+    for (const auto& each : parsed) {
+      if (each.value("kind", "") == "tbf") bytes.push_back(each.value("bytes", uint64_t{0}));
+    }
+  }
+  return bytes;
+}
+
+void LabHosts::Remove() {
+  const MutexLock lock(mutex_);
+  if (!claim_.valid()) return;
+  RemoveNamespaces(prefix_);
+  claim_.Close();
+}
+
+}  // namespace ps

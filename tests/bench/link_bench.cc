@@ -1,0 +1,219 @@
+#include "tests/bench/link_bench.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/clock.h"
+#include "common/program.h"
+#include "common/status.h"
+#include "tests/bench/child_process.h"
+#include "tests/bench/known_job.h"
+#include "tests/bench/lab_hosts.h"
+#include "tests/bench/link_mpi.h"
+
+namespace ps {
+namespace {
+
+constexpr int kServerPort = 5000;
+constexpr int kDelayedPort = 5001;
+
+struct Placement {
+  std::string name;
+  uint32_t servers = 0;
+  bool colocated = false;  // Server k on the host of worker k; otherwise on a host behind those of the workers.
+};
+
+std::vector<Placement> Placements(uint32_t workers) {
+  std::vector<Placement> found = {{absl::StrCat(workers, " servers on hosts of their own"), workers, false},
+                                  {absl::StrCat(workers, " servers on the workers' hosts"), workers, true}};
+  if (workers / 2 > 1) found.push_back({absl::StrCat(workers / 2, " servers"), workers / 2, false});
+  if (workers > 1) found.push_back({"1 server", 1, false});
+  return found;
+}
+
+// A job on the hosts, from its first server to the end of its last.
+class LinkJob {
+ public:
+  LinkJob(const LinkBenchOptions& options, const LabHosts& hosts, Placement placement)
+      : options_(options), hosts_(hosts), placement_(std::move(placement)) {}
+
+  absl::StatusOr<LinkRow> Run() {
+    for (uint32_t shard = 0; shard < placement_.servers; ++shard) PS_RETURN_IF_ERROR(StartServer(shard));
+    for (uint32_t rank = 0; rank < options_.workers; ++rank) PS_RETURN_IF_ERROR(StartWorker(rank));
+    PS_RETURN_IF_ERROR(Expect(*workers_[0], "begin"));
+    const std::vector<uint64_t> carried_before = hosts_.Carried();
+    const double used_before = ProcessorSeconds();
+    const TimePoint began = Now();
+    std::vector<double> seconds;
+    PS_RETURN_IF_ERROR(ReadSeconds(*workers_[0], seconds));
+    const double busy = (ProcessorSeconds() - used_before) / Seconds(Now() - began);
+    const std::vector<uint64_t> carried = hosts_.Carried();
+    for (uint32_t rank = 1; rank < options_.workers; ++rank) {
+      PS_RETURN_IF_ERROR(Expect(*workers_[rank], "begin"));
+      PS_RETURN_IF_ERROR(ReadSeconds(*workers_[rank], seconds));
+    }
+    for (const auto& worker : workers_) worker->Signal(SIGTERM);
+    for (const auto& worker : workers_) PS_RETURN_IF_ERROR(worker->Wait());
+    for (const auto& server : servers_) PS_RETURN_IF_ERROR(server->Wait());
+    LinkRow row = {.times = Summarize(placement_.name, seconds, 0), .processors = busy};
+    for (size_t link = 0; link < std::min(carried.size(), carried_before.size()); ++link) {
+      const double bytes = static_cast<double>(carried[link] - carried_before[link]);
+      row.carried = std::max(row.carried, bytes / options_.repeats / static_cast<double>(options_.bytes));
+    }
+    return row;
+  }
+
+ private:
+  bool delayed() const { return options_.delay.count() > 0; }
+  uint32_t HostOf(uint32_t shard) const { return placement_.colocated ? shard : options_.workers + shard; }
+  std::string AddressOf(uint32_t shard, int port) const {
+    return absl::StrCat(LabHosts::Address(HostOf(shard)), ":", port);
+  }
+  // As others know it.
+  std::string Advertised(uint32_t shard) const { return AddressOf(shard, delayed() ? kDelayedPort : kServerPort); }
+
+  absl::Status StartServer(uint32_t shard) {
+    const std::vector<std::string> on = hosts_.On(HostOf(shard));
+    std::vector<std::string> flags = {"--listen=" + AddressOf(shard, kServerPort),
+                                      "--advertise=" + Advertised(shard),
+                                      "--insecure",
+                                      "--shared_memory=off",
+                                      absl::StrCat("--num_workers=", options_.workers),
+                                      absl::StrCat("--num_shards=", placement_.servers),
+                                      absl::StrCat("--shard=", shard),
+                                      absl::StrCat("--learning_rate=", kKnownLearningRate)};
+    if (shard > 0) flags.push_back("--chief=" + Advertised(0));
+    // The delay line is on the server's host, so that all peers seem to be.
+    if (delayed()) flags.emplace_back(placement_.colocated ? "--stream=never" : "--stream=always");
+    PS_RETURN_IF_ERROR(Start("ps_server", flags, on, servers_));
+    PS_RETURN_IF_ERROR(Expect(*servers_.back(), "listening on " + Advertised(shard)));
+    if (!delayed()) return absl::OkStatus();
+    PS_RETURN_IF_ERROR(Start("ps_bench",
+                             {absl::StrCat("--delay=", options_.delay.count(), "ns"), "delay_line",
+                              AddressOf(shard, kDelayedPort), AddressOf(shard, kServerPort)},
+                             on, lines_));
+    return Expect(*lines_.back(), "listening");
+  }
+
+  absl::Status StartWorker(uint32_t rank) {
+    return Start("ps_bench",
+                 {"--server=" + Advertised(0), absl::StrCat("--bytes=", options_.bytes),
+                  absl::StrCat("--workers=", options_.workers), absl::StrCat("--repeats=", options_.repeats),
+                  "link_worker", absl::StrCat(rank)},
+                 hosts_.On(rank), workers_);
+  }
+
+  static absl::Status Start(const std::string& program, const std::vector<std::string>& flags,
+                            const std::vector<std::string>& on, std::vector<std::unique_ptr<ChildProcess>>& started) {
+    absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(program, flags, on);
+    if (process.ok()) started.push_back(*std::move(process));
+    return process.status();
+  }
+
+  absl::Status Expect(const ChildProcess& process, const std::string& expected) const {
+    const std::string line = process.ReadLine();
+    if (line == expected) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(placement_.name, ": a program printed '", line, "', expected '", expected,
+                                            "': ", process.LastWords()));
+  }
+
+  absl::Status ReadSeconds(const ChildProcess& worker, std::vector<double>& seconds) const {
+    for (int i = 0; i < options_.repeats; ++i) {
+      double value = 0;
+      const std::string line = worker.ReadLine();
+      if (!absl::SimpleAtod(line, &value)) {
+        return absl::InternalError(
+            absl::StrCat(placement_.name, ": a worker ended before its last step: ", worker.LastWords()));
+      }
+      seconds.push_back(value);
+    }
+    return Expect(worker, "end");
+  }
+
+  // Of servers and workers; lines are not ours.
+  double ProcessorSeconds() const {
+    double seconds = 0;
+    for (const auto* processes : {&servers_, &workers_}) {
+      for (const auto& process : *processes) seconds += process->ProcessorSeconds();
+    }
+    return seconds;
+  }
+
+  const LinkBenchOptions& options_;
+  const LabHosts& hosts_;
+  const Placement placement_;
+  // Killed in the opposite order.
+  std::vector<std::unique_ptr<ChildProcess>> servers_;
+  std::vector<std::unique_ptr<ChildProcess>> lines_;
+  std::vector<std::unique_ptr<ChildProcess>> workers_;
+};
+
+// Nothing where there is no MPI.
+absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
+  const absl::StatusOr<LinkMpi> mpi = LinkMpi::Make(hosts, options.workers);
+  if (!mpi.ok()) return mpi.status();
+  for (const MpiAlgorithm& algorithm : MpiAlgorithms()) {
+    const absl::StatusOr<MpiAllreduce> measured =
+        MeasureMpiAllreduceIn(mpi->Place(algorithm), options.bytes, options.workers, options.repeats);
+    if (absl::IsNotFound(measured.status())) return absl::OkStatus();
+    if (!measured.ok()) return measured.status();
+    rows.push_back({.times = Summarize("MPI_Allreduce, " + algorithm.name, measured->seconds, 0),
+                    .processors = measured->processors});
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<LinkRow>> Measure(const LinkBenchOptions& options, const LabHosts& hosts) {
+  std::vector<LinkRow> rows;
+  if (options.delay.count() == 0 && options.workers > 1) PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
+  double best_mpi_s = 0;
+  for (const LinkRow& row : rows)
+    best_mpi_s = best_mpi_s == 0 ? row.times.p50_s : std::min(best_mpi_s, row.times.p50_s);
+  for (const Placement& placement : Placements(options.workers)) {
+    absl::StatusOr<LinkRow> row = LinkJob(options, hosts, placement).Run();
+    if (!row.ok()) return row.status();
+    rows.push_back(*std::move(row));
+  }
+  const double once_s = static_cast<double>(options.bytes) * 8 / (options.mbit_per_s * 1e6);
+  for (LinkRow& row : rows) {
+    row.models = row.times.p50_s / once_s;
+    row.against_mpi = best_mpi_s / row.times.p50_s;
+  }
+  return rows;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& options) {
+  absl::StatusOr<std::unique_ptr<LabHosts>> hosts = LabHosts::Make(2 * options.workers, options.mbit_per_s);
+  if (!hosts.ok()) return hosts.status();
+  const StopSignal stop([&](const std::string& signal) {
+    (*hosts)->Remove();
+    std::cerr << "ps_bench: stopped by " << signal << std::endl;
+    _exit(kExitFailed);
+  });
+  return Measure(options, **hosts);
+}
+
+std::string LinkTable(const std::vector<LinkRow>& rows) {
+  std::string text =
+      "| what                               |    p50 ms |    p99 ms | models | carried | processors | x MPI |\n"
+      "|:-----------------------------------|----------:|----------:|-------:|--------:|-----------:|------:|\n";
+  const auto or_none = [](double value) { return value > 0 ? absl::StrFormat("%.2f", value) : ""; };
+  for (const LinkRow& row : rows) {
+    text += absl::StrFormat("| %-34s | %9.1f | %9.1f | %6.2f | %7s | %10.2f | %5s |\n", row.times.name,
+                            row.times.p50_s * 1e3, row.times.p99_s * 1e3, row.models, or_none(row.carried),
+                            row.processors, or_none(row.against_mpi));
+  }
+  return text;
+}
+
+}  // namespace ps

@@ -1,0 +1,76 @@
+#include "tests/bench/link_worker.h"
+
+#include <chrono>
+#include <iostream>
+#include <semaphore>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "common/clock.h"
+#include "common/program.h"
+#include "common/status.h"
+#include "ps/client.h"
+#include "tests/bench/bench_layout.h"
+#include "tests/bench/known_job.h"
+#include "tests/bench/measurement.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::minutes kLongestWait(1);
+
+// As many equal tensors as a network may have layers, so that their order plays its part.
+Layout Model(int64_t bytes) {
+  constexpr int64_t kTensors = 8;
+  const int64_t elements = bytes / static_cast<int64_t>(sizeof(float));
+  Layout layout;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    const int64_t size = elements * (i + 1) / kTensors - elements * i / kTensors;
+    if (size > 0) layout.push_back({absl::StrFormat("w%d", i), {size}});
+  }
+  return layout;
+}
+
+absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, Client& client) {
+  const absl::StatusOr<TensorMemory> gradients = client.GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
+  const absl::StatusOr<TensorMemory> weights = client.WeightBuffers();
+  if (!weights.ok()) return weights.status();
+  FillKnownGradients(client.rank(), gradients->tensors);
+  PS_RETURN_IF_ERROR(StartKnownJob(client, layout, weights->tensors));
+  std::vector<double> seconds;
+  TimePoint last;
+  uint64_t step = 0;
+  for (int i = -kWarmUp; i < options.repeats; ++i, ++step) {
+    if (i == 0) {
+      std::cout << "begin" << std::endl;
+      last = Now();
+    }
+    const auto result =
+        client.PushPull({.step = step, .version = step, .samples = 1}, gradients->Read(), weights->tensors);
+    if (!result.ok()) return result.status();
+    const TimePoint now = Now();
+    if (i >= 0) seconds.push_back(Seconds(now - last));
+    last = now;
+  }
+  for (const double each : seconds) std::cout << absl::StrFormat("%.9f\n", each);
+  std::cout << "end" << std::endl;
+  return CheckKnownWeights(weights->Read(), options.workers, step);
+}
+
+}  // namespace
+
+absl::Status RunLinkWorker(const LinkWorkerOptions& options) {
+  std::binary_semaphore told(0);
+  const StopSignal stop([&](const std::string&) { told.release(); });
+  const Layout layout = Model(options.bytes);
+  auto client = Client::Join({.server = options.server, .shared_memory = "off", .rank = options.rank}, layout);
+  if (!client.ok()) return client.status();
+  absl::Status status = TakeSteps(options, layout, **client);
+  if (status.ok() && !told.try_acquire_for(kLongestWait)) status = absl::DeadlineExceededError("nobody said to leave");
+  if (status.ok()) status = (*client)->Done();
+  const absl::Status left = (*client)->Leave(status.ok() ? "" : Message(status));
+  return status.ok() ? left : status;
+}
+
+}  // namespace ps

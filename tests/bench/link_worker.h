@@ -1,0 +1,25 @@
+// A worker of ps_bench link, on a host of its own.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace ps {
+
+struct LinkWorkerOptions {
+  std::string server;  // The chief.
+  uint32_t rank = 0;
+  uint32_t workers = 0;  // Of the job.
+  int64_t bytes = 0;     // Of the weights.
+  int repeats = 0;
+};
+
+// Exchanges everything in each step of a known job (known_job.h), without computing anything. Prints "begin" when it is
+// warm; then, when all repeats are done, each one's seconds, from the end of the one before to its own, one a line; and
+// "end". Then it waits, still a member of the job, for SIGTERM (or a minute at most), and leaves. The last weights are
+// checked; a difference is an error.
+absl::Status RunLinkWorker(const LinkWorkerOptions& options);
+
+}  // namespace ps

@@ -1,0 +1,89 @@
+"""ps_bench link: rows that links allow, with and without delay, and no host that stays: link_bench_test.py BUILD_FOLDER.
+
+Skipped (a line that begins with SKIPPED:) where there can be no hosts.
+"""
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+LIMIT_S = 240
+BYTES, MBIT_PER_S, WORKERS = 1 << 20, 200, 2
+ONCE_S = BYTES * 8 / (MBIT_PER_S * 1e6)
+BURST_BYTES = 128 << 10  # That a link which was idle lets pass at once.
+DELAY_S = 0.03
+SERVERS = {"2 servers on hosts of their own", "2 servers on the workers' hosts", "1 server"}
+
+
+def command(bin_folder, *flags):
+    return [bin_folder / "ps_bench", f"--workers={WORKERS}", "--repeats=2", *flags, "link"]
+
+
+def rows_of(bin_folder, *flags):
+    """By name; None where there can be no hosts."""
+    flags = ["--json", f"--bytes={BYTES}", f"--mbit_per_s={MBIT_PER_S}", *flags]
+    done = subprocess.run(command(bin_folder, *flags), capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    if done.stdout.startswith("SKIPPED:"):
+        print(done.stdout.strip())
+        return None
+    return {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+
+
+def hosts():
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if line.startswith("psb")}
+
+
+def check_rows(rows):
+    assert set(rows) >= SERVERS, rows
+    best = min([row["p50_s"] for name, row in rows.items() if name.startswith("MPI")], default=None)
+    for name, row in rows.items():
+        assert row["models"] > 1 - 2 * BURST_BYTES / BYTES, f"{name} is faster than a link"
+        assert abs(row["models"] - row["p50_s"] / ONCE_S) < 1e-6 * row["models"]
+        if name in SERVERS:
+            assert row["carried_models"] > 0.9, f"{name}: not all of the model was carried"
+            assert ("against_mpi" in row) == (best is not None)
+            assert best is None or abs(row["against_mpi"] - best / row["p50_s"]) < 1e-6
+    # One server's link carries both workers' gradients; the bytes are counted, whatever the times.
+    assert rows["1 server"]["carried_models"] > 1.8
+
+
+def check_delay(rows):
+    assert set(rows) == SERVERS, "MPI's connections are not delayed"
+    for name, row in rows.items():
+        assert row["p50_s"] > 2 * DELAY_S, f"{name}: a step is there before a push and its answer can be"
+
+
+def check_stop(bin_folder, before):
+    process = subprocess.Popen(
+        command(bin_folder, "--bytes=67108864", "--mbit_per_s=10", "--delay=1ms"), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not any(name.endswith("-h3") for name in hosts() - before):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=LIMIT_S)[1]
+        assert "stopped by SIGTERM" in said and process.returncode == 1, said
+        assert hosts() <= before
+    finally:
+        process.kill()
+
+
+def main():
+    bin_folder = pathlib.Path(sys.argv[1]) / "bin"
+    rows = rows_of(bin_folder)
+    if rows is None:
+        return
+    check_rows(rows)
+    before = hosts()
+    check_delay(rows_of(bin_folder, f"--delay={round(DELAY_S * 1000)}ms"))
+    check_stop(bin_folder, before)
+
+
+if __name__ == "__main__":
+    main()
