@@ -2,6 +2,7 @@
 
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,8 +11,11 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include <nlohmann/json.hpp>
+#include "absl/status/statusor.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -69,18 +73,17 @@ void RemoveNamespaces(const std::string& prefix) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LabHosts>> LabHosts::Make(uint32_t count, int mbit_per_s) {
+absl::Status LabHosts::Build() {
   if (geteuid() != 0) return absl::NotFoundError("network namespaces need root");
-  for (const char* program : {"ip -V", "tc -V"}) {
-    if (!RunCommand(program).ok()) {
-      return absl::NotFoundError(absl::StrCat(std::string(program).substr(0, 2), " (package iproute2) not found"));
+  for (const char* program : {"ip", "tc"}) {
+    if (!RunCommand(absl::StrCat(program, " -V")).ok()) {
+      return absl::NotFoundError(absl::StrCat(program, " (package iproute2) not found"));
     }
   }
-  std::unique_ptr<LabHosts> hosts(new LabHosts(count, mbit_per_s));
-  absl::Status status = hosts->Claim();
-  if (status.ok()) status = hosts->Build();
-  if (!status.ok()) return absl::NotFoundError(absl::StrCat("this machine has no such hosts: ", Message(status)));
-  return hosts;
+  const MutexLock lock(mutex_);
+  absl::Status status = Claim();
+  if (status.ok()) status = AddAll();
+  return status.ok() ? status : absl::NotFoundError("this machine has no such hosts: " + Message(status));
 }
 
 // Names are the same each time, so that what a killed process has left is found.
@@ -93,10 +96,12 @@ absl::Status LabHosts::Claim() {
     const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
     if (bind(claim.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) continue;
     prefix_ = absl::StrCat("psb", number);
-    const MutexLock lock(mutex_);
     claim_ = std::move(claim);
     RemoveNamespaces(prefix_);
-    return absl::OkStatus();
+    std::error_code error;
+    std::filesystem::remove_all(Folder(), error);
+    if (mkdir(Folder().c_str(), 0700) == 0) return absl::OkStatus();
+    return absl::InternalError(Folder() + ": cannot be made");
   }
   return absl::ResourceExhaustedError(absl::StrCat(kLaboratories, " laboratories are in use"));
 }
@@ -105,7 +110,7 @@ std::string LabHosts::Name(uint32_t host) const { return absl::StrCat(prefix_, "
 std::string LabHosts::Address(uint32_t host) { return absl::StrCat(kNet, ".", host + 1); }
 std::string LabHosts::Subnet() { return absl::StrCat(kNet, ".0/24"); }
 
-absl::Status LabHosts::Build() const {
+absl::Status LabHosts::AddAll() const {
   PS_RETURN_IF_ERROR(RunAll({"ip netns add " + Switch(), "ip -n " + Switch() + " link add br0 type bridge",
                              "ip -n " + Switch() + " link set br0 up"}));
   for (uint32_t host = 0; host < count_; ++host) PS_RETURN_IF_ERROR(AddHost(host));
@@ -155,6 +160,8 @@ void LabHosts::Remove() {
   const MutexLock lock(mutex_);
   if (!claim_.valid()) return;
   RemoveNamespaces(prefix_);
+  std::error_code error;
+  std::filesystem::remove_all(Folder(), error);
   claim_.Close();
 }
 

@@ -2,12 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "common/file_descriptor.h"
 #include "common/sync.h"
 
@@ -18,13 +16,17 @@ namespace ps {
 // nothing is lost. Safe for several threads.
 class LabHosts {
  public:
-  // NOT_FOUND, with what is missing, where this machine has no such hosts: they need root, ip and tc. What an earlier
-  // laboratory has left, since it was killed, is removed first; up to 64 may be in use at a time.
-  static absl::StatusOr<std::unique_ptr<LabHosts>> Make(uint32_t count, int mbit_per_s);
+  LabHosts(uint32_t count, int mbit_per_s) : count_(count), mbit_per_s_(mbit_per_s) {}
   // Removes them, with SIGKILL to what still runs there.
   ~LabHosts() { Remove(); }
   LabHosts(const LabHosts&) = delete;
   LabHosts& operator=(const LabHosts&) = delete;
+
+  // Makes them, once. NOT_FOUND, with what is missing, where this machine has no such hosts: they need root, ip and tc.
+  // What an earlier laboratory has left, since it was killed, is removed first; up to 64 may be in use at a time.
+  absl::Status Build();
+  // As the destructor; a second time it does nothing. Waits for Build.
+  void Remove();
 
   // What a command line begins with that is to run on host 0 … count − 1.
   std::vector<std::string> On(uint32_t host) const { return {"ip", "netns", "exec", Name(host)}; }
@@ -32,25 +34,23 @@ class LabHosts {
   // Its IPv4 address on the bridge.
   static std::string Address(uint32_t host);
   static std::string Subnet();  // Of all of them: ADDRESS/BITS.
+  // A folder with a short path, which is gone with the hosts.
+  std::string Folder() const { return "/tmp/" + prefix_; }
 
   // Bytes that each direction of each link has carried so far, in a fixed order, with headers; nothing of that once
   // the hosts are removed.
   std::vector<uint64_t> Carried() const;
 
-  // As the destructor; a second time it does nothing.
-  void Remove();
-
  private:
-  LabHosts(uint32_t count, int mbit_per_s) : count_(count), mbit_per_s_(mbit_per_s) {}
-  absl::Status Claim();
-  absl::Status Build() const;
+  absl::Status Claim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status AddAll() const;
   absl::Status AddHost(uint32_t host) const;
   absl::Status Limit(const std::string& name, const std::string& device) const;
   std::string Switch() const { return prefix_ + "-switch"; }
 
   const uint32_t count_;
   const int mbit_per_s_;
-  std::string prefix_;  // Of all names of this laboratory.
+  std::string prefix_;  // Of all names of this laboratory. Constant from Build on.
   Mutex mutex_;
   FileDescriptor claim_ ABSL_GUARDED_BY(mutex_);  // Of the prefix; gone with the process.
 };

@@ -22,6 +22,8 @@
 namespace ps {
 namespace {
 
+// What a link carries for each byte: a full packet of 1,514 bytes has 1,448 of TCP's data, with time stamps.
+constexpr double kOnWire = 1514.0 / 1448;
 constexpr int kServerPort = 5000;
 constexpr int kDelayedPort = 5001;
 
@@ -94,7 +96,7 @@ class LinkJob {
     // The delay line is on the server's host, so that all peers seem to be.
     if (delayed()) flags.emplace_back(placement_.colocated ? "--stream=never" : "--stream=always");
     PS_RETURN_IF_ERROR(Start("ps_server", flags, on, servers_));
-    PS_RETURN_IF_ERROR(Expect(*servers_.back(), "listening on " + Advertised(shard)));
+    PS_RETURN_IF_ERROR(Expect(*servers_.back(), "listening on " + AddressOf(shard, kServerPort)));
     if (!delayed()) return absl::OkStatus();
     PS_RETURN_IF_ERROR(Start("ps_bench",
                              {absl::StrCat("--delay=", options_.delay.count(), "ns"), "delay_line",
@@ -158,11 +160,11 @@ class LinkJob {
 
 // Nothing where there is no MPI.
 absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
-  const absl::StatusOr<LinkMpi> mpi = LinkMpi::Make(hosts, options.workers);
-  if (!mpi.ok()) return mpi.status();
+  const absl::StatusOr<MpiPlace> place = PlaceOnHosts(hosts, options.workers);
+  if (!place.ok()) return place.status();
   for (const MpiAlgorithm& algorithm : MpiAlgorithms()) {
     const absl::StatusOr<MpiAllreduce> measured =
-        MeasureMpiAllreduceIn(mpi->Place(algorithm), options.bytes, options.workers, options.repeats);
+        MeasureMpiAllreduceIn(With(algorithm, *place), options.bytes, options.workers, options.repeats);
     if (absl::IsNotFound(measured.status())) return absl::OkStatus();
     if (!measured.ok()) return measured.status();
     rows.push_back({.times = Summarize("MPI_Allreduce, " + algorithm.name, measured->seconds, 0),
@@ -182,7 +184,7 @@ absl::StatusOr<std::vector<LinkRow>> Measure(const LinkBenchOptions& options, co
     if (!row.ok()) return row.status();
     rows.push_back(*std::move(row));
   }
-  const double once_s = static_cast<double>(options.bytes) * 8 / (options.mbit_per_s * 1e6);
+  const double once_s = static_cast<double>(options.bytes) * kOnWire * 8 / (options.mbit_per_s * 1e6);
   for (LinkRow& row : rows) {
     row.models = row.times.p50_s / once_s;
     row.against_mpi = best_mpi_s / row.times.p50_s;
@@ -193,14 +195,14 @@ absl::StatusOr<std::vector<LinkRow>> Measure(const LinkBenchOptions& options, co
 }  // namespace
 
 absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& options) {
-  absl::StatusOr<std::unique_ptr<LabHosts>> hosts = LabHosts::Make(2 * options.workers, options.mbit_per_s);
-  if (!hosts.ok()) return hosts.status();
+  LabHosts hosts(2 * options.workers, options.mbit_per_s);
   const StopSignal stop([&](const std::string& signal) {
-    (*hosts)->Remove();
+    hosts.Remove();
     std::cerr << "ps_bench: stopped by " << signal << std::endl;
     _exit(kExitFailed);
   });
-  return Measure(options, **hosts);
+  PS_RETURN_IF_ERROR(hosts.Build());
+  return Measure(options, hosts);
 }
 
 std::string LinkTable(const std::vector<LinkRow>& rows) {

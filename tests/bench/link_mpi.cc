@@ -1,9 +1,7 @@
 #include "tests/bench/link_mpi.h"
 
-#include <stdlib.h>
-
+#include <filesystem>
 #include <fstream>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,13 +22,9 @@ const std::vector<MpiAlgorithm>& MpiAlgorithms() {
   return *algorithms;
 }
 
-absl::StatusOr<LinkMpi> LinkMpi::Make(const LabHosts& hosts, uint32_t ranks) {
-  LinkMpi made;
-  std::string dir = "/tmp/psb-mpi-XXXXXX";  // Short: paths of sockets have a limit.
-  if (mkdtemp(dir.data()) == nullptr) return absl::InternalError("/tmp: no folder can be made there");
-  made.dir_ = dir;
+absl::StatusOr<MpiPlace> PlaceOnHosts(const LabHosts& hosts, uint32_t ranks) {
   // In place of ssh: an address, and a command for the shell there.
-  const std::filesystem::path agent = made.dir_ / "agent";
+  const std::string agent = hosts.Folder() + "/agent";
   std::ofstream script(agent);
   script << "#!/bin/sh\naddress=$1\nshift\ncase $address in\n";
   std::string addresses;
@@ -42,23 +36,18 @@ absl::StatusOr<LinkMpi> LinkMpi::Make(const LabHosts& hosts, uint32_t ranks) {
   script.close();
   std::error_code error;
   std::filesystem::permissions(agent, std::filesystem::perms::owner_all, error);
-  if (!script || error) return absl::InternalError(absl::StrCat(agent.string(), ": cannot be written"));
-  made.place_.before = absl::StrCat(Named(hosts, 0, "'"), "exec \"$0\" \"$@\"'");
-  made.place_.options = absl::StrCat("--host ", addresses, " --bind-to none --mca plm rsh --mca plm_rsh_agent ",
-                                     agent.string(), " --mca orte_leave_session_attached 1 --mca orte_tmpdir_base ",
-                                     dir, " --mca oob_tcp_if_include ", LabHosts::Subnet(),
-                                     " --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include ", LabHosts::Subnet(),
-                                     " --mca mpi_yield_when_idle 1");  // There are more ranks than processors.
-  return made;
+  if (!script || error) return absl::InternalError(absl::StrCat(agent, ": cannot be written"));
+  MpiPlace place;
+  place.before = absl::StrCat(Named(hosts, 0, "'"), "exec \"$0\" \"$@\"'");
+  place.options = absl::StrCat("--host ", addresses, " --bind-to none --mca plm rsh --mca plm_rsh_agent ", agent,
+                               " --mca orte_leave_session_attached 1 --mca orte_tmpdir_base ", hosts.Folder(),
+                               " --mca oob_tcp_if_include ", LabHosts::Subnet(),
+                               " --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include ", LabHosts::Subnet(),
+                               " --mca mpi_yield_when_idle 1");  // There are more ranks than processors.
+  return place;
 }
 
-LinkMpi::~LinkMpi() {
-  std::error_code error;
-  if (!dir_.empty()) std::filesystem::remove_all(dir_, error);
-}
-
-MpiPlace LinkMpi::Place(const MpiAlgorithm& algorithm) const {
-  MpiPlace place = place_;
+MpiPlace With(const MpiAlgorithm& algorithm, MpiPlace place) {
   if (algorithm.number > 0) {
     absl::StrAppend(&place.options, " --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm ",
                     algorithm.number);

@@ -1,7 +1,7 @@
 // MPI ranks on the hosts of a laboratory, one each.
 #pragma once
 
-#include <filesystem>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,22 +19,10 @@ struct MpiAlgorithm {
 // Of MPI_Allreduce, whose first is Open MPI's own choice.
 const std::vector<MpiAlgorithm>& MpiAlgorithms();
 
-class LinkMpi {
- public:
-  // Ranks run on hosts 0, 1 …, which outlive this.
-  static absl::StatusOr<LinkMpi> Make(const LabHosts& hosts, uint32_t ranks);
-  LinkMpi(LinkMpi&& other) noexcept : dir_(std::move(other.dir_)), place_(std::move(other.place_)) {
-    other.dir_.clear();
-  }
-  LinkMpi& operator=(LinkMpi&&) = delete;
-  ~LinkMpi();
+// Where ranks run on hosts 0 to ranks − 1; what Open MPI needs for it is written to the hosts' folder.
+absl::StatusOr<MpiPlace> PlaceOnHosts(const LabHosts& hosts, uint32_t ranks);
 
-  MpiPlace Place(const MpiAlgorithm& algorithm) const;
-
- private:
-  LinkMpi() = default;
-  std::filesystem::path dir_;  // Of Open MPI's sockets, and of the program that it starts ranks with.
-  MpiPlace place_;
-};
+// There, with the algorithm.
+MpiPlace With(const MpiAlgorithm& algorithm, MpiPlace place);
 
 }  // namespace ps

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/connection_problem.h"
+#include "common/endpoint.h"
 #include "common/status.h"
 #include "worker/client/fencing.h"
 

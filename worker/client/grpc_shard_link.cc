@@ -9,6 +9,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
+#include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/sync.h"
 #include "common/this_host.h"
@@ -26,8 +27,7 @@ constexpr int64_t kLeastMessages = 64;
 
 size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address) {
   const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(IsThisHost(address) ? kMostSliceBytes
-                                                 : std::min(bytes / kLeastMessages, kMostSliceBytes));
+  return static_cast<size_t>(IsThisHost(address) ? kMostSliceBytes : std::min(bytes / kLeastMessages, kMostSliceBytes));
 }
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
