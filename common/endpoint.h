@@ -18,10 +18,11 @@ inline constexpr int kMaxMessageBytes = 4 << 20;
 // Bytes of slices that a message of ours has at most, unless one slice has more (tests/bench/TRIALS.md).
 inline constexpr int64_t kMostSliceBytes = 1 << 20;
 
-// Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two of the largest
-// messages that ours send, so that one is sent while another is read. Any caller can fill this much of the server's
-// memory, and a larger window makes nothing faster (tests/bench/TRIALS.md).
-inline constexpr int kServerWindowBytes = 2 << 20;
+// Bytes that a client may send on each call before the server has read any (the HTTP/2 window). Any caller can fill this
+// much of the server's memory. On a link whose delay is long it is more: gRPC lets a connection's window grow to twice
+// what it has seen the connection bring in a round trip, since otherwise one message would be on its way at a time
+// (tests/bench/TRIALS.md).
+inline constexpr int kServerWindowBytes = 4 << 20;
 
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.
 struct Endpoint {
