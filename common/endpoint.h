@@ -16,13 +16,14 @@ namespace ps {
 inline constexpr int kMaxMessageBytes = 4 << 20;
 
 // Bytes of slices that a message of ours has at most, unless one slice has more (tests/bench/TRIALS.md).
-inline constexpr int64_t kMostSliceBytes = 1 << 20;
+inline constexpr int64_t kMostMessageSliceBytes = 1 << 20;
 
-// Bytes that a client may send on each call before the server has read any (the HTTP/2 window). Any caller can fill this
-// much of the server's memory. On a link whose delay is long it is more: gRPC lets a connection's window grow to twice
-// what it has seen the connection bring in a round trip, since otherwise one message would be on its way at a time
-// (tests/bench/TRIALS.md).
+// Bytes that a client may send on each call before the server has read any (the HTTP/2 window). Any caller can fill
+// this much of the server's memory. On a link whose delay is long it is more: gRPC lets it grow to twice what it has
+// seen a connection bring in a round trip, up to the second value, since otherwise one message would be on its way at a
+// time (tests/bench/TRIALS.md).
 inline constexpr int kServerWindowBytes = 4 << 20;
+inline constexpr int kMostServerWindowBytes = 32 << 20;
 
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.
 struct Endpoint {

@@ -1,6 +1,5 @@
 #include "server/grpc_data_service.h"
 
-
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
@@ -212,10 +211,9 @@ GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLim
 
 v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {
   v1::ShardStatusReply status = shard_.Status(now);
-  static_assert(kServerWindowBytes >= kMaxMessageBytes);  // Else it is let grow for a message.
   const size_t open = router_.open_calls();
   status.set_open_calls(static_cast<uint32_t>(open));
-  status.set_receive_buffer_bytes_max(open * uint64_t{kServerWindowBytes});
+  status.set_receive_buffer_bytes_max(open * uint64_t{kMostServerWindowBytes});
   return status;
 }
 

@@ -6,6 +6,7 @@
 #include "common/endpoint.h"
 
 namespace ps {
+
 void VersionMessages::Add(BuiltSlices built) {
   if (answered_) return;
   if (built.build != build_) sent_.clear();
@@ -54,12 +55,12 @@ std::optional<VersionMessages::Message> VersionMessages::Next() {
 
 grpc::ByteBuffer VersionMessages::NextSlices(const v1::PullReply& header) {
   std::vector<OutgoingSlice> slices;
-  size_t bytes = 0;
+  int64_t bytes = 0;
   for (; !queue_.empty(); queue_.pop()) {
     const size_t local = queue_.top();
     const SliceInfo& info = weights_->layout().slice(local);
-    if (bytes > 0 && bytes + info.bytes() > kMostSliceBytes) break;
-    bytes += static_cast<size_t>(info.bytes());
+    if (bytes > 0 && bytes + info.bytes() > kMostMessageSliceBytes) break;
+    bytes += info.bytes();
     slices.push_back({.index = info.index, .values = weights_->slice(local), .release = [pin = *weights_] {}});
     sent_.resize(weights_->layout().slices());
     sent_[local] = true;

@@ -1,14 +1,19 @@
 #include "tests/bench/child_process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -22,6 +27,17 @@
 extern char** environ;
 
 namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestWait = std::chrono::minutes(15);
+
+// False if nothing came for so long.
+bool IsReadable(int descriptor) {
+  pollfd wanted = {.fd = descriptor, .events = POLLIN, .revents = 0};
+  return poll(&wanted, 1, static_cast<int>(kLongestWait.count())) == 1;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::string& program,
                                                                   const std::vector<std::string>& flags,
@@ -35,13 +51,21 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::str
   argv.reserve(arguments.size() + 1);
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
+  std::array<int, 2> in = {-1, -1};
   std::array<int, 2> out = {-1, -1};
+  if (pipe2(in.data(), O_CLOEXEC) != 0) return absl::ResourceExhaustedError("no pipe can be made");
+  const FileDescriptor in_read(in[0]);
+  std::unique_ptr<ChildProcess> child(new ChildProcess(program));
+  child->in_ = FileDescriptor(in[1]);
   if (pipe2(out.data(), O_CLOEXEC) != 0) return absl::ResourceExhaustedError("no pipe can be made");
+  const FileDescriptor out_write(out[1]);
+  child->out_ = FileDescriptor(out[0]);
+  child->err_ = FileDescriptor(memfd_create("stderr", MFD_CLOEXEC));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
-  const int err = memfd_create("stderr", MFD_CLOEXEC);
-  posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, in_read.get(), STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out_write.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, child->err_.get(), STDERR_FILENO);
   // It gets the signals that this program may have blocked.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
@@ -49,28 +73,21 @@ absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(const std::str
   sigemptyset(&none);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  std::unique_ptr<ChildProcess> child(new ChildProcess(program));
-  child->out_ = out[0];
-  child->err_ = err;
   const int spawned = posix_spawnp(&child->pid_, argv[0], &actions, &attributes, argv.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  close(out[1]);
-  if (spawned != 0) return absl::InternalError(absl::StrCat(path, ": cannot be started"));
-  return child;
+  if (spawned == 0) return child;
+  child->pid_ = -1;
+  return absl::InternalError(absl::StrCat(argv[0], ": cannot be started: ", strerror(spawned)));
 }
 
-ChildProcess::~ChildProcess() {
-  Kill();
-  close(out_);
-  close(err_);
-}
+ChildProcess::~ChildProcess() { Kill(); }
 
 std::string ChildProcess::LastWords() const {
   constexpr off_t kMost = 4096;
-  const off_t end = lseek(err_, 0, SEEK_END);
+  const off_t end = lseek(err_.get(), 0, SEEK_END);
   std::string text(static_cast<size_t>(std::min(std::max<off_t>(end, 0), kMost)), '\0');
-  const ssize_t got = pread(err_, text.data(), text.size(), std::max<off_t>(end - kMost, 0));
+  const ssize_t got = pread(err_.get(), text.data(), text.size(), std::max<off_t>(end - kMost, 0));
   text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
   absl::StripTrailingAsciiWhitespace(&text);
   return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0.
@@ -79,8 +96,15 @@ std::string ChildProcess::LastWords() const {
 std::string ChildProcess::ReadLine() const {
   std::string line;
   char next = 0;
-  while (read(out_, &next, 1) == 1 && next != '\n') line.push_back(next);
-  return line;
+  while (IsReadable(out_.get()) && read(out_.get(), &next, 1) == 1) {
+    if (next == '\n') return line;
+    line.push_back(next);
+  }
+  return "";
+}
+
+void ChildProcess::WriteLine(const std::string& line) const {
+  (void)!write(in_.get(), (line + "\n").data(), line.size() + 1);
 }
 
 void ChildProcess::Signal(int signal) const {
@@ -110,6 +134,12 @@ void ChildProcess::Kill() {
 }
 
 absl::Status ChildProcess::Wait() {
+  // Readable when it has ended: pidfd_open(2).
+  const FileDescriptor end(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
+  if (end.valid() && !IsReadable(end.get())) {
+    Kill();
+    return absl::DeadlineExceededError(absl::StrCat(program_, " does not end: ", LastWords()));
+  }
   int status = 0;
   waitpid(pid_, &status, 0);
   pid_ = -1;

@@ -1,14 +1,16 @@
-// A program beside ps_bench's own, as a process that can be stopped and killed.
+// A program beside ps_bench's own, as a process that can be spoken to, stopped and killed.
 #pragma once
 
 #include <sys/types.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/file_descriptor.h"
 
 namespace ps {
 
@@ -24,25 +26,30 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  // The next line that it prints; empty if it ends before. Waits for it.
+  // The next line that it prints; empty if it ends before, or prints none for a quarter of an hour.
   std::string ReadLine() const;
+  // To its stdin. What can no longer be delivered is dropped.
+  void WriteLine(const std::string& line) const;
   void Signal(int signal) const;
   // Processor time that it has used so far, user and system.
   double ProcessorSeconds() const;
   // SIGKILL; returns when it is gone.
   void Kill();
   // Waits until it ends by itself. INTERNAL, with the last that it wrote to stderr, if that is not with exit status 0.
+  // DEADLINE_EXCEEDED, after SIGKILL, if it does not end for a quarter of an hour.
   absl::Status Wait();
   // The last line that it has written to stderr.
   std::string LastWords() const;
+  const std::string& program() const { return program_; }
 
  private:
   explicit ChildProcess(std::string program) : program_(std::move(program)) {}
 
   const std::string program_;
   pid_t pid_ = -1;
-  int out_ = -1;
-  int err_ = -1;  // A file in memory.
+  FileDescriptor in_;
+  FileDescriptor out_;
+  FileDescriptor err_;  // A file in memory.
 };
 
 }  // namespace ps

@@ -6,17 +6,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <deque>
 #include <iostream>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/file_descriptor.h"
-#include "common/status.h"
 #include "common/sync.h"
 
 namespace ps {
@@ -55,12 +59,12 @@ class Direction {
 
   // Until the sender ends.
   void Receive() {
+    std::vector<char> read_bytes(kReadBytes);
     for (bool more = true; more;) {
-      Part part = {.bytes = std::vector<char>(kReadBytes)};
-      const ssize_t got = read(from_, part.bytes.data(), part.bytes.size());
+      const ssize_t got = read(from_, read_bytes.data(), read_bytes.size());
       more = got > 0;
-      part.bytes.resize(more ? static_cast<size_t>(got) : 0);
-      part.due = Now() + delay_;
+      Part part = {.bytes = {read_bytes.begin(), read_bytes.begin() + std::max<ssize_t>(got, 0)},
+                   .due = Now() + delay_};
       const MutexLock lock(mutex_);
       while (on_the_way_ > kOnTheWayBytes) changed_.Wait(mutex_);
       on_the_way_ += part.bytes.size();
@@ -73,8 +77,8 @@ class Direction {
   void Deliver() {
     for (bool open = true;;) {
       const Part part = Next();
-      if (part.bytes.empty()) break;
       std::this_thread::sleep_until(part.due);
+      if (part.bytes.empty()) break;
       for (size_t sent = 0; open && sent < part.bytes.size();) {
         const ssize_t wrote = send(to_, part.bytes.data() + sent, part.bytes.size() - sent, MSG_NOSIGNAL);
         if (wrote <= 0) open = false;
@@ -144,9 +148,13 @@ absl::Status RunDelayLine(const std::string& listen, const std::string& server, 
   }
   std::cout << "listening" << std::endl;
   for (;;) {
-    FileDescriptor client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!client.valid()) return absl::UnavailableError(absl::StrCat(listen, ": cannot accept"));
-    Serve(std::move(client), *target, delay);
+    sockaddr_in peer = {};
+    socklen_t size = sizeof(peer);
+    FileDescriptor client(accept4(listener.get(), reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC));
+    if (!client.valid() && (errno == ECONNABORTED || errno == EINTR)) continue;
+    if (!client.valid()) return absl::UnavailableError(absl::StrCat(listen, ": cannot accept: ", strerror(errno)));
+    const bool same_host = peer.sin_addr.s_addr == own->sin_addr.s_addr;
+    Serve(std::move(client), *target, same_host ? std::chrono::nanoseconds(0) : delay);
   }
 }
 

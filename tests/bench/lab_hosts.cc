@@ -4,14 +4,15 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -28,14 +29,15 @@ namespace {
 constexpr int kLaboratories = 64;
 constexpr char kNet[] = "10.89.0";  // The bridge is in a namespace of its own, so that laboratories may share it.
 constexpr char kInterface[] = "eth0";
-// Two of the largest packets (64 KB; their segmentation is left to the card, as on a real one). A timer may be late by
-// as long as a link takes for it, 1 ms at 1 Gbit/s.
-constexpr char kBurst[] = "128kb";
+// Two of the largest packets (64 KB; their segmentation is left to the card, as on a real one). Links have more where a
+// timer that is 1 ms late would lose some of their rate.
+constexpr int kLeastBurstBytes = 128 << 10;
 constexpr char kQueue[] = "16mb";
 
-// What a command has printed. INTERNAL, with that, if it failed. Words have nothing that a shell would take.
+// What a command has printed. INTERNAL, with that, if it failed. Words have nothing that a shell would take. A signal
+// from the terminal does not end it halfway.
 absl::StatusOr<std::string> RunCommand(const std::string& words) {
-  std::FILE* out = popen(absl::StrCat(words, " 2>&1 </dev/null").c_str(), "r");
+  std::FILE* out = popen(absl::StrCat("trap '' INT TERM; ", words, " 2>&1 </dev/null").c_str(), "r");
   if (out == nullptr) return absl::InternalError(absl::StrCat(words, ": cannot be started"));
   std::string printed;
   std::array<char, 4096> part;
@@ -54,18 +56,30 @@ std::vector<std::string> NamespacesWith(const std::string& prefix) {
   const absl::StatusOr<std::string> listed = RunCommand("ip netns list");
   if (!listed.ok()) return found;
   for (const auto line : absl::StrSplit(*listed, '\n')) {
-    const std::string name(absl::StrSplit(line, ' ').begin()->data(), absl::StrSplit(line, ' ').begin()->size());
+    const std::string text(line.data(), line.size());
+    const std::string name = text.substr(0, text.find(' '));
     if (name.starts_with(prefix + "-")) found.push_back(name);
   }
   return found;
 }
 
+// Whether there was any.
+bool KillAll(const std::string& name) {
+  const absl::StatusOr<std::string> pids = RunCommand("ip netns pids " + name);
+  bool any = false;
+  for (const auto line : absl::StrSplit(pids.ok() ? *pids : "", '\n')) {
+    pid_t pid = 0;
+    if (!absl::SimpleAtoi(line, &pid)) continue;
+    any = true;
+    kill(pid, SIGKILL);
+  }
+  return any;
+}
+
 void RemoveNamespaces(const std::string& prefix) {
+  constexpr int kTries = 20;  // One that was about to be started may come when others are gone.
   for (const std::string& name : NamespacesWith(prefix)) {
-    const absl::StatusOr<std::string> pids = RunCommand("ip netns pids " + name);
-    for (const auto line : absl::StrSplit(pids.ok() ? *pids : "", '\n')) {
-      pid_t pid = 0;
-      if (absl::SimpleAtoi(line, &pid)) kill(pid, SIGKILL);
+    for (int i = 0; i < kTries && KillAll(name); ++i) {
     }
     (void)RunCommand("ip netns delete " + name);
   }
@@ -81,12 +95,17 @@ absl::Status LabHosts::Build() {
     }
   }
   const MutexLock lock(mutex_);
-  absl::Status status = Claim();
-  if (status.ok()) status = AddAll();
-  return status.ok() ? status : absl::NotFoundError("this machine has no such hosts: " + Message(status));
+  if (removed_) return absl::CancelledError("the hosts are to go");
+  PS_RETURN_IF_ERROR(Claim());
+  // What a container does not allow.
+  if (const absl::Status status = RunCommand("ip netns add " + Switch()).status(); !status.ok()) {
+    return absl::NotFoundError("this machine has no network namespaces: " + Message(status));
+  }
+  return AddAll();
 }
 
-// Names are the same each time, so that what a killed process has left is found.
+// Names are the same each time, so that what a killed process has left is found. Who is in another network namespace
+// does not see the claim.
 absl::Status LabHosts::Claim() {
   for (int number = 0; number < kLaboratories; ++number) {
     FileDescriptor claim(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -111,8 +130,8 @@ std::string LabHosts::Address(uint32_t host) { return absl::StrCat(kNet, ".", ho
 std::string LabHosts::Subnet() { return absl::StrCat(kNet, ".0/24"); }
 
 absl::Status LabHosts::AddAll() const {
-  PS_RETURN_IF_ERROR(RunAll({"ip netns add " + Switch(), "ip -n " + Switch() + " link add br0 type bridge",
-                             "ip -n " + Switch() + " link set br0 up"}));
+  PS_RETURN_IF_ERROR(
+      RunAll({"ip -n " + Switch() + " link add br0 type bridge", "ip -n " + Switch() + " link set br0 up"}));
   for (uint32_t host = 0; host < count_; ++host) PS_RETURN_IF_ERROR(AddHost(host));
   return absl::OkStatus();
 }
@@ -137,8 +156,9 @@ absl::Status LabHosts::AddHost(uint32_t host) const {
 
 // What the device sends.
 absl::Status LabHosts::Limit(const std::string& name, const std::string& device) const {
+  const int burst = std::max(kLeastBurstBytes, mbit_per_s_ * 125);
   return RunCommand(absl::StrCat("tc -n ", name, " qdisc add dev ", device, " root tbf rate ", mbit_per_s_,
-                                 "mbit burst ", kBurst, " limit ", kQueue))
+                                 "mbit burst ", burst, " limit ", kQueue))
       .status();
 }
 
@@ -158,6 +178,7 @@ std::vector<uint64_t> LabHosts::Carried() const {
 
 void LabHosts::Remove() {
   const MutexLock lock(mutex_);
+  removed_ = true;
   if (!claim_.valid()) return;
   RemoveNamespaces(prefix_);
   std::error_code error;

@@ -25,7 +25,7 @@ class LabHosts {
   // Makes them, once. NOT_FOUND, with what is missing, where this machine has no such hosts: they need root, ip and tc.
   // What an earlier laboratory has left, since it was killed, is removed first; up to 64 may be in use at a time.
   absl::Status Build();
-  // As the destructor; a second time it does nothing. Waits for Build.
+  // As the destructor; a second time it does nothing. Waits for Build, which then makes none any more.
   void Remove();
 
   // What a command line begins with that is to run on host 0 … count − 1.
@@ -53,6 +53,7 @@ class LabHosts {
   std::string prefix_;  // Of all names of this laboratory. Constant from Build on.
   Mutex mutex_;
   FileDescriptor claim_ ABSL_GUARDED_BY(mutex_);  // Of the prefix; gone with the process.
+  bool removed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace ps

@@ -1,6 +1,5 @@
 #include "tests/bench/link_bench.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +26,11 @@ constexpr double kOnWire = 1514.0 / 1448;
 constexpr int kServerPort = 5000;
 constexpr int kDelayedPort = 5001;
 
+// In which a link carries the model once.
+double OnceSeconds(const LinkBenchOptions& options) {
+  return static_cast<double>(options.bytes) * kOnWire * 8 / (options.mbit_per_s * 1e6);
+}
+
 struct Placement {
   std::string name;
   uint32_t servers = 0;
@@ -50,19 +54,16 @@ class LinkJob {
   absl::StatusOr<LinkRow> Run() {
     for (uint32_t shard = 0; shard < placement_.servers; ++shard) PS_RETURN_IF_ERROR(StartServer(shard));
     for (uint32_t rank = 0; rank < options_.workers; ++rank) PS_RETURN_IF_ERROR(StartWorker(rank));
-    PS_RETURN_IF_ERROR(Expect(*workers_[0], "begin"));
+    for (const auto& worker : workers_) PS_RETURN_IF_ERROR(Expect(*worker, "begin"));
     const std::vector<uint64_t> carried_before = hosts_.Carried();
     const double used_before = ProcessorSeconds();
     const TimePoint began = Now();
+    for (const auto& worker : workers_) worker->WriteLine("go");
     std::vector<double> seconds;
-    PS_RETURN_IF_ERROR(ReadSeconds(*workers_[0], seconds));
+    for (const auto& worker : workers_) PS_RETURN_IF_ERROR(ReadSeconds(*worker, seconds));
     const double busy = (ProcessorSeconds() - used_before) / Seconds(Now() - began);
     const std::vector<uint64_t> carried = hosts_.Carried();
-    for (uint32_t rank = 1; rank < options_.workers; ++rank) {
-      PS_RETURN_IF_ERROR(Expect(*workers_[rank], "begin"));
-      PS_RETURN_IF_ERROR(ReadSeconds(*workers_[rank], seconds));
-    }
-    for (const auto& worker : workers_) worker->Signal(SIGTERM);
+    for (const auto& worker : workers_) worker->WriteLine("leave");
     for (const auto& worker : workers_) PS_RETURN_IF_ERROR(worker->Wait());
     for (const auto& server : servers_) PS_RETURN_IF_ERROR(server->Wait());
     LinkRow row = {.times = Summarize(placement_.name, seconds, 0), .processors = busy};
@@ -91,7 +92,7 @@ class LinkJob {
                                       absl::StrCat("--num_workers=", options_.workers),
                                       absl::StrCat("--num_shards=", placement_.servers),
                                       absl::StrCat("--shard=", shard),
-                                      absl::StrCat("--learning_rate=", kKnownLearningRate)};
+                                      absl::StrFormat("--learning_rate=%.9g", kKnownLearningRate)};
     if (shard > 0) flags.push_back("--chief=" + Advertised(0));
     // The delay line is on the server's host, so that all peers seem to be.
     if (delayed()) flags.emplace_back(placement_.colocated ? "--stream=never" : "--stream=always");
@@ -160,12 +161,17 @@ class LinkJob {
 
 // Nothing where there is no MPI.
 absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
-  const absl::StatusOr<MpiPlace> place = PlaceOnHosts(hosts, options.workers);
+  absl::StatusOr<MpiPlace> place = PlaceOnHosts(hosts, options.workers);
   if (!place.ok()) return place.status();
+  // The slowest algorithm carries a few models for each rank.
+  place->limit_s = 120 + static_cast<int>((options.repeats + kWarmUp) * 4 * options.workers * OnceSeconds(options));
   for (const MpiAlgorithm& algorithm : MpiAlgorithms()) {
     const absl::StatusOr<MpiAllreduce> measured =
         MeasureMpiAllreduceIn(With(algorithm, *place), options.bytes, options.workers, options.repeats);
-    if (absl::IsNotFound(measured.status())) return absl::OkStatus();
+    if (absl::IsNotFound(measured.status())) {
+      std::cerr << "ps_bench: without MPI: " << Message(measured.status()) << std::endl;
+      return absl::OkStatus();
+    }
     if (!measured.ok()) return measured.status();
     rows.push_back({.times = Summarize("MPI_Allreduce, " + algorithm.name, measured->seconds, 0),
                     .processors = measured->processors});
@@ -184,7 +190,7 @@ absl::StatusOr<std::vector<LinkRow>> Measure(const LinkBenchOptions& options, co
     if (!row.ok()) return row.status();
     rows.push_back(*std::move(row));
   }
-  const double once_s = static_cast<double>(options.bytes) * kOnWire * 8 / (options.mbit_per_s * 1e6);
+  const double once_s = OnceSeconds(options);
   for (LinkRow& row : rows) {
     row.models = row.times.p50_s / once_s;
     row.against_mpi = best_mpi_s / row.times.p50_s;
@@ -198,8 +204,7 @@ absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& option
   LabHosts hosts(2 * options.workers, options.mbit_per_s);
   const StopSignal stop([&](const std::string& signal) {
     hosts.Remove();
-    std::cerr << "ps_bench: stopped by " << signal << std::endl;
-    _exit(kExitFailed);
+    _exit(Complain("ps_bench", absl::CancelledError("stopped by " + signal), kExitFailed));
   });
   PS_RETURN_IF_ERROR(hosts.Build());
   return Measure(options, hosts);

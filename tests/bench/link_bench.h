@@ -12,27 +12,29 @@
 namespace ps {
 
 struct LinkBenchOptions {
-  uint32_t workers = 4;  // Each on a host of its own.
-  int64_t bytes = 16 << 20;
-  int mbit_per_s = 100;
-  // Added to what passes between a worker and a server, in each direction. Then there are no rows of MPI, whose
-  // connections cannot be delayed so.
+  uint32_t workers = 0;  // At least 2, each on a host of its own.
+  int64_t bytes = 0;
+  int mbit_per_s = 0;
+  // Added to what passes from a host to a server of another, in each direction; a shard's connection to its chief is
+  // such, too. Then there are no rows of MPI, whose connections cannot be delayed so.
   std::chrono::nanoseconds delay{0};
-  int repeats = 6;
+  int repeats = 0;
 };
 
 struct LinkRow {
-  Measurement times;       // From one step's end to the next; of all workers (MPI: of the slowest rank).
-  double models = 0;       // The median in units of the time in which a link carries the model once.
-  double carried = 0;      // Models that the fullest direction of a link carried in a step, with all headers.
-  double processors = 0;   // That all programs together kept busy, on the average.
+  Measurement times;      // From one step's end to the next; of all workers (MPI: of the slowest rank).
+  double models = 0;      // The median in units of the time in which a link carries the model once.
+  double carried = 0;     // Models that the fullest direction of a link carried in a step, with all headers.
+  double processors = 0;  // That servers and workers, or ranks, kept busy together; without what the kernel does for no
+                          // process, and delays.
   double against_mpi = 0;  // Time of MPI's best row over the median; 0: there is none.
 };
 
 // MPI_Allreduce with Open MPI's own choice and with four of its algorithms; and bsp with sgd, with as many servers as
 // workers, on hosts of their own and on the workers', half as many, and one; ranks, workers and servers are processes
 // of their own, and shared memory is off. The weights that come of each job are checked. NOT_FOUND, with the reason,
-// where this machine has no such hosts. SIGINT and SIGTERM end the process and leave no host behind.
+// where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes seconds, and leave no host
+// behind.
 absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& options);
 
 std::string LinkTable(const std::vector<LinkRow>& rows);

@@ -1,23 +1,19 @@
 #include "tests/bench/link_worker.h"
 
-#include <chrono>
 #include <iostream>
-#include <semaphore>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "common/clock.h"
-#include "common/program.h"
 #include "common/status.h"
 #include "ps/client.h"
-#include "tests/bench/bench_layout.h"
+#include "ps/tensor.h"
 #include "tests/bench/known_job.h"
 #include "tests/bench/measurement.h"
 
 namespace ps {
 namespace {
-
-constexpr std::chrono::minutes kLongestWait(1);
 
 // As many equal tensors as a network may have layers, so that their order plays its part.
 Layout Model(int64_t bytes) {
@@ -29,6 +25,11 @@ Layout Model(int64_t bytes) {
     if (size > 0) layout.push_back({absl::StrFormat("w%d", i), {size}});
   }
   return layout;
+}
+
+absl::Status AwaitLine() {
+  std::string line;
+  return std::getline(std::cin, line) ? absl::OkStatus() : absl::AbortedError("nobody says to go on");
 }
 
 absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, Client& client) {
@@ -44,6 +45,7 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
   for (int i = -kWarmUp; i < options.repeats; ++i, ++step) {
     if (i == 0) {
       std::cout << "begin" << std::endl;
+      PS_RETURN_IF_ERROR(AwaitLine());
       last = Now();
     }
     const auto result =
@@ -61,13 +63,11 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
 }  // namespace
 
 absl::Status RunLinkWorker(const LinkWorkerOptions& options) {
-  std::binary_semaphore told(0);
-  const StopSignal stop([&](const std::string&) { told.release(); });
   const Layout layout = Model(options.bytes);
   auto client = Client::Join({.server = options.server, .shared_memory = "off", .rank = options.rank}, layout);
   if (!client.ok()) return client.status();
   absl::Status status = TakeSteps(options, layout, **client);
-  if (status.ok() && !told.try_acquire_for(kLongestWait)) status = absl::DeadlineExceededError("nobody said to leave");
+  if (status.ok()) status = AwaitLine();
   if (status.ok()) status = (*client)->Done();
   const absl::Status left = (*client)->Leave(status.ok() ? "" : Message(status));
   return status.ok() ? left : status;

@@ -17,9 +17,9 @@ struct LinkWorkerOptions {
 };
 
 // Exchanges everything in each step of a known job (known_job.h), without computing anything. Prints "begin" when it is
-// warm; then, when all repeats are done, each one's seconds, from the end of the one before to its own, one a line; and
-// "end". Then it waits, still a member of the job, for SIGTERM (or a minute at most), and leaves. The last weights are
-// checked; a difference is an error.
+// warm, and waits for a line on stdin; then, when all repeats are done, each one's seconds, from the end of the one
+// before to its own, one a line; and "end". Then it waits, still a member of the job, for another line, and leaves. The
+// last weights are checked; a difference is an error. ABORTED where stdin ends instead.
 absl::Status RunLinkWorker(const LinkWorkerOptions& options);
 
 }  // namespace ps

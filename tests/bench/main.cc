@@ -1,6 +1,7 @@
 // ps_bench: measures the system, next to what the machine, the network or the computation alone can do.
 #include <algorithm>
 #include <iostream>
+#include <optional>
 
 #include <spdlog/spdlog.h>
 #include <nlohmann/json.hpp>
@@ -83,8 +84,9 @@ constexpr char kUsage[] =
     "             its server was killed\n"
     "  join       how soon --workers workers have joined a job of --servers servers, without a network\n"
     "  link       a step's exchange of --workers workers over links of --mbit_per_s, with servers on hosts of their\n"
-    "             own and on the workers', half as many, and one; next to MPI's algorithms; on network namespaces of\n"
-    "             this machine, as root\n"
+    "             own and on the workers', half as many, and one; next to MPI's algorithms, unless there is a "
+    "--delay;\n"
+    "             on network namespaces of this machine, as root\n"
     "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
     "             replaced\n"
     "  network    round-trip time and bandwidth in both directions to --server";
@@ -105,9 +107,10 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
   const uint32_t most_workers = command == "join" ? 10000 : command == "link" ? 32 : 256;
-  problems.Check(absl::GetFlag(FLAGS_workers) >= 1 && absl::GetFlag(FLAGS_workers) <= most_workers,
-                 absl::StrCat("--workers: expected 1 to ", most_workers));
-  problems.CheckRange("mbit_per_s", absl::GetFlag(FLAGS_mbit_per_s), 1, 100000);
+  const uint32_t least_workers = command == "link" ? 2 : 1;
+  problems.Check(absl::GetFlag(FLAGS_workers) >= least_workers && absl::GetFlag(FLAGS_workers) <= most_workers,
+                 absl::StrCat("--workers: expected ", least_workers, " to ", most_workers));
+  problems.CheckRange("mbit_per_s", absl::GetFlag(FLAGS_mbit_per_s), 1, 10000);
   problems.CheckRange("delay", absl::GetFlag(FLAGS_delay), absl::ZeroDuration(), absl::Seconds(1));
   problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
                  "--servers: expected 1 to 64");
@@ -128,7 +131,12 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
     problems.Check(endpoint.ok(), std::string(endpoint.status().message()));
   }
   const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
-  problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"}}));
+  const bool link = command == "link";
+  problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
+                                       {"servers", link, "link measures several numbers of servers"},
+                                       {"transport", link, "link measures TCP"},
+                                       {"mbit_per_s", !link, "only link has such links"},
+                                       {"delay", !link, "only link has such links"}}));
   return problems.ToStatus();
 }
 
@@ -253,32 +261,32 @@ absl::Status RunLink() {
                            {"p50_s", row.times.p50_s},
                            {"p99_s", row.times.p99_s},
                            {"models", row.models},
-                           {"carried_models", row.carried},
                            {"processors", row.processors}});
+    if (row.carried > 0) out["rows"].back()["carried_models"] = row.carried;
     if (row.against_mpi > 0) out["rows"].back()["against_mpi"] = row.against_mpi;
   }
   std::cout << out.dump() << "\n";
   return absl::OkStatus();
 }
 
-// What other commands start as processes of their own. False: it is none of these.
-bool RunAsHelper(const std::vector<std::string>& arguments, absl::Status* status) {
+// What other commands start as processes of their own; nothing where it is none of these.
+std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
   uint32_t rank = 0;
   if (command == "lost_worker" && arguments.size() == 1) {
-    *status = RunLostWorker(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes));
-  } else if (command == "link_worker" && arguments.size() == 2 && absl::SimpleAtoi(arguments[1], &rank)) {
-    *status = RunLinkWorker({.server = absl::GetFlag(FLAGS_server),
-                             .rank = rank,
-                             .workers = absl::GetFlag(FLAGS_workers),
-                             .bytes = absl::GetFlag(FLAGS_bytes),
-                             .repeats = absl::GetFlag(FLAGS_repeats)});
-  } else if (command == "delay_line" && arguments.size() == 3) {
-    *status = RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));
-  } else {
-    return false;
+    return RunLostWorker(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes));
   }
-  return true;
+  if (command == "link_worker" && arguments.size() == 2 && absl::SimpleAtoi(arguments[1], &rank)) {
+    return RunLinkWorker({.server = absl::GetFlag(FLAGS_server),
+                          .rank = rank,
+                          .workers = absl::GetFlag(FLAGS_workers),
+                          .bytes = absl::GetFlag(FLAGS_bytes),
+                          .repeats = absl::GetFlag(FLAGS_repeats)});
+  }
+  if (command == "delay_line" && arguments.size() == 3) {
+    return RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));
+  }
+  return std::nullopt;
 }
 
 absl::Status Run(const std::string& command) {
@@ -330,9 +338,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "tests/bench/main.cc", &line, &exit_status)) return exit_status;
   KeepFreedMemory();
   spdlog::set_level(spdlog::level::warn);
-  absl::Status status;
-  if (RunAsHelper(line.arguments, &status)) {
-    return status.ok() ? kExitDone : Complain("ps_bench", status, kExitFailed);
+  if (const std::optional<absl::Status> helper = RunAsHelper(line.arguments)) {
+    return helper->ok() ? kExitDone : Complain("ps_bench", *helper, kExitFailed);
   }
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
@@ -340,6 +347,6 @@ int main(int argc, char** argv) {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
-  status = Run(command);
+  const absl::Status status = Run(command);
   return status.ok() ? kExitDone : Complain("ps_bench", status, kExitFailed);
 }

@@ -32,10 +32,10 @@ absl::StatusOr<std::vector<std::string>> RunRanks(const MpiPlace& place, uint32_
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "ps_bench_mpi";
   if (error || !std::filesystem::exists(program)) return absl::NotFoundError("ps_bench was built without MPI");
-  // As root only when told to; `timeout` bounds the wait.
+  // As root only when told to.
   const std::string command =
-      absl::StrCat(kKeepMemory, " timeout 600 ", place.before, " mpirun --allow-run-as-root ", place.options, " -np ",
-                   ranks, " '", program.string(), "' ", arguments, " </dev/null");
+      absl::StrCat(kKeepMemory, " timeout -k 10 ", place.limit_s, " ", place.before, " mpirun --allow-run-as-root ",
+                   place.options, " -np ", ranks, " '", program.string(), "' ", arguments, " </dev/null");
   std::FILE* out = popen(command.c_str(), "r");
   if (out == nullptr) return absl::NotFoundError("mpirun cannot be started");
   std::vector<std::string> lines;
@@ -43,6 +43,9 @@ absl::StatusOr<std::vector<std::string>> RunRanks(const MpiPlace& place, uint32_
   while (std::fgets(line.data(), line.size(), out) != nullptr) lines.emplace_back(line.data());
   const int status = pclose(out);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) return absl::NotFoundError("mpirun is not installed");
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 124) {
+    return absl::DeadlineExceededError(absl::StrCat("mpirun has not ended after ", place.limit_s, " s: ", command));
+  }
   if (status != 0 || lines.empty()) {
     return absl::InternalError(absl::StrCat("mpirun failed with status ", status, ": ", command));
   }

@@ -18,6 +18,7 @@ absl::StatusOr<std::vector<double>> MeasureMpiAllreduce(bool tcp, int64_t bytes,
 struct MpiPlace {
   std::string before;
   std::string options;
+  int limit_s = 600;
 };
 
 struct MpiAllreduce {

@@ -102,7 +102,7 @@ bool Allreduce(int elements, int repeats, bool sgd, int rank, int ranks) {
     if (i < 0) continue;
     if (rank == 0) std::printf("%.9f\n", slowest);
     used_s += used;
-    wall_s += took;
+    wall_s += slowest;
   }
   double used_by_all = 0;
   MPI_Reduce(&used_s, &used_by_all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);

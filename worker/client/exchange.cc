@@ -153,7 +153,7 @@ void RetryingExchange::StartCall(uint32_t shard) {
 }
 
 void RetryingExchange::CheckProgress() {
-  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMostSliceBytes);
+  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMostMessageSliceBytes);
   const TimePoint now = timer_.now();
   MutexLock lock(mutex_);
   // While gradients are still being computed, nothing has to move.

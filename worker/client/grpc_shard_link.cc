@@ -27,7 +27,8 @@ constexpr int64_t kLeastMessages = 64;
 
 size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address) {
   const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(IsThisHost(address) ? kMostSliceBytes : std::min(bytes / kLeastMessages, kMostSliceBytes));
+  return static_cast<size_t>(IsThisHost(address) ? kMostMessageSliceBytes
+                                                 : std::min(bytes / kLeastMessages, kMostMessageSliceBytes));
 }
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
