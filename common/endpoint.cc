@@ -21,9 +21,8 @@ constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kReconnectMs = 200;        // Between two attempts: a server that was started again is found at once.
 constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
 
-// What client and server have in common, but for the windows; `set` takes (name, value). `long_links`: windows grow
-// with what a link carries in a round trip (gRPC's BDP probe). Otherwise a connection carries one message in a round
-// trip, which on one host is no limit, and a few percent faster (tests/bench/TRIALS.md).
+// What client and server have in common, but for the windows; `set` takes (name, value). `long_links`: gRPC measures
+// what a link carries in a round trip (its BDP probe), and lets windows grow with it.
 template <typename Set>
 void SetTransportArguments(int window_bytes, bool long_links, Set set) {
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
@@ -97,10 +96,11 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::strin
 }
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
-                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane) {
+                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane,
+                                           bool long_links) {
   KeepCallbackThreads();
   grpc::ChannelArguments arguments;
-  SetTransportArguments(kClientWindowBytes, /*long_links=*/!IsThisHost(address),
+  SetTransportArguments(kClientWindowBytes, long_links && !IsThisHost(address),
                         [&](const char* name, int value) { arguments.SetInt(name, value); });
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
@@ -112,9 +112,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
-void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence) {
+void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  SetTransportArguments(kServerWindowBytes, /*long_links=*/true,
+  SetTransportArguments(kServerWindowBytes, long_links,
                         [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   const auto silence_ms = std::chrono::duration_cast<std::chrono::milliseconds>(silence).count();
   builder.AddChannelArgument(

@@ -18,12 +18,12 @@ inline constexpr int kMaxMessageBytes = 4 << 20;
 // Bytes of slices that a message of ours has at most, unless one slice has more (tests/bench/TRIALS.md).
 inline constexpr int64_t kMostMessageSliceBytes = 1 << 20;
 
-// Bytes that a client may send on each call before the server has read any (the HTTP/2 window). Any caller can fill
-// this much of the server's memory. On a link whose delay is long it is more: gRPC lets it grow to twice what it has
-// seen a connection bring in a round trip, up to the second value, since otherwise one message would be on its way at a
-// time (tests/bench/TRIALS.md).
-inline constexpr int kServerWindowBytes = 4 << 20;
-inline constexpr int kMostServerWindowBytes = 32 << 20;
+// Bytes that a client may send on each call before the server has read any (the HTTP/2 window): two of the largest
+// messages that ours send. Any caller can fill this much of the server's memory, and a larger window makes nothing
+// faster on links whose delay is short (tests/bench/TRIALS.md). With long links gRPC lets it grow to twice what it has
+// seen a connection bring in a round trip, up to the second value.
+inline constexpr int kServerWindowBytes = 2 << 20;
+inline constexpr int kMostLongLinkWindowBytes = 32 << 20;
 
 // HOST:PORT (an IPv6 address in brackets) or unix:PATH.
 struct Endpoint {
@@ -42,12 +42,14 @@ absl::StatusOr<Endpoint> ParseEndpoint(const std::string& flag, const std::strin
 
 // A channel to a server of this system: no transparent retries (the client decides, because it knows what is safe), no
 // HTTP proxy, large HTTP/2 frames and windows. Channels with different `lane` numbers have connections of their own.
+// `long_links`: windows grow with a link's delay; otherwise a connection has one message on its way in a round trip.
 // With the first channel gRPC starts its threads for callbacks; they stay until the process ends.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
-                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane);
+                                           const std::shared_ptr<grpc::ChannelCredentials>& credentials, int lane,
+                                           bool long_links = false);
 
 // The same on the server's side; a port that is in use is noticed. A peer that is silent for about `silence` is cut
 // off: at least as long as whoever falls silent has by other rules, as a worker has its lease.
-void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence);
+void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links = false);
 
 }  // namespace ps

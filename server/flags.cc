@@ -122,6 +122,10 @@ ABSL_FLAG(
 ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
           "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
           "pushes, too: its pushes go first), always, or never");
+ABSL_FLAG(
+    bool, long_links, false,
+    "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "
+    "more, with the same flag of workers");
 ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
 ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
 
@@ -203,6 +207,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.max_parked = absl::GetFlag(FLAGS_max_parked);
   options.max_versions = absl::GetFlag(FLAGS_max_versions);
   options.stream = absl::GetFlag(FLAGS_stream);
+  options.long_links = absl::GetFlag(FLAGS_long_links);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
   return options;

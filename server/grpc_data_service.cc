@@ -1,5 +1,6 @@
 #include "server/grpc_data_service.h"
 
+#include <algorithm>
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
@@ -197,8 +198,12 @@ class HashCall final : public ReadCall<v1::HashSlicesRequest> {
 
 }  // namespace
 
-GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits)
-    : shard_(shard), router_(router), limits_(limits) {
+GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links)
+    : shard_(shard),
+      router_(router),
+      limits_(limits),
+      // A window is let grow for a message that is larger.
+      window_bytes_(long_links ? kMostLongLinkWindowBytes : std::max(kServerWindowBytes, kMaxMessageBytes)) {
   router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_, limits_);
   router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_, limits_);
   router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_, limits_);
@@ -213,7 +218,7 @@ v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {
   v1::ShardStatusReply status = shard_.Status(now);
   const size_t open = router_.open_calls();
   status.set_open_calls(static_cast<uint32_t>(open));
-  status.set_receive_buffer_bytes_max(open * uint64_t{kMostServerWindowBytes});
+  status.set_receive_buffer_bytes_max(open * window_bytes_);
   return status;
 }
 

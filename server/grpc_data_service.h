@@ -12,8 +12,8 @@ namespace ps {
 
 class GrpcDataService {
  public:
-  // Takes its calls from the router. All outlive the gRPC server.
-  GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits);
+  // Takes its calls from the router. All outlive the gRPC server, whose windows grow with `long_links` (endpoint.h).
+  GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links);
 
   // Cancels calls that do not move on.
   void Tick(TimePoint now) {
@@ -27,6 +27,7 @@ class GrpcDataService {
   Shard& shard_;
   CallRouter& router_;
   const WaitLimits limits_;
+  const uint64_t window_bytes_;  // That a call has received but not read, at most.
 };
 
 }  // namespace ps

@@ -57,6 +57,7 @@ struct ServerOptions {
   uint64_t max_parked = 64;         // Waiting calls of callers that are not workers; each worker has its own limit.
   int max_versions = 4;             // Buffers of weights.
   std::string stream = "auto";      // Or always or never: slices leave before their version is committed.
+  bool long_links = false;          // Windows grow with the delay of links.
   int apply_threads = 0;            // 0: as many as processors, at most 8.
 
   std::string metrics_file;

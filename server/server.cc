@@ -166,7 +166,7 @@ absl::Status Server::Listen() {
       metrics_.get(), store_.get());
   router_ = std::make_unique<CallRouter>(MakeCallLimits(options_));
   health_ = std::make_unique<HealthService>(*router_);
-  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{});
+  data_service_ = std::make_unique<GrpcDataService>(*shard_, *router_, WaitLimits{}, options_.long_links);
   if (shard_options.shared_memory) PS_RETURN_IF_ERROR(ListenLocally());
   HandleShardStatus(*router_, [this] { return ShardStatus(); });
   if (chief_ != nullptr) {
@@ -176,7 +176,7 @@ absl::Status Server::Listen() {
                     absl::UnimplementedError("this server is not the chief; name the address of server 0"));
   }
   grpc::ServerBuilder builder;
-  SetServerArguments(builder, ToChrono(options_.lease));
+  SetServerArguments(builder, ToChrono(options_.lease), options_.long_links);
   const Endpoint listen = *ParseEndpoint("listen", lineage_.address.empty() ? options_.listen : lineage_.address);
   if (listen.is_unix()) {
     absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);

@@ -14,6 +14,10 @@ ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers
 ABSL_FLAG(std::string, shared_memory, "auto",
           "exchange with servers of this host and user through shared memory: auto (where a server offers it), off "
           "(gRPC), or require (fail where it is not to be had)");
+ABSL_FLAG(
+    bool, long_links, false,
+    "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "
+    "more, with the same flag of servers");
 ABSL_FLAG(std::string, name, "",
           "name of this worker; it replaces a live worker of the same name; empty: made from host and process");
 ABSL_FLAG(int64_t, rank, -1, "claims this rank; -1: the lowest free one");
@@ -123,6 +127,7 @@ WorkerOptions ReadPlainFlags() {
   options.client.job = absl::GetFlag(FLAGS_job);
   options.client.name = absl::GetFlag(FLAGS_name);
   options.client.shared_memory = absl::GetFlag(FLAGS_shared_memory);
+  options.client.long_links = absl::GetFlag(FLAGS_long_links);
   options.client.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
   options.client.start_timeout = absl::GetFlag(FLAGS_start_timeout);
   options.rejoin = absl::GetFlag(FLAGS_rejoin);
@@ -170,8 +175,8 @@ std::vector<IdleFlag> IdleFlags() {
        absl::StrCat("--dataset=", dataset, " has no files")},
       {"activation", widths.ok() && widths->size() == 2, "--model has no hidden layer"},
   };
-  for (const char* flag :
-       {"server", "job", "shared_memory", "name", "rank", "rejoin", "connect_timeout", "start_timeout", "data"}) {
+  for (const char* flag : {"server", "job", "shared_memory", "long_links", "name", "rank", "rejoin", "connect_timeout",
+                           "start_timeout", "data"}) {
     idle.push_back({flag, eval_only, alone + " needs no servers"});
   }
   for (const char* flag : {"param_groups", "decay_biases", "save_weights", "keep_best", "batch_size", "epochs", "steps",

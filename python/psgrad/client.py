@@ -96,6 +96,7 @@ class Client(Joined):
         name: str = "",
         rank: int | None = None,
         shared_memory: str = "auto",
+        long_links: bool = False,
         optimizer: OptimizerSettings | None = None,
         experiment: Mapping[str, str] | None = None,
         samples_per_epoch: int = 0,
@@ -106,6 +107,7 @@ class Client(Joined):
     ) -> Client:
         """Joins the job of the servers whose chief is at ``server`` (HOST:PORT or unix:PATH). Times are in seconds.
 
+        ``long_links``: what may be on its way grows with the links' delay, as with the servers' flag of that name.
         ``rank`` claims one; else it is the lowest that is free. A live worker of the same ``name`` is replaced.
         ``experiment``: settings that all workers must share. ``samples_per_epoch``: of the training split, for
         schedules in epochs. ``counts_steps``: each push counts for 1 sample, whatever it was computed on, so that no
@@ -123,6 +125,7 @@ class Client(Joined):
         options.name = name
         options.rank = rank
         options.shared_memory = shared_memory
+        options.long_links = long_links
         options.experiment = dict(experiment or {})
         options.samples_per_epoch = samples_per_epoch
         options.counts_steps = counts_steps

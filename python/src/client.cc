@@ -348,6 +348,7 @@ void DefineSettings(nb::module_& module) {
       .def_rw("name", &ClientOptions::name)
       .def_rw("rank", &ClientOptions::rank)
       .def_rw("shared_memory", &ClientOptions::shared_memory)
+      .def_rw("long_links", &ClientOptions::long_links)
       .def_rw("experiment", &ClientOptions::experiment)
       .def_rw("samples_per_epoch", &ClientOptions::samples_per_epoch)
       .def_rw("counts_steps", &ClientOptions::counts_steps)

@@ -1,14 +1,14 @@
 #include "tests/bench/lab_hosts.h"
 
+#include <fcntl.h>
 #include <signal.h>
-#include <sys/socket.h>
+#include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
+#include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -104,25 +104,24 @@ absl::Status LabHosts::Build() {
   return AddAll();
 }
 
-// Names are the same each time, so that what a killed process has left is found. Who is in another network namespace
-// does not see the claim.
+// Names are the same each time, so that what a killed process has left is found.
 absl::Status LabHosts::Claim() {
   for (int number = 0; number < kLaboratories; ++number) {
-    FileDescriptor claim(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = {}};
-    const std::string name = absl::StrCat("ps-bench-hosts-", number);
-    std::memcpy(address.sun_path + 1, name.data(), name.size());  // Abstract: of one process, and gone with it.
-    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    if (bind(claim.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0) continue;
     prefix_ = absl::StrCat("psb", number);
+    const std::string path =
+        absl::StrCat("/run/ps-bench-", prefix_, ".lock");  // Where namespaces have their names, too.
+    FileDescriptor claim(open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    if (!claim.valid()) return absl::InternalError(absl::StrCat(path, ": ", strerror(errno)));
+    if (flock(claim.get(), LOCK_EX | LOCK_NB) != 0) continue;
     claim_ = std::move(claim);
     RemoveNamespaces(prefix_);
     std::error_code error;
     std::filesystem::remove_all(Folder(), error);
     if (mkdir(Folder().c_str(), 0700) == 0) return absl::OkStatus();
-    return absl::InternalError(Folder() + ": cannot be made");
+    return absl::InternalError(absl::StrCat(Folder(), ": cannot be made: ", strerror(errno)));
   }
-  return absl::ResourceExhaustedError(absl::StrCat(kLaboratories, " laboratories are in use"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat(kLaboratories, " times ps_bench link run already (/run/ps-bench-*.lock)"));
 }
 
 std::string LabHosts::Name(uint32_t host) const { return absl::StrCat(prefix_, "-h", host); }

@@ -89,6 +89,7 @@ class LinkJob {
                                       "--advertise=" + Advertised(shard),
                                       "--insecure",
                                       "--shared_memory=off",
+                                      absl::StrCat("--long_links=", options_.long_links ? "true" : "false"),
                                       absl::StrCat("--num_workers=", options_.workers),
                                       absl::StrCat("--num_shards=", placement_.servers),
                                       absl::StrCat("--shard=", shard),
@@ -117,8 +118,9 @@ class LinkJob {
   static absl::Status Start(const std::string& program, const std::vector<std::string>& flags,
                             const std::vector<std::string>& on, std::vector<std::unique_ptr<ChildProcess>>& started) {
     absl::StatusOr<std::unique_ptr<ChildProcess>> process = ChildProcess::Start(program, flags, on);
-    if (process.ok()) started.push_back(*std::move(process));
-    return process.status();
+    if (!process.ok()) return process.status();
+    started.push_back(*std::move(process));
+    return absl::OkStatus();
   }
 
   absl::Status Expect(const ChildProcess& process, const std::string& expected) const {
@@ -179,35 +181,35 @@ absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std:
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<LinkRow>> Measure(const LinkBenchOptions& options, const LabHosts& hosts) {
-  std::vector<LinkRow> rows;
-  if (options.delay.count() == 0 && options.workers > 1) PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
+absl::Status Measure(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
+  if (options.delay.count() == 0) PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
   double best_mpi_s = 0;
-  for (const LinkRow& row : rows)
+  for (const LinkRow& row : rows) {
     best_mpi_s = best_mpi_s == 0 ? row.times.p50_s : std::min(best_mpi_s, row.times.p50_s);
+  }
+  for (LinkRow& row : rows) row.against_mpi = best_mpi_s / row.times.p50_s;
   for (const Placement& placement : Placements(options.workers)) {
     absl::StatusOr<LinkRow> row = LinkJob(options, hosts, placement).Run();
     if (!row.ok()) return row.status();
+    row->against_mpi = best_mpi_s / row->times.p50_s;
     rows.push_back(*std::move(row));
   }
-  const double once_s = OnceSeconds(options);
-  for (LinkRow& row : rows) {
-    row.models = row.times.p50_s / once_s;
-    row.against_mpi = best_mpi_s / row.times.p50_s;
-  }
-  return rows;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& options) {
+absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>& rows) {
   LabHosts hosts(2 * options.workers, options.mbit_per_s);
   const StopSignal stop([&](const std::string& signal) {
     hosts.Remove();
     _exit(Complain("ps_bench", absl::CancelledError("stopped by " + signal), kExitFailed));
   });
   PS_RETURN_IF_ERROR(hosts.Build());
-  return Measure(options, hosts);
+  std::cerr << "ps_bench: hosts " << hosts.Name(0) << " to " << hosts.Name(2 * options.workers - 1) << std::endl;
+  const absl::Status measured = Measure(options, hosts, rows);
+  for (LinkRow& row : rows) row.models = row.times.p50_s / OnceSeconds(options);
+  return measured;
 }
 
 std::string LinkTable(const std::vector<LinkRow>& rows) {

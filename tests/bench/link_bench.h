@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "tests/bench/measurement.h"
 
 namespace ps {
@@ -18,6 +18,7 @@ struct LinkBenchOptions {
   // Added to what passes from a host to a server of another, in each direction; a shard's connection to its chief is
   // such, too. Then there are no rows of MPI, whose connections cannot be delayed so.
   std::chrono::nanoseconds delay{0};
+  bool long_links = false;  // Servers and workers run with this flag.
   int repeats = 0;
 };
 
@@ -35,7 +36,8 @@ struct LinkRow {
 // of their own, and shared memory is off. The weights that come of each job are checked. NOT_FOUND, with the reason,
 // where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes seconds, and leave no host
 // behind.
-absl::StatusOr<std::vector<LinkRow>> RunLinkBench(const LinkBenchOptions& options);
+// `rows` get what was measured, also before an error.
+absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>& rows);
 
 std::string LinkTable(const std::vector<LinkRow>& rows);
 

@@ -36,7 +36,7 @@ absl::StatusOr<MpiPlace> PlaceOnHosts(const LabHosts& hosts, uint32_t ranks) {
   script.close();
   std::error_code error;
   std::filesystem::permissions(agent, std::filesystem::perms::owner_all, error);
-  if (!script || error) return absl::InternalError(absl::StrCat(agent, ": cannot be written"));
+  if (!script || error) return absl::InternalError(absl::StrCat(agent, ": cannot be written (is the disk full?)"));
   MpiPlace place;
   place.before = absl::StrCat(Named(hosts, 0, "'"), "exec \"$0\" \"$@\"'");
   place.options = absl::StrCat("--host ", addresses, " --bind-to none --mca plm rsh --mca plm_rsh_agent ", agent,

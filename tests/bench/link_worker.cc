@@ -2,7 +2,6 @@
 
 #include <iostream>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "common/clock.h"
@@ -39,7 +38,6 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
   if (!weights.ok()) return weights.status();
   FillKnownGradients(client.rank(), gradients->tensors);
   PS_RETURN_IF_ERROR(StartKnownJob(client, layout, weights->tensors));
-  std::vector<double> seconds;
   TimePoint last;
   uint64_t step = 0;
   for (int i = -kWarmUp; i < options.repeats; ++i, ++step) {
@@ -52,10 +50,9 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
         client.PushPull({.step = step, .version = step, .samples = 1}, gradients->Read(), weights->tensors);
     if (!result.ok()) return result.status();
     const TimePoint now = Now();
-    if (i >= 0) seconds.push_back(Seconds(now - last));
+    if (i >= 0) std::cout << absl::StrFormat("%.9f", Seconds(now - last)) << std::endl;
     last = now;
   }
-  for (const double each : seconds) std::cout << absl::StrFormat("%.9f\n", each);
   std::cout << "end" << std::endl;
   return CheckKnownWeights(weights->Read(), options.workers, step);
 }
@@ -64,7 +61,9 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
 
 absl::Status RunLinkWorker(const LinkWorkerOptions& options) {
   const Layout layout = Model(options.bytes);
-  auto client = Client::Join({.server = options.server, .shared_memory = "off", .rank = options.rank}, layout);
+  auto client = Client::Join(
+      {.server = options.server, .shared_memory = "off", .long_links = options.long_links, .rank = options.rank},
+      layout);
   if (!client.ok()) return client.status();
   absl::Status status = TakeSteps(options, layout, **client);
   if (status.ok()) status = AwaitLine();

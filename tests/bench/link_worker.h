@@ -14,12 +14,13 @@ struct LinkWorkerOptions {
   uint32_t workers = 0;  // Of the job.
   int64_t bytes = 0;     // Of the weights.
   int repeats = 0;
+  bool long_links = false;
 };
 
 // Exchanges everything in each step of a known job (known_job.h), without computing anything. Prints "begin" when it is
-// warm, and waits for a line on stdin; then, when all repeats are done, each one's seconds, from the end of the one
-// before to its own, one a line; and "end". Then it waits, still a member of the job, for another line, and leaves. The
-// last weights are checked; a difference is an error. ABORTED where stdin ends instead.
+// warm, and waits for a line on stdin; then each repeat's seconds, from the end of the one before to its own, one a
+// line; and "end". Then it waits, still a member of the job, for another line, and leaves. The last weights are
+// checked; a difference is an error. ABORTED where stdin ends instead.
 absl::Status RunLinkWorker(const LinkWorkerOptions& options);
 
 }  // namespace ps

@@ -5,6 +5,7 @@ Skipped (a line that begins with SKIPPED:) where there can be no hosts.
 import contextlib
 import json
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -34,9 +35,9 @@ def rows_of(bin_folder, *flags):
     return {row["name"]: row for row in json.loads(done.stdout)["rows"]}
 
 
-def hosts():
+def hosts(prefix):
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    return {line.split()[0] for line in listed.splitlines() if line.startswith("psb")}
+    return {line.split()[0] for line in listed.splitlines() if line.startswith(f"{prefix}-")}
 
 
 def check_rows(rows):
@@ -69,21 +70,22 @@ def runs_worker(name):
 
 
 def check_stop(bin_folder, reached):
-    """By SIGTERM, once `reached` says so of the hosts that are there: nothing stays."""
-    before = hosts()
+    """By SIGTERM, once `reached` says so of its hosts: nothing stays."""
     process = subprocess.Popen(
         command(bin_folder, "--bytes=67108864", "--mbit_per_s=10", "--delay=1ms"), stderr=subprocess.PIPE, text=True
     )
     try:
+        first = re.match(r"ps_bench: hosts (psb\d+)-h0 to", line := process.stderr.readline())
+        assert first is not None, line
         deadline = time.monotonic() + LIMIT_S
-        while not reached(made := hosts() - before):
-            assert time.monotonic() < deadline and process.poll() is None
+        while not reached(hosts(first[1])):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         said = process.communicate(timeout=LIMIT_S)[1]
         assert "stopped by SIGTERM" in said and process.returncode == 1, said
-        assert not hosts() & made
-        assert not any(pathlib.Path("/tmp", name.split("-")[0]).exists() for name in made)
+        assert not hosts(first[1]) and not pathlib.Path("/tmp", first[1]).exists()
     finally:
         process.kill()
 
@@ -94,9 +96,9 @@ def main():
     if rows is None:
         return
     check_rows(rows)
-    delayed = [f"--delay={round(DELAY_S * 1000)}ms", "--bytes=8388608", "--mbit_per_s=1000"]
+    delayed = [f"--delay={round(DELAY_S * 1000)}ms", "--bytes=8388608", "--mbit_per_s=1000", "--long_links"]
     check_delay(rows_of(bin_folder, *delayed))
-    check_stop(bin_folder, lambda made: len(made) > 2)
+    check_stop(bin_folder, lambda made: len(made) == 2 * WORKERS + 1)
     check_stop(bin_folder, lambda made: any(map(runs_worker, made)))
 
 

@@ -236,8 +236,8 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Join(const ClientOptions& option
   PS_RETURN_IF_ERROR(ValidateClientOptions(options));
   PS_RETURN_IF_ERROR(ValidateLayout(layout));
   if (options.stop.stop_requested()) return absl::CancelledError("joining: stopped");
-  auto client =
-      std::make_unique<ClientImpl>(options, MakeChannel(options.server, grpc::InsecureChannelCredentials(), 0));
+  auto client = std::make_unique<ClientImpl>(
+      options, MakeChannel(options.server, grpc::InsecureChannelCredentials(), 0, options.long_links));
   PS_RETURN_IF_ERROR(client->JoinJob(layout));
   return client;
 }

@@ -72,7 +72,8 @@ absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::Jo
   for (uint32_t shard = 0; shard < static_cast<uint32_t>(joined.shards_size()); ++shard) {
     // The chief is reached as the user said, the others as they advertise.
     const std::string address = shard == 0 ? options.server : joined.shards(static_cast<int>(shard)).address();
-    if (shard > 0) made.channels.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0));
+    if (shard > 0)
+      made.channels.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0, options.long_links));
     std::string why_not;
     absl::StatusOr<std::unique_ptr<ShardLink>> link = MakeLink(with, shard, made.channels[shard], address, &why_not);
     if (!link.ok()) return link.status();

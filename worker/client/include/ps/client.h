@@ -50,6 +50,9 @@ struct ClientOptions {
   // Exchange with servers of this host and user through shared memory: auto (where a server offers it), off (gRPC), or
   // require (FAILED_PRECONDITION of the join, naming the shard, where it is not to be had).
   std::string shared_memory = "auto";
+  // What may be on its way on a connection to another host grows with the link's delay: for round trips of some
+  // milliseconds and more, with the same flag of the servers.
+  bool long_links = false;
   std::string name;              // Empty: made of the host, the process and a random number. A live worker with this
                                  // name is replaced.
   std::optional<uint32_t> rank;  // Claims this rank; else the lowest free one.
