@@ -41,6 +41,7 @@ class ClientOptions:
     name: str
     rank: int | None
     shared_memory: str
+    long_links: bool
     experiment: dict[str, str]
     samples_per_epoch: int
     counts_steps: bool
