@@ -41,7 +41,7 @@ std::vector<Placement> Placements(uint32_t workers) {
   std::vector<Placement> found = {{absl::StrCat(workers, " servers on hosts of their own"), workers, false},
                                   {absl::StrCat(workers, " servers on the workers' hosts"), workers, true}};
   if (workers / 2 > 1) found.push_back({absl::StrCat(workers / 2, " servers"), workers / 2, false});
-  if (workers > 1) found.push_back({"1 server", 1, false});
+  found.push_back({"1 server", 1, false});
   return found;
 }
 
@@ -83,13 +83,15 @@ class LinkJob {
   // As others know it.
   std::string Advertised(uint32_t shard) const { return AddressOf(shard, delayed() ? kDelayedPort : kServerPort); }
 
+  std::string LongLinksFlag() const { return options_.long_links ? "--long_links" : "--nolong_links"; }
+
   absl::Status StartServer(uint32_t shard) {
     const std::vector<std::string> on = hosts_.On(HostOf(shard));
     std::vector<std::string> flags = {"--listen=" + AddressOf(shard, kServerPort),
                                       "--advertise=" + Advertised(shard),
                                       "--insecure",
                                       "--shared_memory=off",
-                                      absl::StrCat("--long_links=", options_.long_links ? "true" : "false"),
+                                      LongLinksFlag(),
                                       absl::StrCat("--num_workers=", options_.workers),
                                       absl::StrCat("--num_shards=", placement_.servers),
                                       absl::StrCat("--shard=", shard),
@@ -111,7 +113,7 @@ class LinkJob {
     return Start("ps_bench",
                  {"--server=" + Advertised(0), absl::StrCat("--bytes=", options_.bytes),
                   absl::StrCat("--workers=", options_.workers), absl::StrCat("--repeats=", options_.repeats),
-                  "link_worker", absl::StrCat(rank)},
+                  LongLinksFlag(), "link_worker", absl::StrCat(rank)},
                  hosts_.On(rank), workers_);
   }
 
@@ -126,8 +128,8 @@ class LinkJob {
   absl::Status Expect(const ChildProcess& process, const std::string& expected) const {
     const std::string line = process.ReadLine();
     if (line == expected) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat(placement_.name, ": a program printed '", line, "', expected '", expected,
-                                            "': ", process.LastWords()));
+    return absl::InternalError(absl::StrCat(placement_.name, ": ", process.program(), " printed '", line,
+                                            "' instead of '", expected, "': ", process.LastWords()));
   }
 
   absl::Status ReadSeconds(const ChildProcess& worker, std::vector<double>& seconds) const {

@@ -24,7 +24,7 @@ struct LinkBenchOptions {
 
 struct LinkRow {
   Measurement times;      // From one step's end to the next; of all workers (MPI: of the slowest rank).
-  double models = 0;      // The median in units of the time in which a link carries the model once.
+  double models = 0;      // The median in units of the time in which a link carries the model once, with headers.
   double carried = 0;     // Models that the fullest direction of a link carried in a step, with all headers.
   double processors = 0;  // That servers and workers, or ranks, kept busy together; without what the kernel does for no
                           // process, and delays.
@@ -35,8 +35,7 @@ struct LinkRow {
 // workers, on hosts of their own and on the workers', half as many, and one; ranks, workers and servers are processes
 // of their own, and shared memory is off. The weights that come of each job are checked. NOT_FOUND, with the reason,
 // where this machine has no such hosts. SIGINT and SIGTERM end the process, which takes seconds, and leave no host
-// behind.
-// `rows` get what was measured, also before an error.
+// behind. `rows` get what was measured, also before an error.
 absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>& rows);
 
 std::string LinkTable(const std::vector<LinkRow>& rows);
