@@ -22,6 +22,8 @@ constexpr uint32_t kSlicesTag = WireFormatLite::MakeTag(kSlicesField, WireFormat
 constexpr uint32_t kIndexTag = WireFormatLite::MakeTag(1, WireFormatLite::WIRETYPE_VARINT);
 constexpr uint32_t kValuesTag = WireFormatLite::MakeTag(2, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 constexpr uint32_t kAbsentTag = WireFormatLite::MakeTag(3, WireFormatLite::WIRETYPE_VARINT);
+constexpr uint32_t kPositionsTag = WireFormatLite::MakeTag(5, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+constexpr uint32_t kTypeTag = WireFormatLite::MakeTag(4, WireFormatLite::WIRETYPE_VARINT);
 
 // Reads through a list of gRPC slices in place.
 class SliceStream : public google::protobuf::io::ZeroCopyInputStream {
@@ -80,7 +82,9 @@ bool ReadPieces(CodedInputStream& stream, int size, std::vector<Piece>* pieces) 
 // Reads the body of one Slice message; the stream is limited to it.
 bool ReadSlice(CodedInputStream& stream, const std::shared_ptr<const void>& owner, ReceivedSlice* slice) {
   std::vector<Piece> pieces;
+  std::vector<Piece> positions;
   uint64_t absent = 0;
+  uint64_t type = 0;
   while (const uint32_t tag = stream.ReadTag()) {
     if (tag == kIndexTag) {
       uint64_t index = 0;
@@ -91,12 +95,20 @@ bool ReadSlice(CodedInputStream& stream, const std::shared_ptr<const void>& owne
       if (!stream.ReadVarintSizeAsInt(&size) || !ReadPieces(stream, size, &pieces)) return false;
     } else if (tag == kAbsentTag) {
       if (!stream.ReadVarint64(&absent)) return false;
+    } else if (tag == kPositionsTag) {
+      int size = 0;
+      if (!stream.ReadVarintSizeAsInt(&size) || !ReadPieces(stream, size, &positions)) return false;
+    } else if (tag == kTypeTag) {
+      if (!stream.ReadVarint64(&type)) return false;
     } else if (!WireFormatLite::SkipField(&stream, tag)) {
       return false;
     }
   }
-  if (!pieces.empty()) slice->payload = Payload(std::move(pieces), owner);
+  if (!pieces.empty() || !positions.empty()) slice->payload = Payload(std::move(pieces), owner);
+  slice->payload.set_positions(std::move(positions));
   if (absent != 0) slice->payload.set_absent();
+  // One that there is not is refused by whoever knows what is expected.
+  slice->payload.set_type(static_cast<WireType>(std::min<uint64_t>(type, UINT8_MAX)));
   return stream.ConsumedEntireMessage();
 }
 
@@ -126,14 +138,29 @@ void AppendVarint(uint64_t value, std::string* out) {
   out->append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(end - bytes));
 }
 
+// What follows a slice's values.
+std::string SliceTrailer(const OutgoingSlice& slice) {
+  std::string trailer;
+  if (slice.type != WireType::kFloat32 && !slice.absent) {
+    AppendVarint(kTypeTag, &trailer);
+    AppendVarint(static_cast<uint64_t>(slice.type), &trailer);
+  }
+  if (!slice.positions.empty()) {
+    AppendVarint(kPositionsTag, &trailer);
+    AppendVarint(slice.positions.size(), &trailer);
+    trailer.append(reinterpret_cast<const char*>(slice.positions.data()), slice.positions.size());
+  }
+  return trailer;
+}
+
 // The bytes between the end of what stands before a slice and its values.
-void AppendSliceHeader(const OutgoingSlice& slice, std::string* out) {
+void AppendSliceHeader(const OutgoingSlice& slice, size_t trailer_bytes, std::string* out) {
   std::string body;
   if (slice.index != 0) {  // proto3 does not write zero.
     AppendVarint(kIndexTag, &body);
     AppendVarint(slice.index, &body);
   }
-  const size_t bytes = slice.values.size_bytes();
+  const size_t bytes = slice.values.size();
   if (bytes != 0) {
     AppendVarint(kValuesTag, &body);
     AppendVarint(bytes, &body);
@@ -143,16 +170,16 @@ void AppendSliceHeader(const OutgoingSlice& slice, std::string* out) {
     AppendVarint(1, &body);
   }
   AppendVarint(kSlicesTag, out);
-  AppendVarint(body.size() + bytes, out);
+  AppendVarint(body.size() + bytes + trailer_bytes, out);
   out->append(body);
 }
 
 grpc::Slice Reference(OutgoingSlice& slice) {
-  void* data = const_cast<float*>(slice.values.data());  // gRPC takes it so, and does not write.
-  if (!slice.release) return grpc::Slice(data, slice.values.size_bytes(), grpc::Slice::STATIC_SLICE);
+  void* data = const_cast<uint8_t*>(slice.values.data());  // gRPC takes it so, and does not write.
+  if (!slice.release) return grpc::Slice(data, slice.values.size(), grpc::Slice::STATIC_SLICE);
   auto* release = new std::function<void()>(std::move(slice.release));
   return grpc::Slice(
-      data, slice.values.size_bytes(),
+      data, slice.values.size(),
       [](void* context) {
         auto* call = static_cast<std::function<void()>*>(context);
         (*call)();
@@ -182,10 +209,11 @@ grpc::ByteBuffer EncodeSlices(const google::protobuf::MessageLite& header, std::
   parts.reserve(2 * slices.size() + 1);
   std::string pending = header.SerializeAsString();
   for (OutgoingSlice& slice : slices) {
-    AppendSliceHeader(slice, &pending);
+    std::string trailer = SliceTrailer(slice);
+    AppendSliceHeader(slice, trailer.size(), &pending);
     if (slice.absent) continue;
     parts.emplace_back(pending);
-    pending.clear();
+    pending = std::move(trailer);
     parts.push_back(Reference(slice));
   }
   if (!pending.empty()) parts.emplace_back(pending);

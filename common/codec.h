@@ -29,7 +29,9 @@ absl::StatusOr<std::vector<ReceivedSlice>> DecodeSlices(const grpc::ByteBuffer& 
 // it, from any thread, also when the call fails.
 struct OutgoingSlice {
   uint32_t index = 0;
-  std::span<const float> values;
+  Piece values;  // Elements of this type.
+  WireType type = WireType::kFloat32;
+  Piece positions = {};  // As in ps.proto; copied.
   std::function<void()> release;
   bool absent = false;  // There are no values, and nothing to release.
 };

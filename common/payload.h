@@ -8,13 +8,18 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "common/wire_type.h"
+
 namespace ps {
 
 // A run of received bytes, at no particular alignment.
 using Piece = std::span<const uint8_t>;
 
+struct SparseValues;
+
 // One or several pieces, and what keeps their memory alive (gRPC's buffers, a mapping). The memory does not change as
-// long as the owner lives, unless the payload is changeable. Copyable; copies share the memory. A float may straddle
+// long as the owner lives, unless the payload is changeable. Copyable; copies share the memory. An element may straddle
 // two pieces.
 class Payload {
  public:
@@ -32,26 +37,55 @@ class Payload {
     return payload;
   }
   bool changeable() const { return changeable_; }
+  // Of its elements; float32 unless it was set.
+  void set_type(WireType type) { type_ = type; }
+  WireType type() const { return type_; }
   // There are no values, and the sender has said so.
   void set_absent() { absent_ = true; }
   bool absent() const { return absent_; }
+  // Elements of these positions only; see ps.proto, Slice.
+  void set_positions(std::vector<Piece> positions);
+  // Where it has some: reads both, once, into memory of its own, after which sparse() is not null and nothing else of
+  // the payload is kept. INVALID_ARGUMENT, without a slice or tensor, unless they are as many as the values and ascend.
+  bool has_positions() const { return position_bytes_ > 0; }
+  absl::Status Unpack();
+  const std::shared_ptr<const SparseValues>& sparse() const { return sparse_; }
+
   // The same values in memory of its own.
   Payload Copied() const;
 
-  size_t bytes() const { return bytes_; }
+  size_t bytes() const { return bytes_; }  // Of the values.
+  size_t wire_bytes() const { return bytes_ + position_bytes_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
 
   // The `size` bytes from `offset` on: a pointer into the payload where they lie in one piece, else a copy in `scratch`
   // (which holds `size` bytes). offset + size must not exceed bytes().
   const uint8_t* Contiguous(size_t offset, size_t size, uint8_t* scratch) const;
   void CopyTo(void* destination) const;
+  // The elements as float32; bytes() must be that of whole elements.
+  void CopyFloatsTo(float* destination) const;
 
  private:
   std::vector<Piece> pieces_;
   std::shared_ptr<const void> owner_;
+  std::vector<Piece> positions_;
+  std::shared_ptr<const SparseValues> sparse_;
   size_t bytes_ = 0;
+  size_t position_bytes_ = 0;
+  WireType type_ = WireType::kFloat32;
   bool changeable_ = false;
   bool absent_ = false;
+};
+
+// Of floats.
+inline Piece BytesOf(std::span<const float> values) {
+  return {reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()};
+}
+
+// Some elements of a slice; the others are 0.
+struct SparseValues {
+  std::vector<uint16_t> positions;  // Ascending.
+  std::vector<float> values;        // Of each.
 };
 
 struct ReceivedSlice {

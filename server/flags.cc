@@ -123,6 +123,18 @@ ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
           "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
           "pushes, too: its pushes go first), always, or never");
 ABSL_FLAG(
+    std::string, wire_dtype, ps::ServerOptions().wire_dtype,
+    "how workers send gradients: float32, bfloat16 or float16 (rounded to the nearest; servers add up in float32)");
+ABSL_FLAG(std::string, weights_wire_dtype, ps::ServerOptions().weights_wire_dtype,
+          "how servers send weights: float32, bfloat16 or float16 (rounded to the nearest; servers keep float32)");
+ABSL_FLAG(std::string, compress, ps::ServerOptions().compress,
+          "topk:0.01: workers send the hundredth of the gradient that is largest, and keep the rest for the next push; "
+          "with --optimizer=sgd");
+ABSL_FLAG(float, momentum_correction, ps::ServerOptions().momentum_correction,
+          "with --compress: workers apply momentum of this factor before they compress (Deep Gradient Compression)");
+ABSL_FLAG(bool, error_feedback, false,
+          "with --wire_dtype: workers keep what rounding takes away, and add it to the gradient that they push next");
+ABSL_FLAG(
     bool, long_links, false,
     "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "
     "more, with the same flag of workers");
@@ -207,6 +219,11 @@ ServerOptions ServerOptionsFromFlags() {
   options.max_parked = absl::GetFlag(FLAGS_max_parked);
   options.max_versions = absl::GetFlag(FLAGS_max_versions);
   options.stream = absl::GetFlag(FLAGS_stream);
+  options.wire_dtype = absl::GetFlag(FLAGS_wire_dtype);
+  options.weights_wire_dtype = absl::GetFlag(FLAGS_weights_wire_dtype);
+  options.compress = absl::GetFlag(FLAGS_compress);
+  options.momentum_correction = absl::GetFlag(FLAGS_momentum_correction);
+  options.error_feedback = absl::GetFlag(FLAGS_error_feedback);
   options.long_links = absl::GetFlag(FLAGS_long_links);
   options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
   options.metrics_file = absl::GetFlag(FLAGS_metrics_file);

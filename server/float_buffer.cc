@@ -39,14 +39,20 @@ FloatBuffer FloatBuffer::Shared(size_t elements, float value) {
 
 void FloatBuffer::Free::operator()(float* data) const { std::free(data); }
 
-BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared)
-    : elements_(elements), values_(std::move(values)), max_sets_(max_sets), shared_(shared), current_(Make()) {}
+BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared, bool rounded)
+    : elements_(elements),
+      values_(std::move(values)),
+      max_sets_(max_sets),
+      shared_(shared),
+      rounded_(rounded),
+      current_(Make()) {}
 
 std::shared_ptr<HeldBuffers> BufferRing::Make() const {
   auto made = std::make_shared<HeldBuffers>();
   for (const float value : values_) {
     made->tensors.push_back(shared_ ? FloatBuffer::Shared(elements_, value) : FloatBuffer(elements_, value));
   }
+  if (rounded_) made->rounded.emplace((elements_ + 1) / 2);
   return made;
 }
 

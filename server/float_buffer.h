@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/local/shared_memory.h"
@@ -40,6 +41,7 @@ class FloatBuffer {
 // never written.
 struct HeldBuffers {
   std::vector<FloatBuffer> tensors;
+  std::optional<FloatBuffer> rounded;  // Memory for as many elements of two bytes as one of them has.
   uint64_t version = 0;
   uint64_t build = 0;  // Which update wrote them (Parameters); 0: none did.
   std::atomic<int> holds = 0;
@@ -50,15 +52,17 @@ struct HeldBuffers {
 class BufferRing {
  public:
   // At most `max_sets` sets exist; each has a tensor for each of `values`, its first value. `shared`: other processes
-  // may be given them to read.
-  BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared = false);
+  // may be given them to read. `rounded`: each has memory for that, too.
+  BufferRing(size_t elements, std::vector<float> values, size_t max_sets, bool shared = false, bool rounded = false);
 
   const std::shared_ptr<HeldBuffers>& current() const { return current_; }
   // Null if nothing is being written.
   const std::shared_ptr<HeldBuffers>& next() const { return next_; }
   bool in_place() const { return next_ == current_; }
   // Of all sets that exist.
-  uint64_t bytes() const { return (1 + spare_.size()) * values_.size() * elements_ * sizeof(float); }
+  uint64_t bytes() const {
+    return (1 + spare_.size()) * elements_ * (values_.size() * sizeof(float) + (rounded_ ? sizeof(uint16_t) : 0));
+  }
 
   // Picks what is written next: `current` itself where that is allowed and nobody holds it, else a set that nobody
   // holds. False if there is none.
@@ -76,6 +80,7 @@ class BufferRing {
   const std::vector<float> values_;
   const size_t max_sets_;
   const bool shared_;
+  const bool rounded_;
   std::shared_ptr<HeldBuffers> current_;
   std::shared_ptr<HeldBuffers> next_;
   std::vector<std::shared_ptr<HeldBuffers>> spare_;

@@ -19,7 +19,7 @@ constexpr size_t kMaxHeaderBytes = kMaxSmallRequestBytes;
 
 absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector<ReceivedSlice>& slices) {
   size_t payload = 0;
-  for (const ReceivedSlice& slice : slices) payload += slice.payload.bytes();
+  for (const ReceivedSlice& slice : slices) payload += slice.payload.wire_bytes();
   if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
                                                  " bytes of slices; of other bytes at most ", kMaxHeaderBytes,
@@ -44,12 +44,12 @@ class DataCall : public ServerCall {
     return watch().Identify(this, id.rank(), id.incarnation());
   }
 
-  // Writes what the session gets: header and slices, of constants only if they are asked for.
-  PushPullSession::Callback OnReply(bool constants) {
-    return [self = Self(this), constants](absl::StatusOr<PushPullSession::Reply> reply) {
+  // Writes what the session gets: header and slices.
+  PushPullSession::Callback OnReply(VersionMessages::Wanted wanted) {
+    return [self = Self(this), wanted](absl::StatusOr<PushPullSession::Reply> reply) {
       if (!reply.ok()) return self->End(reply.status());
       MutexLock lock(self->mutex_);
-      self->messages_.Answer(std::move(reply->header), std::move(reply->weights), constants);
+      self->messages_.Answer(std::move(reply->header), std::move(reply->weights), wanted);
       self->WriteMore();
     };
   }
@@ -141,7 +141,7 @@ class PushCall final : public DataCall {
   void OnMessagesEnd() override {
     // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
     if (gone()) return End(absl::CancelledError("the caller disconnected"));
-    if (weights_) return session().Finish(/*weights=*/true, OnReply(/*constants=*/false));
+    if (weights_) return session().Finish(/*weights=*/true, OnReply({}));
     session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
       if (!reply.ok()) return self->End(reply.status());
       self->Answer(EncodeMessage(reply->header.push()));
@@ -180,7 +180,9 @@ class PullCall final : public ReadCall<v1::PullRequest> {
   using ReadCall::ReadCall;
 
  private:
-  void Ask(const v1::PullRequest& request) override { session().Pull(request, OnReply(/*constants=*/true)); }
+  void Ask(const v1::PullRequest& request) override {
+    session().Pull(request, OnReply({.constants = true, .float32 = request.float32()}));
+  }
 };
 
 class HashCall final : public ReadCall<v1::HashSlicesRequest> {

@@ -134,6 +134,11 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_lead(job.IsLead(member));
   reply.set_replaced(member.replaced);
   reply.set_slice_elements(kSliceElements);
+  reply.set_wire_type(static_cast<v1::WireType>(job.options().wire.pushes.type));
+  reply.set_weights_wire_type(static_cast<v1::WireType>(job.options().wire.weights));
+  reply.set_top_k(job.options().wire.pushes.top_k);
+  reply.set_momentum_correction(job.options().wire.momentum_correction);
+  reply.set_error_feedback(job.options().wire.error_feedback);
   reply.set_hands_out_runs(job.runs().hands_out());
   reply.set_resized_step(job.resized().step);
   reply.set_resized_samples(job.resized().samples);

@@ -56,7 +56,8 @@ struct ChiefOptions {
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
-  bool hands_out_runs = false;                  // --budget=job.
+  WireFormat wire;
+  bool hands_out_runs = false;  // --budget=job.
   // Unset: no checkpoints are taken.
   struct Checkpoints {
     CheckpointEvery every;

@@ -171,7 +171,7 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const
   if (const auto layout = shard_.layout(); layout != layout_) {
     layout_ = layout;
     model_.reset();
-    if (layout != nullptr) model_.emplace(layout->plan().layout());
+    if (layout != nullptr) model_.emplace(layout->plan().layout(), layout->pushes());
   }
   if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
   const std::vector<SliceInfo>& all = layout_->plan().slices();
@@ -193,9 +193,11 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const
   if (!memory.ok()) return memory.status();
   for (const uint32_t index : request.slices()) {
     PS_RETURN_IF_ERROR(sends(index));
-    const Piece values =
-        Piece((*memory)->bytes()).subspan(model_->slice(all[index]), static_cast<size_t>(all[index].bytes()));
-    slices.push_back({.index = index, .payload = Payload::Changeable(values, *memory)});
+    const ModelMemory::Place place = model_->slice(all[index]);
+    const Piece bytes = Piece((*memory)->bytes()).subspan(place.begin, place.positions + place.values);
+    slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), *memory)});
+    slices.back().payload.set_type(place.type);
+    if (place.sparse()) slices.back().payload.set_positions({bytes.first(place.positions)});
   }
   return slices;
 }

@@ -1,11 +1,16 @@
 #include "server/options.h"
 
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/endpoint.h"
 #include "common/problems.h"
+#include "common/slices.h"
 #include "common/status.h"
 #include "common/text.h"
 #include "server/stream_when.h"
@@ -19,6 +24,7 @@ constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
 constexpr uint64_t kMaxParked = 1 << 16;
 constexpr uint32_t kMaxCheckpoints = 10000;
+constexpr double kMostTopK = 0.5;  // Beyond, positions would take more than they save.
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
   // They are sent to others as protobuf strings.
@@ -62,7 +68,56 @@ void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
   problems.CheckRange("cut_timeout", options.cut_timeout, absl::Milliseconds(10), absl::Minutes(10));
 }
 
+void CheckWireFormat(const ServerOptions& options, Problems& problems) {
+  for (const auto& [flag, name] :
+       {std::pair("wire_dtype", options.wire_dtype), std::pair("weights_wire_dtype", options.weights_wire_dtype)}) {
+    problems.Check(ParseWireType(name).has_value(), absl::StrCat("--", flag, "=", Printable(name, kMaxNameBytes),
+                                                                 ": expected float32, bfloat16 or float16"));
+  }
+  const absl::StatusOr<uint32_t> top_k = ParseCompress(options.compress);
+  problems.Check(top_k.status());
+  const bool compresses = !top_k.ok() || *top_k > 0;
+  problems.Check(!options.error_feedback || compresses || options.wire_dtype != ToString(WireType::kFloat32),
+                 "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing");
+  const float momentum = options.momentum_correction;
+  problems.Check(momentum >= 0 && momentum < 1,
+                 absl::StrCat("--momentum_correction=", momentum, ": expected at least 0 and less than 1"));
+  const std::string correction = absl::StrCat("--momentum_correction=", momentum);
+  problems.Check(momentum == 0 || compresses, correction + ": has no meaning without --compress=topk:FRACTION");
+  if (!compresses) return;
+  // A server's optimizer would take elements that were not sent for gradients of 0. Where workers step by themselves,
+  // optimizers are theirs, and what they push are differences of weights.
+  const std::string mode = CanonicalMode(options.mode.name);
+  const bool gradients = mode != "easgd" && (mode != "local_sgd" || options.mode.local_sync == "gradients");
+  problems.Check(!gradients || options.optimizer == "sgd",
+                 absl::StrCat("--optimizer=", options.optimizer, ": with --compress=", options.compress,
+                              " servers apply sgd; --momentum_correction has workers apply momentum"));
+  problems.Check(momentum == 0 || gradients,
+                 absl::StrCat(correction, ": in --mode=", options.mode.name, " workers have optimizers of their own"));
+}
+
 }  // namespace
+
+WireFormat WireFormatOf(const ServerOptions& options) {
+  const uint32_t top_k = *ParseCompress(options.compress);
+  return {.pushes = {.type = *ParseWireType(options.wire_dtype), .top_k = top_k},
+          .weights = *ParseWireType(options.weights_wire_dtype),
+          .error_feedback = options.error_feedback || top_k > 0,
+          .momentum_correction = options.momentum_correction};
+}
+
+absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
+  if (text == "none") return 0U;
+  double fraction = 0;
+  const bool parsed = absl::StartsWith(text, "topk:") && absl::SimpleAtod(text.substr(5), &fraction);
+  if (parsed && fraction > 0 && fraction <= kMostTopK) {
+    return std::max(1U, static_cast<uint32_t>(std::lround(fraction * kSliceElements)));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--compress=", Printable(text, kMaxNameBytes),
+                                                 ": expected none, or topk:FRACTION with a fraction "
+                                                 "above 0 and at most ",
+                                                 kMostTopK, " (topk:0.01)"));
+}
 
 absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text) {
   CheckpointEvery every;
@@ -102,6 +157,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   ValidateModeOptions(options.mode, options.num_workers, problems);
   CheckBudget(options, problems);
   CheckCheckpoints(options, problems);
+  CheckWireFormat(options, problems);
   ValidateOptimizerSetup(options.optimizer_setup(), options.mode, options.num_shards, problems);
   ValidateSchedule(options.schedule, problems);
   problems.CheckRange("lease", options.lease, absl::Milliseconds(100), absl::Hours(24));
@@ -124,6 +180,11 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["mode"] = CanonicalMode(options.mode.name);
   settings["budget"] = options.budget;
   settings["num_workers"] = absl::StrCat(options.num_workers);
+  settings["wire_dtype"] = options.wire_dtype;
+  settings["weights_wire_dtype"] = options.weights_wire_dtype;
+  settings["error_feedback"] = options.error_feedback ? "true" : "false";
+  settings["compress"] = options.compress;
+  settings["momentum_correction"] = ExactText(options.momentum_correction);
   settings["num_shards"] = absl::StrCat(options.num_shards);
   return settings;
 }

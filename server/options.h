@@ -13,6 +13,7 @@
 #include "common/clipping.h"
 #include "common/optimizers/hyperparameters.h"
 #include "common/schedule.h"
+#include "common/wire_type.h"
 #include "server/modes/mode_options.h"
 #include "server/optimizer_setup.h"
 
@@ -53,12 +54,17 @@ struct ServerOptions {
   absl::Duration server_timeout = absl::Seconds(60);  // For a server that died to come back.
   absl::Duration cut_timeout = absl::Seconds(1);      // Of an attempt to bring all shards to one point.
 
-  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: two pushes a worker.
-  uint64_t max_parked = 64;         // Waiting calls of callers that are not workers; each worker has its own limit.
-  int max_versions = 4;             // Buffers of weights.
-  std::string stream = "auto";      // Or always or never: slices leave before their version is committed.
-  bool long_links = false;          // Windows grow with the delay of links.
-  int apply_threads = 0;            // 0: as many as processors, at most 8.
+  uint64_t max_inflight_bytes = 0;     // Of gradients; 0: two pushes a worker.
+  uint64_t max_parked = 64;            // Waiting calls of callers that are not workers; each worker has its own limit.
+  int max_versions = 4;                // Buffers of weights.
+  std::string stream = "auto";         // Or always or never: slices leave before their version is committed.
+  bool long_links = false;             // Windows grow with the delay of links.
+  std::string wire_dtype = "float32";  // Of what pushes carry of weights: float32, bfloat16 or float16.
+  std::string weights_wire_dtype = "float32";  // Of weights in replies.
+  bool error_feedback = false;                 // Workers keep what rounding takes away.
+  std::string compress = "none";               // Or topk:FRACTION, of the elements that pushes carry of weights.
+  float momentum_correction = 0;               // With topk: workers apply this momentum, before they compress.
+  int apply_threads = 0;                       // 0: as many as processors, at most 8.
 
   std::string metrics_file;
 
@@ -77,6 +83,13 @@ absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text);
 
 // INVALID_ARGUMENT naming every problem at once, one a line.
 absl::Status ValidateServerOptions(const ServerOptions& options);
+
+// "none" is 0, "topk:0.01" how many elements of a full slice that are, rounded to the nearest, but at least 1.
+// INVALID_ARGUMENT, naming --compress.
+absl::StatusOr<uint32_t> ParseCompress(const std::string& text);
+
+// Of valid options: what a job sends.
+WireFormat WireFormatOf(const ServerOptions& options);
 
 // The flags that all servers of a job must share, by name: of those of modes and optimizers what is used.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);

@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/half_floats.h"
+#include "common/status.h"
 #include "common/sync.h"
 
 namespace ps {
@@ -24,13 +26,29 @@ std::span<const float> VersionPin::slice(size_t local) const {
   return weights().subspan(static_cast<size_t>(info.shard_offset), static_cast<size_t>(info.elements));
 }
 
+VersionPin::Sent VersionPin::sent(size_t local) const {
+  if (WireTypeOf(layout_->tensor(local).kind, rounded_) == WireType::kFloat32) return {.bytes = BytesOf(slice(local))};
+  const SliceInfo& info = layout_->slice(local);
+  const auto* const rounded = reinterpret_cast<const uint8_t*>(buffers_->rounded->data());
+  const size_t width = WireBytes(rounded_);
+  return {
+      .bytes = {rounded + static_cast<size_t>(info.shard_offset) * width, static_cast<size_t>(info.elements) * width},
+      .type = rounded_};
+}
+
+uint8_t* RoundedBuffer::At(const ShardLayout& layout, size_t local) const {
+  if (data == nullptr || layout.tensor(local).kind != TensorKind::kWeight) return nullptr;
+  return data + static_cast<size_t>(layout.slice(local).shard_offset) * WireBytes(type);
+}
+
 Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
-                       size_t max_kept, std::function<void()> on_release, bool shared)
+                       size_t max_kept, std::function<void()> on_release, bool shared, WireType rounded)
     : layout_(std::move(layout)),
       max_versions_(max_versions),
+      rounded_(rounded),
       hook_(std::make_shared<ReleaseHook>()),
       readers_(std::make_shared<Readers>(max_versions)),
-      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared),
+      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared, rounded != WireType::kFloat32),
       // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
       state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
       skipped_(std::make_shared<const std::vector<uint64_t>>(layout_->slices())),
@@ -54,13 +72,31 @@ absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedS
     initial_slices_ = 0;
   }
   for (const ReceivedSlice& slice : slices) {
-    const absl::StatusOr<size_t> local = layout_->LocalIndex(slice);
+    const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kInitial);
     if (!local.ok()) return local.status();
     slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(*local).shard_offset);
+    PS_RETURN_IF_ERROR(RoundSlice(*local));
     if (!has_initial_[*local]) ++initial_slices_;
     has_initial_[*local] = true;
   }
   return absl::OkStatus();
+}
+
+RoundedBuffer Parameters::RoundedOf(HeldBuffers& buffers) const {
+  if (!buffers.rounded.has_value()) return {};
+  return {.data = reinterpret_cast<uint8_t*>(buffers.rounded->data()), .type = rounded_};
+}
+
+absl::Status Parameters::RoundSlice(size_t local) {
+  const SliceInfo& info = layout_->slice(local);
+  uint8_t* const to = RoundedOf(*weights_.current()).At(*layout_, local);
+  const float* const values = weights_.current()->tensors[0].data() + info.shard_offset;
+  if (to == nullptr || RoundHalf(values, static_cast<size_t>(info.elements), rounded_, to, BestIsa())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", layout_->tensor(local).name,
+                   ": a value is not finite, or too large for --weights_wire_dtype=", ToString(rounded_)));
 }
 
 absl::Status Parameters::CheckInitialised() const {
@@ -79,11 +115,13 @@ Parameters::Update Parameters::BeginRestore() {
   return update;
 }
 
-void Parameters::FinishRestore(uint64_t version, SkippedUpdates skipped) {
+absl::Status Parameters::FinishRestore(uint64_t version, SkippedUpdates skipped) {
+  for (size_t local = 0; local < layout_->slices(); ++local) PS_RETURN_IF_ERROR(RoundSlice(local));
   weights_.current()->version = state_.current()->version = version;
   skipped_ = std::move(skipped);
   has_initial_.assign(has_initial_.size(), true);
   initial_slices_ = layout_->slices();
+  return absl::OkStatus();
 }
 
 std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBuffers>& buffers,
@@ -113,6 +151,7 @@ VersionPin Parameters::PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, u
   VersionPin pin;
   pin.buffers_ = Hold(buffers, [readers = readers_, entry] { readers->Remove(entry); });
   pin.layout_ = layout_;
+  pin.rounded_ = rounded_;
   return pin;
 }
 
@@ -149,6 +188,7 @@ bool Parameters::Begin(bool in_place, Update* update) {
   weights_.next()->build = ++builds_;
   update->weights = weights_.current()->tensors[0].data();
   update->new_weights = weights_.next()->tensors[0].data();
+  update->new_rounded = RoundedOf(*weights_.next());
   for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
     update->state[k] = state_.current()->tensors[k].data();
     update->new_state[k] = state_.next()->tensors[k].data();

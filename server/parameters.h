@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
+#include "common/payload.h"
 #include "server/float_buffer.h"
 #include "server/readers.h"
 #include "server/shard_layout.h"
@@ -40,6 +41,12 @@ class VersionPin {
   std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
   // Of the slice with this local index.
   std::span<const float> slice(size_t local) const;
+  // The same as it is sent to workers: rounded, if the parameters are and it is of a weight.
+  struct Sent {
+    Piece bytes;
+    WireType type = WireType::kFloat32;
+  };
+  Sent sent(size_t local) const;
   // Where the weights are, if the parameters are shared.
   const SharedMemory& memory() const { return buffers_->tensors[0].memory(); }
 
@@ -47,6 +54,16 @@ class VersionPin {
   friend class Parameters;
   std::shared_ptr<const HeldBuffers> buffers_;
   std::shared_ptr<const ShardLayout> layout_;
+  WireType rounded_ = WireType::kFloat32;
+};
+
+// Where a version's weights are rounded to elements of two bytes, if they are.
+struct RoundedBuffer {
+  uint8_t* data = nullptr;
+  WireType type = WireType::kFloat32;
+
+  // Of a slice; null: its elements are not rounded.
+  uint8_t* At(const ShardLayout& layout, size_t local) const;
 };
 
 // Of each slice, by local index: how many versions were made without any gradient of it, and so are none of its
@@ -81,6 +98,7 @@ class Parameters {
   struct Update {
     const float* weights = nullptr;
     float* new_weights = nullptr;
+    RoundedBuffer new_rounded;
     const float* state[kMaxStateTensors] = {};
     float* new_state[kMaxStateTensors] = {};
   };
@@ -88,9 +106,10 @@ class Parameters {
   // `state` has the first value of each tensor of the optimizer's state. At most `max_versions` versions of the weights
   // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
   // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
-  // that other processes may be given to read.
+  // that other processes may be given to read. `rounded`: unless it is float32, each version has its weights rounded to
+  // this, too, by whoever writes it.
   Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
-             std::function<void()> on_release, bool shared = false);
+             std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32);
   ~Parameters();
 
   // on_release is not called any more from now on. Waits for a call in progress.
@@ -108,9 +127,9 @@ class Parameters {
   absl::Status CheckInitialised() const;
 
   // Or from a checkpoint: where its weights and state are to be written (new_weights, new_state), before anything else
-  // is; then they are there, as this version.
+  // is; then they are there, as this version. FAILED_PRECONDITION, naming the tensor, if they cannot be rounded.
   Update BeginRestore();
-  void FinishRestore(uint64_t version, SkippedUpdates skipped);
+  absl::Status FinishRestore(uint64_t version, SkippedUpdates skipped);
 
   // ---- Reading
 
@@ -162,12 +181,16 @@ class Parameters {
  private:
   struct ReleaseHook;
   bool Begin(bool in_place, Update* update);
+  RoundedBuffer RoundedOf(HeldBuffers& buffers) const;
+  // Of the current version, that another has not made.
+  absl::Status RoundSlice(size_t local);
   std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
   VersionPin PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
                         TimePoint now);
 
   const std::shared_ptr<const ShardLayout> layout_;
   const size_t max_versions_;
+  const WireType rounded_;
   const std::shared_ptr<ReleaseHook> hook_;
   const std::shared_ptr<Readers> readers_;
   BufferRing weights_;

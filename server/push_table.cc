@@ -141,7 +141,7 @@ absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const M
 
 absl::StatusOr<size_t> PushTable::CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice,
                                              bool finite) const {
-  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, /*may_be_absent=*/true);
+  const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kPush);
   if (!local.ok()) return local.status();
   if (header.samples() == 0) return absl::InvalidArgumentError("there are slices, but samples is 0");
   const TensorSpec& tensor = layout_->tensor(*local);

@@ -10,6 +10,8 @@
 
 #include "common/clipping.h"
 #include "common/finite.h"
+#include "common/half_floats.h"
+#include "common/half_kernels.h"
 #include "common/subnormals.h"
 
 namespace ps {
@@ -18,40 +20,47 @@ namespace {
 // 16 KiB: the block's sum stays in the first-level cache between the reduction and the optimizer.
 constexpr size_t kBlockElements = 4096;
 
-// Received floats lie at any address, so they are read with memcpy, which compiles to unaligned vector loads.
+// How a received element is read. They lie at any address, so they are read with memcpy, which compiles to unaligned
+// vector loads.
+struct FloatElement {
+  PS_KERNEL float Read(const uint8_t* from, size_t i) {
+    float value;
+    std::memcpy(&value, from + i * sizeof(value), sizeof(value));
+    return value;
+  }
+};
+
+template <typename Half>
+struct HalfElement {
+  PS_KERNEL float Read(const uint8_t* from, size_t i) {
+    uint16_t value;
+    std::memcpy(&value, from + i * sizeof(value), sizeof(value));
+    return Half::Widen(value);
+  }
+};
+
+template <typename Element>
 struct ScaleKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
 #pragma omp simd
-    for (size_t i = 0; i < elements; ++i) {
-      float value;
-      std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
-      sum[i] = coefficient * value;
-    }
+    for (size_t i = 0; i < elements; ++i) sum[i] = coefficient * Element::Read(gradient, i);
   }
 };
 
 // As one after the other.
+template <typename Element>
 struct ScaleTwoKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* a, const uint8_t* b, float of_a, float of_b, float* sum) {
 #pragma omp simd
-    for (size_t i = 0; i < elements; ++i) {
-      float first;
-      float second;
-      std::memcpy(&first, a + i * sizeof(float), sizeof(float));
-      std::memcpy(&second, b + i * sizeof(float), sizeof(float));
-      sum[i] = of_a * first + of_b * second;
-    }
+    for (size_t i = 0; i < elements; ++i) sum[i] = of_a * Element::Read(a, i) + of_b * Element::Read(b, i);
   }
 };
 
+template <typename Element>
 struct AddScaledKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* gradient, float coefficient, float* sum) {
 #pragma omp simd
-    for (size_t i = 0; i < elements; ++i) {
-      float value;
-      std::memcpy(&value, gradient + i * sizeof(float), sizeof(float));
-      sum[i] = sum[i] + coefficient * value;
-    }
+    for (size_t i = 0; i < elements; ++i) sum[i] = sum[i] + coefficient * Element::Read(gradient, i);
   }
 };
 
@@ -82,17 +91,43 @@ void EndWritesPastCaches() {
 #endif
 }
 
-// The sum of this block's gradients.
-void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
+template <typename Element>
+void ReduceAs(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
   alignas(64) uint8_t scratch[2][kBlockElements * sizeof(float)];
+  const size_t bytes = WireBytes(terms.front().gradient->type());
   const auto read = [&](size_t term, size_t i) {
-    return terms[term].gradient->Contiguous(begin * sizeof(float), elements * sizeof(float), scratch[i]);
+    return terms[term].gradient->Contiguous(begin * bytes, elements * bytes, scratch[i]);
   };
   const uint8_t* const first = read(0, 0);
-  if (terms.size() == 1) return RunKernel<ScaleKernel>(isa, elements, first, terms[0].coefficient, sum);
-  RunKernel<ScaleTwoKernel>(isa, elements, first, read(1, 1), terms[0].coefficient, terms[1].coefficient, sum);
+  if (terms.size() == 1) return RunKernel<ScaleKernel<Element>>(isa, elements, first, terms[0].coefficient, sum);
+  RunKernel<ScaleTwoKernel<Element>>(isa, elements, first, read(1, 1), terms[0].coefficient, terms[1].coefficient, sum);
   for (size_t term = 2; term < terms.size(); ++term) {
-    RunKernel<AddScaledKernel>(isa, elements, read(term, 0), terms[term].coefficient, sum);
+    RunKernel<AddScaledKernel<Element>>(isa, elements, read(term, 0), terms[term].coefficient, sum);
+  }
+}
+
+// Likewise, of gradients of which some elements came.
+void ReduceSparse(std::span<const GradientTerm> terms, size_t begin, size_t elements, float* sum) {
+  std::fill_n(sum, elements, 0.0F);
+  for (const GradientTerm& term : terms) {
+    const SparseValues& sparse = *term.gradient->sparse();
+    const auto first = std::lower_bound(sparse.positions.begin(), sparse.positions.end(), begin);
+    for (auto at = first; at != sparse.positions.end() && *at < begin + elements; ++at) {
+      sum[*at - begin] += term.coefficient * sparse.values[static_cast<size_t>(at - sparse.positions.begin())];
+    }
+  }
+}
+
+// The sum of this block's gradients, which are read where they were received.
+void Reduce(std::span<const GradientTerm> terms, size_t begin, size_t elements, Isa isa, float* sum) {
+  if (terms.front().gradient->sparse() != nullptr) return ReduceSparse(terms, begin, elements, sum);
+  switch (terms.front().gradient->type()) {
+    case WireType::kFloat32:
+      return ReduceAs<FloatElement>(terms, begin, elements, isa, sum);
+    case WireType::kBfloat16:
+      return ReduceAs<HalfElement<Bfloat16>>(terms, begin, elements, isa, sum);
+    case WireType::kFloat16:
+      return ReduceAs<HalfElement<Float16>>(terms, begin, elements, isa, sum);
   }
 }
 
@@ -134,7 +169,8 @@ bool ClippedGradient(const VersionInput& version, size_t begin, const OptimizerB
 
 // Whether the gradient is one push's, and taken as it is.
 bool TakenAsItIs(const VersionInput& version) {
-  return version.terms.size() == 1 && !version.terms.front().gradient->changeable() &&
+  return version.terms.size() == 1 && version.terms.front().gradient->type() == WireType::kFloat32 &&
+         version.terms.front().gradient->sparse() == nullptr && !version.terms.front().gradient->changeable() &&
          version.terms.front().coefficient == 1 && version.delay_compensation == 0 && !version.clip_value.has_value() &&
          version.clip_factor == 1;
 }
@@ -155,7 +191,7 @@ const float* GradientOf(const VersionInput& version, size_t begin, const Optimiz
 }  // namespace
 
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa, bool past_caches) {
+                    Isa isa, bool past_caches, const RoundedWeights& rounded) {
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   alignas(64) float made[1 + kMaxStateTensors][kBlockElements];  // In the cache, before it is written past it.
@@ -173,7 +209,11 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
       block.weights = block.new_weights;  // The next version is made of this one.
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
     }
-    finite = AllFinite(block.new_weights, block.elements, isa) && finite;  // While they are in the cache.
+    // While they are in the cache.
+    finite = (rounded.to == nullptr ? AllFinite(block.new_weights, block.elements, isa)
+                                    : RoundHalf(block.new_weights, block.elements, rounded.type,
+                                                rounded.to + begin * WireBytes(rounded.type), isa)) &&
+             finite;
     if (!past_caches) continue;
     WritePastCaches(made[0], block.elements, to.new_weights);
     for (int k = 0; k < optimizer.state_tensors(); ++k) WritePastCaches(made[k + 1], block.elements, to.new_state[k]);
@@ -217,20 +257,26 @@ float Coefficient(uint64_t samples, uint64_t total) {
 }
 
 bool AllFinite(const Payload& payload, Isa isa) {
+  if (const SparseValues* const sparse = payload.sparse().get(); sparse != nullptr) {
+    return AllFinite(sparse->values.data(), sparse->values.size(), isa);
+  }
+  const size_t width = WireBytes(payload.type());
+  const auto finite = [&](const uint8_t* values, size_t elements) {
+    return payload.type() == WireType::kFloat32 ? AllFinite(values, elements, isa)
+                                                : AllFiniteHalf(values, elements, payload.type(), isa);
+  };
   uint8_t scratch[sizeof(float)];
   size_t offset = 0;
   for (const Piece& piece : payload.pieces()) {
     const size_t end = offset + piece.size();
-    // A float that began in an earlier piece and ends in this one.
-    const size_t straddling = offset / sizeof(float) * sizeof(float);
-    if (straddling < offset && straddling + sizeof(float) <= end &&
-        !AllFinite(payload.Contiguous(straddling, sizeof(float), scratch), 1, isa)) {
+    // An element that began in an earlier piece and ends in this one.
+    const size_t straddling = offset / width * width;
+    if (straddling < offset && straddling + width <= end &&
+        !finite(payload.Contiguous(straddling, width, scratch), 1)) {
       return false;
     }
-    const size_t skip = (sizeof(float) - offset % sizeof(float)) % sizeof(float);
-    if (piece.size() > skip && !AllFinite(piece.data() + skip, (piece.size() - skip) / sizeof(float), isa)) {
-      return false;
-    }
+    const size_t skip = (width - offset % width) % width;
+    if (piece.size() > skip && !finite(piece.data() + skip, (piece.size() - skip) / width)) return false;
     offset = end;
   }
   return true;
@@ -239,7 +285,7 @@ bool AllFinite(const Payload& payload, Isa isa) {
 const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
   for (const ReceivedSlice& slice : slices) {
     if (slice.payload.changeable()) continue;
-    if (slice.payload.bytes() % sizeof(float) == 0 && !AllFinite(slice.payload, isa)) return &slice;
+    if (slice.payload.bytes() % WireBytes(slice.payload.type()) == 0 && !AllFinite(slice.payload, isa)) return &slice;
   }
   return nullptr;
 }

@@ -17,7 +17,7 @@ struct GradientTerm {
   float coefficient = 1.0F;
 };
 
-// What one version is made of: g = Σ cᵣ·gᵣ in the order of `terms`, in float32. Every gradient holds 4·elements bytes.
+// What one version is made of: g = Σ cᵣ·gᵣ in the order of `terms`, in float32. All gradients are of one type.
 struct VersionInput {
   std::vector<GradientTerm> terms;  // At least one.
   UpdateContext context;
@@ -30,13 +30,19 @@ struct VersionInput {
   float clip_factor = 1;
 };
 
+// Where new weights are rounded to, if that is anywhere: as many elements of two bytes.
+struct RoundedWeights {
+  uint8_t* to = nullptr;
+  WireType type = WireType::kFloat32;
+};
+
 // Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
-// passes. slice.gradient is not read. Returns whether the new weights are all finite, and the gradients that are
-// changeable.
+// passes. slice.gradient is not read. Returns whether the new weights are all finite, as the
+// gradients that are changeable, and what the weights are rounded to.
 // `past_caches`: new weights and state, which are not the old ones' memory, are more than the caches hold, so they are
 // written to memory at once.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa, bool past_caches = false);
+                    Isa isa, bool past_caches = false, const RoundedWeights& rounded = {});
 
 // The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Of the slice only what is there
 // before the update is read: its elements and, with delay compensation, its weights.
@@ -49,10 +55,10 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
 // The share of a push of `samples` in a step of `total` samples: float(n_r / double(n)).
 float Coefficient(uint64_t samples, uint64_t total);
 
-// True if every float of the payload is finite. The payload's size must be a multiple of 4.
+// True if every element of the payload is finite. The payload's size must be that of whole elements.
 bool AllFinite(const Payload& payload, Isa isa);
 
-// The first of whole floats' slices with a value that is not finite, or null. Changeable ones are passed over.
+// The first of whole elements' slices with a value that is not finite, or null. Changeable ones are passed over.
 const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 }  // namespace ps

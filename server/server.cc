@@ -48,6 +48,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .max_versions = static_cast<size_t>(options.max_versions),
           .max_inflight_bytes = options.max_inflight_bytes,
           .max_parked = options.max_parked,
+          .wire = WireFormatOf(options),
           .stream = *ParseStreamWhen(options.stream),
           .takes_checkpoints = !options.checkpoint_dir.empty(),
           .settings = SharedSettings(options)};
@@ -110,6 +111,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
           .progress_timeout = ToChrono(options.progress_timeout),
           .max_shard_elements = MaxShardElements(options),
           .settings = SharedSettings(options),
+          .wire = WireFormatOf(options),
           .hands_out_runs = options.budget == "job"};
 }
 

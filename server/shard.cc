@@ -13,6 +13,16 @@ namespace {
 // The chief ends each attempt at a cut after a second. One whose end does not come is over for this shard after this.
 constexpr std::chrono::seconds kFrozenMax(10);
 
+// Of those that have positions: what is read of them is the shard's from now on.
+absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSlice>& slices) {
+  for (ReceivedSlice& slice : slices) {
+    if (!slice.payload.has_positions()) continue;
+    PS_RETURN_IF_ERROR(Annotate(slice.payload.Unpack(), absl::StrCat("rank ", header.id().rank(), ", step ",
+                                                                     header.step(), ": slice ", slice.index)));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store)
@@ -139,6 +149,7 @@ bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
 }
 
 absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices) {
+  PS_RETURN_IF_ERROR(UnpackSlices(header, slices));
   const auto is_changeable = [](const ReceivedSlice& slice) { return slice.payload.changeable(); };
   if (!applies_in_place_ && std::any_of(slices.begin(), slices.end(), is_changeable)) {
     if (!NeedsSlicesOf(header)) slices.clear();

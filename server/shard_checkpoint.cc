@@ -109,13 +109,13 @@ void Shard::BeginRestore() {
 
 void Shard::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped) {
   const OutboxLock lock(outbox_, mutex_);
-  const absl::Status restored = loaded.ok() ? state_.Restore(loaded->state, loaded->settings) : loaded.status();
+  absl::Status restored = loaded.ok() ? state_.Restore(loaded->state, loaded->settings) : loaded.status();
+  if (restored.ok()) restored = state_.parameters->FinishRestore(loaded->version, std::move(skipped));
   if (!restored.ok()) {
     v1::ShardReport report;
     report.set_restore_failure(absl::StrCat("shard ", options_.shard, ": ", Message(restored)));
     return Report(std::move(report));
   }
-  state_.parameters->FinishRestore(loaded->version, std::move(skipped));
   spdlog::info("restored version {}", loaded->version);
   Report({});
   Advance();

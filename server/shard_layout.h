@@ -9,13 +9,14 @@
 #include "absl/status/statusor.h"
 #include "common/payload.h"
 #include "common/slices.h"
+#include "common/wire_type.h"
 
 namespace ps {
 
 class ShardLayout {
  public:
-  // The layout must be valid (ValidateLayout), and shard less than num_shards.
-  ShardLayout(Layout model, uint32_t shard, uint32_t num_shards);
+  // The layout must be valid (ValidateLayout), and shard less than num_shards. `pushes`: how they carry weights.
+  ShardLayout(Layout model, uint32_t shard, uint32_t num_shards, const PushFormat& pushes = {});
 
   uint32_t shard() const { return shard_; }
   const SlicePlan& plan() const { return plan_; }  // Of the whole model.
@@ -25,7 +26,9 @@ class ShardLayout {
   const SliceInfo& slice(size_t local) const { return plan_.slices()[plan_.shard_slices(shard_)[local]]; }
   const TensorSpec& tensor(size_t local) const { return plan_.layout()[slice(local).tensor]; }
 
-  // Whether pushes carry the slice; how many they carry, and their bytes.
+  // How pushes carry weights.
+  const PushFormat& pushes() const { return pushes_; }
+  // Whether pushes carry the slice; how many they carry, and the bytes that a server keeps of them.
   bool is_pushed(size_t local) const { return IsPushed(tensor(local).kind); }
   size_t pushed_slices() const { return plan_.pushed_shard_slices(shard_).size(); }
   uint64_t pushed_bytes() const { return pushed_bytes_; }
@@ -36,13 +39,15 @@ class ShardLayout {
   // Of a whole version.
   uint64_t bytes() const { return elements() * sizeof(float); }
 
-  // The local index of a received slice. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's or
-  // has the wrong size, which is none if it is absent, where that may be.
-  absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received, bool may_be_absent = false) const;
+  // The local index of a slice that was received as an initial value, or in a push, where it may be absent and then has
+  // no size. INVALID_ARGUMENT, naming slice and tensor, if it is none of this shard's, or has the wrong type or size.
+  enum class Of { kInitial, kPush };
+  absl::StatusOr<size_t> LocalIndex(const ReceivedSlice& received, Of of) const;
 
  private:
   const SlicePlan plan_;
   const uint32_t shard_;
+  const PushFormat pushes_;
   uint64_t pushed_bytes_ = 0;
   std::vector<int32_t> local_;  // Of each slice of the model; -1: another shard's.
 };

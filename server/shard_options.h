@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
 #include "common/schedule.h"
+#include "common/wire_type.h"
 #include "server/modes/mode_options.h"
 #include "server/optimizer_setup.h"
 #include "server/stream_when.h"
@@ -32,6 +33,7 @@ struct ShardOptions {
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
+  WireFormat wire;
   StreamWhen stream = StreamWhen::kAuto;
   bool shared_memory = false;  // Weights are where processes of this host may be given them to read.
   bool takes_checkpoints = false;

@@ -49,11 +49,12 @@ bool ShardState::applies_in_place() const {
 
 absl::Status ShardState::SetLayout(std::function<void()> on_release) {
   if (options.optimizer == kFromWorker) PS_RETURN_IF_ERROR(TakeOptimizer(job.view().optimizer()));
-  layout = std::make_shared<const ShardLayout>(FromProto(job.view().layout()), options.shard, options.num_shards);
+  layout = std::make_shared<const ShardLayout>(FromProto(job.view().layout()), options.shard, options.num_shards,
+                                               options.wire.pushes);
   parameters = std::make_unique<Parameters>(
       layout, InitialState(), options.max_versions,
       (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
-      std::move(on_release), options.shared_memory);
+      std::move(on_release), options.shared_memory, options.wire.weights);
   updater.SetParameters(parameters.get(), layout);
   const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
   if (!schedule.ok()) return schedule.status();

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/half_floats.h"
 #include "common/text.h"
 #include "server/updater.h"
 
@@ -45,11 +46,13 @@ void Updater::Update::BuildSlice(size_t local) const {
   const size_t used = inputs.empty() ? 0 : static_cast<size_t>(step.state_tensors());
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
+  const RoundedWeights rounded = {.to = memory.new_rounded.At(*layout, local), .type = memory.new_rounded.type};
   bool finite = UnusedFinite(local);
-  if (inputs.empty()) {
-    copy(slice.weights, slice.new_weights);
-  } else {
-    finite = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches) && finite;
+  if (!inputs.empty()) {
+    finite = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches, rounded) && finite;
+  } else if (slice.weights != slice.new_weights) {
+    std::copy_n(slice.weights, slice.elements, slice.new_weights);
+    if (rounded.to != nullptr) RoundHalf(slice.weights, slice.elements, rounded.type, rounded.to, UpdaterIsa());
   }
   if (finite) return;
   size_t first = not_finite;
@@ -145,7 +148,9 @@ std::string Updater::Update::NotFinite() const {
       versions.size() == 1 ? absl::StrCat("version ", context.update)
                            : absl::StrCat("one of versions ", context.update, " to ", versions.back().context.update);
   if (!weight) return absl::StrCat(which, ": the values of tensor ", tensor.name, " are not finite");
-  return absl::StrCat(which, ": the weights of tensor ", tensor.name, " are not finite; the learning rate, ",
+  const bool too_large = memory.new_rounded.type == WireType::kFloat16;
+  return absl::StrCat(which, ": the weights of tensor ", tensor.name, " are not finite",
+                      too_large ? " or too large for --weights_wire_dtype=float16" : "", "; the learning rate, ",
                       context.hyperparameters.learning_rate, ", may be too large (--learning_rate)");
 }
 

@@ -16,9 +16,9 @@ void VersionMessages::Add(BuiltSlices built) {
   for (const size_t local : built.slices) queue_.push(local);
 }
 
-void VersionMessages::Answer(v1::PullReply header, std::optional<VersionPin> weights, bool constants) {
+void VersionMessages::Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted) {
   answered_ = true;
-  constants_ = constants;
+  wanted_ = wanted;
   answer_ = std::move(header);
   weights_ = std::move(weights);
   queue_ = {};
@@ -30,7 +30,7 @@ void VersionMessages::QueueMissing() {
   if (!sent_.empty()) answer_->set_build(build_);
   const ShardLayout& layout = weights_->layout();
   for (size_t local = 0; local < layout.slices(); ++local) {
-    const bool wanted = constants_ || layout.is_pushed(local);
+    const bool wanted = wanted_.constants || layout.is_pushed(local);
     if (wanted && (sent_.empty() || !sent_[local])) queue_.push(local);
   }
 }
@@ -55,13 +55,15 @@ std::optional<VersionMessages::Message> VersionMessages::Next() {
 
 grpc::ByteBuffer VersionMessages::NextSlices(const v1::PullReply& header) {
   std::vector<OutgoingSlice> slices;
-  int64_t bytes = 0;
+  size_t bytes = 0;
   for (; !queue_.empty(); queue_.pop()) {
     const size_t local = queue_.top();
     const SliceInfo& info = weights_->layout().slice(local);
-    if (bytes > 0 && bytes + info.bytes() > kMostMessageSliceBytes) break;
-    bytes += info.bytes();
-    slices.push_back({.index = info.index, .values = weights_->slice(local), .release = [pin = *weights_] {}});
+    const VersionPin::Sent sent =
+        wanted_.float32 ? VersionPin::Sent{.bytes = BytesOf(weights_->slice(local))} : weights_->sent(local);
+    if (bytes > 0 && bytes + sent.bytes.size() > kMostMessageSliceBytes) break;
+    bytes += sent.bytes.size();
+    slices.push_back({.index = info.index, .values = sent.bytes, .type = sent.type, .release = [pin = *weights_] {}});
     sent_.resize(weights_->layout().slices());
     sent_[local] = true;
   }

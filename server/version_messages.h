@@ -22,8 +22,12 @@ class VersionMessages {
  public:
   // More slices of a build may be sent, or none of it any more.
   void Add(BuiltSlices built);
-  // The answer, once; `constants`: their slices, too. Without weights there is nothing else to send.
-  void Answer(v1::PullReply header, std::optional<VersionPin> weights, bool constants);
+  // The answer, once. Without weights there is nothing else to send.
+  struct Wanted {
+    bool constants = false;  // Their slices, too.
+    bool float32 = false;    // As the server keeps them.
+  };
+  void Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted);
 
   struct Message {
     grpc::ByteBuffer bytes;
@@ -43,7 +47,7 @@ class VersionMessages {
   std::priority_queue<size_t, std::vector<size_t>, std::greater<>> queue_;  // Local indices.
   std::optional<v1::PullReply> answer_;                                     // Until it was sent.
   bool answered_ = false;
-  bool constants_ = false;
+  Wanted wanted_;
 };
 
 }  // namespace ps

@@ -259,7 +259,7 @@ absl::Status Trainer::Finish() {
   result_.lead = client_->lead();
   if (!result_.lead) return evaluation_->Drain();
   concludes_ = true;
-  const absl::StatusOr<ExchangeResult> last = exchanges_->Pull(weights_);
+  const absl::StatusOr<ExchangeResult> last = exchanges_->PullLast(weights_);
   if (!last.ok()) return last.status();
   const ConstTensors weights(weights_.begin(), weights_.end());
   const absl::StatusOr<EvaluationThread::Kept> kept = evaluation_->Last(weights, exchanges_->step(), last->version);

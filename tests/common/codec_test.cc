@@ -42,7 +42,7 @@ v1::PushRequest RandomHeader(std::mt19937& random) {
 
 TEST_CASE("Hand-written messages have the bytes of the generated code, and come back from any cut") {
   std::mt19937 random(1);
-  for (int round = 0; round < 200; ++round) {
+  for (int round = 0; round < 500; ++round) {
     v1::PushRequest message = RandomHeader(random);
     const v1::PushRequest header = message;
     std::vector<std::vector<float>> values(random() % 4);
@@ -58,8 +58,16 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
         slice->set_absent(true);
       } else {
         slice->set_values(values[i].data(), values[i].size() * sizeof(float));
+        slice->set_type(static_cast<v1::WireType>(random() % 3));
+        slice->set_positions(std::string(random() % 7, 'p'));
       }
-      outgoing.push_back({.index = index, .values = values[i], .release = {}, .absent = slice->absent()});
+      outgoing.push_back(
+          {.index = index,
+           .values = BytesOf(values[i]),
+           .type = static_cast<WireType>(slice->type()),
+           .positions = Piece(reinterpret_cast<const uint8_t*>(slice->positions().data()), slice->positions().size()),
+           .release = {},
+           .absent = slice->absent()});
     }
     const grpc::ByteBuffer encoded = EncodeSlices(header, outgoing);
     const std::string bytes = Bytes(encoded);
@@ -76,9 +84,21 @@ TEST_CASE("Hand-written messages have the bytes of the generated code, and come 
       (*slices)[i].payload.CopyTo(copy.data());
       CHECK(copy == values[i]);
       CHECK((*slices)[i].index == message.slices(static_cast<int>(i)).index());
+      CHECK(static_cast<int>((*slices)[i].payload.type()) == message.slices(static_cast<int>(i)).type());
+      CHECK((*slices)[i].payload.wire_bytes() ==
+            (*slices)[i].payload.bytes() + message.slices(static_cast<int>(i)).positions().size());
       CHECK((*slices)[i].payload.absent() == message.slices(static_cast<int>(i)).absent());
     }
   }
+}
+
+// What is taken for positions and values is as many of both, and ascends.
+void CheckUnpacked(Payload payload) {
+  if (!payload.has_positions() || !payload.Unpack().ok()) return;
+  const SparseValues& sparse = *payload.sparse();
+  CHECK(sparse.values.size() == sparse.positions.size());
+  CHECK(payload.bytes() == sparse.values.size() * WireBytes(payload.type()));
+  for (size_t i = 1; i < sparse.positions.size(); ++i) CHECK(sparse.positions[i - 1] < sparse.positions[i]);
 }
 
 TEST_CASE("The decoder survives any bytes, and never accepts what the generated code refuses") {
@@ -87,6 +107,9 @@ TEST_CASE("The decoder survives any bytes, and never accepts what the generated 
   v1::PushRequest valid = RandomHeader(random);
   valid.add_slices()->set_values(std::string(40, 'v'));
   valid.add_slices()->set_index(7);
+  valid.mutable_slices(1)->set_type(v1::WIRE_FLOAT16);
+  valid.mutable_slices(1)->set_values(std::string(4, 'v'));
+  valid.mutable_slices(1)->set_positions("pqrs");
   const std::string good = valid.SerializeAsString();
   int refused = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -100,7 +123,8 @@ TEST_CASE("The decoder survives any bytes, and never accepts what the generated 
     const bool parses = reference.ParseFromString(bytes);
     if (slices.ok()) {
       CHECK(parses);
-      CHECK(slices->size() == static_cast<size_t>(reference.slices_size()));
+      REQUIRE(slices->size() == static_cast<size_t>(reference.slices_size()));
+      for (const ReceivedSlice& slice : *slices) CheckUnpacked(slice.payload);
     } else {
       ++refused;
     }
@@ -113,7 +137,7 @@ TEST_CASE("A referenced slice is released once, when gRPC has let go of it") {
   int released = 0;
   {
     const grpc::ByteBuffer buffer =
-        EncodeSlices(v1::PushRequest(), {{.index = 1, .values = values, .release = [&] { ++released; }}});
+        EncodeSlices(v1::PushRequest(), {{.index = 1, .values = BytesOf(values), .release = [&] { ++released; }}});
     CHECK(released == 0);
   }
   CHECK(released == 1);

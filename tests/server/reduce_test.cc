@@ -4,6 +4,7 @@
 #include <limits>
 #include <random>
 
+#include "common/half_floats.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -92,6 +93,89 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     v[count - 1] = 100;
     CHECK_FALSE(ReduceAndApply({{fast}}, block, *momentum, isa));
     CHECK(std::all_of(w.begin(), w.end() - 1, [](float weight) { return weight == 0; }));
+  }
+}
+
+// What came in two bytes, or in part, sums up like the floats that it stands for, from any pieces.
+TEST_CASE("Gradients of two bytes, and sparse ones, give the bits of the floats that they stand for") {
+  std::mt19937 random(12);
+  const size_t count = 2 * 4096 + 77;
+  const std::vector<float> weights = RandomFloats(count, random);
+  const auto sgd = MakeSgd();
+  for (const WireType type : {WireType::kBfloat16, WireType::kFloat16}) {
+    for (const bool sparse : {false, true}) {
+      std::vector<std::vector<float>> floats;  // That the pushes stand for.
+      std::vector<Payload> payloads;
+      std::vector<std::unique_ptr<std::vector<uint8_t>>> memory;
+      for (size_t push = 0; push < 3; ++push) {
+        std::vector<uint16_t> positions;
+        for (size_t i = 0; i < count; ++i) {
+          if (!sparse || random() % 50 == 0 || i == 0 || i + 1 == count) positions.push_back(static_cast<uint16_t>(i));
+        }
+        const std::vector<float> values = RandomFloats(positions.size(), random);
+        std::vector<float>& whole = floats.emplace_back(count, 0.0F);
+        std::vector<float> rounded(values.size());
+        REQUIRE(RoundThrough(values.data(), values.size(), type, rounded.data(), BestIsa()));
+        for (size_t i = 0; i < positions.size(); ++i) whole[positions[i]] = rounded[i];
+        auto& bytes = *memory.emplace_back(std::make_unique<std::vector<uint8_t>>(4 * values.size() + 1));
+        REQUIRE(RoundHalf(values.data(), values.size(), type, bytes.data() + 1, BestIsa()));
+        std::copy_n(reinterpret_cast<const uint8_t*>(positions.data()), 2 * positions.size(),
+                    bytes.begin() + static_cast<std::ptrdiff_t>(1 + 2 * values.size()));
+        const Piece all(bytes.data() + 1, 2 * values.size());
+        const size_t cut = push == 1 ? 0 : 2 * 4096 - push;  // In the middle of an element, or not at all.
+        Payload& payload = payloads.emplace_back(
+            sparse || cut == 0 ? std::vector<Piece>{all} : std::vector<Piece>{all.first(cut), all.subspan(cut)},
+            nullptr);
+        payload.set_type(type);
+        if (!sparse) continue;
+        payload.set_positions({Piece(bytes.data() + 1 + 2 * values.size(), 2 * positions.size())});
+        REQUIRE(payload.Unpack().ok());
+      }
+      VersionInput version;
+      VersionInput expected;
+      std::vector<Payload> wholes;
+      for (const std::vector<float>& whole : floats) wholes.emplace_back(std::vector<Piece>{BytesOf(whole)}, nullptr);
+      for (size_t push = 0; push < 3; ++push) {
+        const float coefficient = Coefficient(64 - push, 189);
+        version.terms.push_back({.gradient = &payloads[push], .coefficient = coefficient});
+        expected.terms.push_back({.gradient = &wholes[push], .coefficient = coefficient});
+      }
+      version.context = expected.context = {.hyperparameters = {.learning_rate = 0.5F}};
+      for (size_t terms = 3; terms > 0; --terms) {
+        version.terms.resize(terms);
+        expected.terms.resize(terms);
+        std::vector<float> reference = weights;
+        REQUIRE(ReduceAndApply({{expected}},
+                               {.elements = count, .weights = reference.data(), .new_weights = reference.data()}, *sgd,
+                               BestIsa()));
+        for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
+          if (isa > BestIsa()) continue;
+          std::vector<float> w = weights;
+          std::vector<uint16_t> rounded(count);
+          CHECK(ReduceAndApply({{version}}, {.elements = count, .weights = w.data(), .new_weights = w.data()}, *sgd,
+                               isa, false, {.to = reinterpret_cast<uint8_t*>(rounded.data()), .type = type}));
+          CHECK(w == reference);
+          std::vector<uint16_t> of_reference(count);
+          REQUIRE(RoundHalf(w.data(), count, type, reinterpret_cast<uint8_t*>(of_reference.data()), isa));
+          CHECK(rounded == of_reference);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("A value of two bytes that is not finite is found, also where it straddles two pieces") {
+  for (const WireType type : {WireType::kBfloat16, WireType::kFloat16}) {
+    for (const size_t bad : {0, 3, 9}) {
+      std::vector<uint16_t> values(10, 0x3C00);
+      values[bad] = type == WireType::kBfloat16 ? 0xFF80 : 0x7C01;
+      const Piece bytes(reinterpret_cast<const uint8_t*>(values.data()), 20);
+      for (const size_t cut : {1, 7, 8, 19}) {
+        Payload payload({bytes.first(cut), bytes.subspan(cut)}, nullptr);
+        payload.set_type(type);
+        CHECK_FALSE(AllFinite(payload, BestIsa()));
+      }
+    }
   }
 }
 

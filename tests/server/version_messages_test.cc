@@ -65,7 +65,7 @@ TEST_CASE("Without a stream the answer brings all slices, in order") {
   weights.Begin(5);
   VersionMessages messages;
   CHECK_FALSE(messages.Next().has_value());
-  messages.Answer(Applied(), weights.Publish(), /*constants=*/false);
+  messages.Answer(Applied(), weights.Publish(), {});
   const Sent sent(*messages.Next());
   CHECK(sent.header.has_push());
   CHECK(sent.header.build() == 0);
@@ -86,7 +86,7 @@ TEST_CASE("Slices of a build go out first layers first, and after its answer onl
   CHECK(early.values == std::vector<float>{5, 7});
   CHECK_FALSE(early.last);
   CHECK_FALSE(messages.Next().has_value());
-  messages.Answer(Applied(), weights.Publish(), /*constants=*/false);
+  messages.Answer(Applied(), weights.Publish(), {});
   const Sent commit(*messages.Next());
   CHECK(commit.header.push().answer() == v1::ANSWER_APPLIED);
   CHECK(commit.header.build() == build);
@@ -114,14 +114,14 @@ TEST_CASE("Where the answer is of another build, all of its slices follow, and t
     const Sent early(*messages.Next());
     CHECK(early.header.build() == next);
     CHECK(early.values == std::vector<float>{9});
-    messages.Answer(Applied(), weights.Publish(), /*constants=*/false);
+    messages.Answer(Applied(), weights.Publish(), {});
     const Sent commit(*messages.Next());
     CHECK(commit.header.build() == next);
     CHECK(Sent(*messages.Next()).values == std::vector<float>{8, 10});
     return;
   }
   weights.Begin(8);
-  messages.Answer(Applied(), weights.Publish(), /*constants=*/false);
+  messages.Answer(Applied(), weights.Publish(), {});
   const Sent answer(*messages.Next());
   CHECK(answer.header.has_push());
   CHECK(answer.header.build() == 0);
@@ -138,8 +138,7 @@ TEST_CASE("What was told, but not sent, before a build was let go is not sent of
   messages.Add(weights.Built({1}));
   messages.Add({.build = build, .weights = {}, .slices = {}});
   CHECK_FALSE(messages.Next().has_value());
-  messages.Answer(Applied(), weights.Publish(),
-                  /*constants=*/false);  // It was published, and this call's answer came later.
+  messages.Answer(Applied(), weights.Publish(), {});  // It was published, and this call's answer came later.
   CHECK(Sent(*messages.Next()).header.build() == build);
   CHECK(Sent(*messages.Next()).slices == std::vector<uint32_t>{1, 2});
 }
@@ -152,7 +151,7 @@ TEST_CASE("A push without weights, FENCED, say, has an answer alone, whatever wa
   CHECK(Sent(*messages.Next()).slices.size() == 1);
   v1::PullReply fenced;
   fenced.mutable_push()->set_answer(v1::ANSWER_FENCED);
-  messages.Answer(fenced, std::nullopt, /*constants=*/false);
+  messages.Answer(fenced, std::nullopt, {});
   const Sent answer(*messages.Next());
   CHECK(answer.header.push().answer() == v1::ANSWER_FENCED);
   CHECK(answer.header.build() == 0);

@@ -57,6 +57,10 @@ absl::Status ClientImpl::JoinJob(const Layout& layout) {
     return policy.status();
   }
   policy_ = *std::move(policy);
+  if (const absl::Status taken = TakeWireFormat(); !taken.ok()) {
+    (void)Leave(Message(taken));
+    return taken;
+  }
   if (const absl::Status taken = TakeDataOfAll(); !taken.ok()) {
     (void)Leave(Message(taken));
     return taken;
@@ -82,6 +86,23 @@ absl::Status ClientImpl::TakeDataOfAll() {
   }
   data_of_all_ = *std::move(all);
   return absl::OkStatus();
+}
+
+absl::Status ClientImpl::TakeWireFormat() {
+  for (const auto& [flag, type] : {std::pair("wire_dtype", joined_as_.wire_type()),
+                                   std::pair("weights_wire_dtype", joined_as_.weights_wire_type())}) {
+    if (v1::WireType_IsValid(type)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("--", flag, ": the server's is number ", int{type}, ", which is unknown to this client"));
+  }
+  context_->wire = {.pushes = {.type = static_cast<WireType>(joined_as_.wire_type()), .top_k = joined_as_.top_k()},
+                    .weights = static_cast<WireType>(joined_as_.weights_wire_type()),
+                    .error_feedback = joined_as_.error_feedback(),
+                    .momentum_correction = joined_as_.momentum_correction()};
+  const WireFormat& wire = context_->wire;
+  const bool keeps = wire.error_feedback && wire.pushes.top_k <= kSliceElements;
+  if (wire.pushes.top_k == 0 ? wire.momentum_correction == 0 : keeps) return absl::OkStatus();
+  return absl::FailedPreconditionError("--compress: what the server says of it makes no sense");
 }
 
 absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
@@ -152,9 +173,10 @@ void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   if (state.phase() == v1::PHASE_SHUT_DOWN) Fail(JobShutDown());
 }
 
-std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneCallback callback) {
+std::shared_ptr<RetryingExchange> ClientImpl::Run(ExchangeRequest request, DoneCallback callback,
+                                                  const absl::Status& problem) {
   auto exchange = std::make_shared<RetryingExchange>(context_, timer_, std::move(request), std::move(callback));
-  exchanges_.Begin(exchange);
+  exchanges_.Begin(exchange, problem);
   return exchange;
 }
 
@@ -174,8 +196,28 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   request.deferred = deferred;
   request.view = view && can_view();
   request.empty_contributions = policy_.empty_contributions;
-  if (has_shared_memory_ && !request.sends_no_slices()) gradients_.Share(request);
-  return Run(std::move(request), std::move(callback));
+  const absl::Status staged = StageGradients(request);
+  return Run(std::move(request), std::move(callback), staged);
+}
+
+absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
+  if (request.sends_no_slices()) return absl::OkStatus();
+  const WireFormat& wire = context_->wire;
+  if (wire.pushes.is_float32()) {
+    if (has_shared_memory_) gradients_.Share(request);
+    return absl::OkStatus();
+  }
+  PS_RETURN_IF_ERROR(gradients_.Encode(request, wire.pushes));
+  if (!wire.error_feedback) return absl::OkStatus();
+  MutexLock lock(mutex_);
+  std::shared_ptr<Residuals>& residuals = residuals_[request.push.contribution];
+  try {
+    if (residuals == nullptr) residuals = std::make_shared<Residuals>(context_->plan, wire.momentum_correction != 0);
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError("no memory for what pushes do not send (--error_feedback, --compress)");
+  }
+  request.residuals = residuals;
+  return absl::OkStatus();
 }
 
 absl::Status ClientImpl::Initialise(const ConstTensors& values) {
@@ -189,6 +231,12 @@ absl::Status ClientImpl::Initialise(const ConstTensors& values) {
 absl::StatusOr<ExchangeResult> ClientImpl::Pull(const MutableTensors& weights, std::optional<uint64_t> version,
                                                 std::optional<uint64_t> step) {
   return Run(PullRequest(weights, version, step))->Wait();
+}
+
+absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& weights) {
+  ExchangeRequest request = PullRequest(weights, std::nullopt, std::nullopt);
+  request.float32 = true;
+  return Run(std::move(request))->Wait();
 }
 
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stop_token>
@@ -53,11 +54,14 @@ class ClientImpl final : public Client {
   bool lead() const override { return lead_; }
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
-  bool shares_gradients() const override { return has_shared_memory_; }
+  bool shares_gradients() const override { return has_shared_memory_ && context_->wire.pushes.is_float32(); }
   // Elsewhere the pin would keep others from going on, and it does not outlast the link.
-  bool can_view() const override { return policy_.exact_versions && context_->links.front()->can_view(); }
+  bool can_view() const override {
+    return policy_.exact_versions && context_->wire.weights == WireType::kFloat32 &&
+           context_->links.front()->can_view();
+  }
 
-  absl::StatusOr<TensorMemory> GradientBuffers() override { return gradients_.Buffers(has_shared_memory_); }
+  absl::StatusOr<TensorMemory> GradientBuffers() override { return gradients_.Buffers(shares_gradients()); }
   absl::StatusOr<TensorMemory> WeightBuffers() override {
     MutexLock lock(mutex_);
     if (weight_buffers_.has_value()) return *weight_buffers_;
@@ -74,6 +78,7 @@ class ClientImpl final : public Client {
   }
   absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights, std::optional<uint64_t> version,
                                       std::optional<uint64_t> step) override;
+  absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& weights) override;
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                           const MutableTensors& weights) override {
     return StartPushPull(push, gradients, weights, false, nullptr)->Wait();
@@ -98,13 +103,17 @@ class ClientImpl final : public Client {
   static TimePoint After(absl::Duration time) { return Now() + ToChrono(time); }
   std::shared_ptr<Exchange> Start(const PushInfo& push, const ConstTensors& gradients, const MutableTensors& weights,
                                   bool deferred, bool view, DoneCallback callback);
-  std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr);
+  std::shared_ptr<RetryingExchange> Run(ExchangeRequest request, DoneCallback callback = nullptr,
+                                        const absl::Status& problem = absl::OkStatus());
+  // Where what the request sends is found as the job sends it, if that is not where the caller has it.
+  absl::Status StageGradients(ExchangeRequest& request);
   void Notice(const std::string& text) const {
     if (options_.on_notice) options_.on_notice(text);
   }
   // What exchanges need, from what the chief has answered.
   absl::Status SetUpLinks(const Layout& layout);
   absl::Status TakeDataOfAll();
+  absl::Status TakeWireFormat();
   void StartThreads();
   // The job can be rolled back, and goes on then.
   bool recovers() const { return joined_as_.server_timeout_ms() > 0; }
@@ -143,6 +152,8 @@ class ClientImpl final : public Client {
   std::atomic<bool> initialise_ = false;
   std::atomic<bool> lead_ = false;
   RunningExchanges exchanges_;
+  // Made with the first push of each kind that needs them.
+  std::map<PushContribution, std::shared_ptr<Residuals>> residuals_ ABSL_GUARDED_BY(mutex_);
   GradientMemory gradients_ = GradientMemory(context_->plan.layout());
 
   Mutex mutex_;

@@ -121,6 +121,8 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.view = request_.view;
   call.out = &out_;
   call.in = &request_.in;
+  if (request_.encoded) call.encoded = request_.shared.get();
+  if (!request_.float32) call.weights = context_->wire.weights;
   if (request_.shared != nullptr && !request_.shared->detached()) call.shared = request_.shared;
   if (exact() || request_.pushes()) call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
   if (exact()) call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
@@ -194,6 +196,7 @@ void RetryingExchange::OnAnswer(uint32_t shard, const ShardReply& reply) {
   if (status.ok()) status = KeepVersion(shard, reply);
   if (!status.ok()) return End(status);
   shards_[shard].reply = reply;
+  if (reply.answer == PushAnswer::kApplied || reply.answer == PushAnswer::kDuplicate) CommitResiduals(shard);
   const bool all = std::all_of(shards_.begin(), shards_.end(), [](const auto& each) { return each.reply.has_value(); });
   if (all) End(absl::OkStatus());
 }

@@ -30,6 +30,7 @@ struct ExchangeContext {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
   bool exact_versions = false;  // As in ModePolicy.
+  WireFormat wire;
   uint64_t generation = 0;
   Patience patience;
   uint64_t spread = 0;  // RetryOptions.
@@ -99,6 +100,12 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   void SendTensor(size_t tensor);
   // Whether a slice is finite; if so, it is copied to where it is to be sent from, where that is elsewhere.
   bool LookAt(size_t tensor, uint32_t slice) const;
+  // What is sent of the tensor is made by EncodeSlice.
+  bool Encodes(size_t tensor) const {
+    return request_.encoded && context_->plan.layout()[tensor].kind == TensorKind::kWeight;
+  }
+  // The push counts on this shard: what it has left of its slices there is kept.
+  void CommitResiduals(uint32_t shard) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseLater(const std::function<void()>& release);
   // Finite slices of a tensor may be sent.
   void SlicesReady(std::span<const uint32_t> slices, bool last_of_tensor) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -108,6 +115,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   bool OnAllReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
+  std::string TooLarge() const;  // Of a value that is not finite once it is rounded.
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
 

@@ -6,6 +6,7 @@
 
 #include "common/slices.h"
 #include "ps/client.h"
+#include "worker/client/residuals.h"
 #include "worker/client/shard_link.h"
 
 namespace ps {
@@ -18,10 +19,15 @@ struct ExchangeRequest {
   std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
   ConstTensors out;
   MutableTensors in;
-  // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first.
+  // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first. `encoded`: as the job
+  // sends it (EncodeSlice), which all servers get.
   std::shared_ptr<SharedTensors> shared;
   bool staged = false;
-  bool view = false;  // As in CallRequest.
+  bool encoded = false;
+  // With `encoded`: what is not sent is kept here for the next push, and added to this one; null: it is lost.
+  std::shared_ptr<Residuals> residuals;
+  bool float32 = false;  // Of a pull: weights as servers keep them, whatever the job's wire type.
+  bool view = false;     // As in CallRequest.
   bool deferred = false;
   bool empty_contributions = false;      // As in ModePolicy: else a push without samples is none.
   TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.

@@ -1,10 +1,12 @@
 // What an exchange sends: gradients as they become ready, and what becomes of the push when all are.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/finite.h"
 #include "worker/client/exchange.h"
+#include "worker/client/push_encoding.h"
 
 namespace ps {
 namespace {
@@ -77,11 +79,25 @@ void RetryingExchange::SendTensor(size_t tensor) {
 bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
   const SliceInfo& info = context_->plan.slices()[slice];
   const float* values = out_[tensor].data() + info.offset;
+  if (Encodes(tensor)) {
+    return EncodeSlice(values, info, *request_.shared, request_.residuals.get(), context_->wire.momentum_correction);
+  }
   const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
   if (request_.staged && finite) {
-    std::copy_n(values, info.elements, request_.shared->tensors()[tensor].data() + info.offset);
+    std::memcpy(request_.shared->memory().bytes().data() + request_.shared->model().slice(info).begin, values,
+                static_cast<size_t>(info.bytes()));
   }
   return finite;
+}
+
+void RetryingExchange::CommitResiduals(uint32_t shard) {
+  if (request_.residuals == nullptr || PullsOnly() || told_samples_ == 0) return;
+  std::vector<uint32_t> encoded;
+  for (const uint32_t slice : ready_.slices()) {
+    const SliceInfo& info = context_->plan.slices()[slice];
+    if (info.shard == shard && Encodes(info.tensor) && !out_[info.tensor].empty()) encoded.push_back(slice);
+  }
+  request_.residuals->Commit(shard, request_.push.step, encoded);
 }
 
 void RetryingExchange::ReleaseLater(const std::function<void()>& release) {
@@ -140,11 +156,16 @@ void RetryingExchange::AskAnew() {
   }
 }
 
+std::string RetryingExchange::TooLarge() const {
+  const bool may_be = request_.encoded && request_.shared->model().weights().type == WireType::kFloat16;
+  return may_be ? ", or too large for --wire_dtype=float16" : "";
+}
+
 absl::Status RetryingExchange::NotFinite(size_t tensor) const {
-  return absl::InvalidArgumentError(absl::StrCat(Who(),
-                                                 request_.pushes() ? ": the gradient of" : ": the initial value of",
-                                                 " tensor ", context_->plan.layout()[tensor].name, " is not finite",
-                                                 request_.pushes() ? "; the learning rate may be too large" : ""));
+  return absl::InvalidArgumentError(
+      absl::StrCat(Who(), request_.pushes() ? ": the gradient of" : ": the initial value of", " tensor ",
+                   context_->plan.layout()[tensor].name, " is not finite", TooLarge(),
+                   request_.pushes() ? "; the learning rate may be too large" : ""));
 }
 
 }  // namespace ps

@@ -32,6 +32,8 @@ class ReadySlices {
   void EndAll() { missing_tensors_ = 0; }
 
   bool all() const { return missing_tensors_ == 0; }
+  // That were added.
+  const std::vector<uint32_t>& slices() const { return slices_; }
   // Those of one shard that may be sent.
   std::vector<uint32_t> OfShard(uint32_t shard) const;
   // Those of one shard that may be sent now and could not before these were added last.

@@ -43,18 +43,37 @@ absl::StatusOr<TensorMemory> GradientMemory::Buffers(bool shared) {
   return plain;
 }
 
+std::shared_ptr<SharedTensors> GradientMemory::FreeStaging() {
+  // Of earlier pushes; one that is held by an exchange is still being read.
+  std::erase_if(staging_, [](const auto& each) { return each->detached(); });
+  const auto free =
+      std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });
+  return free == staging_.end() ? nullptr : *free;
+}
+
+absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& format) {
+  MutexLock lock(mutex_);
+  request.shared = FreeStaging();
+  if (request.shared == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(layout_, format);
+    if (!made.ok()) return made.status();
+    request.shared = *std::move(made);
+    // Of a caller who keeps many exchanges some live only as long as they do.
+    if (staging_.size() < kMostStaging) staging_.push_back(request.shared);
+  }
+  request.staged = request.encoded = true;
+  return absl::OkStatus();
+}
+
 void GradientMemory::Share(ExchangeRequest& request) {
   MutexLock lock(mutex_);
   if (shared_ != nullptr && !shared_->detached() && shared_->Holds(request.out)) {
     request.shared = shared_;
     return;
   }
-  // Of earlier pushes; one that is held by an exchange is still being read.
-  std::erase_if(staging_, [](const auto& each) { return each->detached(); });
-  const auto free =
-      std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });
-  if (free != staging_.end()) {
-    request.shared = *free;
+  request.shared = FreeStaging();
+  if (request.shared != nullptr) {
+    // It is there.
   } else if (staging_.size() >= kMostStaging) {
     return;  // Over gRPC: the caller keeps many exchanges.
   } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = Make(); made.ok()) {

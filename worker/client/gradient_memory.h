@@ -27,8 +27,13 @@ class GradientMemory {
   absl::StatusOr<TensorMemory> Buffers(bool shared);
   // Sets where servers of this host find what the request sends: where it lies, or a piece that it is copied to.
   void Share(ExchangeRequest& request);
+  // Sets where what the request sends is written as such pushes carry it, where that is not as float32: a piece that
+  // servers of this host may read. RESOURCE_EXHAUSTED if there is no memory for one.
+  absl::Status Encode(ExchangeRequest& request, const PushFormat& format);
 
  private:
+  // One of staging_ that nobody uses; null: there is none.
+  std::shared_ptr<SharedTensors> FreeStaging() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<SharedTensors>> Make() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Layout& layout_;

@@ -24,11 +24,17 @@ namespace {
 // built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
 // than a slice (tests/bench/TRIALS.md).
 constexpr int64_t kLeastMessages = 64;
+constexpr int64_t kLeastMessageBytes = 16 << 10;  // Of slices that are smaller, some.
 
-size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address) {
-  const int64_t bytes = plan.shard_elements(shard) * static_cast<int64_t>(sizeof(float));
-  return static_cast<size_t>(IsThisHost(address) ? kMostMessageSliceBytes
-                                                 : std::min(bytes / kLeastMessages, kMostMessageSliceBytes));
+size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address, const PushFormat& pushes) {
+  if (IsThisHost(address)) return kMostMessageSliceBytes;
+  const ModelMemory memory(plan.layout(), pushes);
+  int64_t bytes = 0;
+  for (const uint32_t slice : plan.pushed_shard_slices(shard)) {
+    const ModelMemory::Place place = memory.slice(plan.slices()[slice]);
+    bytes += static_cast<int64_t>(place.positions + place.values);
+  }
+  return static_cast<size_t>(std::clamp(bytes / kLeastMessages, kLeastMessageBytes, kMostMessageSliceBytes));
 }
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
@@ -87,6 +93,7 @@ class GrpcShardCall final : public ShardCall,
   v1::PushRequest PushHeader() const;
   grpc::ByteBuffer PullMessage() const;
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OutgoingSlice SliceOf(const SliceInfo& info) const;
   grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
   // The answer came: what is here of this build is the version's.
@@ -202,6 +209,22 @@ grpc::ByteBuffer GrpcShardCall::PullMessage() const {
   return EncodeMessage(pull);
 }
 
+OutgoingSlice GrpcShardCall::SliceOf(const SliceInfo& info) const {
+  // Not the call: gRPC keeps what it has not sent for as long as the call lives.
+  OutgoingSlice slice = {.index = info.index, .values = {}, .release = [memory = request_.memory_in_use] {}};
+  if (request_.encoded == nullptr) {
+    slice.values = BytesOf(
+        (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset), static_cast<size_t>(info.elements)));
+    return slice;
+  }
+  const ModelMemory::Place place = request_.encoded->model().slice(info);
+  const Piece bytes = Piece(request_.encoded->memory().bytes()).subspan(place.begin, place.positions + place.values);
+  slice.type = place.type;
+  slice.positions = bytes.first(place.positions);
+  slice.values = bytes.subspan(place.positions);
+  return slice;
+}
+
 grpc::ByteBuffer GrpcShardCall::NextMessage() {
   std::vector<OutgoingSlice> slices;
   size_t bytes = 0;
@@ -212,13 +235,11 @@ grpc::ByteBuffer GrpcShardCall::NextMessage() {
       queue_.pop_front();
       continue;
     }
-    if (bytes > 0 && bytes + static_cast<size_t>(info.bytes()) > target_.message_bytes) break;
-    bytes += static_cast<size_t>(info.bytes());
-    slices.push_back({.index = info.index,
-                      .values = (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset),
-                                                                     static_cast<size_t>(info.elements)),
-                      // Not the call: gRPC keeps what it has not sent for as long as the call lives.
-                      .release = [memory = request_.memory_in_use] {}});
+    OutgoingSlice slice = SliceOf(info);
+    const size_t slice_bytes = slice.values.size() + slice.positions.size();
+    if (bytes > 0 && bytes + slice_bytes > target_.message_bytes) break;
+    bytes += slice_bytes;
+    slices.push_back(std::move(slice));
     queue_.pop_front();
   }
   if (request_.kind != CallKind::kInit) return EncodeSlices(PushHeader(), std::move(slices));
@@ -316,10 +337,14 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
 
 absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
   const auto& all = target_.plan.slices();
-  if (slice.index >= all.size() || all[slice.index].shard != target_.shard ||
-      slice.payload.bytes() != static_cast<size_t>(all[slice.index].bytes())) {
+  const auto right_size = [&slice](const SliceInfo& info) {
+    return slice.payload.type() <= WireType::kFloat16 &&
+           slice.payload.bytes() == static_cast<size_t>(info.elements) * WireBytes(slice.payload.type());
+  };
+  if (slice.index >= all.size() || all[slice.index].shard != target_.shard || !right_size(all[slice.index])) {
     return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
-                                            " bytes, which is not a slice of this shard or has the wrong size"));
+                                            " bytes, whose elements are ", ToString(slice.payload.type()),
+                                            ", which is not a slice of this shard or has the wrong size"));
   }
   received_slices_.resize(all.size());
   if (received_slices_[slice.index]) return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
@@ -331,7 +356,7 @@ absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
 bool GrpcShardCall::Write(const ReceivedSlice& slice) const {
   if (request_.wants_slice && !request_.wants_slice(slice.index)) return false;
   const SliceInfo& info = target_.plan.slices()[slice.index];
-  slice.payload.CopyTo((*request_.in)[info.tensor].data() + info.offset);
+  slice.payload.CopyFloatsTo((*request_.in)[info.tensor].data() + info.offset);
   return true;
 }
 
@@ -358,8 +383,9 @@ class GrpcShardLink final : public ShardLink {
 }  // namespace
 
 std::unique_ptr<ShardLink> MakeGrpcShardLink(std::shared_ptr<grpc::Channel> channel, std::string address,
-                                             uint32_t shard, const SlicePlan& plan, v1::Identity id) {
-  const size_t message_bytes = MessageBytes(plan, shard, address);
+                                             uint32_t shard, const SlicePlan& plan, v1::Identity id,
+                                             const PushFormat& pushes) {
+  const size_t message_bytes = MessageBytes(plan, shard, address, pushes);
   return std::make_unique<GrpcShardLink>(Target{.channel = std::move(channel),
                                                 .address = std::move(address),
                                                 .shard = shard,

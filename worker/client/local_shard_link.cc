@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/half_floats.h"
 #include "common/status.h"
 #include "common/sync.h"
 #include "ps/v1/local.pb.h"
@@ -140,9 +141,15 @@ void LocalShardCall::CopyWeights(const SharedMemory& weights) {
   for (const uint32_t index : SlicesOfReply()) {
     const SliceInfo& slice = plan.slices()[index];
     if (request_.wants_slice && !request_.wants_slice(index)) continue;
-    std::memcpy((*request_.in)[slice.tensor].data() + slice.offset,
-                weights.bytes().data() + static_cast<size_t>(slice.shard_offset) * sizeof(float),
-                static_cast<size_t>(slice.bytes()));
+    const uint8_t* const from = weights.bytes().data() + static_cast<size_t>(slice.shard_offset) * sizeof(float);
+    float* const to = (*request_.in)[slice.tensor].data() + slice.offset;
+    const WireType type = WireTypeOf(plan.layout()[slice.tensor].kind, request_.weights);
+    if (type == WireType::kFloat32) {
+      std::memcpy(to, from, static_cast<size_t>(slice.bytes()));
+    } else {  // As they would come over gRPC. The server has looked whether they can be rounded.
+      (void)RoundThrough(reinterpret_cast<const float*>(from), static_cast<size_t>(slice.elements), type, to,
+                         BestIsa());
+    }
     if (request_.on_slice) request_.on_slice(index);
   }
 }

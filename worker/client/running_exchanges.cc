@@ -2,13 +2,12 @@
 
 namespace ps {
 
-void RunningExchanges::Begin(const std::shared_ptr<RetryingExchange>& exchange) {
-  absl::Status problem;
+void RunningExchanges::Begin(const std::shared_ptr<RetryingExchange>& exchange, absl::Status problem) {
   {
     MutexLock lock(mutex_);
     std::erase_if(running_, [](const auto& other) { return other.expired(); });
     running_.push_back(exchange);
-    problem = failure_;
+    if (!failure_.ok()) problem = failure_;
   }
   if (problem.ok()) problem = exchange->CheckRequest();
   if (!problem.ok()) exchange->Abort(problem);

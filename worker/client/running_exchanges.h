@@ -13,8 +13,9 @@ namespace ps {
 // Thread-safe. Exchanges are their callers' and their calls'; here they are only known.
 class RunningExchanges {
  public:
-  // Begins the exchange, unless Fail was called or its request is wrong: then it ends with that error.
-  void Begin(const std::shared_ptr<RetryingExchange>& exchange);
+  // Begins the exchange, unless Fail was called, its request is wrong, or could not be made (`problem`): then it ends
+  // with that error.
+  void Begin(const std::shared_ptr<RetryingExchange>& exchange, absl::Status problem = absl::OkStatus());
   // Ends all with this error, and all that come later. Only the first call counts.
   void Fail(const absl::Status& failure);
   // Ends all with this error, and returns when they have released their memory.

@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "common/payload.h"
 #include "common/slices.h"
 #include "ps/client.h"
 #include "worker/client/shared_tensors.h"
@@ -51,6 +52,10 @@ struct CallRequest {
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
   bool absent(const SliceInfo& slice) const { return (*out)[slice.tensor].empty(); }
+  // Unless null: what `out` holds as the job sends it (EncodeSlice), which is sent instead.
+  const SharedTensors* encoded = nullptr;
+  // What weights that come are rounded to; float32: as the server keeps them.
+  WireType weights = WireType::kFloat32;
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;

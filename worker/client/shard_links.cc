@@ -30,7 +30,9 @@ absl::StatusOr<std::unique_ptr<ShardLink>> MakeLink(const Linking& with, uint32_
                                                     const std::shared_ptr<grpc::Channel>& channel,
                                                     const std::string& address, std::string* why_not) {
   const v1::ShardInfo& info = with.joined.shards(static_cast<int>(shard));
-  auto remote = MakeGrpcShardLink(channel, address, shard, with.plan, with.joined.id());
+  auto remote =
+      MakeGrpcShardLink(channel, address, shard, with.plan, with.joined.id(),
+                        {.type = static_cast<WireType>(with.joined.wire_type()), .top_k = with.joined.top_k()});
   if (with.options.shared_memory == "off") {
     *why_not = "--shared_memory=off";
     return remote;

@@ -4,17 +4,18 @@
 
 namespace ps {
 
-absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layout& layout) {
-  const ModelMemory model(layout);
+absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layout& layout, const PushFormat& weights) {
+  ModelMemory model(layout, weights);
   absl::StatusOr<SharedMemory> memory = SharedMemory::Create("gradients", model.bytes(), SharedMemory::Access::kRead);
   if (!memory.ok()) return memory.status();
-  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, model, *std::move(memory)));
+  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), *std::move(memory)));
 }
 
-SharedTensors::SharedTensors(const Layout& layout, const ModelMemory& model, SharedMemory memory)
-    : memory_(std::move(memory)) {
+SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory)
+    : model_(std::move(model)), memory_(std::move(memory)) {
+  if (!model_.weights().is_float32()) return;
   for (size_t i = 0; i < layout.size(); ++i) {
-    auto* const values = reinterpret_cast<float*>(memory_.bytes().data() + model.tensor(i));
+    auto* const values = reinterpret_cast<float*>(memory_.bytes().data() + model_.tensor(i));
     tensors_.emplace_back(values, static_cast<size_t>(layout[i].elements()));
   }
 }

@@ -1,4 +1,4 @@
-// Memory for the tensors of a layout that servers of this host read where it lies.
+// Memory for what a push carries, as it is sent: servers of this host may read it where it lies.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,13 @@ namespace ps {
 // Thread-safe, but for the tensors' values.
 class SharedTensors {
  public:
-  // Zeroed. RESOURCE_EXHAUSTED if there is not enough memory.
-  static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout);
+  // Zeroed; weights are as such pushes carry them. RESOURCE_EXHAUSTED if there is not enough memory.
+  static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout, const PushFormat& weights = {});
 
+  // Empty where weights are not float32, all elements.
   const MutableTensors& tensors() const { return tensors_; }
+  // Where each slice lies, and how.
+  const ModelMemory& model() const { return model_; }
   const SharedMemory& memory() const { return memory_; }
   // Whether these are its tensors.
   bool Holds(const ConstTensors& tensors) const;
@@ -29,8 +32,9 @@ class SharedTensors {
   bool detached() const { return detached_; }
 
  private:
-  SharedTensors(const Layout& layout, const ModelMemory& model, SharedMemory memory);
+  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory);
 
+  const ModelMemory model_;
   SharedMemory memory_;
   MutableTensors tensors_;
   std::atomic<bool> detached_ = false;

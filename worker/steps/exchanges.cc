@@ -112,4 +112,12 @@ absl::StatusOr<ExchangeResult> Exchanges::Pull(const MutableTensors& in) {
   return pulled;
 }
 
+absl::StatusOr<ExchangeResult> Exchanges::PullLast(const MutableTensors& in) {
+  Check(exchange_ == nullptr, "a worker has one exchange under way");
+  const Waiting::Scope waits(waiting_);
+  absl::StatusOr<ExchangeResult> pulled = client_.PullFloat32(in);
+  if (pulled.ok()) latest_ = *pulled;
+  return pulled;
+}
+
 }  // namespace ps

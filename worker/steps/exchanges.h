@@ -70,8 +70,9 @@ class Exchanges {
   // mode its weights are of that version on all shards, pulled again where the exchange brought others.
   absl::StatusOr<EndedExchange> End();
 
-  // Pulls the newest weights. None may be under way.
+  // Pulls the newest weights; the last ones as the servers keep them. None may be under way.
   absl::StatusOr<ExchangeResult> Pull(const MutableTensors& in);
+  absl::StatusOr<ExchangeResult> PullLast(const MutableTensors& in);
 
  private:
   absl::Status CatchUp(ExchangeResult& result);

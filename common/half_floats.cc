@@ -1,0 +1,128 @@
+#include "common/half_floats.h"
+
+#include <cstring>
+
+#include "common/half_kernels.h"
+
+namespace ps {
+namespace {
+
+PS_KERNEL void Store(uint32_t bits, uint8_t* to, size_t i) {
+  const auto half = static_cast<uint16_t>(bits);
+  std::memcpy(to + i * sizeof(half), &half, sizeof(half));
+}
+
+PS_KERNEL uint32_t Load(const uint8_t* from, size_t i) {
+  uint16_t half;
+  std::memcpy(&half, from + i * sizeof(half), sizeof(half));
+  return half;
+}
+
+// 1, if the value or what it was rounded to is not finite.
+template <typename Half>
+PS_KERNEL uint32_t NotFinite(float value, uint32_t rounded) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint32_t>((bits & kFloatInfinity) == kFloatInfinity) |
+         static_cast<uint32_t>((rounded & Half::kExponent) == Half::kExponent);
+}
+
+template <typename Half>
+struct RoundKernel {
+  PS_KERNEL void Run(size_t elements, const float* values, uint8_t* rounded, uint32_t* bad) {
+    uint32_t found = 0;
+    for (size_t i = 0; i < elements; ++i) {
+      const uint32_t bits = Half::Round(values[i]);
+      found |= NotFinite<Half>(values[i], bits);
+      Store(bits, rounded, i);
+    }
+    *bad = found;
+  }
+};
+
+template <typename Half>
+struct RoundKeepingKernel {
+  PS_KERNEL void Run(size_t elements, const float* values, const float* residual, uint8_t* rounded, float* left,
+                     uint32_t* bad) {
+    uint32_t found = 0;
+#pragma omp simd reduction(| : found)
+    for (size_t i = 0; i < elements; ++i) {
+      const float value = values[i] + residual[i];
+      const uint32_t bits = Half::Round(value);
+      found |= NotFinite<Half>(value, bits);
+      Store(bits, rounded, i);
+      left[i] = value - Half::Widen(bits);  // Exact.
+    }
+    *bad = found;
+  }
+};
+
+template <typename Half>
+struct RoundThroughKernel {
+  PS_KERNEL void Run(size_t elements, const float* values, float* rounded, uint32_t* bad) {
+    uint32_t found = 0;
+#pragma omp simd reduction(| : found)
+    for (size_t i = 0; i < elements; ++i) {
+      const float value = values[i];
+      const uint32_t bits = Half::Round(value);
+      found |= NotFinite<Half>(value, bits);
+      rounded[i] = Half::Widen(bits & 0xFFFFU);
+    }
+    *bad = found;
+  }
+};
+
+template <typename Half>
+struct WidenKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* rounded, float* values) {
+    for (size_t i = 0; i < elements; ++i) values[i] = Half::Widen(Load(rounded, i));
+  }
+};
+
+template <typename Half>
+struct NotFiniteHalfKernel {
+  PS_KERNEL void Run(size_t elements, const uint8_t* rounded, uint32_t* bad) {
+    uint32_t found = 0;
+    for (size_t i = 0; i < elements; ++i) {
+      found |= static_cast<uint32_t>((Load(rounded, i) & Half::kExponent) == Half::kExponent);
+    }
+    *bad = found;
+  }
+};
+
+template <template <typename> typename Kernel, typename... Args>
+void RunHalf(WireType type, Isa isa, Args... args) {
+  type == WireType::kBfloat16 ? RunKernel<Kernel<Bfloat16>>(isa, args...) : RunKernel<Kernel<Float16>>(isa, args...);
+}
+
+}  // namespace
+
+bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rounded, Isa isa) {
+  uint32_t bad = 0;
+  RunHalf<RoundKernel>(type, isa, elements, values, rounded, &bad);
+  return bad == 0;
+}
+
+bool RoundHalfKeeping(const float* values, const float* residual, size_t elements, WireType type, uint8_t* rounded,
+                      float* left, Isa isa) {
+  uint32_t bad = 0;
+  RunHalf<RoundKeepingKernel>(type, isa, elements, values, residual, rounded, left, &bad);
+  return bad == 0;
+}
+
+bool RoundThrough(const float* values, size_t elements, WireType type, float* rounded, Isa isa) {
+  uint32_t bad = 0;
+  RunHalf<RoundThroughKernel>(type, isa, elements, values, rounded, &bad);
+  return bad == 0;
+}
+
+void WidenHalf(const uint8_t* rounded, size_t elements, WireType type, float* values, Isa isa) {
+  RunHalf<WidenKernel>(type, isa, elements, rounded, values);
+}
+
+bool AllFiniteHalf(const uint8_t* rounded, size_t elements, WireType type, Isa isa) {
+  uint32_t bad = 0;
+  RunHalf<NotFiniteHalfKernel>(type, isa, elements, rounded, &bad);
+  return bad == 0;
+}
+
+}  // namespace ps

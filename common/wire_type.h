@@ -1,0 +1,72 @@
+// How floats are sent: in four bytes, or rounded to two; all of them, or the largest.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "absl/strings/string_view.h"
+#include "common/slices.h"
+#include "ps/tensor.h"
+
+namespace ps {
+
+// Numbers as in ps.proto. One that was received may be another.
+enum class WireType : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+// Of an element.
+constexpr size_t WireBytes(WireType type) { return type == WireType::kFloat32 ? 4 : 2; }
+
+constexpr absl::string_view ToString(WireType type) {
+  switch (type) {
+    case WireType::kFloat32:
+      return "float32";
+    case WireType::kBfloat16:
+      return "bfloat16";
+    case WireType::kFloat16:
+      return "float16";
+  }
+  return "of an unknown type";
+}
+
+constexpr std::optional<WireType> ParseWireType(absl::string_view name) {
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
+    if (name == ToString(type)) return type;
+  }
+  return std::nullopt;
+}
+
+// What pushes carry of weights.
+struct PushFormat {
+  WireType type = WireType::kFloat32;
+  uint32_t top_k = 0;  // Unless 0: how many elements of a full slice, the largest.
+
+  // Slices of so many elements are sent whole, whatever top_k is.
+  static constexpr int64_t kWholeElements = 1024;
+
+  // How many elements of a slice of so many are sent.
+  int64_t Sent(int64_t elements) const {
+    if (top_k == 0 || elements <= kWholeElements) return elements;
+    return std::min(elements, (top_k * elements + kSliceElements - 1) / kSliceElements);
+  }
+  bool is_float32() const { return type == WireType::kFloat32 && top_k == 0; }
+};
+
+// What a job sends: what pushes carry of weights, and weights in replies. Everything else is float32.
+struct WireFormat {
+  PushFormat pushes;
+  WireType weights = WireType::kFloat32;
+  bool error_feedback = false;    // As in JoinReply, as is the next.
+  float momentum_correction = 0;  // With top_k.
+};
+
+// Of the elements of a tensor of this kind, where weights are sent as `type`; likewise in pushes.
+constexpr WireType WireTypeOf(TensorKind kind, WireType type) {
+  return kind == TensorKind::kWeight ? type : WireType::kFloat32;
+}
+constexpr PushFormat PushFormatOf(TensorKind kind, const PushFormat& format) {
+  return kind == TensorKind::kWeight ? format : PushFormat();
+}
+
+}  // namespace ps
