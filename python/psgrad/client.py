@@ -253,8 +253,13 @@ class Client(Joined):
         """Only a push. As ``begin``, and waits for the end."""
         return self.begin(step, gradients, None, **push).wait()
 
-    def pull(self, weights: Sequence[Any], *, version: int | None = None, step: int | None = None) -> Result:
+    def pull(
+        self, weights: Sequence[Any], *, version: int | None = None, step: int | None = None, float32: bool = False
+    ) -> Result:
         """Pulls exactly this version, or the newest, into ``weights``. ``step``: of the gradient computed on it.
+
+        ``float32``: the newest as the servers keep them, to evaluate or save; else they are rounded where the job says
+        so (--weights_wire_dtype).
 
         If the job is rolled back meanwhile, it brings the newest version, whichever was asked for.
         """
@@ -262,7 +267,7 @@ class Client(Joined):
         prepared = self._prepare(weights, True, "weights")
         core = self._running
         try:
-            result: Result = call(core.pull(prepared, version, step), core)
+            result: Result = call(core.pull(prepared, version, step, float32), core)
         except _core.RolledBack:
             return self._generations.go_back(core, prepared)
         return result

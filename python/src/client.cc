@@ -228,10 +228,12 @@ class CoreClient {
                         return started;
                       });
   }
-  Call Pull(std::shared_ptr<Tensors> weights, std::optional<uint64_t> version, std::optional<uint64_t> step) {
+  Call Pull(std::shared_ptr<Tensors> weights, std::optional<uint64_t> version, std::optional<uint64_t> step,
+            bool float32) {
     CheckWritable(weights);
-    return Exchanging({nb::cast(weights)},
-                      [in = weights->spans, version, step](Client& client) { return client.Pull(in, version, step); });
+    return Exchanging({nb::cast(weights)}, [in = weights->spans, version, step, float32](Client& client) {
+      return float32 ? client.PullFloat32(in) : client.Pull(in, version, step);
+    });
   }
   Call Done(bool counts_as_empty) {
     return Calling([counts_as_empty](Client& client) { return client.Done(counts_as_empty); });
@@ -435,7 +437,8 @@ void DefineClient(nb::module_& module) {
       .def("begin", &CoreClient::Begin, nb::arg("push"), nb::arg("gradients").none(), nb::arg("weights").none(),
            nb::arg("deferred"))
       .def("start", &CoreClient::Start, nb::arg("initial").none(), nb::arg("weights").none())
-      .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none())
+      .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none(),
+           nb::arg("float32"))
       .def("done", &CoreClient::Done)
       .def("set_busy", &CoreClient::SetBusy)
       .def("leave", &CoreClient::Leave)

@@ -467,7 +467,9 @@ class FakeClient:
     def push_pull(self, step: int, gradients: Any, weights: Any, **options: Any) -> FakeResult:
         return self.begin(step, gradients, weights, **options).wait()
 
-    def pull(self, weights: Any, *, version: int | None = None, step: int | None = None) -> FakeResult:
+    def pull(
+        self, weights: Any, *, version: int | None = None, step: int | None = None, float32: bool = False
+    ) -> FakeResult:
         assert not self.closed
         with self.server.condition:
             self.bring(weights)

@@ -133,7 +133,7 @@ class Member:
         try:
             self._steps.settle()
             self._client.done(counts_as_empty=self._client.synchronous)
-            self._progress.pull(self._memory.weight_buffers)
+            self._progress.pull_last(self._memory.weight_buffers)
             self._memory.publish()
             self._client.leave()
             return True

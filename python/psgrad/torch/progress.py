@@ -43,6 +43,10 @@ class Progress:
         """The newest weights."""
         self._brought(self._client.pull(weights, step=self.step))
 
+    def pull_last(self, weights: list[Any]) -> None:
+        """The newest weights, as the servers keep them."""
+        self._brought(self._client.pull(weights, float32=True))
+
     def renew(self, weights: list[Any]) -> None:
         """The newest weights, of one step where the mode is synchronous."""
         self.pull(weights)

@@ -1,0 +1,83 @@
+"""What ps.proto says of elements of two bytes, error feedback and top-k, in NumPy: of one slice, in float32, to the bit."""
+import numpy as np
+
+SLICE = 32768
+WHOLE = 1024  # Slices of so many elements are sent whole.
+
+
+def to_bits(values, kind):
+    """The elements as they are sent; `kind` is float32, bfloat16 or float16."""
+    values = np.asarray(values, np.float32)
+    if kind == "float32":
+        return values.view(np.uint32)
+    if kind == "float16":
+        return values.astype(np.float16).view(np.uint16)
+    bits = values.view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def from_bits(bits, kind):
+    if kind == "float32":
+        return bits.view(np.float32)
+    if kind == "float16":
+        return bits.view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(values, kind):
+    return from_bits(to_bits(values, kind), kind)
+
+
+class Compressor:
+    """A worker's side of one slice."""
+
+    def __init__(self, elements, kind, feedback=False, top_k=0, momentum=0.0):
+        self.kind, self.feedback, self.momentum = kind, feedback or top_k > 0, np.float32(momentum)
+        self.count = elements
+        if top_k and elements > WHOLE:
+            self.count = -(-top_k * elements // SLICE)
+        self.kept = np.zeros(elements, np.float32)
+        self.velocity = np.zeros(elements, np.float32)
+        self.pending = None
+
+    def push(self, values):
+        """Positions (None: all) and the values at them, as they arrive."""
+        velocity = self.momentum * self.velocity + values if self.momentum else np.array(values, np.float32)
+        left = velocity + self.kept if self.feedback else velocity.copy()
+        if self.count == len(values):
+            positions, sent = None, rounded(left, self.kind)
+            left -= sent
+        else:
+            positions = np.sort(np.argsort(-np.abs(left), kind="stable")[:self.count])
+            sent = rounded(left[positions], self.kind)
+            left[positions] -= sent
+            velocity[positions] = 0
+        self.pending = left, velocity
+        return positions, sent
+
+    def counts(self):
+        """What was pushed last was applied."""
+        left, self.velocity = self.pending
+        if self.feedback:
+            self.kept = left
+
+    def dense(self, positions, sent):
+        """What a server takes it for."""
+        if positions is None:
+            return sent
+        values = np.zeros(len(self.kept), np.float32)
+        values[positions] = sent
+        return values
+
+
+class Server:
+    """SGD on one slice: g is the sum of c * g_r in ascending rank."""
+
+    def __init__(self, weights, rate):
+        self.weights, self.rate = np.array(weights, np.float32), np.float32(rate)
+
+    def step(self, gradients, coefficients):
+        total = np.float32(coefficients[0]) * gradients[0]
+        for gradient, coefficient in zip(gradients[1:], coefficients[1:]):
+            total = total + np.float32(coefficient) * gradient
+        self.weights = self.weights - self.rate * total

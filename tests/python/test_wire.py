@@ -1,0 +1,94 @@
+"""What pushes carry in two bytes, or in part, against a simulation in NumPy, to the bit, over both links."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import psgrad
+from conftest import ServerProcesses
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
+
+from wire_simulation import SLICE, Compressor, Server, rounded
+
+SIZES = [SLICE, 5000, 10]  # Of the slices of two tensors.
+LAYOUT = [psgrad.Tensor("w", (SLICE + 5000,)), psgrad.Tensor("b", (10,))]
+SAMPLES = [3, 5]
+STEPS = 6
+RATE = 0.5
+HALF = ("--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16")
+
+CASES = [
+    (HALF, {"kind": "bfloat16"}, "bfloat16"),
+    ((*HALF, "--error_feedback"), {"kind": "bfloat16", "feedback": True}, "bfloat16"),
+    (("--wire_dtype=float16", "--error_feedback"), {"kind": "float16", "feedback": True}, "float32"),
+    (("--compress=topk:0.01",), {"kind": "float32", "top_k": 328}, "float32"),
+    (
+        ("--compress=topk:0.02", "--momentum_correction=0.9", *HALF),
+        {"kind": "bfloat16", "top_k": 655, "momentum": 0.9},
+        "bfloat16",
+    ),
+]
+
+
+def tensors(slices: list[Any]) -> list[Any]:
+    """The arrays of the model that have these slices."""
+    return [np.concatenate(slices[:2]), slices[2]]
+
+
+@pytest.mark.parametrize("memory", ["auto", "off"])
+@pytest.mark.parametrize(("flags", "options", "weights_kind"), CASES)
+def test_jobs_end_where_the_simulation_does(
+    servers: ServerProcesses, flags: tuple[str, ...], options: dict[str, Any], weights_kind: str, memory: str
+) -> None:
+    """Weights that a push brings are rounded; the last ones are the servers' own."""
+    address = servers.start(2, "--optimizer=sgd", f"--learning_rate={RATE}", *flags, shards=2)
+    # One of the two over gRPC: mixed links give the same bits.
+    clients = [
+        psgrad.Client.join(address, LAYOUT, rank=0, shared_memory=memory),
+        psgrad.Client.join(address, LAYOUT, rank=1, shared_memory="off"),
+    ]
+    random = np.random.default_rng(3)
+    initial = [random.normal(size=n).astype(np.float32) for n in SIZES]
+    simulated = [Server(values, RATE) for values in initial]
+    compressors = [[Compressor(n, **options) for n in SIZES] for _ in clients]
+    coefficients = [np.float32(np.float64(n) / sum(SAMPLES)) for n in SAMPLES]
+    weights = [tensors([np.zeros(n, np.float32) for n in SIZES]) for _ in clients]
+    for client, into in zip(clients, weights, strict=True):
+        client.start(tensors(initial), into)
+        for array, expected in zip(into, tensors(initial), strict=True):
+            assert (array == rounded(expected, weights_kind)).all()
+    for step in range(STEPS):
+        exchanges, arrived = [], [[] for _ in SIZES]
+        for client, mine, into, samples in zip(clients, compressors, weights, SAMPLES, strict=True):
+            gradients = [random.normal(scale=0.1, size=n).astype(np.float32) for n in SIZES]
+            for index, gradient in enumerate(gradients):
+                arrived[index].append(mine[index].dense(*mine[index].push(gradient)))
+                mine[index].counts()
+            exchanges.append(client.begin(step, tensors(gradients), into, samples=samples, version=step))
+        for server, pushed in zip(simulated, arrived, strict=True):
+            server.step(pushed, coefficients)
+        for exchange, into in zip(exchanges, weights, strict=True):
+            assert exchange.wait().answers == ["applied", "applied"]
+            for array, expected in zip(into, tensors([server.weights for server in simulated]), strict=True):
+                assert (array == rounded(expected, weights_kind)).all(), f"step {step}"
+    last = tensors([np.zeros(n, np.float32) for n in SIZES])
+    clients[0].pull(last, float32=True)
+    for array, expected in zip(last, tensors([server.weights for server in simulated]), strict=True):
+        assert (array == expected).all()
+
+
+def test_a_gradient_that_does_not_fit_float16_is_refused_by_its_tensor(servers: ServerProcesses) -> None:
+    """As one that is not finite."""
+    address = servers.start(1, "--optimizer=sgd", "--wire_dtype=float16")
+    layout = [psgrad.Tensor("w", (4,))]
+    with psgrad.Client.join(address, layout) as client:
+        weights = [np.zeros(4, np.float32)]
+        client.start([np.zeros(4, np.float32)], weights)
+        with pytest.raises(ValueError, match=r"tensor w is not finite, or too large for --wire_dtype=float16"):
+            client.push_pull(0, [np.full(4, 1e6, np.float32)], weights)
