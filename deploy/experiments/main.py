@@ -19,7 +19,7 @@ from .lab import ExperimentFailed, Lab, Skipped
 from .page import write_page
 
 # In the order in which `all` runs them, and the pages are listed.
-NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "products", "own_data", "links")
+NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "products", "own_data", "links", "wire")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

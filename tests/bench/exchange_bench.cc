@@ -44,6 +44,7 @@ absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
   const ConstTensors out = gradients->Read();
   const MutableTensors& in = weights->tensors;
   PS_RETURN_IF_ERROR(StartKnownJob(client, options_.layout, in));
+  KnownWeights known(options_.layout, options_.workers, options_.wire.Format());
   absl::StatusOr<ExchangeResult> result;
   uint64_t step = 0;
   for (int i = 0; i < options_.repeats + kWarmUp; ++i) {
@@ -63,12 +64,12 @@ absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {
     // Between the timed parts: every weight that came, in every repeat.
     if (options_.op == "push") continue;
     const bool viewed = !result->view.tensors.empty();
-    PS_RETURN_IF_ERROR(CheckKnownWeights(viewed ? result->view.tensors : weights->Read(), options_.workers, step));
+    PS_RETURN_IF_ERROR(known.Check(viewed ? result->view.tensors : weights->Read(), step));
   }
   PS_RETURN_IF_ERROR(client.Done());
   result = client.Pull(in);
   if (!result.ok()) return result.status();
-  return CheckKnownWeights(weights->Read(), options_.workers, step);
+  return known.Check(weights->Read(), step);
 }
 
 absl::Status Bench::RunWorker(uint32_t rank, MeetingPoint& together) {
@@ -84,13 +85,14 @@ absl::Status Bench::RunWorker(uint32_t rank, MeetingPoint& together) {
 std::string Bench::Name() const {
   const size_t tensors = options_.layout.size();
   return absl::StrCat(options_.op, ", ", options_.transport, ", ", options_.workers, " workers, ", options_.servers,
-                      " servers", tensors > 1 ? absl::StrCat(", ", tensors, " tensors") : "");
+                      " servers", tensors > 1 ? absl::StrCat(", ", tensors, " tensors") : "", options_.wire.Text());
 }
 
 absl::StatusOr<Measurement> Bench::Run() {
   ServerOptions server_options;
   server_options.num_workers = options_.workers;
   server_options.num_shards = options_.servers;
+  options_.wire.Set(server_options);
   server_options.hyperparameters = {.learning_rate = kKnownLearningRate, .momentum = 0, .weight_decay = 0};
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options_.transport);
   if (!servers.ok()) return servers.status();

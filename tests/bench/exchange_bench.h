@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "ps/tensor.h"
 #include "tests/bench/measurement.h"
+#include "tests/bench/wire_options.h"
 
 namespace ps {
 
@@ -16,6 +17,7 @@ struct ExchangeBenchOptions {
   uint32_t workers = 1;
   uint32_t servers = 1;
   std::string op = "push_pull";  // Or push, pull.
+  WireOptions wire;
   int repeats = 30;
 };
 

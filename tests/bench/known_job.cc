@@ -1,12 +1,16 @@
 #include "tests/bench/known_job.h"
 
-#include <array>
 #include <cmath>
+#include <cstring>
 #include <span>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/half_floats.h"
+#include "common/payload.h"
 #include "tests/bench/bench_layout.h"
+#include "worker/client/push_encoding.h"
 
 namespace ps {
 namespace {
@@ -19,17 +23,11 @@ float GradientAt(uint32_t rank, size_t element) {
   return std::ldexp(1.0F, -static_cast<int>((element + rank) % kPeriod));
 }
 
-float InitialAt(size_t element) { return 1 + GradientAt(0, element); }
-
-// The plain formula in float32, in rank order.
-float ExpectedAt(size_t element, uint32_t workers, uint64_t steps) {
-  const auto coefficient = static_cast<float>(1.0 / static_cast<double>(workers));
-  float mean = 0;
-  for (uint32_t rank = 0; rank < workers; ++rank) mean += coefficient * GradientAt(rank, element);
-  float weight = InitialAt(element);
-  for (uint64_t step = 0; step < steps; ++step) weight -= kKnownLearningRate * mean;
-  return weight;
+float Coefficient(uint32_t samples, uint32_t total) {
+  return static_cast<float>(static_cast<double>(samples) / static_cast<double>(total));
 }
+
+float InitialAt(size_t element) { return 1 + GradientAt(0, element); }
 
 template <typename ValueAt>
 void Fill(const MutableTensors& tensors, ValueAt value_at) {
@@ -59,16 +57,76 @@ void FillKnownGradients(uint32_t rank, const MutableTensors& gradients) {
   Fill(gradients, [&](size_t element) { return GradientAt(rank, element); });
 }
 
-absl::Status CheckKnownWeights(const ConstTensors& weights, uint32_t workers, uint64_t steps) {
-  std::array<float, kPeriod> expected;
-  for (size_t i = 0; i < kPeriod; ++i) expected[i] = ExpectedAt(i, workers, steps);
-  size_t element = 0;  // Of the model.
+KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format)
+    : plan_(layout, 1), workers_(workers), format_(format) {
+  size_t elements = 0;
+  for (const TensorSpec& tensor : layout) {
+    begins_.push_back(elements);
+    elements += static_cast<size_t>(tensor.elements());
+  }
+  if (format_.pushes.top_k == 0) elements = kPeriod;
+  for (size_t i = 0; i < elements; ++i) expected_.push_back(InitialAt(i));
+  if (format_.pushes.top_k == 0) return;
+  for (uint32_t rank = 0; rank < workers_; ++rank) {
+    Rank& made = ranks_.emplace_back();
+    for (size_t i = 0; i < elements; ++i) made.gradient.push_back(GradientAt(rank, i));
+    made.sent = *SharedTensors::Create(layout, format_.pushes);
+    made.residuals = std::make_unique<Residuals>(plan_, false);
+  }
+}
+
+// The plain formula in float32, in rank order.
+void KnownWeights::AdvanceTo(uint64_t steps) {
+  for (; steps_ < steps; ++steps_) {
+    if (ranks_.empty()) {
+      for (size_t i = 0; i < kPeriod; ++i) {
+        float mean = 0;
+        for (uint32_t rank = 0; rank < workers_; ++rank) mean += Coefficient(1, workers_) * GradientAt(rank, i);
+        expected_[i] -= kKnownLearningRate * mean;
+      }
+      continue;
+    }
+    for (const SliceInfo& info : plan_.slices()) {
+      std::vector<float> sum(static_cast<size_t>(info.elements), 0.0F);
+      for (Rank& rank : ranks_) AddSlice(info, rank, sum);
+      float* const weights = expected_.data() + begins_[info.tensor] + info.offset;
+      for (size_t i = 0; i < sum.size(); ++i) weights[i] -= kKnownLearningRate * sum[i];
+    }
+    for (Rank& rank : ranks_) rank.residuals->Commit(0, steps_, plan_.shard_slices(0));
+  }
+}
+
+void KnownWeights::AddSlice(const SliceInfo& info, Rank& rank, std::vector<float>& sum) const {
+  const float* const gradient = rank.gradient.data() + begins_[info.tensor] + info.offset;
+  ps::Check(EncodeSlice(gradient, info, *rank.sent, rank.residuals.get(), 0), "the gradients are finite");
+  const ModelMemory::Place place = rank.sent->model().slice(info);
+  const Piece bytes = Piece(rank.sent->memory().bytes()).subspan(place.begin, place.positions + place.values);
+  Payload payload({bytes.subspan(place.positions)}, nullptr);
+  payload.set_type(place.type);
+  std::vector<float> values(place.values / WireBytes(place.type));
+  payload.CopyFloatsTo(values.data());
+  std::vector<uint16_t> positions(place.positions / sizeof(uint16_t));
+  std::memcpy(positions.data(), bytes.data(), place.positions);
+  for (size_t i = 0; i < values.size(); ++i) {
+    sum[place.sparse() ? positions[i] : i] += Coefficient(1, workers_) * values[i];
+  }
+}
+
+float KnownWeights::ExpectedAt(size_t element) const {
+  const float expected = expected_[ranks_.empty() ? element % kPeriod : element];
+  float rounded = expected;
+  if (format_.weights != WireType::kFloat32) RoundThrough(&expected, 1, format_.weights, &rounded, Isa::kPortable);
+  return rounded;
+}
+
+absl::Status KnownWeights::Check(const ConstTensors& weights, uint64_t steps) {
+  AdvanceTo(steps);
   for (size_t tensor = 0; tensor < weights.size(); ++tensor) {
-    for (size_t i = 0; i < weights[tensor].size(); ++i, ++element) {
-      const float weight = weights[tensor][i];
-      if (weight == expected[element % kPeriod]) continue;
-      return absl::InternalError(absl::StrCat("weight ", i, " of tensor ", tensor, " is ", weight, " after ", steps,
-                                              " steps, expected ", expected[element % kPeriod]));
+    for (size_t i = 0; i < weights[tensor].size(); ++i) {
+      const float expected = ExpectedAt(begins_[tensor] + i);
+      if (weights[tensor][i] == expected) continue;
+      return absl::InternalError(absl::StrCat("weight ", i, " of tensor ", tensor, " is ", weights[tensor][i],
+                                              " after ", steps, " steps, expected ", expected));
     }
   }
   return absl::OkStatus();

@@ -2,10 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "common/slices.h"
+#include "common/wire_type.h"
 #include "ps/client.h"
 #include "ps/tensor.h"
+#include "worker/client/residuals.h"
+#include "worker/client/shared_tensors.h"
 
 namespace ps {
 
@@ -18,7 +24,33 @@ absl::Status StartKnownJob(Client& client, const Layout& layout, const MutableTe
 // What a worker of this rank pushes in every step.
 void FillKnownGradients(uint32_t rank, const MutableTensors& gradients);
 
-// INTERNAL, with the first that is not, unless all weights are what so many steps make of them, to the bit.
-absl::Status CheckKnownWeights(const ConstTensors& weights, uint32_t workers, uint64_t steps);
+// What the weights of such a job are.
+class KnownWeights {
+ public:
+  KnownWeights(const Layout& layout, uint32_t workers, const WireFormat& format);
+
+  // INTERNAL, with the first that is not, unless all weights, as a push brings them, are what so many steps make of
+  // them, to the bit. Steps never decrease from call to call.
+  absl::Status Check(const ConstTensors& weights, uint64_t steps);
+
+ private:
+  // Where pushes carry some elements: of each rank what it would send.
+  struct Rank {
+    std::vector<float> gradient;
+    std::shared_ptr<SharedTensors> sent;
+    std::unique_ptr<Residuals> residuals;
+  };
+  void AdvanceTo(uint64_t steps);
+  void AddSlice(const SliceInfo& info, Rank& rank, std::vector<float>& sum) const;
+  float ExpectedAt(size_t element) const;
+
+  const SlicePlan plan_;
+  const uint32_t workers_;
+  const WireFormat format_;
+  uint64_t steps_ = 0;
+  std::vector<size_t> begins_;   // Of each tensor in the model, in elements.
+  std::vector<float> expected_;  // Of every element; where all are sent, of those of one period.
+  std::vector<Rank> ranks_;      // Where some are sent.
+};
 
 }  // namespace ps

@@ -66,7 +66,7 @@ class LinkJob {
     for (const auto& worker : workers_) worker->WriteLine("leave");
     for (const auto& worker : workers_) PS_RETURN_IF_ERROR(worker->Wait());
     for (const auto& server : servers_) PS_RETURN_IF_ERROR(server->Wait());
-    LinkRow row = {.times = Summarize(placement_.name, seconds, 0), .processors = busy};
+    LinkRow row = {.times = Summarize(placement_.name + options_.wire.Text(), seconds, 0), .processors = busy};
     for (size_t link = 0; link < std::min(carried.size(), carried_before.size()); ++link) {
       const double bytes = static_cast<double>(carried[link] - carried_before[link]);
       row.carried = std::max(row.carried, bytes / options_.repeats / static_cast<double>(options_.bytes));
@@ -96,6 +96,7 @@ class LinkJob {
                                       absl::StrCat("--num_shards=", placement_.servers),
                                       absl::StrCat("--shard=", shard),
                                       absl::StrFormat("--learning_rate=%.9g", kKnownLearningRate)};
+    for (const std::string& flag : options_.wire.Flags()) flags.push_back(flag);
     if (shard > 0) flags.push_back("--chief=" + Advertised(0));
     // The delay line is on the server's host, so that all peers seem to be.
     if (delayed()) flags.emplace_back(placement_.colocated ? "--stream=never" : "--stream=always");
@@ -110,11 +111,14 @@ class LinkJob {
   }
 
   absl::Status StartWorker(uint32_t rank) {
-    return Start("ps_bench",
-                 {"--server=" + Advertised(0), absl::StrCat("--bytes=", options_.bytes),
-                  absl::StrCat("--workers=", options_.workers), absl::StrCat("--repeats=", options_.repeats),
-                  LongLinksFlag(), "link_worker", absl::StrCat(rank)},
-                 hosts_.On(rank), workers_);
+    std::vector<std::string> arguments = options_.wire.Flags();
+    for (const std::string& each :
+         {"--server=" + Advertised(0), absl::StrCat("--bytes=", options_.bytes),
+          absl::StrCat("--workers=", options_.workers), absl::StrCat("--repeats=", options_.repeats),
+          "--op=" + options_.op, LongLinksFlag(), std::string("link_worker"), absl::StrCat(rank)}) {
+      arguments.push_back(each);
+    }
+    return Start("ps_bench", arguments, hosts_.On(rank), workers_);
   }
 
   static absl::Status Start(const std::string& program, const std::vector<std::string>& flags,
@@ -184,7 +188,8 @@ absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std:
 }
 
 absl::Status Measure(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
-  if (options.delay.count() == 0) PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
+  // What ranks add up comes back to them: of that there is no half.
+  if (options.delay.count() == 0 && options.op == "push_pull") PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
   double best_mpi_s = 0;
   for (const LinkRow& row : rows) {
     best_mpi_s = best_mpi_s == 0 ? row.times.p50_s : std::min(best_mpi_s, row.times.p50_s);

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "tests/bench/measurement.h"
+#include "tests/bench/wire_options.h"
 
 namespace ps {
 
@@ -19,6 +20,8 @@ struct LinkBenchOptions {
   // such, too. Then there are no rows of MPI, whose connections cannot be delayed so.
   std::chrono::nanoseconds delay{0};
   bool long_links = false;  // Servers and workers run with this flag.
+  WireOptions wire;
+  std::string op = "push_pull";  // Or push.
   int repeats = 0;
 };
 

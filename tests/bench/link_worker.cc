@@ -46,15 +46,20 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
       PS_RETURN_IF_ERROR(AwaitLine());
       last = Now();
     }
-    const auto result =
-        client.PushPull({.step = step, .version = step, .samples = 1}, gradients->Read(), weights->tensors);
+    const PushInfo push = {.step = step, .version = step, .samples = 1};
+    const auto result = options.op == "push" ? client.Push(push, gradients->Read())
+                                             : client.PushPull(push, gradients->Read(), weights->tensors);
     if (!result.ok()) return result.status();
     const TimePoint now = Now();
     if (i >= 0) std::cout << absl::StrFormat("%.9f", Seconds(now - last)) << std::endl;
     last = now;
   }
   std::cout << "end" << std::endl;
-  return CheckKnownWeights(weights->Read(), options.workers, step);
+  if (options.op == "push") {
+    const auto last = client.Pull(weights->tensors, step);
+    if (!last.ok()) return last.status();
+  }
+  return KnownWeights(layout, options.workers, options.wire.Format()).Check(weights->Read(), step);
 }
 
 }  // namespace

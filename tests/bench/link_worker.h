@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "tests/bench/wire_options.h"
 
 namespace ps {
 
@@ -15,6 +16,8 @@ struct LinkWorkerOptions {
   int64_t bytes = 0;     // Of the weights.
   int repeats = 0;
   bool long_links = false;
+  WireOptions wire;              // The servers'.
+  std::string op = "push_pull";  // Or push.
 };
 
 // Exchanges everything in each step of a known job (known_job.h), without computing anything. Prints "begin" when it is

@@ -18,6 +18,7 @@
 #include "common/program.h"
 #include "tests/bench/bench_layout.h"
 #include "tests/bench/delay_line.h"
+#include "tests/bench/encoding_bench.h"
 #include "tests/bench/exchange_bench.h"
 #include "tests/bench/faults_bench.h"
 #include "tests/bench/gemm_bench.h"
@@ -36,13 +37,17 @@ ABSL_FLAG(
     std::string, layout, "one",
     "exchange: the model, one (a tensor of --bytes) or many (the 160 tensors of a ResNet-50, 102 MB, most of them "
     "small)");
-ABSL_FLAG(
-    int64_t, bytes, 16 << 20,
-    "exchange with --layout=one, link, network: bytes of the model, a multiple of 4; faults: of weights and state");
+ABSL_FLAG(int64_t, bytes, 16 << 20,
+          "exchange with --layout=one, link, encoding, network: bytes of the model, a multiple of 4; faults: of "
+          "weights and state");
 ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a folder of their own");
 ABSL_FLAG(uint32_t, workers, 1, "exchange, join, link: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, join, train: number of servers");
-ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull");
+ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link: push or push_pull");
+ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype, "exchange, link: as ps_server's flag of this name");
+ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link: likewise");
+ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: likewise");
+ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link: likewise");
 ABSL_FLAG(
     int, repeats, 30,
     "exchange, join, link, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
@@ -80,6 +85,7 @@ constexpr char kUsage[] =
     "  gemm       matrix products on each --device, with and without the copies, and from what size a GPU is faster\n"
     "  optimizers each optimizer, and a server's update with it, next to a copy that moves as many bytes; and of\n"
     "             many small tensors next to one; with 1 and 2 threads\n"
+    "  encoding   rounding to two bytes, widening, and selecting the largest elements, next to a copy\n"
     "  faults     what checkpoints cost a job that trains, next to one without and to dd, and how soon it goes on "
     "when\n"
     "             its server was killed\n"
@@ -91,6 +97,19 @@ constexpr char kUsage[] =
     "  losses     how soon a bsp job makes its next version when one of two workers is killed, or stopped, or is\n"
     "             replaced\n"
     "  network    round-trip time and bandwidth in both directions to --server";
+
+WireOptions Wire() {
+  return {.wire_dtype = absl::GetFlag(FLAGS_wire_dtype),
+          .weights_wire_dtype = absl::GetFlag(FLAGS_weights_wire_dtype),
+          .compress = absl::GetFlag(FLAGS_compress),
+          .error_feedback = absl::GetFlag(FLAGS_error_feedback)};
+}
+
+absl::Status CheckWire() {
+  ServerOptions options;
+  Wire().Set(options);
+  return ValidateServerOptions(options);
+}
 
 absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   Problems problems;
@@ -134,10 +153,16 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   }
   const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
   const bool link = command == "link";
+  const bool sends = link || command == "exchange";
+  problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
+  problems.Check(CheckWire());
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
                                        {"servers", link, "link measures several numbers of servers"},
                                        {"transport", link, "link measures TCP"},
-                                       {"op", link, "link measures push_pull"},
+                                       {"wire_dtype", !sends, "only exchange and link have it"},
+                                       {"weights_wire_dtype", !sends, "only exchange and link have it"},
+                                       {"compress", !sends, "only exchange and link have it"},
+                                       {"error_feedback", !sends, "only exchange and link have it"},
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},
@@ -252,6 +277,8 @@ absl::Status RunLink() {
                                               .mbit_per_s = absl::GetFlag(FLAGS_mbit_per_s),
                                               .delay = ToChrono(absl::GetFlag(FLAGS_delay)),
                                               .long_links = absl::GetFlag(FLAGS_long_links),
+                                              .wire = Wire(),
+                                              .op = absl::GetFlag(FLAGS_op),
                                               .repeats = absl::GetFlag(FLAGS_repeats)},
                                              rows);
   if (absl::IsNotFound(measured)) {
@@ -289,7 +316,9 @@ std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& argument
                           .workers = absl::GetFlag(FLAGS_workers),
                           .bytes = absl::GetFlag(FLAGS_bytes),
                           .repeats = absl::GetFlag(FLAGS_repeats),
-                          .long_links = absl::GetFlag(FLAGS_long_links)});
+                          .long_links = absl::GetFlag(FLAGS_long_links),
+                          .wire = Wire(),
+                          .op = absl::GetFlag(FLAGS_op)});
   }
   if (command == "delay_line" && arguments.size() == 3) {
     return RunDelayLine(arguments[1], arguments[2], ToChrono(absl::GetFlag(FLAGS_delay)));
@@ -318,6 +347,7 @@ absl::Status Run(const std::string& command) {
       command == "network"
           ? RunNetworkBench(absl::GetFlag(FLAGS_server), absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
       : command == "optimizers" ? RunOptimizersBench(absl::GetFlag(FLAGS_repeats))
+      : command == "encoding"   ? RunEncodingBench(absl::GetFlag(FLAGS_bytes), absl::GetFlag(FLAGS_repeats))
       : command == "faults"     ? RunFaultsBench({.bytes = absl::GetFlag(FLAGS_bytes) / 8 * 8,
                                                   .dir = absl::GetFlag(FLAGS_dir),
                                                   .hundreds = absl::GetFlag(FLAGS_repeats)})
@@ -331,6 +361,7 @@ absl::Status Run(const std::string& command) {
                               .workers = absl::GetFlag(FLAGS_workers),
                               .servers = absl::GetFlag(FLAGS_servers),
                               .op = absl::GetFlag(FLAGS_op),
+                              .wire = Wire(),
                               .repeats = absl::GetFlag(FLAGS_repeats)});
   if (rows.ok()) PrintMeasurements(*rows);
   return rows.status();
@@ -351,7 +382,8 @@ int main(int argc, char** argv) {
   }
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
-      command != "optimizers" && command != "faults" && command != "join" && command != "losses" && command != "link") {
+      command != "optimizers" && command != "encoding" && command != "faults" && command != "join" &&
+      command != "losses" && command != "link") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,26 @@ Measurement Measure(const std::string& name, int repeats, double bytes, Work wor
     if (i >= kWarmUp) seconds.push_back(Seconds(Now() - began));
   }
   return Summarize(name, seconds, bytes);
+}
+
+// In turn, so that what else the machine does meets all of them alike. Ratios are to the first.
+inline std::vector<Measurement> MeasureInTurn(int repeats, double bytes,
+                                              const std::vector<std::function<void()>>& works) {
+  std::vector<std::vector<double>> seconds(works.size());
+  for (int i = 0; i < repeats + kWarmUp; ++i) {
+    for (size_t work = 0; work < works.size(); ++work) {
+      const TimePoint began = Now();
+      works[work]();
+      if (i >= kWarmUp) seconds[work].push_back(Seconds(Now() - began));
+    }
+  }
+  std::vector<Measurement> rows;
+  rows.reserve(works.size());
+  for (const std::vector<double>& each : seconds) {
+    rows.push_back(Summarize("", each, bytes));
+    if (rows.size() > 1) rows.back().ratio = rows.front().p50_s / rows.back().p50_s;
+  }
+  return rows;
 }
 
 }  // namespace ps

@@ -252,25 +252,6 @@ class Copies {
   ThreadPool pool_;
 };
 
-// In turn, so that what else the machine does meets all of them alike. Ratios are to the first.
-std::vector<Measurement> MeasureInTurn(int repeats, double bytes, const std::vector<std::function<void()>>& works) {
-  std::vector<std::vector<double>> seconds(works.size());
-  for (int i = 0; i < repeats + kWarmUp; ++i) {
-    for (size_t work = 0; work < works.size(); ++work) {
-      const TimePoint began = Now();
-      works[work]();
-      if (i >= kWarmUp) seconds[work].push_back(Seconds(Now() - began));
-    }
-  }
-  std::vector<Measurement> rows;
-  rows.reserve(works.size());
-  for (const std::vector<double>& each : seconds) {
-    rows.push_back(Summarize("", each, bytes));
-    if (rows.size() > 1) rows.back().ratio = rows.front().p50_s / rows.back().p50_s;
-  }
-  return rows;
-}
-
 std::string Megabytes(int64_t elements) { return absl::StrFormat("%.1f MB", static_cast<double>(elements) * 4 / 1e6); }
 
 std::string Threads(int threads) { return absl::StrCat(threads, threads == 1 ? " thread" : " threads"); }
