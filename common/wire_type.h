@@ -59,6 +59,7 @@ struct WireFormat {
   WireType weights = WireType::kFloat32;
   bool error_feedback = false;    // As in JoinReply, as is the next.
   float momentum_correction = 0;  // With top_k.
+  bool weights_delta = false;     // Servers send what has changed of weights.
 };
 
 // Of the elements of a tensor of this kind, where weights are sent as `type`; likewise in pushes.

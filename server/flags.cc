@@ -130,6 +130,8 @@ ABSL_FLAG(std::string, weights_wire_dtype, ps::ServerOptions().weights_wire_dtyp
 ABSL_FLAG(std::string, compress, ps::ServerOptions().compress,
           "topk:0.01: workers send the hundredth of the gradient that is largest, and keep the rest for the next push; "
           "with --optimizer=sgd");
+ABSL_FLAG(bool, weights_delta, false,
+          "with --compress and without --weight_decay: servers send what has changed of the weights that a worker has");
 ABSL_FLAG(float, momentum_correction, ps::ServerOptions().momentum_correction,
           "with --compress: workers apply momentum of this factor before they compress (Deep Gradient Compression)");
 ABSL_FLAG(bool, error_feedback, false,
@@ -222,6 +224,7 @@ ServerOptions ServerOptionsFromFlags() {
   options.wire_dtype = absl::GetFlag(FLAGS_wire_dtype);
   options.weights_wire_dtype = absl::GetFlag(FLAGS_weights_wire_dtype);
   options.compress = absl::GetFlag(FLAGS_compress);
+  options.weights_delta = absl::GetFlag(FLAGS_weights_delta);
   options.momentum_correction = absl::GetFlag(FLAGS_momentum_correction);
   options.error_feedback = absl::GetFlag(FLAGS_error_feedback);
   options.long_links = absl::GetFlag(FLAGS_long_links);

@@ -26,6 +26,11 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
                                                  " are allowed"));
 }
 
+template <typename Request>
+std::optional<uint64_t> BaseOf(const Request& request) {
+  return request.has_base() ? std::optional<uint64_t>(request.base()) : std::nullopt;
+}
+
 // Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message
 // at a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is
 // bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the
@@ -133,6 +138,7 @@ class PushCall final : public DataCall {
     if (!slices.ok()) return slices.status();
     PS_RETURN_IF_ERROR(CheckHeaderBytes(message, *slices));
     PS_RETURN_IF_ERROR(Identify(request.id()));
+    base_ = BaseOf(request);
     PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices)));
     Read(kMaxMessageBytes);
     return absl::OkStatus();
@@ -141,7 +147,7 @@ class PushCall final : public DataCall {
   void OnMessagesEnd() override {
     // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
     if (gone()) return End(absl::CancelledError("the caller disconnected"));
-    if (weights_) return session().Finish(/*weights=*/true, OnReply({}));
+    if (weights_) return session().Finish(/*weights=*/true, OnReply({.base = base_}));
     session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
       if (!reply.ok()) return self->End(reply.status());
       self->Answer(EncodeMessage(reply->header.push()));
@@ -149,6 +155,7 @@ class PushCall final : public DataCall {
   }
 
   const bool weights_;
+  std::optional<uint64_t> base_;
 };
 
 // Of one small request, without slices.
@@ -181,7 +188,7 @@ class PullCall final : public ReadCall<v1::PullRequest> {
 
  private:
   void Ask(const v1::PullRequest& request) override {
-    session().Pull(request, OnReply({.constants = true, .float32 = request.float32()}));
+    session().Pull(request, OnReply({.constants = true, .float32 = request.float32(), .base = BaseOf(request)}));
   }
 };
 

@@ -137,6 +137,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_wire_type(static_cast<v1::WireType>(job.options().wire.pushes.type));
   reply.set_weights_wire_type(static_cast<v1::WireType>(job.options().wire.weights));
   reply.set_top_k(job.options().wire.pushes.top_k);
+  reply.set_weights_delta(job.options().wire.weights_delta);
   reply.set_momentum_correction(job.options().wire.momentum_correction);
   reply.set_error_feedback(job.options().wire.error_feedback);
   reply.set_hands_out_runs(job.runs().hands_out());

@@ -84,6 +84,8 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
                  absl::StrCat("--momentum_correction=", momentum, ": expected at least 0 and less than 1"));
   const std::string correction = absl::StrCat("--momentum_correction=", momentum);
   problems.Check(momentum == 0 || compresses, correction + ": has no meaning without --compress=topk:FRACTION");
+  problems.Check(!options.weights_delta || compresses,
+                 "--weights_delta: has no meaning without --compress=topk:FRACTION, since all weights change");
   if (!compresses) return;
   // A server's optimizer would take elements that were not sent for gradients of 0. Where workers step by themselves,
   // optimizers are theirs, and what they push are differences of weights.
@@ -92,6 +94,9 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   problems.Check(!gradients || options.optimizer == "sgd",
                  absl::StrCat("--optimizer=", options.optimizer, ": with --compress=", options.compress,
                               " servers apply sgd; --momentum_correction has workers apply momentum"));
+  problems.Check(!options.weights_delta || gradients,
+                 absl::StrCat("--weights_delta: in --mode=", options.mode.name,
+                              " workers push differences of weights, and all weights are sent back"));
   problems.Check(momentum == 0 || gradients,
                  absl::StrCat(correction, ": in --mode=", options.mode.name, " workers have optimizers of their own"));
 }
@@ -103,7 +108,8 @@ WireFormat WireFormatOf(const ServerOptions& options) {
   return {.pushes = {.type = *ParseWireType(options.wire_dtype), .top_k = top_k},
           .weights = *ParseWireType(options.weights_wire_dtype),
           .error_feedback = options.error_feedback || top_k > 0,
-          .momentum_correction = options.momentum_correction};
+          .momentum_correction = options.momentum_correction,
+          .weights_delta = options.weights_delta};
 }
 
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
@@ -184,6 +190,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["weights_wire_dtype"] = options.weights_wire_dtype;
   settings["error_feedback"] = options.error_feedback ? "true" : "false";
   settings["compress"] = options.compress;
+  settings["weights_delta"] = options.weights_delta ? "true" : "false";
   settings["momentum_correction"] = ExactText(options.momentum_correction);
   settings["num_shards"] = absl::StrCat(options.num_shards);
   return settings;

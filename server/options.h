@@ -63,6 +63,7 @@ struct ServerOptions {
   std::string weights_wire_dtype = "float32";  // Of weights in replies.
   bool error_feedback = false;                 // Workers keep what rounding takes away.
   std::string compress = "none";               // Or topk:FRACTION, of the elements that pushes carry of weights.
+  bool weights_delta = false;                  // With topk: servers send what has changed of weights.
   float momentum_correction = 0;               // With topk: workers apply this momentum, before they compress.
   int apply_threads = 0;                       // 0: as many as processors, at most 8.
 

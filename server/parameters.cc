@@ -42,10 +42,12 @@ uint8_t* RoundedBuffer::At(const ShardLayout& layout, size_t local) const {
 }
 
 Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
-                       size_t max_kept, std::function<void()> on_release, bool shared, WireType rounded)
+                       size_t max_kept, std::function<void()> on_release, bool shared, WireType rounded,
+                       bool keeps_changes)
     : layout_(std::move(layout)),
       max_versions_(max_versions),
       rounded_(rounded),
+      keeps_changes_(keeps_changes),
       hook_(std::make_shared<ReleaseHook>()),
       readers_(std::make_shared<Readers>(max_versions)),
       weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared, rounded != WireType::kFloat32),
@@ -136,7 +138,9 @@ std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBu
 
 VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
   Check(!updating_in_place(), "a version that is being overwritten is not read");
-  return PinBuffers(weights_.current(), version(), reader, now);
+  VersionPin pin = PinBuffers(weights_.current(), version(), reader, now);
+  pin.history_ = history_;
+  return pin;
 }
 
 VersionPin Parameters::PinNext(const Reader& reader, TimePoint now) {
@@ -189,6 +193,11 @@ bool Parameters::Begin(bool in_place, Update* update) {
   update->weights = weights_.current()->tensors[0].data();
   update->new_weights = weights_.next()->tensors[0].data();
   update->new_rounded = RoundedOf(*weights_.next());
+  if (keeps_changes_) {
+    making_ = std::make_shared<VersionChanges>();
+    making_->slices.resize(layout_->slices());
+    update->changes = making_.get();
+  }
   for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
     update->state[k] = state_.current()->tensors[k].data();
     update->new_state[k] = state_.next()->tensors[k].data();
@@ -208,6 +217,12 @@ bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_plac
 
 void Parameters::Publish(uint64_t versions, SkippedUpdates skipped) {
   const uint64_t next = version() + versions;
+  if (making_ != nullptr) {
+    making_->from = version();
+    making_->to = next;
+    history_ = ChangeHistory::With(history_.get(), std::move(making_), layout_->elements());
+    making_ = nullptr;
+  }
   if (skipped != nullptr) skipped_ = std::move(skipped);
   weights_.Publish(next);
   state_.Publish(next);

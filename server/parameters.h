@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "server/float_buffer.h"
 #include "server/readers.h"
 #include "server/shard_layout.h"
+#include "server/version_changes.h"
 
 namespace ps {
 
@@ -47,6 +49,10 @@ class VersionPin {
     WireType type = WireType::kFloat32;
   };
   Sent sent(size_t local) const;
+  // Which of its elements may have changed since version `base`. Nothing: it is not known.
+  std::optional<std::vector<uint16_t>> changed(uint64_t base, size_t local) const {
+    return history_ == nullptr ? std::nullopt : history_->Since(base, local);
+  }
   // Where the weights are, if the parameters are shared.
   const SharedMemory& memory() const { return buffers_->tensors[0].memory(); }
 
@@ -55,6 +61,7 @@ class VersionPin {
   std::shared_ptr<const HeldBuffers> buffers_;
   std::shared_ptr<const ShardLayout> layout_;
   WireType rounded_ = WireType::kFloat32;
+  std::shared_ptr<const ChangeHistory> history_;  // Up to it; null: it is not kept, or this version is in the making.
 };
 
 // Where a version's weights are rounded to elements of two bytes, if they are.
@@ -99,6 +106,7 @@ class Parameters {
     const float* weights = nullptr;
     float* new_weights = nullptr;
     RoundedBuffer new_rounded;
+    VersionChanges* changes = nullptr;  // To be written for each slice; null: nobody asks.
     const float* state[kMaxStateTensors] = {};
     float* new_state[kMaxStateTensors] = {};
   };
@@ -107,9 +115,10 @@ class Parameters {
   // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
   // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
   // that other processes may be given to read. `rounded`: unless it is float32, each version has its weights rounded to
-  // this, too, by whoever writes it.
+  // this, too, by whoever writes it. `keeps_changes`: it is kept what updates change, as they say.
   Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
-             std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32);
+             std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32,
+             bool keeps_changes = false);
   ~Parameters();
 
   // on_release is not called any more from now on. Waits for a call in progress.
@@ -191,10 +200,13 @@ class Parameters {
   const std::shared_ptr<const ShardLayout> layout_;
   const size_t max_versions_;
   const WireType rounded_;
+  const bool keeps_changes_;
   const std::shared_ptr<ReleaseHook> hook_;
   const std::shared_ptr<Readers> readers_;
   BufferRing weights_;
   BufferRing state_;
+  std::shared_ptr<VersionChanges> making_;  // Of the update that has begun.
+  std::shared_ptr<const ChangeHistory> history_;
   SkippedUpdates skipped_;
   uint64_t builds_ = 0;  // That have begun.
   uint64_t initial_sender_ = 0;

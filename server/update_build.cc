@@ -54,10 +54,23 @@ void Updater::Update::BuildSlice(size_t local) const {
     std::copy_n(slice.weights, slice.elements, slice.new_weights);
     if (rounded.to != nullptr) RoundHalf(slice.weights, slice.elements, rounded.type, rounded.to, UpdaterIsa());
   }
+  if (memory.changes != nullptr) memory.changes->slices[local] = Changed(step, inputs);
   if (finite) return;
   size_t first = not_finite;
   while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
+}
+
+ChangedPositions Updater::Update::Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const {
+  std::vector<const std::vector<uint16_t>*> positions;
+  for (const VersionInput& input : inputs) {
+    if (!step.keeps_still(input.context.hyperparameters)) return nullptr;
+    for (const GradientTerm& term : input.terms) {
+      if (term.gradient->sparse() == nullptr) return nullptr;
+      positions.push_back(&term.gradient->sparse()->positions);
+    }
+  }
+  return std::make_shared<const std::vector<uint16_t>>(Union(positions));
 }
 
 const Optimizer& Updater::Update::StepOf(size_t local) const {

@@ -112,6 +112,8 @@ class Updater {
     std::vector<VersionInput> Inputs(size_t local) const;
     // That does not skip the slice, where those of the update before it do not either.
     VersionInput Input(const Version& version, size_t local) const;
+    // Which elements of the slice these may change; null: perhaps all.
+    ChangedPositions Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const;
     // Of values that are pushed, but not used.
     bool UnusedFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;

@@ -1,11 +1,31 @@
 #include "server/version_messages.h"
 
+#include <cstring>
+#include <memory>
 #include <utility>
 
-#include "common/codec.h"
 #include "common/endpoint.h"
 
 namespace ps {
+namespace {
+
+// Elements of a slice, beside each other.
+struct ChangedElements {
+  ChangedElements(std::vector<uint16_t> of, Piece whole, size_t width)
+      : positions(std::move(of)), values(positions.size() * width) {
+    for (size_t i = 0; i < positions.size(); ++i) {
+      std::memcpy(values.data() + i * width, whole.data() + positions[i] * width, width);
+    }
+  }
+  Piece position_bytes() const {
+    return {reinterpret_cast<const uint8_t*>(positions.data()), positions.size() * sizeof(uint16_t)};
+  }
+
+  const std::vector<uint16_t> positions;
+  std::vector<uint8_t> values;
+};
+
+}  // namespace
 
 void VersionMessages::Add(BuiltSlices built) {
   if (answered_) return;
@@ -58,16 +78,36 @@ grpc::ByteBuffer VersionMessages::NextSlices(const v1::PullReply& header) {
   size_t bytes = 0;
   for (; !queue_.empty(); queue_.pop()) {
     const size_t local = queue_.top();
-    const SliceInfo& info = weights_->layout().slice(local);
-    const VersionPin::Sent sent =
-        wanted_.float32 ? VersionPin::Sent{.bytes = BytesOf(weights_->slice(local))} : weights_->sent(local);
-    if (bytes > 0 && bytes + sent.bytes.size() > kMostMessageSliceBytes) break;
-    bytes += sent.bytes.size();
-    slices.push_back({.index = info.index, .values = sent.bytes, .type = sent.type, .release = [pin = *weights_] {}});
+    OutgoingSlice slice = SliceOf(local);
+    const size_t slice_bytes = slice.values.size() + slice.positions.size();
+    if (bytes > 0 && bytes + slice_bytes > kMostMessageSliceBytes) break;
+    bytes += slice_bytes;
+    slices.push_back(std::move(slice));
     sent_.resize(weights_->layout().slices());
     sent_[local] = true;
   }
   return EncodeSlices(header, std::move(slices));
+}
+
+OutgoingSlice VersionMessages::SliceOf(size_t local) const {
+  const uint32_t index = weights_->layout().slice(local).index;
+  if (wanted_.float32) {
+    return {.index = index, .values = BytesOf(weights_->slice(local)), .release = [pin = *weights_] {}};
+  }
+  const VersionPin::Sent whole = weights_->sent(local);
+  std::optional<std::vector<uint16_t>> changed;
+  if (wanted_.base.has_value()) changed = weights_->changed(*wanted_.base, local);
+  const size_t width = WireBytes(whole.type);
+  if (!changed.has_value() || changed->size() * (width + sizeof(uint16_t)) >= whole.bytes.size()) {
+    return {.index = index, .values = whole.bytes, .type = whole.type, .release = [pin = *weights_] {}};
+  }
+  if (changed->empty()) return {.index = index, .values = {}, .release = {}, .absent = true};
+  const auto some = std::make_shared<ChangedElements>(*std::move(changed), whole.bytes, width);
+  return {.index = index,
+          .values = some->values,
+          .type = whole.type,
+          .positions = some->position_bytes(),
+          .release = [some] {}};
 }
 
 }  // namespace ps

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <grpcpp/support/byte_buffer.h>
+#include "common/codec.h"
 #include "ps/v1/ps.pb.h"
 #include "server/build_streams.h"
 #include "server/parameters.h"
@@ -24,8 +25,9 @@ class VersionMessages {
   void Add(BuiltSlices built);
   // The answer, once. Without weights there is nothing else to send.
   struct Wanted {
-    bool constants = false;  // Their slices, too.
-    bool float32 = false;    // As the server keeps them.
+    bool constants = false;        // Their slices, too.
+    bool float32 = false;          // As the server keeps them.
+    std::optional<uint64_t> base;  // As PullRequest.base.
   };
   void Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted);
 
@@ -39,6 +41,7 @@ class VersionMessages {
  private:
   // Of the weights that are held, those of lower index, so of earlier layers, first.
   grpc::ByteBuffer NextSlices(const v1::PullReply& header);
+  OutgoingSlice SliceOf(size_t local) const;
   void QueueMissing();
 
   std::optional<VersionPin> weights_;

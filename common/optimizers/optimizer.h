@@ -58,6 +58,8 @@ class Optimizer {
   // What every float of state tensor k, below state_tensors(), is before the first update.
   virtual float InitialState(int k, const Hyperparameters& hyperparameters) const;
   virtual void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const = 0;
+  // Whether with these an element whose gradient is 0 stays as it is, to the bit.
+  virtual bool keeps_still(const Hyperparameters& /*hyperparameters*/) const { return false; }
   // Whether a tensor's step depends on a trust ratio, which is found from the whole tensor: Measure, then Apply.
   virtual bool uses_trust_ratio() const { return false; }
   // What these elements add to the squares of their tensor. Nothing of the block is written. It depends on the elements

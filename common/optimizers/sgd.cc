@@ -16,6 +16,7 @@ struct SgdKernel {
 class Sgd final : public Optimizer {
  public:
   int state_tensors() const override { return 0; }
+  bool keeps_still(const Hyperparameters& hyperparameters) const override { return hyperparameters.weight_decay == 0; }
   void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
     const Hyperparameters& hyper = context.hyperparameters;
     RunKernel<SgdKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, hyper.learning_rate,

@@ -98,7 +98,8 @@ absl::Status ClientImpl::TakeWireFormat() {
   context_->wire = {.pushes = {.type = static_cast<WireType>(joined_as_.wire_type()), .top_k = joined_as_.top_k()},
                     .weights = static_cast<WireType>(joined_as_.weights_wire_type()),
                     .error_feedback = joined_as_.error_feedback(),
-                    .momentum_correction = joined_as_.momentum_correction()};
+                    .momentum_correction = joined_as_.momentum_correction(),
+                    .weights_delta = joined_as_.weights_delta()};
   const WireFormat& wire = context_->wire;
   const bool keeps = wire.error_feedback && wire.pushes.top_k <= kSliceElements;
   if (wire.pushes.top_k == 0 ? wire.momentum_correction == 0 : keeps) return absl::OkStatus();
@@ -107,6 +108,11 @@ absl::Status ClientImpl::TakeWireFormat() {
 
 absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
+  if (context_->wire.weights_delta) {
+    absl::StatusOr<TensorMemory> memory = AllocateTensors(layout);
+    if (!memory.ok()) return Annotate(memory.status(), "--weights_delta");
+    context_->pulled = std::make_unique<PulledWeights>(context_->plan, *std::move(memory));
+  }
   context_->rank = rank();
   context_->incarnation = incarnation();
   context_->exact_versions = policy_.exact_versions;

@@ -117,7 +117,9 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.wait = std::chrono::duration_cast<std::chrono::milliseconds>(wait);
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
-  call.stream = call.kind == CallKind::kPushPull && exact();
+  // What comes of a version in the making may be forgotten, so it does not go with what is kept of another.
+  call.stream = call.kind == CallKind::kPushPull && exact() && context_->pulled == nullptr;
+  if (ReceivesSlices(call.kind) && !request_.float32) call.pulled = context_->pulled.get();
   call.view = request_.view;
   call.out = &out_;
   call.in = &request_.in;

@@ -31,6 +31,7 @@ struct ExchangeContext {
   uint64_t incarnation = 0;
   bool exact_versions = false;  // As in ModePolicy.
   WireFormat wire;
+  std::unique_ptr<PulledWeights> pulled;  // With wire.weights_delta.
   uint64_t generation = 0;
   Patience patience;
   uint64_t spread = 0;  // RetryOptions.

@@ -72,6 +72,8 @@ class GrpcShardCall final : public ShardCall,
       : target_(target),
         request_(std::move(request)),
         on_end_(std::move(on_end)),
+        pulled_(request_.pulled == nullptr ? nullptr : request_.pulled->TakeUse(target.shard)),
+        base_(pulled_ == nullptr ? std::nullopt : pulled_->version()),
         stub_(target.channel),
         made_at_(Now()),
         moved_at_(made_at_.time_since_epoch().count()) {}
@@ -104,14 +106,17 @@ class GrpcShardCall final : public ShardCall,
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
   // That it is one of this shard's, and has not come before.
   absl::Status Count(const ReceivedSlice& slice);
+  absl::Status CheckForm(const ReceivedSlice& slice) const;
   // To where it belongs, if it is wanted.
-  bool Write(const ReceivedSlice& slice) const;
+  bool Write(const ReceivedSlice& slice);
   TimePoint Moved();
   void EndWrites() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Target& target_;
   const CallRequest request_;
   const EndFunction on_end_;
+  std::unique_ptr<PulledWeights::Use> pulled_;  // Until the end.
+  const std::optional<uint64_t> base_;   // That this side has; replies may have no more than what has changed since.
   std::shared_ptr<GrpcShardCall> self_;  // gRPC's hold on the call, until OnDone.
   grpc::GenericStub stub_;
   std::atomic<bool> cancelled_ = false;  // By this side.
@@ -124,6 +129,7 @@ class GrpcShardCall final : public ShardCall,
   std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
   EarlySlices early_;
   bool committed_ = false;
+  bool wrote_all_ = true;  // Slices that came.
   ShardReply reply_;
   absl::Status read_error_;
 
@@ -200,12 +206,14 @@ v1::PushRequest GrpcShardCall::PushHeader() const {
   v1::PushRequest header = PushHeaderOf(request_);
   *header.mutable_id() = target_.id;
   header.set_stream(request_.stream);
+  if (base_.has_value()) header.set_base(*base_);
   return header;
 }
 
 grpc::ByteBuffer GrpcShardCall::PullMessage() const {
   v1::PullRequest pull = PullHeaderOf(request_);
   *pull.mutable_id() = target_.id;
+  if (base_.has_value()) pull.set_base(*base_);
   return EncodeMessage(pull);
 }
 
@@ -294,8 +302,11 @@ absl::Status GrpcShardCall::OnMessage() {
     return absl::OkStatus();
   }
   v1::PullReply pull;
-  const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
+  absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
   if (!slices.ok()) return slices.status();
+  for (ReceivedSlice& slice : *slices) {
+    if (slice.payload.has_positions()) PS_RETURN_IF_ERROR(slice.payload.Unpack());
+  }
   if (pull.build() > 0 && !pull.has_push() && request_.stream && !committed_) return TakeEarly(pull.build(), *slices);
   PS_RETURN_IF_ERROR(TakePull(pull, &reply_));
   if (!std::exchange(committed_, true)) Commit(pull.build());
@@ -335,34 +346,56 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
   return absl::OkStatus();
 }
 
-absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
+// Of its size, or a part of it where this side has the rest.
+absl::Status GrpcShardCall::CheckForm(const ReceivedSlice& slice) const {
   const auto& all = target_.plan.slices();
-  const auto right_size = [&slice](const SliceInfo& info) {
-    return slice.payload.type() <= WireType::kFloat16 &&
-           slice.payload.bytes() == static_cast<size_t>(info.elements) * WireBytes(slice.payload.type());
-  };
-  if (slice.index >= all.size() || all[slice.index].shard != target_.shard || !right_size(all[slice.index])) {
-    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
-                                            " bytes, whose elements are ", ToString(slice.payload.type()),
-                                            ", which is not a slice of this shard or has the wrong size"));
+  if (slice.index >= all.size() || all[slice.index].shard != target_.shard) {
+    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, ", which is not of this shard"));
   }
-  received_slices_.resize(all.size());
+  const auto elements = static_cast<size_t>(all[slice.index].elements);
+  const Payload& payload = slice.payload;
+  if (base_.has_value() && (payload.absent() || payload.sparse() != nullptr)) {
+    const bool fits = payload.absent() || payload.sparse()->positions.back() < elements;
+    if (fits && payload.type() <= WireType::kFloat16) return absl::OkStatus();
+  } else if (payload.type() <= WireType::kFloat16 && !payload.absent() && !payload.has_positions() &&
+             payload.bytes() == elements * WireBytes(payload.type())) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", payload.bytes(),
+                                          " bytes, whose elements are ", ToString(payload.type()),
+                                          ", which has the wrong size"));
+}
+
+absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
+  PS_RETURN_IF_ERROR(CheckForm(slice));
+  received_slices_.resize(target_.plan.slices().size());
   if (received_slices_[slice.index]) return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
   received_slices_[slice.index] = true;
   ++reply_.slices;
   return absl::OkStatus();
 }
 
-bool GrpcShardCall::Write(const ReceivedSlice& slice) const {
-  if (request_.wants_slice && !request_.wants_slice(slice.index)) return false;
+bool GrpcShardCall::Write(const ReceivedSlice& slice) {
+  const bool wanted = !request_.wants_slice || request_.wants_slice(slice.index);
+  wrote_all_ = wrote_all_ && wanted;
+  if (!wanted) return false;
   const SliceInfo& info = target_.plan.slices()[slice.index];
-  slice.payload.CopyFloatsTo((*request_.in)[info.tensor].data() + info.offset);
+  const std::span<float> to =
+      (*request_.in)[info.tensor].subspan(static_cast<size_t>(info.offset), static_cast<size_t>(info.elements));
+  pulled_ != nullptr ? pulled_->Write(info, slice.payload, to) : slice.payload.CopyFloatsTo(to.data());
   return true;
 }
 
 void GrpcShardCall::OnDone(const grpc::Status& status) {
   const std::shared_ptr<GrpcShardCall> self = std::move(self_);
   if (!committed_) Forget();
+  const bool pull = request_.kind == CallKind::kPull;
+  const auto& expected =
+      pull ? target_.plan.shard_slices(target_.shard) : target_.plan.pushed_shard_slices(target_.shard);
+  if (pulled_ != nullptr && status.ok() && read_error_.ok() && wrote_all_ && reply_.slices == expected.size()) {
+    pulled_->Complete(reply_.version, pull);
+  }
+  pulled_.reset();  // Before the next call of this shard begins.
   if (moved_at() != made_at_) reply_.moved_at = moved_at();
   reply_.first_reply_at = TimePoint(TimePoint::duration(reply_began_at_.load()));
   on_end_(read_error_.ok() ? FromServer(status, cancelled_) : read_error_, reply_);

@@ -21,6 +21,7 @@
 #include "common/payload.h"
 #include "common/slices.h"
 #include "ps/client.h"
+#include "worker/client/pulled_weights.h"
 #include "worker/client/shared_tensors.h"
 
 namespace ps {
@@ -56,6 +57,9 @@ struct CallRequest {
   const SharedTensors* encoded = nullptr;
   // What weights that come are rounded to; float32: as the server keeps them.
   WireType weights = WireType::kFloat32;
+  // Unless null: where weights that come over a connection are kept beside `in`, so that later only what has changed
+  // of them need come. The link says what it has there.
+  PulledWeights* pulled = nullptr;
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;
