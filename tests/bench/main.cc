@@ -47,6 +47,7 @@ ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link
 ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype, "exchange, link: as ps_server's flag of this name");
 ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link: likewise");
 ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: likewise");
+ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link: likewise");
 ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link: likewise");
 ABSL_FLAG(
     int, repeats, 30,
@@ -102,7 +103,8 @@ WireOptions Wire() {
   return {.wire_dtype = absl::GetFlag(FLAGS_wire_dtype),
           .weights_wire_dtype = absl::GetFlag(FLAGS_weights_wire_dtype),
           .compress = absl::GetFlag(FLAGS_compress),
-          .error_feedback = absl::GetFlag(FLAGS_error_feedback)};
+          .error_feedback = absl::GetFlag(FLAGS_error_feedback),
+          .weights_delta = absl::GetFlag(FLAGS_weights_delta)};
 }
 
 absl::Status CheckWire() {
@@ -163,6 +165,7 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                                        {"weights_wire_dtype", !sends, "only exchange and link have it"},
                                        {"compress", !sends, "only exchange and link have it"},
                                        {"error_feedback", !sends, "only exchange and link have it"},
+                                       {"weights_delta", !sends, "only exchange and link have it"},
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},

@@ -14,16 +14,19 @@ struct WireOptions {
   std::string weights_wire_dtype = "float32";
   std::string compress = "none";
   bool error_feedback = false;
+  bool weights_delta = false;
 
   void Set(ServerOptions& options) const {
     options.wire_dtype = wire_dtype;
     options.weights_wire_dtype = weights_wire_dtype;
     options.compress = compress;
     options.error_feedback = error_feedback;
+    options.weights_delta = weights_delta;
   }
   std::vector<std::string> Flags() const {
     return {"--wire_dtype=" + wire_dtype, "--weights_wire_dtype=" + weights_wire_dtype, "--compress=" + compress,
-            error_feedback ? "--error_feedback" : "--noerror_feedback"};
+            error_feedback ? "--error_feedback" : "--noerror_feedback",
+            weights_delta ? "--weights_delta" : "--noweights_delta"};
   }
   // Of flags that servers would take.
   WireFormat Format() const {
@@ -37,6 +40,7 @@ struct WireOptions {
     if (wire_dtype != "float32") text += ", " + wire_dtype + " gradients";
     if (weights_wire_dtype != "float32") text += ", " + weights_wire_dtype + " weights";
     if (compress != "none") text += ", " + compress;
+    if (weights_delta) text += ", changed weights";
     return text;
   }
 };

@@ -45,7 +45,7 @@ class Compressor:
         velocity = self.momentum * self.velocity + values if self.momentum else np.array(values, np.float32)
         left = velocity + self.kept if self.feedback else velocity.copy()
         if self.count == len(values):
-            positions, sent = None, rounded(left, self.kind)
+            positions, sent = None, rounded(left, self.kind).copy()
             left -= sent
         else:
             positions = np.sort(np.argsort(-np.abs(left), kind="stable")[:self.count])

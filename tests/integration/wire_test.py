@@ -37,6 +37,7 @@ CASES = [
     (["--wire_dtype=bfloat16", "--error_feedback", "--weights_wire_dtype=bfloat16"],
      {"kind": "bfloat16", "feedback": True}, "bfloat16"),
     (["--compress=topk:0.01"], {"kind": "float32", "top_k": 328}, "float32"),
+    (["--compress=topk:0.01", "--weights_delta", "--weights_wire_dtype=float16"], {"kind": "float32", "top_k": 328}, "float16"),
     (["--compress=topk:0.02", "--wire_dtype=bfloat16", "--momentum_correction=0.9"],
      {"kind": "bfloat16", "top_k": 655, "momentum": 0.9}, "float32"),
 ]
@@ -67,6 +68,7 @@ class Worker:
 
     def __init__(self, pb, rpc, chief, rank):
         self.pb, self.rank = pb, rank
+        self.weights, self.received = {}, 0
         self.chief = rpc.ChiefStub(grpc.insecure_channel(chief))
         layout = pb.ModelLayout(tensors=[pb.Tensor(name=name, shape=[n]) for name, n in LAYOUT])
         self.joined = self.chief.Join(pb.JoinRequest(protocol=1, job="default", rank=rank, layout=layout), timeout=TIMEOUT_S,
@@ -90,8 +92,10 @@ class Worker:
         """A call to each shard, which is answered when the others' are there."""
         calls = []
         for stub, mine in self.shards:
+            # What was pulled last is whole, and of the version that the gradient was computed on.
+            base = {"base": step} if self.joined.weights_delta else {}
             request = self.pb.PushRequest(id=self.id, step=step, version=step, samples=SAMPLES[self.rank], wait_ms=20000,
-                                          slices=[slices[i] for i in mine])
+                                          slices=[slices[i] for i in mine], **base)
             calls.append(stub.PushPull(iter([request]), timeout=TIMEOUT_S))
         return calls
 
@@ -100,17 +104,24 @@ class Worker:
                 for stub, _ in self.shards]
 
     def weights_of(self, calls, kind):
-        """By slice, of replies whose elements must be of this kind."""
-        weights = {}
+        """By slice, of replies whose elements must be of this kind; what is not in them is as it was."""
         for call in calls:
             for reply in call:
                 if reply.HasField("push"):
                     assert reply.push.answer == self.pb.ANSWER_APPLIED, reply.push
                 for piece in reply.slices:
+                    self.received += len(piece.values) + len(piece.positions)
+                    if piece.absent:
+                        continue
                     assert piece.type == self.pb.WireType.Value(f"WIRE_{kind.upper()}"), (piece.index, piece.type)
                     width = np.uint32 if kind == "float32" else np.uint16
-                    weights[piece.index] = from_bits(np.frombuffer(piece.values, width), kind)
-        return [weights[i] for i in range(len(SIZES))]
+                    values = from_bits(np.frombuffer(piece.values, width), kind)
+                    if piece.positions:
+                        self.weights[piece.index][np.frombuffer(piece.positions, "<u2")] = values
+                    else:
+                        assert len(values) == SIZES[piece.index]
+                        self.weights[piece.index] = values.copy()
+        return [self.weights[i] for i in range(len(SIZES))]
 
 
 def refused(worker, message, said):
@@ -183,6 +194,14 @@ def run_case(pb, rpc, build, flags, options, weights_kind):
                     assert (pulled[index] == expected).all(), f"{flags}: step {step}, slice {index} differs"
                 for compressor in mine:
                     compressor.counts()
+        if workers[0].joined.weights_delta:
+            whole = 2 * sum(SIZES)
+            assert workers[1].received < whole + STEPS * whole / 10, f"{workers[1].received} bytes of weights"
+            # One that says that it has a version of which nothing is known gets all.
+            worker = Worker.__new__(Worker)
+            worker.__dict__.update(workers[1].__dict__, weights={}, received=0)
+            worker.weights_of(worker.pull(base=12345), weights_kind)
+            assert worker.received == whole + 2 * SIZES[2] * (weights_kind == "float32"), worker.received
         kept = workers[0].weights_of(workers[0].pull(float32=True), "float32")
         assert all((a == b.weights).all() for a, b in zip(kept, servers)), f"{flags}: the servers' own weights differ"
     finally:

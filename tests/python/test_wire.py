@@ -28,8 +28,9 @@ CASES = [
     ((*HALF, "--error_feedback"), {"kind": "bfloat16", "feedback": True}, "bfloat16"),
     (("--wire_dtype=float16", "--error_feedback"), {"kind": "float16", "feedback": True}, "float32"),
     (("--compress=topk:0.01",), {"kind": "float32", "top_k": 328}, "float32"),
+    (("--compress=topk:0.01", "--weights_delta"), {"kind": "float32", "top_k": 328}, "float32"),
     (
-        ("--compress=topk:0.02", "--momentum_correction=0.9", *HALF),
+        ("--compress=topk:0.02", "--momentum_correction=0.9", "--weights_delta", *HALF),
         {"kind": "bfloat16", "top_k": 655, "momentum": 0.9},
         "bfloat16",
     ),
@@ -70,6 +71,8 @@ def test_jobs_end_where_the_simulation_does(
             for index, gradient in enumerate(gradients):
                 arrived[index].append(mine[index].dense(*mine[index].push(gradient)))
                 mine[index].counts()
+            for array in into:
+                array.fill(7)  # The caller's memory is its own.
             exchanges.append(client.begin(step, tensors(gradients), into, samples=samples, version=step))
         for server, pushed in zip(simulated, arrived, strict=True):
             server.step(pushed, coefficients)
