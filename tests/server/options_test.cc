@@ -1,5 +1,9 @@
 #include "server/options.h"
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
@@ -43,6 +47,44 @@ TEST_CASE("Listening beyond this machine needs --insecure") {
   CHECK(Message(ValidateServerOptions(options)).find("--insecure") != std::string::npos);
   options.insecure = true;
   CHECK(ValidateServerOptions(options).ok());
+}
+
+TEST_CASE("What is sent in two bytes, or in part, is refused by name where it makes no sense") {
+  struct Case {
+    std::function<void(ServerOptions&)> set;
+    std::string problem;
+  };
+  const std::vector<Case> cases = {
+      {[](ServerOptions& o) { o.wire_dtype = "fp8"; }, "--wire_dtype=fp8: expected float32, bfloat16 or float16"},
+      {[](ServerOptions& o) { o.weights_wire_dtype = ""; },
+       "--weights_wire_dtype=: expected float32, bfloat16 or float16"},
+      {[](ServerOptions& o) { o.error_feedback = true; },
+       "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing"},
+      {[](ServerOptions& o) { o.compress = "topk:0.6"; },
+       "--compress=topk:0.6: expected none, or topk:FRACTION with a fraction above 0 and at most 0.5 (topk:0.01)"},
+      {[](ServerOptions& o) { o.momentum_correction = 0.9F; },
+       "--momentum_correction=0.9: has no meaning without --compress=topk:FRACTION"},
+      {[](ServerOptions& o) { o.weights_delta = true; },
+       "--weights_delta: has no meaning without --compress=topk:FRACTION, since all weights change"},
+      {[](ServerOptions& o) { o.compress = "topk:0.01", o.optimizer = "adam"; },
+       "--optimizer=adam: with --compress=topk:0.01 servers apply sgd; --momentum_correction has workers apply "
+       "momentum"},
+      {[](ServerOptions& o) { o.compress = "topk:0.01", o.momentum_correction = 0.9F, o.mode.name = "local_sgd"; },
+       "--momentum_correction=0.9: in --mode=local_sgd workers have optimizers of their own"},
+  };
+  for (const Case& each : cases) {
+    ServerOptions options;
+    each.set(options);
+    CHECK(Message(ValidateServerOptions(options)) == each.problem);
+  }
+  for (const char* text : {"topk", "topk:", "topk:0", "topk:-0.1", "topk:nan", "topk:inf", "topk:0.01x", "", "gzip"}) {
+    CAPTURE(text);
+    CHECK_FALSE(ParseCompress(text).ok());
+  }
+  CHECK(*ParseCompress("none") == 0);
+  CHECK(*ParseCompress("topk:0.01") == 328);
+  CHECK(*ParseCompress("topk:1e-9") == 1);
+  CHECK(*ParseCompress("topk:0.5") == 16384);
 }
 
 TEST_CASE("A bad hyperparameter gives one line with its flag, whichever optimizer is chosen") {

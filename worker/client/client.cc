@@ -111,7 +111,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   if (context_->wire.weights_delta) {
     absl::StatusOr<TensorMemory> memory = AllocateTensors(layout);
     if (!memory.ok()) return Annotate(memory.status(), "--weights_delta");
-    context_->pulled = std::make_unique<PulledWeights>(context_->plan, *std::move(memory));
+    context_->pulled = std::make_unique<PulledWeights>(num_shards(), *std::move(memory));
   }
   context_->rank = rank();
   context_->incarnation = incarnation();

@@ -106,7 +106,7 @@ class GrpcShardCall final : public ShardCall,
   absl::Status TakeSlices(const std::vector<ReceivedSlice>& slices);
   // That it is one of this shard's, and has not come before.
   absl::Status Count(const ReceivedSlice& slice);
-  absl::Status CheckForm(const ReceivedSlice& slice) const;
+  bool Fits(const ReceivedSlice& slice) const;
   // To where it belongs, if it is wanted.
   bool Write(const ReceivedSlice& slice);
   TimePoint Moved();
@@ -346,28 +346,24 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
   return absl::OkStatus();
 }
 
-// Of its size, or a part of it where this side has the rest.
-absl::Status GrpcShardCall::CheckForm(const ReceivedSlice& slice) const {
+// Of a shard's slice it has the size, or is a part where this side has the rest.
+bool GrpcShardCall::Fits(const ReceivedSlice& slice) const {
   const auto& all = target_.plan.slices();
-  if (slice.index >= all.size() || all[slice.index].shard != target_.shard) {
-    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, ", which is not of this shard"));
-  }
-  const auto elements = static_cast<size_t>(all[slice.index].elements);
   const Payload& payload = slice.payload;
-  if (base_.has_value() && (payload.absent() || payload.sparse() != nullptr)) {
-    const bool fits = payload.absent() || payload.sparse()->positions.back() < elements;
-    if (fits && payload.type() <= WireType::kFloat16) return absl::OkStatus();
-  } else if (payload.type() <= WireType::kFloat16 && !payload.absent() && !payload.has_positions() &&
-             payload.bytes() == elements * WireBytes(payload.type())) {
-    return absl::OkStatus();
-  }
-  return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", payload.bytes(),
-                                          " bytes, whose elements are ", ToString(payload.type()),
-                                          ", which has the wrong size"));
+  if (slice.index >= all.size() || all[slice.index].shard != target_.shard) return false;
+  const auto elements = static_cast<size_t>(all[slice.index].elements);
+  if (payload.type() > WireType::kFloat16) return false;
+  if (payload.absent()) return base_.has_value();
+  if (payload.has_positions()) return base_.has_value() && payload.sparse()->positions.back() < elements;
+  return payload.bytes() == elements * WireBytes(payload.type());
 }
 
 absl::Status GrpcShardCall::Count(const ReceivedSlice& slice) {
-  PS_RETURN_IF_ERROR(CheckForm(slice));
+  if (!Fits(slice)) {
+    return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " with ", slice.payload.bytes(),
+                                            " bytes, whose elements are ", ToString(slice.payload.type()),
+                                            ", which is not a slice of this shard or has the wrong size"));
+  }
   received_slices_.resize(target_.plan.slices().size());
   if (received_slices_[slice.index]) return absl::InternalError(absl::StrCat("it sent slice ", slice.index, " twice"));
   received_slices_[slice.index] = true;

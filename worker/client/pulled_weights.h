@@ -19,8 +19,8 @@ namespace ps {
 // Thread-safe.
 class PulledWeights {
  public:
-  // `memory` is of the plan's layout.
-  PulledWeights(const SlicePlan& plan, TensorMemory memory) : memory_(std::move(memory)), shards_(plan.num_shards()) {}
+  // `memory` is of the layout.
+  PulledWeights(uint32_t shards, TensorMemory memory) : memory_(std::move(memory)), shards_(shards) {}
 
   // What there is of a shard.
   struct Held {
