@@ -10,8 +10,11 @@
 
 namespace ps {
 
-OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards)
-    : mode_(std::move(mode)), num_shards_(num_shards), from_worker_(flags.optimizer == kFromWorker) {
+OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards, bool sparse)
+    : mode_(std::move(mode)),
+      num_shards_(num_shards),
+      only_sgd_(sparse && AppliesGradients(mode_)),
+      from_worker_(flags.optimizer == kFromWorker) {
   if (!from_worker_) setup_ = flags;
 }
 
@@ -24,6 +27,11 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
   }
   const absl::StatusOr<OptimizerSetup> theirs = SetupOf(request.optimizer(), mode_, num_shards_);
   if (!theirs.ok()) return Annotate(theirs.status(), "the worker's optimizer");
+  if (from_worker_ && only_sgd_ && theirs->optimizer != "sgd") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the worker's optimizer is ", theirs->optimizer,
+                     ": with --compress servers apply sgd; --momentum_correction has workers apply momentum"));
+  }
   if (!setup_.has_value()) return absl::OkStatus();
   std::map<std::string, std::string> ours = SettingsOf(*setup_);
   const std::map<std::string, std::string> other = SettingsOf(*theirs);

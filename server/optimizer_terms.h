@@ -14,8 +14,8 @@ namespace ps {
 
 class OptimizerTerms {
  public:
-  // `flags`: the servers'; kFromWorker: they have none of their own.
-  OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards);
+  // `flags`: the servers'; kFromWorker: they have none of their own. `sparse`: pushes carry some elements only.
+  OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards, bool sparse = false);
 
   bool from_worker() const { return from_worker_; }
   // Nothing: no join has said it yet.
@@ -32,6 +32,7 @@ class OptimizerTerms {
  private:
   const ModeOptions mode_;
   const uint32_t num_shards_;
+  const bool only_sgd_;
   const bool from_worker_;
   std::optional<OptimizerSetup> setup_;
 };

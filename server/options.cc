@@ -89,9 +89,9 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   if (!compresses) return;
   // A server's optimizer would take elements that were not sent for gradients of 0. Where workers step by themselves,
   // optimizers are theirs, and what they push are differences of weights.
-  const std::string mode = CanonicalMode(options.mode.name);
-  const bool gradients = mode != "easgd" && (mode != "local_sgd" || options.mode.local_sync == "gradients");
-  problems.Check(!gradients || options.optimizer == "sgd",
+  const bool gradients = AppliesGradients(options.mode);
+  const bool known = options.optimizer != kFromWorker;  // Else a join says it (OptimizerTerms).
+  problems.Check(!gradients || !known || options.optimizer == "sgd",
                  absl::StrCat("--optimizer=", options.optimizer, ": with --compress=", options.compress,
                               " servers apply sgd; --momentum_correction has workers apply momentum"));
   problems.Check(!options.weights_delta || gradients,

@@ -54,7 +54,8 @@ def claims(outcomes: Sequence[Outcome]) -> list[Claim]:
         if one.form.name == WHOLE:
             continue
         lost, half = points(one, outcomes)
-        why = f"The mean over {len(one.accuracy)} seeds, each beside float32 with the same seed."
+        count = len(one.accuracy)
+        why = f"The mean over {count} seed{'s' * (count > 1)}, each beside float32 with the same seed."
         what = f"{one.form.name}, {one.mode}: points from float32"
         expected = f"at most {one.form.within:g} less"
         found.append(Claim(what, expected, _text(lost, half, sign="+"), lost >= -one.form.within, why))
@@ -82,6 +83,7 @@ def curves(outcomes: Sequence[Outcome]) -> Figure:
         "accuracy, %",
         draw,
         panels=2,
-        height_inches=3.8,
+        many_panels=True,
+        height_inches=6.0,
         legend_columns=3,
     )

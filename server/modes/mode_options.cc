@@ -178,6 +178,11 @@ std::string CanonicalMode(const std::string& mode) {
   return mode;
 }
 
+bool AppliesGradients(const ModeOptions& options) {
+  const std::string mode = CanonicalMode(options.name);
+  return mode != "easgd" && (mode != "local_sgd" || options.local_sync == "gradients");
+}
+
 void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems) {
   const std::string mode = CanonicalMode(options.name);
   const std::vector<std::string> modes = {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"};

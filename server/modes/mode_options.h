@@ -60,6 +60,9 @@ struct ModeOptions {
 // The name without synonyms: bsp for sync, asp for async.
 std::string CanonicalMode(const std::string& mode);
 
+// Whether servers apply gradients, and not only differences of weights. Also of a name that is no mode's.
+bool AppliesGradients(const ModeOptions& options);
+
 // Notes every problem of the mode's name and of the options that it uses, by flag.
 void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems);
 

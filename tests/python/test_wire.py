@@ -95,3 +95,17 @@ def test_a_gradient_that_does_not_fit_float16_is_refused_by_its_tensor(servers: 
         client.start([np.zeros(4, np.float32)], weights)
         with pytest.raises(ValueError, match=r"tensor w is not finite, or too large for --wire_dtype=float16"):
             client.push_pull(0, [np.full(4, 1e6, np.float32)], weights)
+
+
+def test_servers_that_take_the_optimizer_from_workers_take_only_sgd_with_top_k(servers: ServerProcesses) -> None:
+    """Another one would take elements that were not sent for gradients of zero."""
+    address = servers.start(1, "--compress=topk:0.01")
+    layout = [psgrad.Tensor("w", (4,))]
+    adam = psgrad.OptimizerSettings("adam", {"learning_rate": 0.1})
+    with pytest.raises(psgrad.Error, match=r"the worker's optimizer is adam: with --compress servers apply sgd"):
+        psgrad.Client.join(address, layout, optimizer=adam)
+    with psgrad.Client.join(
+        address, layout, optimizer=psgrad.OptimizerSettings("sgd", {"learning_rate": 0.1})
+    ) as client:
+        client.start([np.zeros(4, np.float32)], [np.zeros(4, np.float32)])
+        client.done()
