@@ -135,7 +135,9 @@ ABSL_FLAG(bool, weights_delta, false,
 ABSL_FLAG(float, momentum_correction, ps::ServerOptions().momentum_correction,
           "with --compress: workers apply momentum of this factor before they compress (Deep Gradient Compression)");
 ABSL_FLAG(bool, error_feedback, false,
-          "with --wire_dtype: workers keep what rounding takes away, and add it to the gradient that they push next");
+          "with --wire_dtype: workers keep what rounding takes away, and add it to the gradient that they push next; "
+          "always with "
+          "--compress");
 ABSL_FLAG(
     bool, long_links, false,
     "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "

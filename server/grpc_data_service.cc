@@ -26,11 +26,6 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
                                                  " are allowed"));
 }
 
-template <typename Request>
-std::optional<uint64_t> BaseOf(const Request& request) {
-  return request.has_base() ? std::optional<uint64_t>(request.base()) : std::nullopt;
-}
-
 // Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message
 // at a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is
 // bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the
@@ -66,6 +61,13 @@ class DataCall : public ServerCall {
       self->messages_.Add(std::move(built));
       self->WriteMore();
     };
+  }
+
+  // The version that the caller has. Of another generation than runs there may be another of this number.
+  template <typename Request>
+  std::optional<uint64_t> BaseOf(const Request& request) {
+    const bool counts = request.has_base() && shard_.IsMember(request.id());
+    return counts ? std::optional<uint64_t>(request.base()) : std::nullopt;
   }
 
   Shard& shard() { return shard_; }

@@ -11,6 +11,7 @@
 #include "server/first_of.h"
 #include "server/job_messages.h"
 #include "server/job_state.h"
+#include "server/options.h"
 #include "server/saved_state.h"
 
 namespace ps {
@@ -95,8 +96,12 @@ void JobState::Restore(const RestoredJob& restored) {
 
 // As shards do with their values (saved_state.h).
 void JobState::ApplyChangedFlags(const std::map<std::string, std::string>& stored) {
+  const std::map<std::string, std::string> defaults = SharedSettings(ServerOptions());
   for (const auto& [flag, value] : options_.settings) {
     const auto before = stored.find(flag);
+    // A flag that there was not yet had its default.
+    const auto by_default = defaults.find(flag);
+    if (before == stored.end() && by_default != defaults.end() && by_default->second == value) continue;
     if (before != stored.end() && before->second == value) continue;
     spdlog::info("--{}={} is not what it was when the checkpoint was taken{}, and holds from now on", flag, value,
                  before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));

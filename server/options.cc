@@ -94,6 +94,9 @@ void CheckWireFormat(const ServerOptions& options, Problems& problems) {
   problems.Check(!gradients || !known || options.optimizer == "sgd",
                  absl::StrCat("--optimizer=", options.optimizer, ": with --compress=", options.compress,
                               " servers apply sgd; --momentum_correction has workers apply momentum"));
+  problems.Check(!options.weights_delta || !known || options.hyperparameters.weight_decay == 0,
+                 absl::StrCat("--weights_delta: has no meaning with --weight_decay=",
+                              options.hyperparameters.weight_decay, ", which changes all weights"));
   problems.Check(!options.weights_delta || gradients,
                  absl::StrCat("--weights_delta: in --mode=", options.mode.name,
                               " workers push differences of weights, and all weights are sent back"));
@@ -112,16 +115,23 @@ WireFormat WireFormatOf(const ServerOptions& options) {
           .weights_delta = options.weights_delta};
 }
 
+ModeOptions ModeOptionsOf(const ServerOptions& options) {
+  ModeOptions mode = options.mode;
+  mode.error_feedback = WireFormatOf(options).error_feedback;
+  return mode;
+}
+
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
   if (text == "none") return 0U;
   double fraction = 0;
-  const bool parsed = absl::StartsWith(text, "topk:") && absl::SimpleAtod(text.substr(5), &fraction);
-  if (parsed && fraction > 0 && fraction <= kMostTopK) {
-    return std::max(1U, static_cast<uint32_t>(std::lround(fraction * kSliceElements)));
+  const std::string number = absl::StartsWith(text, "topk:") ? text.substr(5) : "";
+  const bool decimal = number.find_first_not_of("0123456789.e-") == std::string::npos;
+  if (decimal && absl::SimpleAtod(number, &fraction) && fraction * kSliceElements >= 1 && fraction <= kMostTopK) {
+    return static_cast<uint32_t>(std::lround(fraction * kSliceElements));
   }
   return absl::InvalidArgumentError(absl::StrCat("--compress=", Printable(text, kMaxNameBytes),
                                                  ": expected none, or topk:FRACTION with a fraction "
-                                                 "above 0 and at most ",
+                                                 "of 1/32768 to ",
                                                  kMostTopK, " (topk:0.01)"));
 }
 
@@ -188,7 +198,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["num_workers"] = absl::StrCat(options.num_workers);
   settings["wire_dtype"] = options.wire_dtype;
   settings["weights_wire_dtype"] = options.weights_wire_dtype;
-  settings["error_feedback"] = options.error_feedback ? "true" : "false";
+  settings["error_feedback"] = WireFormatOf(options).error_feedback ? "true" : "false";
   settings["compress"] = options.compress;
   settings["weights_delta"] = options.weights_delta ? "true" : "false";
   settings["momentum_correction"] = ExactText(options.momentum_correction);

@@ -85,12 +85,15 @@ absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text);
 // INVALID_ARGUMENT naming every problem at once, one a line.
 absl::Status ValidateServerOptions(const ServerOptions& options);
 
-// "none" is 0, "topk:0.01" how many elements of a full slice that are, rounded to the nearest, but at least 1.
+// "none" is 0, "topk:0.01" how many elements of a full slice that are, rounded to the nearest; it is at least 1.
 // INVALID_ARGUMENT, naming --compress.
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text);
 
 // Of valid options: what a job sends.
 WireFormat WireFormatOf(const ServerOptions& options);
+
+// Of valid options: the mode, with what of it other flags say.
+ModeOptions ModeOptionsOf(const ServerOptions& options);
 
 // The flags that all servers of a job must share, by name: of those of modes and optimizers what is used.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);

@@ -217,9 +217,11 @@ bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_plac
 
 void Parameters::Publish(uint64_t versions, SkippedUpdates skipped) {
   const uint64_t next = version() + versions;
-  if (making_ != nullptr) {
+  // The first update makes zeros of subnormal values that were brought, whatever is pushed.
+  if (making_ != nullptr && std::exchange(updated_, true)) {
     making_->from = version();
     making_->to = next;
+    making_->Count();
     history_ = ChangeHistory::With(history_.get(), std::move(making_), layout_->elements());
     making_ = nullptr;
   }

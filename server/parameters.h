@@ -136,7 +136,7 @@ class Parameters {
   absl::Status CheckInitialised() const;
 
   // Or from a checkpoint: where its weights and state are to be written (new_weights, new_state), before anything else
-  // is; then they are there, as this version. FAILED_PRECONDITION, naming the tensor, if they cannot be rounded.
+  // is; then they are there, as this version. INVALID_ARGUMENT, naming the tensor, if they cannot be rounded.
   Update BeginRestore();
   absl::Status FinishRestore(uint64_t version, SkippedUpdates skipped);
 
@@ -207,6 +207,7 @@ class Parameters {
   BufferRing state_;
   std::shared_ptr<VersionChanges> making_;  // Of the update that has begun.
   std::shared_ptr<const ChangeHistory> history_;
+  bool updated_ = false;  // Since the initial values, or those of a checkpoint.
   SkippedUpdates skipped_;
   uint64_t builds_ = 0;  // That have begun.
   uint64_t initial_sender_ = 0;

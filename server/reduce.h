@@ -37,8 +37,8 @@ struct RoundedWeights {
 };
 
 // Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
-// passes. slice.gradient is not read. Returns whether the new weights are all finite, as the
-// gradients that are changeable, and what the weights are rounded to.
+// passes. slice.gradient is not read. Returns whether all are finite: the new weights, also
+// rounded, and gradients that are changeable.
 // `past_caches`: new weights and state, which are not the old ones' memory, are more than the caches hold, so they are
 // written to memory at once.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,

@@ -39,7 +39,7 @@ ShardOptions MakeShardOptions(const ServerOptions& options) {
           .shard = options.shard,
           .num_shards = options.num_shards,
           .num_workers = options.num_workers,
-          .mode = options.mode,
+          .mode = ModeOptionsOf(options),
           .optimizer = options.optimizer,
           .hyperparameters = options.hyperparameters,
           .schedule = options.schedule,
@@ -85,7 +85,9 @@ int64_t MaxShardElements(const ServerOptions& options) {
     state = options.optimizer == kFromWorker ? kMaxStateTensors : (*MakeOptimizer(options.optimizer))->state_tensors();
   }
   const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
-  const int64_t floats = 2 + 2 * state + options.num_workers + kept;
+  // Of two versions, and of what has changed lately, two bytes each.
+  const int64_t sent = (options.weights_wire_dtype == "float32" ? 0 : 1) + (options.weights_delta ? 1 : 0);
+  const int64_t floats = 2 + 2 * state + options.num_workers + kept + sent;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 
@@ -100,7 +102,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
           .generation = RandomGeneration(),
           .num_workers = options.num_workers,
           .num_shards = options.num_shards,
-          .mode = options.mode,
+          .mode = ModeOptionsOf(options),
           .optimizer = options.optimizer,
           .hyperparameters = options.hyperparameters,
           .schedule = options.schedule,

@@ -45,7 +45,10 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
   if (!goes_on || lineage_.again) return absl::OkStatus();
   const absl::StatusOr<std::optional<CheckpointDir::NotFinite>> end = store_->dir().ReadNotFinite();
   if (!end.ok()) return end.status();
-  if (!end->has_value() || (*end)->settings != SharedSettings(options_)) return absl::OkStatus();
+  if (!end->has_value()) return absl::OkStatus();
+  std::map<std::string, std::string> settings = (*end)->settings;
+  settings.merge(SharedSettings(ServerOptions()));  // Flags that there were not yet had their defaults.
+  if (settings != SharedSettings(options_)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", (*end)->reason,
       "; change one (--learning_rate, --clip_norm, --restore=PATH of an "

@@ -54,8 +54,7 @@ absl::Status ShardState::SetLayout(std::function<void()> on_release) {
   parameters = std::make_unique<Parameters>(
       layout, InitialState(), options.max_versions,
       (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
-      std::move(on_release), options.shared_memory, options.wire.weights,
-      options.wire.weights_delta);
+      std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
   updater.SetParameters(parameters.get(), layout);
   const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
   if (!schedule.ok()) return schedule.status();

@@ -70,7 +70,9 @@ ChangedPositions Updater::Update::Changed(const Optimizer& step, const std::vect
       positions.push_back(&term.gradient->sparse()->positions);
     }
   }
-  return std::make_shared<const std::vector<uint16_t>>(Union(positions));
+  std::vector<uint16_t> changed = Union(positions);
+  changed.shrink_to_fit();
+  return std::make_shared<const std::vector<uint16_t>>(std::move(changed));
 }
 
 const Optimizer& Updater::Update::StepOf(size_t local) const {

@@ -10,13 +10,12 @@ namespace {
 // Of a worker that is further behind all weights have changed, nearly.
 constexpr size_t kMostUpdates = 64;
 
-size_t PositionsOf(const VersionChanges& changes) {
-  size_t positions = 0;
-  for (const ChangedPositions& slice : changes.slices) positions += slice == nullptr ? 0 : slice->size();
-  return positions;
-}
-
 }  // namespace
+
+void VersionChanges::Count() {
+  positions = 0;
+  for (const ChangedPositions& slice : slices) positions += slice == nullptr ? 0 : slice->size();
+}
 
 std::shared_ptr<const ChangeHistory> ChangeHistory::With(const ChangeHistory* before,
                                                          std::shared_ptr<const VersionChanges> changes,
@@ -27,9 +26,9 @@ std::shared_ptr<const ChangeHistory> ChangeHistory::With(const ChangeHistory* be
   updates.push_back(std::move(changes));
   // Positions of as many elements as there are take no more than half of what the weights do.
   size_t kept = 1;
-  size_t positions = PositionsOf(*updates.back());
+  size_t positions = updates.back()->positions;
   while (kept < std::min(updates.size(), kMostUpdates)) {
-    positions += PositionsOf(*updates[updates.size() - kept - 1]);
+    positions += updates[updates.size() - kept - 1]->positions;
     if (positions > elements) break;
     ++kept;
   }

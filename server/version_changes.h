@@ -18,6 +18,9 @@ struct VersionChanges {
   uint64_t from = 0;
   uint64_t to = 0;
   std::vector<ChangedPositions> slices;  // By local index. Each is written once, by who builds the slice.
+  size_t positions = 0;                  // Of all slices; counted when all are built.
+
+  void Count();
 };
 
 // Of the newest updates, without a gap. Immutable.

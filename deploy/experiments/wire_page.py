@@ -63,7 +63,7 @@ def claims(outcomes: Sequence[Outcome]) -> list[Claim]:
 
 
 def curves(outcomes: Sequence[Outcome]) -> Figure:
-    """Validation accuracy by epoch, of both modes."""
+    """Test accuracy by epoch, of both modes."""
 
     def draw(panels: Any, colours: dict[str, str]) -> None:
         for axes, mode in zip(panels, RATES, strict=True):
@@ -77,7 +77,7 @@ def curves(outcomes: Sequence[Outcome]) -> Figure:
     caption = "Each line is the mean over the seeds. Top-k sends a hundredth of each slice of a gradient."
     return figure(
         "accuracy",
-        "Accuracy on the validation split, by what is sent",
+        "Test accuracy, by what is sent",
         caption,
         "epochs",
         "accuracy, %",

@@ -43,7 +43,7 @@ class Outcome:
     form: Form
     mode: str
     accuracy: dict[int, float] = field(default_factory=dict)  # On the test split, at the end.
-    curve: dict[float, list[float]] = field(default_factory=dict)  # On the validation split, by epoch: a value a seed.
+    curve: dict[float, list[float]] = field(default_factory=dict)  # Likewise, by epoch: a value a seed.
 
 
 def seeds(lab: Lab) -> range:
@@ -63,7 +63,7 @@ def train_all(lab: Lab) -> list[Outcome]:
         for one in outcomes:
             job = _train(lab, one, seed)
             one.accuracy[seed] = job.last()["accuracy"]
-            marks = job.evaluations("validation")
+            marks = job.evaluations()
             for number, mark in enumerate(marks, start=1):
                 epoch = epochs(lab) * number / len(marks)
                 one.curve.setdefault(epoch, []).append(mark["accuracy"])

@@ -263,6 +263,8 @@ class Client(Joined):
 
         If the job is rolled back meanwhile, it brings the newest version, whichever was asked for.
         """
+        if float32 and (version is not None or step is not None):
+            raise ValueError("pull: float32=True brings the newest version: leave version and step out")
         self._check_started("pull")
         prepared = self._prepare(weights, True, "weights")
         core = self._running

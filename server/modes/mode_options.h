@@ -33,6 +33,9 @@ struct ModeOptions {
   std::string name = "bsp";    // The flag --mode; also by another name, sync or async.
   std::string on_worker_loss;  // Empty: the mode's default. The one that holds is loss_action().
 
+  // A replacement's push of a step may be another than its predecessor's, which had residuals (--error_feedback).
+  bool error_feedback = false;
+
   // asp
   std::optional<uint64_t> max_staleness;  // A push that is older is STALE; unset: none is too old.
   std::string staleness_lr = "none";      // Or inverse: the learning rate is divided by max(1, staleness).

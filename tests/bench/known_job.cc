@@ -70,7 +70,7 @@ KnownWeights::KnownWeights(const Layout& layout, uint32_t workers, const WireFor
   for (uint32_t rank = 0; rank < workers_; ++rank) {
     Rank& made = ranks_.emplace_back();
     for (size_t i = 0; i < elements; ++i) made.gradient.push_back(GradientAt(rank, i));
-    made.sent = *SharedTensors::Create(layout, format_.pushes);
+    made.sent = *SharedTensors::CreateOwn(layout, format_.pushes);
     made.residuals = std::make_unique<Residuals>(plan_, false);
   }
 }
@@ -100,7 +100,7 @@ void KnownWeights::AddSlice(const SliceInfo& info, Rank& rank, std::vector<float
   const float* const gradient = rank.gradient.data() + begins_[info.tensor] + info.offset;
   ps::Check(EncodeSlice(gradient, info, *rank.sent, rank.residuals.get(), 0), "the gradients are finite");
   const ModelMemory::Place place = rank.sent->model().slice(info);
-  const Piece bytes = Piece(rank.sent->memory().bytes()).subspan(place.begin, place.positions + place.values);
+  const Piece bytes = Piece(rank.sent->bytes()).subspan(place.begin, place.positions + place.values);
   Payload payload({bytes.subspan(place.positions)}, nullptr);
   payload.set_type(place.type);
   std::vector<float> values(place.values / WireBytes(place.type));

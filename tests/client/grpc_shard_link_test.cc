@@ -16,6 +16,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/catch.h"
 #include "tests/client/test_server.h"
+#include "worker/client/tensor_memory.h"
 
 namespace ps {
 namespace {
@@ -57,10 +58,16 @@ struct Ended {
   ShardReply reply;
 };
 
+// What is kept of weights over calls, and what the last call asked for.
+struct Kept {
+  PulledWeights weights = PulledWeights(1, *AllocateTensors(kTwoTensors));
+  v1::PullRequest asked;
+};
+
 // One pull of the model from a shard that answers so, to its end and until the memory is free.
 Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights,
            const std::function<void(ShardCall&)>& before_begin = nullptr,
-           std::function<void()> before_message = nullptr) {
+           std::function<void()> before_message = nullptr, Kept* kept = nullptr) {
   FakeShard shard(answer, std::move(before_message));
   const SlicePlan plan(kTwoTensors, 1);
   v1::Identity id;
@@ -77,6 +84,7 @@ Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights
   request.wait = std::chrono::milliseconds(1500);
   request.timeout = std::chrono::minutes(2);
   request.in = &in;
+  if (kept != nullptr) request.pulled = &kept->weights;
   request.memory_in_use = std::shared_ptr<void>(nullptr, [&released](void*) { released.set_value(); });
   auto call = link->MakeCall(std::move(request), [&ended](const absl::Status& status, const ShardReply& reply) {
     ended.set_value({status, reply});
@@ -87,6 +95,7 @@ Ended Pull(const v1::PullReply& answer, std::vector<std::vector<float>>& weights
   const Ended end = ended.get_future().get();
   call = nullptr;
   released.get_future().get();
+  if (kept != nullptr) kept->asked = shard.pulled;
   if (end.status.ok()) {
     CHECK(shard.pulled.version() == 3);
     CHECK(shard.pulled.wait_ms() == 1500);
@@ -166,6 +175,66 @@ TEST_CASE("A call that is cancelled before it begins ends when it begins, and no
   const Ended end = Pull({}, weights, [](ShardCall& call) { call.Cancel(); });
   CHECK(absl::IsCancelled(end.status));
   CHECK(end.reply.slices == 0);
+}
+
+void AddChanged(v1::PullReply& reply, uint32_t index, const std::string& positions, const std::vector<float>& values) {
+  AddSlice(reply, index, values);
+  reply.mutable_slices(reply.slices_size() - 1)->set_positions(positions);
+}
+
+void AddUnchanged(v1::PullReply& reply, uint32_t index) {
+  reply.add_slices()->set_index(index);
+  reply.mutable_slices(reply.slices_size() - 1)->set_absent(true);
+}
+
+v1::PullReply Whole() {
+  v1::PullReply answer;
+  answer.set_version(3);
+  AddSlice(answer, 0, {1, 2, 3, 4});
+  AddSlice(answer, 1, {5, 6});
+  return answer;
+}
+
+TEST_CASE("A pull says what is here of weights, and what has changed since then is put over it") {
+  Kept kept;
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  REQUIRE(Pull(Whole(), weights, nullptr, nullptr, &kept).status.ok());
+  CHECK_FALSE(kept.asked.has_base());
+  CHECK_FALSE(kept.asked.float32());
+  for (std::vector<float>& each : weights) std::fill(each.begin(), each.end(), 99.0F);  // The caller's memory.
+  v1::PullReply changed;
+  changed.set_version(3);
+  AddChanged(changed, 0, std::string("\1\0\3\0", 4), {-2, -4});
+  AddUnchanged(changed, 1);
+  REQUIRE(Pull(changed, weights, nullptr, nullptr, &kept).status.ok());
+  CHECK(kept.asked.base() == 3);
+  CHECK(weights[0] == std::vector<float>{1, -2, 3, -4});
+  CHECK(weights[1] == std::vector<float>{5, 6});
+}
+
+TEST_CASE("After an answer that broke off all weights are asked for again") {
+  Kept kept;
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  REQUIRE(Pull(Whole(), weights, nullptr, nullptr, &kept).status.ok());
+  v1::PullReply broken;
+  broken.set_version(3);
+  AddChanged(broken, 0, std::string("\1\0", 2), {-2});
+  AddChanged(broken, 1, std::string("\2\0", 2), {7});  // Beyond its end.
+  CHECK(absl::IsInternal(Pull(broken, weights, nullptr, nullptr, &kept).status));
+  CHECK(kept.asked.base() == 3);
+  REQUIRE(Pull(Whole(), weights, nullptr, nullptr, &kept).status.ok());
+  CHECK_FALSE(kept.asked.has_base());
+  CHECK(weights[0] == std::vector<float>{1, 2, 3, 4});
+}
+
+TEST_CASE("What has changed is no answer to who said nothing of what is here") {
+  std::vector<std::vector<float>> weights = {std::vector<float>(4), std::vector<float>(2)};
+  v1::PullReply changed = Whole();
+  AddChanged(*(changed.clear_slices(), &changed), 0, std::string("\1\0", 2), {-2});
+  CHECK(absl::IsInternal(Pull(changed, weights).status));
+  v1::PullReply unchanged;
+  AddUnchanged(unchanged, 0);
+  CHECK(absl::IsInternal(Pull(unchanged, weights).status));
 }
 
 }  // namespace

@@ -37,7 +37,7 @@ class Encoder {
   // The elements that were written last, those that are not sent being 0.
   Floats Sent(uint32_t slice) const {
     const ModelMemory::Place place = memory_->model().slice(plan.slices()[slice]);
-    const Piece bytes = Piece(memory_->memory().bytes()).subspan(place.begin, place.positions + place.values);
+    const Piece bytes = Piece(memory_->bytes()).subspan(place.begin, place.positions + place.values);
     Payload payload({bytes.subspan(place.positions)}, nullptr);
     payload.set_type(place.type);
     Floats sent(static_cast<size_t>(plan.slices()[slice].elements), 0);

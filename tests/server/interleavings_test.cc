@@ -27,12 +27,15 @@ struct Size {
   uint32_t slices = 1;  // Of each shard.
   std::string mode = "bsp";
   std::string on_worker_loss = {};
+  bool error_feedback = false;
 };
 
 // In backup the learning rate tells at which position of a schedule a version was made, late pushes counted.
 SmallJob::Plan PlanOf(const Size& size) {
   SmallJob::Plan plan = {
-      .mode = {.name = size.mode, .on_worker_loss = size.on_worker_loss}, .steps = size.steps, .slices = size.slices};
+      .mode = {.name = size.mode, .on_worker_loss = size.on_worker_loss, .error_feedback = size.error_feedback},
+      .steps = size.steps,
+      .slices = size.slices};
   if (size.mode == "backup") plan.schedule = {.schedule = "linear", .schedule_length = "64samples"};
   return plan;
 }
@@ -240,6 +243,13 @@ TEST_CASE("bsp that goes on without a lost worker makes each step of the same pu
 TEST_CASE("bsp that waits for a lost worker's replacement ends with the weights of a job that lost nobody, on 2 shards",
           "[unsanitized]") {
   const Counts counts = Enumerate({.steps = 1, .slices = 2, .on_worker_loss = "wait"});
+  CHECK(counts.states > 1000);
+  CHECK(counts.finished == counts.states);
+  CHECK(counts.failed == 0);
+}
+
+TEST_CASE("It does so too where a lost worker's push does not stand for its replacement's", "[unsanitized]") {
+  const Counts counts = Enumerate({.steps = 1, .slices = 2, .on_worker_loss = "wait", .error_feedback = true});
   CHECK(counts.states > 1000);
   CHECK(counts.finished == counts.states);
   CHECK(counts.failed == 0);

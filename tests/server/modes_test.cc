@@ -29,6 +29,12 @@ TEST_CASE("bsp needs a push of every rank once a step has begun, also of one tha
   CHECK_FALSE(MakeAsp({.name = "asp"}, 2)->NeedsDone({0}, {2}).has_value());
 }
 
+TEST_CASE("In bsp a replacement's push stands for its predecessor's, but not where residuals make it another") {
+  CHECK(MakeBsp({.on_worker_loss = "wait"}, 3)->counts_for_any_owner());
+  CHECK_FALSE(MakeBsp({.on_worker_loss = "wait", .error_feedback = true}, 3)->counts_for_any_owner());
+  CHECK_FALSE(MakeBsp({.on_worker_loss = "continue"}, 3)->counts_for_any_owner());
+}
+
 TEST_CASE("asp takes a rank's next step only") {
   const auto mode = MakeAsp({.name = "asp"}, 2);
   CHECK(Accepts(*mode, 0, 5, 5));

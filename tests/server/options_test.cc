@@ -61,11 +61,15 @@ TEST_CASE("What is sent in two bytes, or in part, is refused by name where it ma
       {[](ServerOptions& o) { o.error_feedback = true; },
        "--error_feedback: has no meaning with --wire_dtype=float32, which loses nothing"},
       {[](ServerOptions& o) { o.compress = "topk:0.6"; },
-       "--compress=topk:0.6: expected none, or topk:FRACTION with a fraction above 0 and at most 0.5 (topk:0.01)"},
+       "--compress=topk:0.6: expected none, or topk:FRACTION with a fraction of 1/32768 to 0.5 (topk:0.01)"},
       {[](ServerOptions& o) { o.momentum_correction = 0.9F; },
        "--momentum_correction=0.9: has no meaning without --compress=topk:FRACTION"},
       {[](ServerOptions& o) { o.weights_delta = true; },
        "--weights_delta: has no meaning without --compress=topk:FRACTION, since all weights change"},
+      {[](ServerOptions& o) {
+         o.compress = "topk:0.01", o.weights_delta = true, o.hyperparameters.weight_decay = 0.5F;
+       },
+       "--weights_delta: has no meaning with --weight_decay=0.5, which changes all weights"},
       {[](ServerOptions& o) { o.compress = "topk:0.01", o.optimizer = "adam"; },
        "--optimizer=adam: with --compress=topk:0.01 servers apply sgd; --momentum_correction has workers apply "
        "momentum"},
@@ -77,13 +81,14 @@ TEST_CASE("What is sent in two bytes, or in part, is refused by name where it ma
     each.set(options);
     CHECK(Message(ValidateServerOptions(options)) == each.problem);
   }
-  for (const char* text : {"topk", "topk:", "topk:0", "topk:-0.1", "topk:nan", "topk:inf", "topk:0.01x", "", "gzip"}) {
+  for (const char* text : {"topk", "topk:", "topk:0", "topk:-0.1", "topk:nan", "topk:inf", "topk:0.01x", "", "gzip",
+                           "topk:1e-9", "topk:0x1p-3", "topk: 0.01"}) {
     CAPTURE(text);
     CHECK_FALSE(ParseCompress(text).ok());
   }
   CHECK(*ParseCompress("none") == 0);
   CHECK(*ParseCompress("topk:0.01") == 328);
-  CHECK(*ParseCompress("topk:1e-9") == 1);
+  CHECK(*ParseCompress("topk:0.00003052") == 1);
   CHECK(*ParseCompress("topk:0.5") == 16384);
 }
 

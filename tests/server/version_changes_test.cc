@@ -16,6 +16,7 @@ std::shared_ptr<const VersionChanges> Update(uint64_t from, uint64_t to, std::op
   update->from = from;
   update->to = to;
   update->slices = {changed.has_value() ? std::make_shared<const Positions>(*changed) : nullptr};
+  update->Count();
   return update;
 }
 

@@ -79,6 +79,9 @@ class FakeClient final : public Client {
     Bring(in);
     return Answer(Usual());
   }
+  absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& in) override {
+    return Pull(in, std::nullopt, std::nullopt);
+  }
   absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& out,
                                           const MutableTensors& in) override {
     return StartPushPull(push, out, in, false, nullptr)->Wait();

@@ -22,7 +22,7 @@ v1::PullRequest PullHeaderOf(const CallRequest& request) {
   v1::PullRequest pull;
   if (request.exact_version.has_value()) pull.set_version(*request.exact_version);
   if (request.pull_step.has_value()) pull.set_step(*request.pull_step);
-  pull.set_float32(request.weights == WireType::kFloat32);
+  pull.set_float32(request.float32);
   pull.set_wait_ms(static_cast<uint32_t>(request.wait.count()));
   return pull;
 }

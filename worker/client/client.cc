@@ -101,8 +101,12 @@ absl::Status ClientImpl::TakeWireFormat() {
                     .momentum_correction = joined_as_.momentum_correction(),
                     .weights_delta = joined_as_.weights_delta()};
   const WireFormat& wire = context_->wire;
-  const bool keeps = wire.error_feedback && wire.pushes.top_k <= kSliceElements;
-  if (wire.pushes.top_k == 0 ? wire.momentum_correction == 0 : keeps) return absl::OkStatus();
+  const float momentum = wire.momentum_correction;
+  if (!(momentum >= 0 && momentum < 1) || (momentum > 0 && wire.pushes.top_k == 0)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--momentum_correction: the server's is ", momentum, ", which this client cannot do"));
+  }
+  if (wire.pushes.top_k == 0 || (wire.error_feedback && wire.pushes.top_k <= kSliceElements)) return absl::OkStatus();
   return absl::FailedPreconditionError("--compress: what the server says of it makes no sense");
 }
 
@@ -213,14 +217,20 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
     if (has_shared_memory_) gradients_.Share(request);
     return absl::OkStatus();
   }
-  PS_RETURN_IF_ERROR(gradients_.Encode(request, wire.pushes));
+  PS_RETURN_IF_ERROR(gradients_.Encode(request, wire.pushes, has_shared_memory_));
   if (!wire.error_feedback) return absl::OkStatus();
   MutexLock lock(mutex_);
   std::shared_ptr<Residuals>& residuals = residuals_[request.push.contribution];
   try {
-    if (residuals == nullptr) residuals = std::make_shared<Residuals>(context_->plan, wire.momentum_correction != 0);
+    const bool gradient = request.push.contribution == PushContribution::kGradient;
+    if (residuals == nullptr) {
+      residuals = std::make_shared<Residuals>(context_->plan, gradient && wire.momentum_correction != 0);
+    }
   } catch (const std::bad_alloc&) {
     return absl::ResourceExhaustedError("no memory for what pushes do not send (--error_feedback, --compress)");
+  }
+  if (!residuals->TryUse()) {
+    return absl::FailedPreconditionError("the push before it has not ended, and leaves what this one adds");
   }
   request.residuals = residuals;
   return absl::OkStatus();

@@ -124,8 +124,11 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.out = &out_;
   call.in = &request_.in;
   if (request_.encoded) call.encoded = request_.shared.get();
+  call.float32 = request_.float32;
   if (!request_.float32) call.weights = context_->wire.weights;
-  if (request_.shared != nullptr && !request_.shared->detached()) call.shared = request_.shared;
+  if (request_.shared != nullptr && request_.shared->shared() && !request_.shared->detached()) {
+    call.shared = request_.shared;
+  }
   if (exact() || request_.pushes()) call.wants_slice = [this](uint32_t slice) { return WantsSlice(slice); };
   if (exact()) call.on_slice = [this](uint32_t slice) { OnSlice(slice); };
   HoldMemory();
@@ -305,6 +308,7 @@ void RetryingExchange::End(const absl::Status& status) {
 void RetryingExchange::MaybeFinish() {
   if (!result_.has_value() || memory_users_ > 0 || finished_) return;
   finished_ = true;
+  if (request_.residuals != nullptr) request_.residuals->EndUse();
   ended_.NotifyAll();
   if (!callback_ && releases_.empty()) return;
   timer_.At(timer_.now(), [self = shared_from_this(), callback = std::exchange(callback_, nullptr),

@@ -116,7 +116,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   bool OnAllReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
-  std::string TooLarge() const;  // Of a value that is not finite once it is rounded.
+  std::string TooLarge(size_t tensor) const;  // Of a value that is not finite once it is rounded.
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
 

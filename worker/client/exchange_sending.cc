@@ -80,11 +80,14 @@ bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
   const SliceInfo& info = context_->plan.slices()[slice];
   const float* values = out_[tensor].data() + info.offset;
   if (Encodes(tensor)) {
-    return EncodeSlice(values, info, *request_.shared, request_.residuals.get(), context_->wire.momentum_correction);
+    // A difference of weights has its worker's momentum in it.
+    const bool gradient = request_.push.contribution == PushContribution::kGradient;
+    return EncodeSlice(values, info, *request_.shared, request_.residuals.get(),
+                       gradient ? context_->wire.momentum_correction : 0);
   }
   const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
   if (request_.staged && finite) {
-    std::memcpy(request_.shared->memory().bytes().data() + request_.shared->model().slice(info).begin, values,
+    std::memcpy(request_.shared->bytes().data() + request_.shared->model().slice(info).begin, values,
                 static_cast<size_t>(info.bytes()));
   }
   return finite;
@@ -156,15 +159,17 @@ void RetryingExchange::AskAnew() {
   }
 }
 
-std::string RetryingExchange::TooLarge() const {
-  const bool may_be = request_.encoded && request_.shared->model().weights().type == WireType::kFloat16;
-  return may_be ? ", or too large for --wire_dtype=float16" : "";
+std::string RetryingExchange::TooLarge(size_t tensor) const {
+  const WireType type = Encodes(tensor) ? request_.shared->model().weights().type : WireType::kFloat32;
+  if (type == WireType::kFloat32) return "";
+  return absl::StrCat(request_.residuals == nullptr ? ", or" : ", or, with what earlier pushes have left,",
+                      " too large for --wire_dtype=", ToString(type));
 }
 
 absl::Status RetryingExchange::NotFinite(size_t tensor) const {
   return absl::InvalidArgumentError(
       absl::StrCat(Who(), request_.pushes() ? ": the gradient of" : ": the initial value of", " tensor ",
-                   context_->plan.layout()[tensor].name, " is not finite", TooLarge(),
+                   context_->plan.layout()[tensor].name, " is not finite", TooLarge(tensor),
                    request_.pushes() ? "; the learning rate may be too large" : ""));
 }
 

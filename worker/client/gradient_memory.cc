@@ -51,17 +51,17 @@ std::shared_ptr<SharedTensors> GradientMemory::FreeStaging() {
   return free == staging_.end() ? nullptr : *free;
 }
 
-absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& format) {
+absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& format, bool shared) {
   MutexLock lock(mutex_);
-  request.shared = FreeStaging();
-  if (request.shared == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(layout_, format);
-    if (!made.ok()) return made.status();
-    request.shared = *std::move(made);
-    // Of a caller who keeps many exchanges some live only as long as they do.
-    if (staging_.size() < kMostStaging) staging_.push_back(request.shared);
-  }
   request.staged = request.encoded = true;
+  request.shared = FreeStaging();
+  if (request.shared != nullptr) return absl::OkStatus();
+  const bool keeps = staging_.size() < kMostStaging;
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made =
+      shared && keeps ? SharedTensors::Create(layout_, format) : SharedTensors::CreateOwn(layout_, format);
+  if (!made.ok()) return made.status();
+  request.shared = *std::move(made);
+  if (keeps) staging_.push_back(request.shared);
   return absl::OkStatus();
 }
 

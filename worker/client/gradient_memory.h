@@ -27,9 +27,10 @@ class GradientMemory {
   absl::StatusOr<TensorMemory> Buffers(bool shared);
   // Sets where servers of this host find what the request sends: where it lies, or a piece that it is copied to.
   void Share(ExchangeRequest& request);
-  // Sets where what the request sends is written as such pushes carry it, where that is not as float32: a piece that
-  // servers of this host may read. RESOURCE_EXHAUSTED if there is no memory for one.
-  absl::Status Encode(ExchangeRequest& request, const PushFormat& format);
+  // Sets where what the request sends is written as such pushes carry it, where that is not as float32; `shared`: a
+  // piece that servers of this host may read, unless the caller keeps many exchanges. RESOURCE_EXHAUSTED if there is no
+  // memory for one.
+  absl::Status Encode(ExchangeRequest& request, const PushFormat& format, bool shared);
 
  private:
   // One of staging_ that nobody uses; null: there is none.

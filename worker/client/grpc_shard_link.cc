@@ -22,7 +22,7 @@ namespace {
 
 // Payload of a message: what is ready, up to a limit. A server builds from whole messages, and answers with what it has
 // built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
-// than a slice (tests/bench/TRIALS.md).
+// than a slice, or some that are small (tests/bench/TRIALS.md).
 constexpr int64_t kLeastMessages = 64;
 constexpr int64_t kLeastMessageBytes = 16 << 10;  // Of slices that are smaller, some.
 
@@ -226,7 +226,7 @@ OutgoingSlice GrpcShardCall::SliceOf(const SliceInfo& info) const {
     return slice;
   }
   const ModelMemory::Place place = request_.encoded->model().slice(info);
-  const Piece bytes = Piece(request_.encoded->memory().bytes()).subspan(place.begin, place.positions + place.values);
+  const Piece bytes = Piece(request_.encoded->bytes()).subspan(place.begin, place.positions + place.values);
   slice.type = place.type;
   slice.positions = bytes.first(place.positions);
   slice.values = bytes.subspan(place.positions);

@@ -63,7 +63,7 @@ bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors
                  float momentum) {
   const auto elements = static_cast<size_t>(info.elements);
   const ModelMemory::Place place = to.model().slice(info);
-  uint8_t* const bytes = to.memory().bytes().data() + place.begin;
+  uint8_t* const bytes = to.bytes().data() + place.begin;
   Check(!place.sparse() || residuals != nullptr, "elements that are not sent are kept");
   float* velocity = nullptr;
   if (momentum != 0) {

@@ -7,6 +7,7 @@
 // the slice, does the second take the place of the first: a push that was refused, or is sent again, changes nothing.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,11 +16,15 @@
 
 namespace ps {
 
-// One push uses it at a time. Thread-safe for slices that differ.
+// One push uses it at a time (TryUse). Thread-safe for slices that differ.
 class Residuals {
  public:
   // Zeros. std::bad_alloc if there is no memory for twice the model, and twice again with velocities.
   Residuals(const SlicePlan& plan, bool velocities);
+
+  // Begins a push's use of it. False: another push uses it.
+  bool TryUse() { return !used_.exchange(true); }
+  void EndUse() { used_ = false; }
 
   // Of this slice: what the pushes that count have left, and where one that may count writes what it leaves.
   const float* kept(uint32_t slice) const { return At(slice, current_[slice]); }
@@ -39,6 +44,7 @@ class Residuals {
   struct Free {
     void operator()(float* values) const;
   };
+  std::atomic<bool> used_ = false;
   std::vector<size_t> offsets_;      // By slice: where all that is kept of it begins.
   std::vector<size_t> sizes_;        // Elements.
   std::vector<uint8_t> current_;     // Which of the two is kept.

@@ -55,8 +55,9 @@ struct CallRequest {
   bool absent(const SliceInfo& slice) const { return (*out)[slice.tensor].empty(); }
   // Unless null: what `out` holds as the job sends it (EncodeSlice), which is sent instead.
   const SharedTensors* encoded = nullptr;
-  // What weights that come are rounded to; float32: as the server keeps them.
+  // What weights that come are rounded to.
   WireType weights = WireType::kFloat32;
+  bool float32 = false;  // Of a pull: they come as the server keeps them, whatever the job's wire type.
   // Unless null: where weights that come over a connection are kept beside `in`, so that later only what has changed
   // of them need come. The link says what it has there.
   PulledWeights* pulled = nullptr;

@@ -1,6 +1,9 @@
 #include "worker/client/shared_tensors.h"
 
+#include <cstdlib>
 #include <utility>
+
+#include "absl/strings/str_cat.h"
 
 namespace ps {
 
@@ -11,11 +14,23 @@ absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layou
   return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), *std::move(memory)));
 }
 
-SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory)
-    : model_(std::move(model)), memory_(std::move(memory)) {
+absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::CreateOwn(const Layout& layout,
+                                                                        const PushFormat& weights) {
+  ModelMemory model(layout, weights);
+  OwnMemory own(static_cast<uint8_t*>(std::calloc(model.bytes(), 1)));
+  if (own == nullptr) {
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", model.bytes(), " bytes of a push"));
+  }
+  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), SharedMemory(), std::move(own)));
+}
+
+void SharedTensors::Free::operator()(uint8_t* bytes) const { std::free(bytes); }
+
+SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own)
+    : model_(std::move(model)), memory_(std::move(memory)), own_(std::move(own)) {
   if (!model_.weights().is_float32()) return;
   for (size_t i = 0; i < layout.size(); ++i) {
-    auto* const values = reinterpret_cast<float*>(memory_.bytes().data() + model_.tensor(i));
+    auto* const values = reinterpret_cast<float*>(bytes().data() + model_.tensor(i));
     tensors_.emplace_back(values, static_cast<size_t>(layout[i].elements()));
   }
 }
@@ -29,7 +44,7 @@ bool SharedTensors::Holds(const ConstTensors& tensors) const {
 }
 
 void SharedTensors::Detach() {
-  if (!detached_.exchange(true)) memory_.MakePrivate();
+  if (!detached_.exchange(true) && shared()) memory_.MakePrivate();
 }
 
 }  // namespace ps

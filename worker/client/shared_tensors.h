@@ -18,10 +18,16 @@ class SharedTensors {
   // Zeroed; weights are as such pushes carry them. RESOURCE_EXHAUSTED if there is not enough memory.
   static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout, const PushFormat& weights = {});
 
+  // The same in memory of this process alone, which no server can be given.
+  static absl::StatusOr<std::shared_ptr<SharedTensors>> CreateOwn(const Layout& layout, const PushFormat& weights);
+
   // Empty where weights are not float32, all elements.
   const MutableTensors& tensors() const { return tensors_; }
   // Where each slice lies, and how.
   const ModelMemory& model() const { return model_; }
+  std::span<uint8_t> bytes() const { return own_ == nullptr ? memory_.bytes() : std::span(own_.get(), model_.bytes()); }
+  bool shared() const { return own_ == nullptr; }
+  // If it is shared.
   const SharedMemory& memory() const { return memory_; }
   // Whether these are its tensors.
   bool Holds(const ConstTensors& tensors) const;
@@ -32,10 +38,15 @@ class SharedTensors {
   bool detached() const { return detached_; }
 
  private:
-  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory);
+  struct Free {
+    void operator()(uint8_t* bytes) const;
+  };
+  using OwnMemory = std::unique_ptr<uint8_t[], Free>;
+  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own = nullptr);
 
   const ModelMemory model_;
   SharedMemory memory_;
+  const OwnMemory own_;  // Instead.
   MutableTensors tensors_;
   std::atomic<bool> detached_ = false;
 };

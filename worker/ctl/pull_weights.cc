@@ -70,6 +70,7 @@ class Round {
       links_.push_back(MakeGrpcShardLink(server.channel, server.address, shard, plan_, {}));
       CallRequest request = {.kind = CallKind::kPull, .exact_version = version, .wait = wait, .timeout = kWholePull};
       request.in = &weights_;
+      request.float32 = true;
       calls_.push_back(links_.back()->MakeCall(
           request, [this, shard](const absl::Status& status, const ShardReply& reply) { End(shard, status, reply); }));
     }

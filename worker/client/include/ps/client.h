@@ -346,7 +346,7 @@ class Client {
                                               std::optional<uint64_t> step = std::nullopt) = 0;
   // The newest weights as the servers keep them, to evaluate or save. Pull, and what a push brings, are to compute on:
   // there weights are rounded where the job says so (--weights_wire_dtype).
-  virtual absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& weights) { return Pull(weights); }
+  virtual absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& weights) = 0;
   virtual absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights) = 0;
 
