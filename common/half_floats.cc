@@ -7,12 +7,12 @@
 namespace ps {
 namespace {
 
-PS_KERNEL void Store(uint32_t bits, uint8_t* to, size_t i) {
+[[gnu::always_inline]] inline void Store(uint32_t bits, uint8_t* to, size_t i) {
   const auto half = static_cast<uint16_t>(bits);
   std::memcpy(to + i * sizeof(half), &half, sizeof(half));
 }
 
-PS_KERNEL uint32_t Load(const uint8_t* from, size_t i) {
+[[gnu::always_inline]] inline uint32_t Load(const uint8_t* from, size_t i) {
   uint16_t half;
   std::memcpy(&half, from + i * sizeof(half), sizeof(half));
   return half;
@@ -20,7 +20,7 @@ PS_KERNEL uint32_t Load(const uint8_t* from, size_t i) {
 
 // 1, if the value or what it was rounded to is not finite.
 template <typename Half>
-PS_KERNEL uint32_t NotFinite(float value, uint32_t rounded) {
+[[gnu::always_inline]] inline uint32_t NotFinite(float value, uint32_t rounded) {
   const auto bits = std::bit_cast<uint32_t>(value);
   return static_cast<uint32_t>((bits & kFloatInfinity) == kFloatInfinity) |
          static_cast<uint32_t>((rounded & Half::kExponent) == Half::kExponent);

@@ -12,7 +12,7 @@ inline constexpr uint32_t kFloatInfinity = 0x7F800000U;  // Its exponent is all 
 
 // `a` where the condition holds, else `b`. Of a conditional expression compilers make a jump around floating-point
 // operations, which they do not vectorise.
-PS_KERNEL uint32_t Choose(bool condition, uint32_t a, uint32_t b) {
+[[gnu::always_inline]] inline uint32_t Choose(bool condition, uint32_t a, uint32_t b) {
   const uint32_t mask = 0U - static_cast<uint32_t>(condition);
   return (a & mask) | (b & ~mask);
 }
