@@ -93,7 +93,8 @@ def run(mode, chance, number):
     # In some runs workers have slices of a version before it is committed, which a rollback takes back.
     early = mode == "bsp" and number in (0, 1)
     form = forms_of(mode, number)
-    what = f"{mode}, {shards} servers, {victims} killed {moment}{', with early slices' if early else ''} {' '.join(form)}"
+    how = " ".join([", with early slices"] * early + form)
+    what = f"{mode}, {shards} servers, {victims} killed {moment}{how}"
     print(what, flush=True)
     flags = [
         *MODE_FLAGS[mode],
