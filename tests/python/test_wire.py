@@ -109,3 +109,34 @@ def test_servers_that_take_the_optimizer_from_workers_take_only_sgd_with_top_k(s
     ) as client:
         client.start([np.zeros(4, np.float32)], [np.zeros(4, np.float32)])
         client.done()
+
+
+@pytest.mark.parametrize("weights_kind", ["float32", "bfloat16"])
+def test_what_has_changed_is_all_that_a_worker_lacks_however_far_it_is_behind(
+    servers: ServerProcesses, weights_kind: str
+) -> None:
+    """Where every push makes a version: with and without gradients of a tensor, and after pulls that came between."""
+    flags = ("--optimizer=sgd", "--compress=topk:0.01", "--weights_delta", f"--weights_wire_dtype={weights_kind}")
+    address = servers.start(2, *flags, mode="asp", shards=2)
+    clients = [psgrad.Client.join(address, LAYOUT, rank=rank, shared_memory="off") for rank in (0, 1)]
+    random = np.random.default_rng(9)
+    initial = tensors([random.normal(size=n).astype(np.float32) for n in SIZES])
+    weights = [[np.zeros_like(array) for array in initial] for _ in clients]
+    versions = [client.start(initial, into).versions for client, into in zip(clients, weights, strict=True)]
+    steps = [0, 0]
+    for turn in range(120):
+        # The second is up to 30 versions behind, and once more than are known of.
+        rank = 1 if turn in (3, 10, 40, 112) else 0
+        gradients = tensors([random.normal(scale=0.1, size=n).astype(np.float32) for n in SIZES])
+        into = weights[rank]
+        exchange = clients[rank].begin(steps[rank], gradients, into, versions=versions[rank], deferred=True)
+        exchange.ready(0)
+        exchange.absent(1) if turn % 5 == 0 else exchange.ready(1)
+        versions[rank] = exchange.wait().versions
+        steps[rank] += 1
+        if turn % 7 == 0:
+            versions[rank] = clients[rank].pull(into).versions
+        own = [np.zeros_like(array) for array in initial]
+        clients[rank].pull(own, float32=True)
+        for array, expected in zip(into, own, strict=True):
+            assert (array == rounded(expected, weights_kind)).all(), f"turn {turn}"
