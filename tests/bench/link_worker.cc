@@ -56,8 +56,8 @@ absl::Status TakeSteps(const LinkWorkerOptions& options, const Layout& layout, C
   }
   std::cout << "end" << std::endl;
   if (options.op == "push") {
-    const auto last = client.Pull(weights->tensors, step);
-    if (!last.ok()) return last.status();
+    const auto pulled = client.Pull(weights->tensors, step);
+    if (!pulled.ok()) return pulled.status();
   }
   return KnownWeights(layout, options.workers, options.wire.Format()).Check(weights->Read(), step);
 }

@@ -134,6 +134,7 @@ TEST_CASE("Gradients of two bytes, and sparse ones, give the bits of the floats 
       VersionInput version;
       VersionInput expected;
       std::vector<Payload> wholes;
+      wholes.reserve(floats.size());
       for (const std::vector<float>& whole : floats) wholes.emplace_back(std::vector<Piece>{BytesOf(whole)}, nullptr);
       for (size_t push = 0; push < 3; ++push) {
         const float coefficient = Coefficient(64 - push, 189);
