@@ -107,7 +107,9 @@ class RunsTest(PlayedCase):
         process = start_compare(*flags, fake="even-asp-s1=hang")
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
-        self.wait_for(lambda: (self.output / "runs/even-asp-s1/worker1.jsonl").exists())
+        # Until both ignore SIGTERM: else the program may have come to its report when the second signal does.
+        logs = [self.output / f"runs/even-asp-s1/worker{rank}.log" for rank in (0, 1)]
+        self.wait_for(lambda: all(log.exists() and "godot" in log.read_text() for log in logs))
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         process.send_signal(signal.SIGINT)  # It has no patience with programs that ignore SIGTERM.
