@@ -45,7 +45,7 @@ def waits_in_every_mode():
     """In the others a replacement takes the rank too, and the job comes to its end."""
     for mode in ALL[1:]:
         with job_of(mode, 2, "wait") as job:
-            trains(job)
+            trains(job, version=5)  # local_sgd makes 25.
             job.workers[1].kill()
             lost(job, 1)
             assert re.search(r"waiting for a worker to take rank 1 \(", job.ask("status").stdout), mode

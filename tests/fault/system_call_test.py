@@ -170,6 +170,8 @@ def check_order(traced):
     written, named, renames = set(), set(), 0  # Files, and folders with names, that are not on disk yet.
     for line in traced.splitlines():
         call, paths = line.split("(")[0].split()[-1], re.findall(r'[<"](/[^>"]+)[>"]', line)
+        if not paths:  # An event's or a socket's, or the second half of a call that another thread's came between.
+            continue
         if call == "write":
             written.add(paths[0])
         elif call == "fsync":
