@@ -9,6 +9,7 @@
 #include "common/check.h"
 #include "common/half_floats.h"
 #include "common/payload.h"
+#include "server/reduce.h"
 #include "tests/bench/bench_layout.h"
 #include "worker/client/push_encoding.h"
 
@@ -21,10 +22,6 @@ constexpr size_t kPeriod = 7;  // Of the values of a model's elements, in layout
 // product with it is exact, and the expected weights are so to the last bit.
 float GradientAt(uint32_t rank, size_t element) {
   return std::ldexp(1.0F, -static_cast<int>((element + rank) % kPeriod));
-}
-
-float Coefficient(uint32_t samples, uint32_t total) {
-  return static_cast<float>(static_cast<double>(samples) / static_cast<double>(total));
 }
 
 float InitialAt(size_t element) { return 1 + GradientAt(0, element); }

@@ -230,7 +230,9 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
     return absl::ResourceExhaustedError("no memory for what pushes do not send (--error_feedback, --compress)");
   }
   if (!residuals->TryUse()) {
-    return absl::FailedPreconditionError("the push before it has not ended, and leaves what this one adds");
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank(), ", step ", request.push.step,
+                     ": the push before it is still under way, and error feedback needs its end"));
   }
   request.residuals = residuals;
   return absl::OkStatus();

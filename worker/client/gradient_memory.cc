@@ -72,13 +72,12 @@ void GradientMemory::Share(ExchangeRequest& request) {
     return;
   }
   request.shared = FreeStaging();
-  if (request.shared != nullptr) {
-    // It is there.
-  } else if (staging_.size() >= kMostStaging) {
-    return;  // Over gRPC: the caller keeps many exchanges.
-  } else if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = Make(); made.ok()) {
-    request.shared = staging_.emplace_back(*std::move(made));
+  if (request.shared == nullptr && staging_.size() < kMostStaging) {
+    if (absl::StatusOr<std::shared_ptr<SharedTensors>> made = Make(); made.ok()) {
+      request.shared = staging_.emplace_back(*std::move(made));
+    }
   }
+  // Else over gRPC: the caller keeps many exchanges, or there is no memory to share.
   request.staged = request.shared != nullptr;
 }
 
