@@ -2,21 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include "absl/strings/string_view.h"
 #include "common/slices.h"
 #include "ps/tensor.h"
+#include "ps/wire_type.h"
 
 namespace ps {
-
-// Numbers as in ps.proto. One that was received may be another.
-enum class WireType : uint8_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
-
-// Of an element.
-constexpr size_t WireBytes(WireType type) { return type == WireType::kFloat32 ? 4 : 2; }
 
 constexpr absl::string_view ToString(WireType type) {
   switch (type) {
@@ -60,6 +54,9 @@ struct WireFormat {
   bool error_feedback = false;    // As in JoinReply, as is the next.
   float momentum_correction = 0;  // With top_k.
   bool weights_delta = false;     // Servers send what has changed of weights.
+
+  // Pushes carry gradients rounded, and nothing is kept of what they do not carry.
+  bool only_rounds() const { return pushes.type != WireType::kFloat32 && pushes.top_k == 0 && !error_feedback; }
 };
 
 // Of the elements of a tensor of this kind, where weights are sent as `type`; likewise in pushes.

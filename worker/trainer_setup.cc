@@ -12,12 +12,26 @@
 namespace ps {
 namespace {
 
-std::vector<Memory> Blocks(const TensorMemory& memory) {
+// Of TensorMemory or RoundedMemory: its tensors, which `owner` keeps.
+template <typename TensorsMemory>
+std::vector<Memory> Blocks(const TensorsMemory& memory, const std::shared_ptr<void>& owner) {
   std::vector<Memory> blocks;
-  for (const std::span<float> tensor : memory.tensors) {
-    blocks.emplace_back(memory.owner, reinterpret_cast<std::byte*>(tensor.data()));
+  for (const auto& tensor : memory.tensors) {
+    blocks.emplace_back(owner, reinterpret_cast<std::byte*>(tensor.data()));
   }
   return blocks;
+}
+
+// The same, told to the backend, so that it copies there at full speed. Nothing: it refuses, and the log says
+// what is done instead.
+template <typename TensorsMemory>
+std::vector<Memory> PinnedBlocks(Backend& backend, const TensorsMemory& memory, const std::string& instead) {
+  if (memory.block.empty()) return {};
+  const Memory whole(memory.owner, memory.block.data());
+  const absl::StatusOr<Memory> pinned = backend.PinHost(whole, static_cast<int64_t>(memory.block.size()));
+  if (pinned.ok()) return Blocks(memory, *pinned);
+  spdlog::warn("gradients are {}: {}", instead, Message(pinned.status()));
+  return {};
 }
 
 }  // namespace
@@ -95,26 +109,34 @@ absl::Status Trainer::MakeSourceOfShare() {
   return absl::OkStatus();
 }
 
-// A backend that computes in the host's memory does so in the client's. Another copies gradients to where servers of
-// this host read them, if there is such memory and it can be pinned; else its own is as good.
+// A backend that computes in the host's memory does so in the client's. Another rounds gradients, where the job sends
+// them so, and copies them to where they are sent from, or servers of this host read them. Where that memory is not to
+// be had or cannot be pinned, its own is as good.
 absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
-  if (!backend_->unified() && !client_->shares_gradients()) return NetworkMemory();
-  absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
-  if (!gradients.ok()) return gradients.status();
   if (backend_->unified()) {
+    const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+    if (!gradients.ok()) return gradients.status();
     const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
     if (!weights.ok()) return weights.status();
-    return NetworkMemory{.parameters = Blocks(*weights), .gradients = Blocks(*gradients)};
+    return NetworkMemory{.parameters = Blocks(*weights, weights->owner),
+                         .gradients = Blocks(*gradients, gradients->owner)};
   }
-  if (gradients->block.empty()) return NetworkMemory();
-  const Memory whole(gradients->owner, gradients->block.data());
-  const absl::StatusOr<Memory> pinned = backend_->PinHost(whole, static_cast<int64_t>(gradients->block.size()));
-  if (!pinned.ok()) {
-    spdlog::warn("gradients are copied once more on their way to the servers: {}", Message(pinned.status()));
-    return NetworkMemory();
+  if (PushesGradients(client_->policy(), static_cast<uint32_t>(options_.delayed_pushes))) {
+    const absl::StatusOr<std::optional<RoundedMemory>> rounded = client_->RoundedGradients();
+    if (!rounded.ok()) return rounded.status();
+    if (rounded->has_value()) {
+      NetworkMemory memory = {.parameters = {},
+                              .gradients = PinnedBlocks(*backend_, **rounded, "rounded on the CPU"),
+                              .type = (*rounded)->type};
+      return memory.gradients.empty() ? NetworkMemory() : memory;
+    }
   }
-  gradients->owner = *pinned;
-  return NetworkMemory{.parameters = {}, .gradients = Blocks(*gradients)};
+  if (!client_->shares_gradients()) return NetworkMemory();
+  const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
+  return NetworkMemory{
+      .parameters = {},
+      .gradients = PinnedBlocks(*backend_, *gradients, "copied once more on their way to the servers")};
 }
 
 absl::Status Trainer::MakeNetwork() {

@@ -44,11 +44,12 @@ ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a
 ABSL_FLAG(uint32_t, workers, 1, "exchange, join, link: number of workers; train: measures 1 up to this many");
 ABSL_FLAG(uint32_t, servers, 1, "exchange, join, train: number of servers");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link: push or push_pull");
-ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype, "exchange, link: as ps_server's flag of this name");
-ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link: likewise");
-ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: likewise");
-ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link: likewise");
-ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link: likewise");
+ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype,
+          "exchange, link, train: as ps_server's flag of this name");
+ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link, train: likewise");
+ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link, train: likewise");
+ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link, train: likewise");
+ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link, train: likewise");
 ABSL_FLAG(
     int, repeats, 30,
     "exchange, join, link, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
@@ -155,17 +156,17 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   }
   const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
   const bool link = command == "link";
-  const bool sends = link || command == "exchange";
+  const bool sends = link || command == "exchange" || command == "train";
   problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
   problems.Check(CheckWire());
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
                                        {"servers", link, "link measures several numbers of servers"},
                                        {"transport", link, "link measures TCP"},
-                                       {"wire_dtype", !sends, "only exchange and link have it"},
-                                       {"weights_wire_dtype", !sends, "only exchange and link have it"},
-                                       {"compress", !sends, "only exchange and link have it"},
-                                       {"error_feedback", !sends, "only exchange and link have it"},
-                                       {"weights_delta", !sends, "only exchange and link have it"},
+                                       {"wire_dtype", !sends, "only exchange, link and train have it"},
+                                       {"weights_wire_dtype", !sends, "only exchange, link and train have it"},
+                                       {"compress", !sends, "only exchange, link and train have it"},
+                                       {"error_feedback", !sends, "only exchange, link and train have it"},
+                                       {"weights_delta", !sends, "only exchange, link and train have it"},
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},
@@ -342,7 +343,8 @@ absl::Status Run(const std::string& command) {
                                                                       .servers = absl::GetFlag(FLAGS_servers),
                                                                       .mode = absl::GetFlag(FLAGS_mode),
                                                                       .steps = absl::GetFlag(FLAGS_steps),
-                                                                      .device = *device});
+                                                                      .device = *device,
+                                                                      .wire = Wire()});
     if (rows.ok()) PrintTraining(*rows);
     return rows.status();
   }

@@ -62,6 +62,7 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   server_options.mode.name = options.mode;
   server_options.optimizer = "momentum";
   server_options.hyperparameters = {.learning_rate = 0.001F, .momentum = 0.9F, .weight_decay = 0};
+  options.wire.Set(server_options);
   absl::StatusOr<std::vector<std::unique_ptr<Server>>> servers = StartBenchServers(server_options, options.transport);
   if (!servers.ok()) return servers.status();
   WorkerOptions worker;

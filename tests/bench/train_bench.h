@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "tests/bench/wire_options.h"
 #include "worker/model/device.h"
 
 namespace ps {
@@ -19,6 +20,7 @@ struct TrainBenchOptions {
   std::string mode = "bsp";
   int64_t steps = 300;
   DeviceOptions device;
+  WireOptions wire;
 };
 
 struct TrainRow {

@@ -64,23 +64,27 @@ if [[ $gpu == yes ]]; then
   check "400-25-10 on the CPU" 60 "$bin/ps_bench" train --model=mlp:400,25,10 --batch_size=5000 --workers=1 --steps=200
   check "400-25-10 on the GPU" 60 "$bin/ps_bench" train --device=cuda --model=mlp:400,25,10 --batch_size=5000 \
     --workers=1 --steps=200
-  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | PyTorch eager, ms | PyTorch with graphs, ms |\n'
-  printf '|-----:|:---------|---------------:|------------------:|------:|------------------:|------------------------:|\n'
+  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | in 16 bits, ms | PyTorch eager, ms | PyTorch with graphs, ms |\n'
+  printf '|-----:|:---------|---------------:|------------------:|------:|---------------:|------------------:|------------------------:|\n'
   for h in 512 2048 8192; do
     for math in float32 tf32 bfloat16; do
       log=$logs/step-$h-$math
-      timeout 300 "$bin/ps_bench" train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 \
-        --workers=1 --steps=200 >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+      step=(train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 --workers=1 --steps=200)
+      timeout 300 "$bin/ps_bench" "${step[@]}" >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+      # Gradients are rounded on the card.
+      timeout 300 "$bin/ps_bench" "${step[@]}" --wire_dtype=bfloat16 --weights_wire_dtype=bfloat16 \
+        >"$log-half.json" 2>>"$log.log" || failed=$((failed + 1))
       timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>>"$log.log" ||
         echo '{}' >"$log-torch.json"
-      python3 - "$h" "$math" "$log.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
+      python3 - "$h" "$math" "$log.json" "$log-half.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
 import json, sys
-h, math, ours, torch = sys.argv[1:]
+h, math, ours, half, torch = sys.argv[1:]
 row = json.load(open(ours))["rows"][0]
 alone, served = (256e3 / row[key] for key in ("alone_samples_per_s", "samples_per_s"))
+half = 256e3 / json.load(open(half))["rows"][0]["samples_per_s"]
 torch = json.load(open(torch))
 of = lambda key: f"{torch[key]:.4f}" if key in torch else "-"
-print(f"| {h:>4} | {math:8} | {alone:14.4f} | {served:17.4f} | {served / alone:5.2f} | {of('eager_ms'):>17} | {of('graph_ms'):>23} |")
+print(f"| {h:>4} | {math:8} | {alone:14.4f} | {served:17.4f} | {served / alone:5.2f} | {half:14.4f} | {of('eager_ms'):>17} | {of('graph_ms'):>23} |")
 PYTHON
     done
   done

@@ -210,9 +210,19 @@ std::shared_ptr<Exchange> ClientImpl::Start(const PushInfo& push, const ConstTen
   return Run(std::move(request), std::move(callback), staged);
 }
 
+absl::StatusOr<std::optional<RoundedMemory>> ClientImpl::RoundedGradients() {
+  if (!context_->wire.only_rounds()) return std::nullopt;
+  return gradients_.Rounded(context_->wire.pushes, has_shared_memory_);
+}
+
 absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
   if (request.sends_no_slices()) return absl::OkStatus();
   const WireFormat& wire = context_->wire;
+  if (request.push.rounded && !wire.only_rounds()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank(), ", step ", request.push.step,
+                     ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's"));
+  }
   if (wire.pushes.is_float32()) {
     if (has_shared_memory_) gradients_.Share(request);
     return absl::OkStatus();

@@ -70,6 +70,8 @@ class ClientImpl final : public Client {
     return made;
   }
 
+  absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() override;
+
   absl::Status Initialise(const ConstTensors& values) override;
   absl::StatusOr<ExchangeResult> Start(const ConstTensors& initial_values, const MutableTensors& weights) override;
 

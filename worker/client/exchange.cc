@@ -39,10 +39,11 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
       timer_(timer),
       request_(std::move(request)),
       out_(request_.out),
+      absent_(request_.out.size(), 0),
       tensor_slices_(SlicesOfTensors(context_->plan)),
       // Values that are copied are in the cache: to look at them costs nothing more.
       servers_look_(request_.pushes() && !request_.push.skip_not_finite && request_.shared != nullptr &&
-                    !request_.staged &&
+                    !request_.staged && !request_.encoded &&
                     std::all_of(context_->links.begin(), context_->links.end(),
                                 [](const auto& link) { return link->server_looks(); })),
       // A pull says which version it wants; what a push brings, its first attempt shows.
@@ -122,6 +123,7 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   if (ReceivesSlices(call.kind) && !request_.float32) call.pulled = context_->pulled.get();
   call.view = request_.view;
   call.out = &out_;
+  call.absent_tensors = &absent_;
   call.in = &request_.in;
   if (request_.encoded) call.encoded = request_.shared.get();
   call.float32 = request_.float32;

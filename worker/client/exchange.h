@@ -101,7 +101,9 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   void SendTensor(size_t tensor);
   // Whether a slice is finite; if so, it is copied to where it is to be sent from, where that is elsewhere.
   bool LookAt(size_t tensor, uint32_t slice) const;
-  // What is sent of the tensor is made by EncodeSlice.
+  // The same of one that the caller has rounded.
+  bool LookAtRounded(const SliceInfo& slice) const;
+  // What is sent of the tensor is made by EncodeSlice, or by the caller.
   bool Encodes(size_t tensor) const {
     return request_.encoded && context_->plan.layout()[tensor].kind == TensorKind::kWeight;
   }
@@ -145,7 +147,9 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   const std::shared_ptr<const ExchangeContext> context_;
   Timer& timer_;
   const ExchangeRequest request_;
-  ConstTensors out_;  // A tensor's is set before it is ready, and then constant.
+  // A tensor's are set before it is ready, and then constant.
+  ConstTensors out_;
+  std::vector<uint8_t> absent_;  // Unless 0, there is no gradient of it.
   const std::vector<std::vector<uint32_t>> tensor_slices_;
   const bool servers_look_;  // Nobody need look here whether gradients are finite.
 

@@ -35,7 +35,8 @@ absl::Status CheckRequest(const ExchangeRequest& request, const SlicePlan& plan)
   }
   if (!request.sends_no_slices()) {
     PS_RETURN_IF_ERROR(CheckTensors(plan.layout(), request.out, request.pushes() ? "gradients" : "initial values",
-                                    /*constants=*/!request.pushes(), /*may_be_missing=*/request.deferred));
+                                    /*constants=*/!request.pushes(),
+                                    /*may_be_missing=*/request.deferred || request.push.rounded));
   }
   if (!ReceivesSlices(request.kind)) return absl::OkStatus();
   return CheckTensors(plan.layout(), request.in, "weights", /*constants=*/request.kind == CallKind::kPull,

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/finite.h"
+#include "common/half_floats.h"
 #include "worker/client/exchange.h"
 #include "worker/client/push_encoding.h"
 
@@ -41,7 +42,7 @@ void RetryingExchange::TensorAbsent(size_t tensor) {
     return End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorAbsent for tensor ", tensor,
                                                        ", which is ready already, or has no gradient that is pushed")));
   }
-  out_[tensor] = {};
+  absent_[tensor] = 1;
   const std::vector<uint32_t>& slices = tensor_slices_[tensor];
   SlicesReady(slices, /*last_of_tensor=*/true);
 }
@@ -56,7 +57,7 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
     return false;
   }
   if (!gradient.empty()) out_[tensor] = gradient;
-  if (out_[tensor].size() == static_cast<size_t>(layout[tensor].elements())) return true;
+  if (request_.push.rounded || out_[tensor].size() == static_cast<size_t>(layout[tensor].elements())) return true;
   End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with ", out_[tensor].size(),
                                               " elements for tensor ", ToString(layout[tensor]))));
   return false;
@@ -78,6 +79,7 @@ void RetryingExchange::SendTensor(size_t tensor) {
 
 bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
   const SliceInfo& info = context_->plan.slices()[slice];
+  if (request_.rounded != nullptr) return LookAtRounded(info);
   const float* values = out_[tensor].data() + info.offset;
   if (Encodes(tensor)) {
     // A difference of weights has its worker's momentum in it.
@@ -93,12 +95,25 @@ bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
   return finite;
 }
 
+bool RetryingExchange::LookAtRounded(const SliceInfo& slice) const {
+  const ModelMemory::Place place = request_.rounded->model().slice(slice);
+  const uint8_t* const values = request_.rounded->bytes().data() + place.begin;
+  const auto elements = static_cast<size_t>(slice.elements);
+  const bool finite = place.type == WireType::kFloat32
+                          ? AllFinite(reinterpret_cast<const float*>(values), elements, BestIsa())
+                          : AllFiniteHalf(values, elements, place.type, BestIsa());
+  if (finite && request_.shared != request_.rounded) {
+    std::memcpy(request_.shared->bytes().data() + place.begin, values, place.values);
+  }
+  return finite;
+}
+
 void RetryingExchange::CommitResiduals(uint32_t shard) {
   if (request_.residuals == nullptr || PullsOnly() || told_samples_ == 0) return;
   std::vector<uint32_t> encoded;
   for (const uint32_t slice : ready_.slices()) {
     const SliceInfo& info = context_->plan.slices()[slice];
-    if (info.shard == shard && Encodes(info.tensor) && !out_[info.tensor].empty()) encoded.push_back(slice);
+    if (info.shard == shard && Encodes(info.tensor) && absent_[info.tensor] == 0) encoded.push_back(slice);
   }
   request_.residuals->Commit(shard, request_.push.step, encoded);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/wire_type.h"
 #include "worker/client/tensor_memory.h"
 
 namespace ps {
@@ -51,9 +52,38 @@ std::shared_ptr<SharedTensors> GradientMemory::FreeStaging() {
   return free == staging_.end() ? nullptr : *free;
 }
 
+absl::StatusOr<RoundedMemory> GradientMemory::Rounded(const PushFormat& format, bool shared) {
+  MutexLock lock(mutex_);
+  if (rounded_ == nullptr) {
+    absl::StatusOr<std::shared_ptr<SharedTensors>> made =
+        shared ? SharedTensors::Create(layout_, format) : SharedTensors::CreateOwn(layout_, format);
+    if (!made.ok()) return made.status();
+    rounded_ = *std::move(made);
+  }
+  const std::span<std::byte> block = std::as_writable_bytes(rounded_->bytes());
+  RoundedMemory memory = {.type = format.type, .tensors = {}, .owner = rounded_, .block = block};
+  for (size_t i = 0; i < layout_.size(); ++i) {
+    const size_t bytes =
+        static_cast<size_t>(layout_[i].elements()) * WireBytes(WireTypeOf(layout_[i].kind, format.type));
+    memory.tensors.push_back(block.subspan(rounded_->model().tensor(i), bytes));
+  }
+  return memory;
+}
+
 absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& format, bool shared) {
   MutexLock lock(mutex_);
-  request.staged = request.encoded = true;
+  request.encoded = true;
+  if (request.push.rounded) {
+    if (rounded_ == nullptr) {
+      return absl::InvalidArgumentError("PushInfo.rounded: there is no memory of Client::RoundedGradients");
+    }
+    request.rounded = rounded_;
+    if (!rounded_->detached()) {
+      request.shared = rounded_;
+      return absl::OkStatus();
+    }
+  }
+  request.staged = true;
   request.shared = FreeStaging();
   if (request.shared != nullptr) return absl::OkStatus();
   const bool keeps = staging_.size() < kMostStaging;

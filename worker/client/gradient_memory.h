@@ -27,9 +27,12 @@ class GradientMemory {
   absl::StatusOr<TensorMemory> Buffers(bool shared);
   // Sets where servers of this host find what the request sends: where it lies, or a piece that it is copied to.
   void Share(ExchangeRequest& request);
+  // Memory for gradients that the caller rounds to this format, which sends all elements. Later calls return the same.
+  absl::StatusOr<RoundedMemory> Rounded(const PushFormat& format, bool shared);
   // Sets where what the request sends is written as such pushes carry it, where that is not as float32; `shared`: a
-  // piece that servers of this host may read, unless the caller keeps many exchanges. RESOURCE_EXHAUSTED if there is no
-  // memory for one.
+  // piece that servers of this host may read, unless the caller keeps many exchanges. Of a push that says that its
+  // caller has rounded it: where it lies, or a piece that it is copied to. RESOURCE_EXHAUSTED if there is no memory for
+  // one.
   absl::Status Encode(ExchangeRequest& request, const PushFormat& format, bool shared);
 
  private:
@@ -41,6 +44,7 @@ class GradientMemory {
   Mutex mutex_;
   std::optional<TensorMemory> buffers_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<SharedTensors> shared_ ABSL_GUARDED_BY(mutex_);  // What they are in, if they are shared.
+  std::shared_ptr<SharedTensors> rounded_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<SharedTensors> spare_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<SharedTensors>> staging_ ABSL_GUARDED_BY(mutex_);  // For gradients that are not.
 };

@@ -48,11 +48,14 @@ struct CallRequest {
   std::chrono::milliseconds wait{};    // The shard may let the call wait for others for so long.
   std::chrono::nanoseconds timeout{};  // Of the whole call.
 
-  // A block for each tensor of the layout; they live at least until `memory_in_use` is released. One of `out` that is
-  // empty when its slices are sent: the tensor is absent.
+  // A block for each tensor of the layout; they live at least until `memory_in_use` is released.
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
-  bool absent(const SliceInfo& slice) const { return (*out)[slice.tensor].empty(); }
+  // By tensor, which live as long: unless 0 when its slices are sent, it is absent. Null: none is.
+  const std::vector<uint8_t>* absent_tensors = nullptr;
+  bool absent(const SliceInfo& slice) const {
+    return absent_tensors != nullptr && (*absent_tensors)[slice.tensor] != 0;
+  }
   // Unless null: what `out` holds as the job sends it (EncodeSlice), which is sent instead.
   const SharedTensors* encoded = nullptr;
   // What weights that come are rounded to.

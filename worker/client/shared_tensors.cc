@@ -1,6 +1,7 @@
 #include "worker/client/shared_tensors.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,10 +18,13 @@ absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layou
 absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::CreateOwn(const Layout& layout,
                                                                         const PushFormat& weights) {
   ModelMemory model(layout, weights);
-  OwnMemory own(static_cast<uint8_t*>(std::calloc(model.bytes(), 1)));
+  constexpr size_t kPage = 4096;  // A device may be told to copy there.
+  const size_t bytes = (model.bytes() + kPage - 1) / kPage * kPage;
+  OwnMemory own(static_cast<uint8_t*>(std::aligned_alloc(kPage, bytes)));
   if (own == nullptr) {
-    return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", model.bytes(), " bytes of a push"));
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", bytes, " bytes of a push"));
   }
+  std::memset(own.get(), 0, bytes);
   return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), SharedMemory(), std::move(own)));
 }
 

@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ps/wire_type.h"
 #include "worker/model/kinds.h"
 
 namespace ps {
@@ -88,6 +89,9 @@ class Backend {
   // The same for regression: the squared errors of outputs [batch] against targets [batch].
   virtual absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                                     LossSums* sums) = 0;
+  // rounded [count], elements of two bytes of this type, = values [count]: to the nearest, of two that are as near to
+  // the one whose last bit is 0. What is not finite, or too large, is not finite then.
+  virtual absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) = 0;
   // Rows `indices` [count] of samples [·, features] to x [count, features], bytes as byte / 255; and of labels.
   virtual absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                               float* x) = 0;

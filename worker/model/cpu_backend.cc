@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/half_floats.h"
 #include "common/simd.h"
 #include "common/status.h"
 #include "worker/data/gather.h"
@@ -169,6 +170,11 @@ class CpuBackend final : public Backend {
     return absl::OkStatus();
   }
 
+  absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
+    // What it returns, the client finds again in what is written.
+    (void)RoundHalf(values, static_cast<size_t>(count), type, static_cast<uint8_t*>(rounded), isa_);
+    return absl::OkStatus();
+  }
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     GatherRows(samples, indices, count, features, x);

@@ -27,12 +27,12 @@ absl::Status Call(const Hook& hook, double& seconds, Arguments... arguments) {
 
 }  // namespace
 
-Network::Network(const ModelOptions& options, Backend& backend, int64_t max_batch)
-    : options_(options), backend_(backend), max_batch_(max_batch), layout_(ModelLayout(options)) {}
+Network::Network(const ModelOptions& options, Backend& backend, int64_t max_batch, WireType type)
+    : options_(options), backend_(backend), max_batch_(max_batch), layout_(ModelLayout(options)), type_(type) {}
 
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& options, Backend& backend,
                                                          int64_t max_batch, const NetworkMemory& memory) {
-  std::unique_ptr<Network> network(new Network(options, backend, max_batch));
+  std::unique_ptr<Network> network(new Network(options, backend, max_batch, memory.type));
   PS_RETURN_IF_ERROR(network->Allocate(memory));
   return network;
 }
@@ -45,6 +45,8 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   ps::Check(!parameters_given || (backend_.unified() && memory.parameters.size() == layout_.size()),
             "the parameters that a network is given are of a unified backend and have a block for each tensor");
   ps::Check(!gradients_given || memory.gradients.size() == layout_.size(), "each tensor has a block for its gradients");
+  ps::Check(!rounds() || (gradients_given && !backend_.unified()),
+            "gradients are rounded to memory that the network is given, by a backend that is not unified");
   absl::Status status = absl::OkStatus();
   const auto device = [&](int64_t bytes) {
     absl::StatusOr<Memory> made = backend_.AllocateDevice(bytes);
@@ -59,13 +61,14 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   };
   for (size_t i = 0; i < layout_.size(); ++i) {
     Tensor& tensor = tensors_.emplace_back();
-    tensor.bytes = layout_[i].elements() * static_cast<int64_t>(sizeof(float));
-    tensor.device_parameters = parameters_given ? memory.parameters[i] : device(tensor.bytes);
-    tensor.own_parameters = host(tensor.device_parameters, tensor.bytes);
+    tensor.elements = layout_[i].elements();
+    tensor.device_parameters = parameters_given ? memory.parameters[i] : device(tensor.bytes());
+    tensor.own_parameters = host(tensor.device_parameters, tensor.bytes());
     tensor.host_parameters = Floats(tensor.own_parameters);
     const bool in_place = gradients_given && backend_.unified();
-    tensor.gradients = in_place ? memory.gradients[i] : device(tensor.bytes);
-    tensor.host_gradients = gradients_given ? memory.gradients[i] : host(tensor.gradients, tensor.bytes);
+    tensor.gradients = in_place ? memory.gradients[i] : device(tensor.bytes());
+    tensor.host_gradients = gradients_given ? memory.gradients[i] : host(tensor.gradients, tensor.bytes());
+    if (rounds()) tensor.rounded_gradients = device(tensor.elements * static_cast<int64_t>(WireBytes(type_)));
   }
   activations_.resize(1);
   deltas_.resize(1);
@@ -90,6 +93,7 @@ std::span<float> Network::parameters(size_t tensor) {
 }
 
 std::span<float> Network::gradients(size_t tensor) {
+  if (rounds()) return {};
   return {Floats(tensors_[tensor].host_gradients), static_cast<size_t>(layout_[tensor].elements())};
 }
 
@@ -111,7 +115,7 @@ absl::Status Network::Load(int layer) {
   for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
     if (backend_.unified()) continue;
-    PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters, each.device_parameters.get(), each.bytes));
+    PS_RETURN_IF_ERROR(backend_.CopyToDevice(each.host_parameters, each.device_parameters.get(), each.bytes()));
   }
   return absl::OkStatus();
 }
@@ -119,7 +123,9 @@ absl::Status Network::Load(int layer) {
 absl::Status Network::Store(int layer) {
   for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
-    PS_RETURN_IF_ERROR(backend_.CopyToHost(each.gradients.get(), each.host_gradients.get(), each.bytes));
+    const std::byte* const from = rounds() ? each.rounded_gradients.get() : each.gradients.get();
+    const int64_t bytes = each.elements * static_cast<int64_t>(WireBytes(type_));
+    PS_RETURN_IF_ERROR(backend_.CopyToHost(from, each.host_gradients.get(), bytes));
   }
   return backend_.RecordEvent(kStored + layer);
 }
@@ -143,6 +149,15 @@ absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
   return backend_.DenseBackwardWeights(Floats(deltas_[static_cast<size_t>(layer) + 1]), input(batch, layer),
                                        Floats(weight(layer).gradients), Floats(bias(layer).gradients), batch.size,
                                        width(layer), width(layer + 1));
+}
+
+absl::Status Network::Round(int layer) {
+  for (const size_t tensor : TensorsOf(layer)) {
+    const Tensor& each = tensors_[tensor];
+    if (!rounds()) continue;
+    PS_RETURN_IF_ERROR(backend_.Round(Floats(each.gradients), each.elements, type_, each.rounded_gradients.get()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Network::BackwardInput(const Batch& batch, int layer) {
@@ -174,7 +189,8 @@ absl::Status Network::BackwardQueued(const Batch& batch, const StepHooks& hooks)
   for (int layer = last; layer >= 0; --layer) {
     const auto part = [&]() -> absl::Status {
       if (layer < last) PS_RETURN_IF_ERROR(BackwardInput(batch, layer + 1));
-      return BackwardWeights(batch, layer);
+      PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
+      return Round(layer);
     };
     PS_RETURN_IF_ERROR(graphs.layers[static_cast<size_t>(layer)]->Run(part));
     PS_RETURN_IF_ERROR(Store(layer));

@@ -50,6 +50,9 @@ struct StepResult {
 struct NetworkMemory {
   std::vector<Memory> parameters;
   std::vector<Memory> gradients;
+  // Unless kFloat32, of a backend that is not unified: `gradients` are of this type, of two bytes, to which the device
+  // rounds them.
+  WireType type = WireType::kFloat32;
 };
 
 // Used by the backend's thread; the backend must outlive it. Tensors are numbered as in ModelLayout.
@@ -70,7 +73,10 @@ class Network {
 
   // Host memory, contiguous, 64-byte aligned. The parameters are the network's own.
   std::span<float> parameters(size_t tensor);
+  // Empty where they are rounded.
   std::span<float> gradients(size_t tensor);
+  // The host gets gradients in two bytes each.
+  bool rounds() const { return type_ != WireType::kFloat32; }
 
   // From now on parameters are read there, a block for each tensor, 64-byte aligned; none: its own again. The memory
   // must stay until it is read elsewhere.
@@ -98,7 +104,9 @@ class Network {
     Memory device_parameters;                // Where memory is not unified.
     Memory host_gradients;
     Memory gradients;
-    int64_t bytes = 0;
+    Memory rounded_gradients;  // On the device, where it rounds.
+    int64_t elements = 0;
+    int64_t bytes() const { return elements * static_cast<int64_t>(sizeof(float)); }
   };
   // Of the work on a batch of one size in one place: ComputeStep's, and of each layer's part of TrainStep's backward
   // pass.
@@ -106,7 +114,7 @@ class Network {
     std::unique_ptr<Graph> step;
     std::vector<std::unique_ptr<Graph>> layers;
   };
-  Network(const ModelOptions& options, Backend& backend, int64_t max_batch);
+  Network(const ModelOptions& options, Backend& backend, int64_t max_batch, WireType type);
   absl::Status Allocate(const NetworkMemory& memory);
   int64_t width(int layer) const { return options_.widths[static_cast<size_t>(layer)]; }
   Activation activation(int layer) const {
@@ -127,6 +135,7 @@ class Network {
   absl::Status Forward(const Batch& batch, int layer);
   absl::Status ComputeLoss(const Batch& batch, bool gradient);
   absl::Status BackwardWeights(const Batch& batch, int layer);
+  absl::Status Round(int layer);
   absl::Status BackwardInput(const Batch& batch, int layer);
   absl::Status Store(int layer);
   // Tells the hook, if there is one, that the layer's gradients are ready.
@@ -145,6 +154,7 @@ class Network {
   Backend& backend_;
   const int64_t max_batch_;
   const Layout layout_;
+  const WireType type_;  // Of the host's gradients.
   std::vector<Tensor> tensors_;
   // [k]: input of layer k, [max_batch, widths[k]]; the last is the output. [0] is null.
   std::vector<Memory> activations_;

@@ -32,7 +32,8 @@ void Exchanges::SetPush(uint32_t samples, PushContribution contribution, const M
            .samples = samples,
            .contribution = contribution,
            .passed = passed,
-           .runs = runs_};
+           .runs = runs_,
+           .rounded = rounded_};
   in_ = in;
   exposed_s_ = 0;
 }

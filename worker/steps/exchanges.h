@@ -42,8 +42,9 @@ class Exchanges {
   const Schedule& schedule() const { return latest_.schedule; }
   uint64_t position() const { return latest_.position; }
 
-  // As PushInfo: of the pushes that follow.
+  // As in PushInfo: of the pushes that follow.
   void SetRuns(uint64_t runs) { runs_ = runs; }
+  void SetRounded(bool rounded) { rounded_ = rounded; }
 
   // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
   // exchange is under way at a time. `passed` as in PushInfo.
@@ -83,6 +84,7 @@ class Exchanges {
   Waiting& waiting_;
   uint64_t step_;
   uint64_t runs_ = 0;
+  bool rounded_ = false;
   ExchangeResult latest_;
   std::shared_ptr<Exchange> exchange_;
   bool viewing_ = false;  // Of `exchange_`, as the next.

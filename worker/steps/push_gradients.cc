@@ -15,6 +15,7 @@ class PushGradients final : public Steps {
       gradients_.emplace_back(context.network.gradients(tensor));
       weights_.push_back(context.network.parameters(tensor));
     }
+    context_.exchanges.SetRounded(context.network.rounds());
   }
 
   absl::Status Train(const TrainingBatch& batch) override;

@@ -6,10 +6,14 @@
 
 namespace ps {
 
+bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes) {
+  return delayed_pushes == 0 && !policy.local_steps.has_value();
+}
+
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
   const ModePolicy& policy = context.client.policy();
+  if (PushesGradients(policy, context.delayed_pushes)) return MakePushGradients(context);
   if (context.delayed_pushes > 0) return MakeDelayedGradients(context);
-  if (!policy.local_steps.has_value()) return MakePushGradients(context);
   switch (policy.local_steps->exchange) {
     case LocalSteps::Exchange::kAverageWeights:
       return MakeAverageWeights(context);

@@ -2,7 +2,7 @@
 // Each way is a file of its own, which the mode's policy (Client::policy) chooses.
 //
 // All use the network's memory on the host: its parameters are the weights that the worker computes on, its gradients
-// are what it pushes, also where that is a difference of weights.
+// are what it pushes, also where that is a difference of weights. A network that rounds is MakePushGradients' alone.
 #pragma once
 
 #include <cstdint>
@@ -80,6 +80,8 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeAverageWeights(const StepsContext& co
 absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& context);
 absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
 
+// Whether MakeSteps makes MakePushGradients.
+bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes);
 // What the client's policy, or an experiment, asks for.
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
 

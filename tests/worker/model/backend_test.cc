@@ -1,7 +1,9 @@
 // What a backend computes, against plain loops in double precision, on every backend that is here.
+#include <bit>
 #include <cmath>
 #include <limits>
 
+#include "common/half_floats.h"
 #include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
 
@@ -330,10 +332,48 @@ void CheckNotFinite(Backend& backend) {
   }
 }
 
+// Against the client's own rounding: what can go wrong in it, and random values. Any count, from 1 on.
+void CheckRound(Backend& backend) {
+  std::mt19937 random(5);
+  Values values;
+  for (uint32_t exponent = 0; exponent < 255; ++exponent) {
+    for (const uint32_t fraction : {0U, 1U, 0xFFFU, 0x1000U, 0x1001U, 0x3000U, 0x7FFFU, 0x8000U, 0x8001U, 0x18000U,
+                                    0x7FEFFFU, 0x7FF000U, 0x7FFFFFU}) {
+      values.push_back(std::bit_cast<float>(exponent << 23 | fraction));
+      values.push_back(-values.back());
+    }
+  }
+  while (values.size() < 70'001) {
+    const auto bits = static_cast<uint32_t>(random());
+    if ((bits & 0x7F800000U) != 0x7F800000U) values.push_back(std::bit_cast<float>(bits));
+  }
+  OnDevice device(backend);
+  const float* const given = device.Put(values);
+  for (const WireType type : {WireType::kBfloat16, WireType::kFloat16}) {
+    for (const size_t count : {size_t{1}, size_t{2}, size_t{7}, values.size() - 1, values.size()}) {
+      CAPTURE(static_cast<int>(type), count);
+      std::vector<uint16_t> expected(count + 1, 0xABCD);  // What is behind it is left alone.
+      uint16_t* const rounded = device.Put(expected);
+      (void)RoundHalf(values.data(), count, type, reinterpret_cast<uint8_t*>(expected.data()), Isa::kPortable);
+      REQUIRE(backend.Round(given, static_cast<int64_t>(count), type, rounded).ok());
+      CHECK(device.Get(rounded, count + 1) == expected);
+    }
+    constexpr float kInfinity = std::numeric_limits<float>::infinity();
+    for (const float bad : {kInfinity, -kInfinity, std::nanf(""), std::numeric_limits<float>::max()}) {
+      const Values both = {1, bad, 1};
+      uint16_t* const rounded = device.Put(std::vector<uint16_t>(3));
+      REQUIRE(backend.Round(device.Put(both), 3, type, rounded).ok());
+      const std::vector<uint16_t> found = device.Get(rounded, 3);
+      CHECK_FALSE(AllFiniteHalf(reinterpret_cast<const uint8_t*>(found.data()), 3, type, Isa::kPortable));
+    }
+  }
+}
+
 TEST_CASE("CPU: dense layers forward and backward agree with plain loops") { CheckDense(*OnCpu()); }
 TEST_CASE("CPU: losses, their gradients and the count of correct answers agree with plain loops") {
   CheckLosses(*OnCpu());
 }
+TEST_CASE("CPU: values are rounded to two bytes to the bit") { CheckRound(*OnCpu()); }
 TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
 TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckGraph(*OnCpu()); }
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
@@ -346,6 +386,7 @@ TEST_CASE("GPU: dense layers forward and backward agree with plain loops") { OnG
 TEST_CASE("GPU: losses, their gradients and the count of correct answers agree with plain loops") {
   OnGpu(CheckLosses);
 }
+TEST_CASE("GPU: values are rounded to two bytes to the bit") { OnGpu(CheckRound); }
 TEST_CASE("GPU: samples are gathered to the bit") { OnGpu(CheckGather); }
 TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckGraph); }
 TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") { OnGpu(CheckNotFinite); }

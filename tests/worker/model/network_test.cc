@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "common/half_floats.h"
 #include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
 
@@ -109,6 +110,48 @@ void CheckNetwork(Backend& backend, Backend& other, bool regression) {
   }
 }
 
+// Gradients that the device rounds are the client's rounding of those that it does not, and there when they are said to
+// be, replayed or not.
+void CheckRounding(Backend& backend) {
+  const ModelOptions model = {.widths = {50, 33, 7}, .activation = Activation::kRelu};
+  constexpr int64_t kBatch = 19;
+  OnDevice device(backend);
+  std::vector<int32_t> labels(kBatch);
+  for (int64_t b = 0; b < kBatch; ++b) labels[static_cast<size_t>(b)] = static_cast<int32_t>(b % 7);
+  const Batch batch = {
+      .x = device.Put(Random(50 * kBatch, 1)), .labels = device.Put(labels), .targets = nullptr, .size = kBatch};
+  for (const WireType type : {WireType::kBfloat16, WireType::kFloat16}) {
+    NetworkMemory memory = Pinned(backend, ModelLayout(model));
+    memory.type = type;
+    const auto rounding = *Network::Create(model, backend, kBatch, memory);
+    const auto exact = *Network::Create(model, backend, kBatch);
+    CHECK(rounding->rounds());
+    CHECK_FALSE(exact->rounds());
+    const auto initial = InitialValues(model, Init::kGlorot, 3);
+    for (size_t t = 0; t < initial.size(); ++t) {
+      CHECK(rounding->gradients(t).empty());
+      for (Network* each : {rounding.get(), exact.get()}) {
+        std::copy(initial[t].begin(), initial[t].end(), each->parameters(t).begin());
+      }
+    }
+    REQUIRE(exact->TrainStep(batch, {}).ok());
+    for (int i = 0; i < 4; ++i) {
+      for (size_t t = 0; t < initial.size(); ++t) std::memset(memory.gradients[t].get(), 0x77, 2 * initial[t].size());
+      size_t told = 0;
+      const StepHooks hooks = {.gradient_ready = [&](size_t tensor) {
+        const std::span<const float> gradient = exact->gradients(tensor);
+        std::vector<uint8_t> expected(2 * gradient.size());
+        REQUIRE(RoundHalf(gradient.data(), gradient.size(), type, expected.data(), Isa::kPortable));
+        CHECK(std::memcmp(memory.gradients[tensor].get(), expected.data(), expected.size()) == 0);
+        ++told;
+        return absl::OkStatus();
+      }};
+      REQUIRE(rounding->TrainStep(batch, hooks).ok());
+      CHECK(told == initial.size());
+    }
+  }
+}
+
 TEST_CASE("CPU: a network's steps have the same bits each time") {
   for (const bool regression : {false, true}) CheckNetwork(*OnCpu(), *OnCpu(), regression);
 }
@@ -137,6 +180,14 @@ TEST_CASE("Queued: a network's steps are the CPU's, however late work is done") 
     CHECK(backend.graphs() > 0);
   }
 }
+
+TEST_CASE("Queued: gradients reach the host rounded") {
+  QueuedBackend backend;
+  CheckRounding(backend);
+}
+
+TEST_CASE("GPU: gradients reach the host rounded") { OnGpu(CheckRounding); }
+
 TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
   OnGpu([](Backend& backend) {
     for (const bool regression : {false, true}) CheckNetwork(backend, *OnCpu(), regression);

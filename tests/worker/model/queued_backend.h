@@ -71,6 +71,9 @@ class QueuedBackend final : public Backend {
                             LossSums* sums) override {
     return Queue([=, this] { return cpu_->SquaredError(outputs, targets, d_outputs, batch, sums); });
   }
+  absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
+    return Queue([=, this] { return cpu_->Round(values, count, type, rounded); });
+  }
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     return Queue([=, this] { return cpu_->Gather(samples, indices, count, features, x); });

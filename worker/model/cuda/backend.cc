@@ -218,6 +218,10 @@ class CudaBackend final : public Backend {
                                              compute_.get()));
   }
 
+  absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
+    return PS_CUDA_STATUS(cuda::Round(values, count, type, rounded, compute_.get()));
+  }
+
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     return PS_CUDA_STATUS(cuda::Gather(samples, indices, count, features, x, compute_.get()));

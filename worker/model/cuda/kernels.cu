@@ -1,3 +1,6 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <cmath>
 
 #include "worker/model/cuda/kernels.h"
@@ -198,6 +201,19 @@ __global__ void SumSamplesKernel(const SampleLoss* samples, int64_t batch, LossS
   }
 }
 
+__device__ __nv_bfloat162 RoundPair(float2 pair, __nv_bfloat162 /*type*/) { return __float22bfloat162_rn(pair); }
+__device__ __half2 RoundPair(float2 pair, __half2 /*type*/) { return __float22half2_rn(pair); }
+
+// A thread rounds two values at a time, which it reads and writes at once; the last of an odd number is by itself.
+template <typename Pair>
+__global__ void RoundKernel(const float* values, int64_t count, Pair* rounded) {
+  PS_GRID_FOR(i, count / 2) rounded[i] = RoundPair(reinterpret_cast<const float2*>(values)[i], Pair());
+  if (count % 2 == 1 && blockIdx.x == 0 && threadIdx.x == 0) {
+    const Pair last = RoundPair(make_float2(values[count - 1], 0.0F), Pair());
+    reinterpret_cast<decltype(last.x)*>(rounded)[count - 1] = last.x;
+  }
+}
+
 // A division is correctly rounded, as the CPU's product is: the batches are the same to the bit.
 __device__ float ToFloat(uint8_t byte) { return static_cast<float>(byte) / 255.0F; }
 __device__ float ToFloat(float value) { return value; }
@@ -298,6 +314,17 @@ cudaError_t SquaredError(const float* outputs, const float* targets, float* d_ou
   SquaredErrorKernel<<<Blocks(batch), kThreads, 0, stream>>>(outputs, targets, d_outputs, batch, samples);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   SumSamplesKernel<<<1, kLossThreads, 0, stream>>>(samples, batch, sums);
+  return cudaGetLastError();
+}
+
+cudaError_t Round(const float* values, int64_t count, WireType type, void* rounded, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const unsigned int blocks = Blocks((count + 1) / 2);
+  if (type == WireType::kBfloat16) {
+    RoundKernel<<<blocks, kThreads, 0, stream>>>(values, count, static_cast<__nv_bfloat162*>(rounded));
+  } else {
+    RoundKernel<<<blocks, kThreads, 0, stream>>>(values, count, static_cast<__half2*>(rounded));
+  }
   return cudaGetLastError();
 }
 

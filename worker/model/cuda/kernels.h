@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "ps/wire_type.h"
 #include "worker/model/kinds.h"
 
 namespace ps::cuda {
@@ -29,6 +30,9 @@ cudaError_t LossAndGradient(Loss loss, const float* outputs, const int32_t* labe
 // Backend::SquaredError; likewise.
 cudaError_t SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                          SampleLoss* samples, LossSums* sums, cudaStream_t stream);
+
+// Backend::Round; both begin on a boundary of 8 bytes.
+cudaError_t Round(const float* values, int64_t count, WireType type, void* rounded, cudaStream_t stream);
 
 // Backend::Gather.
 cudaError_t Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features, float* x,

@@ -32,6 +32,7 @@
 #include "ps/data_summary.h"
 #include "ps/schedule.h"
 #include "ps/tensor.h"
+#include "ps/wire_type.h"
 
 namespace ps {
 
@@ -117,6 +118,9 @@ struct PushInfo {
   // Where a gradient turns out not to be finite: the push becomes an empty contribution, or, in a mode without those
   // (ModePolicy), there is none, and weights are pulled all the same. Else the exchange fails.
   bool skip_not_finite = false;
+  // The gradients are in the memory of Client::RoundedGradients, rounded. Of those that the exchange is given there is
+  // one for each tensor, but they are not read and may be empty.
+  bool rounded = false;
 };
 
 // One memory block for each tensor of the layout, in order. The memory belongs to the caller. Until the exchange has
@@ -230,6 +234,16 @@ struct TensorMemory {
   ConstTensors Read() const { return {tensors.begin(), tensors.end()}; }
 };
 
+// Gradients as they are sent where a job sends them in 16 bits, by tensor: of weights elements of `type`, of buffers
+// (TensorKind) float32; of constants nothing is read. Each begins on a 64-byte boundary. The memory is the client's, as
+// that of TensorMemory, whose `owner` and `block` these are.
+struct RoundedMemory {
+  WireType type = WireType::kBfloat16;
+  std::vector<std::span<std::byte>> tensors;
+  std::shared_ptr<void> owner;
+  std::span<std::byte> block;
+};
+
 // An exchange in progress: one push, one pull or both, over all shards. Of one that is deferred no shard has the whole
 // push, and no weight is written, before the last tensor is ready.
 class Exchange {
@@ -326,6 +340,12 @@ class Client {
   // Whether servers of this host read gradients where they lie, in the memory of GradientBuffers.
   virtual bool shares_gradients() const { return false; }
   virtual absl::StatusOr<TensorMemory> WeightBuffers() = 0;
+  // For workers that round on a device: memory for gradients as the job sends them. A worker then rounds to the
+  // nearest, of two that are as near to the one whose last bit is 0 (IEEE 754-2019, 4.3.1), as the client would. Pushes
+  // of what is there say PushInfo::rounded. Made at the first call; later ones return the same. Empty: the job sends
+  // float32, or keeps what is not sent (--error_feedback, --compress), which the client does. RESOURCE_EXHAUSTED if
+  // there is not enough memory.
+  virtual absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() { return std::nullopt; }
 
   // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
   // asked first is lost; Start then sends its `initial_values`.
