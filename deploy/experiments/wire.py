@@ -5,7 +5,7 @@ from __future__ import annotations
 from .lab import Lab
 from .page import Page, Section
 from .wire_page import accuracy, claims, curves, points
-from .wire_runs import BATCH, MODEL, MOMENTUM, RATES, WHOLE, WORKERS, Outcome, epochs, seeds, train_all
+from .wire_runs import BATCH, FORMS, MODEL, MOMENTUM, RATES, WHOLE, WORKERS, Outcome, epochs, seeds, train_all
 
 
 def run(lab: Lab) -> Page:
@@ -21,12 +21,13 @@ def run(lab: Lab) -> Page:
 
 
 def _lead(lab: Lab) -> str:
-    count = len(seeds(lab))
+    counts = [len(seeds(lab, mode, form)) for mode in RATES for form in FORMS]
+    count = f"{min(counts)} to {max(counts)} seeds" if max(counts) > 1 else "one seed"
     rates = " and ".join(f"{rate} in `{mode}`" for mode, rate in RATES.items())
     return (
         f"The demo's job: {WORKERS} workers, `{MODEL}` on Fashion-MNIST in batches of {BATCH}, {epochs(lab):g} epochs, "
         f"SGD with a momentum of {MOMENTUM} at a learning rate of {rates}. Each form of what is sent runs with "
-        f"{count} seed{'s' * (count > 1)}, and nothing is tuned for it: rates are those of float32."
+        f"{count}, and nothing is tuned for it: rates are those of float32."
     )
 
 
