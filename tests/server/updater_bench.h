@@ -18,6 +18,7 @@ struct UpdaterBenchOptions {
   Layout layout = {{"a", {1}}, {"b", {1}}};
   std::string optimizer = "sgd";
   Hyperparameters hyperparameters = {.learning_rate = 1, .momentum = 0, .weight_decay = 0};
+  bool keeps_changes = false;
 };
 
 // Of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1 (unless
@@ -30,8 +31,9 @@ class UpdaterBench {
       : mode_(MakeMode(options.mode, 2)),
         optimizer_(*MakeOptimizer(options.optimizer)),
         layout_(std::make_shared<ShardLayout>(options.layout, 0, options.shards)),
-        parameters_(layout_, std::vector<float>(static_cast<size_t>(optimizer_->state_tensors())), options.max_versions,
-                    0, [] {}),
+        parameters_(
+            layout_, std::vector<float>(static_cast<size_t>(optimizer_->state_tensors())), options.max_versions, 0,
+            [] {}, /*shared=*/false, WireType::kFloat32, options.keeps_changes),
         updater_(*mode_, *optimizer_, *outer_, options.hyperparameters, options.clip,
                  /*max_inline_elements=*/1, pool_,
                  [this](const std::vector<size_t>& slices) { updater_.OnBuilt(slices); }) {

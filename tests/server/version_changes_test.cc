@@ -3,6 +3,7 @@
 #include <string>
 
 #include "tests/catch.h"
+#include "tests/server/updater_bench.h"
 
 namespace ps {
 namespace version_changes_test {
@@ -53,6 +54,50 @@ TEST_CASE("Updates that do not follow the ones before begin anew") {
   history = ChangeHistory::With(history.get(), Update(5, 6, Positions{2}), kElements);
   CHECK_FALSE(history->Since(0, 0).has_value());
   CHECK(history->Since(5, 0) == Positions{2});
+}
+
+// A push of some elements of one slice, each of this value.
+std::shared_ptr<Push> SparsePush(const Positions& positions, float value) {
+  struct Sent {
+    Positions positions;
+    std::vector<float> values;
+  };
+  const auto sent = std::make_shared<const Sent>(Sent{positions, std::vector<float>(positions.size(), value)});
+  Payload payload({BytesOf(sent->values)}, sent);
+  payload.set_positions(
+      {Piece(reinterpret_cast<const uint8_t*>(sent->positions.data()), positions.size() * sizeof(uint16_t))});
+  REQUIRE(payload.Unpack().ok());
+  auto push = std::make_shared<Push>();
+  push->samples = 1;
+  push->slices = {std::move(payload)};
+  push->received = 1;
+  return push;
+}
+
+TEST_CASE("Versions that were made in one pass have changed together what all their pushes have") {
+  UpdaterBench bench({.mode = {.name = "asp"}, .layout = {{"w", {20}}}, .keeps_changes = true});
+  const auto commit = [&](const Positions& positions) {
+    bench.updater_.Commit({SparsePush(positions, 1)}, bench.now_);
+  };
+  for (const Positions& positions : {Positions{5}, Positions{0, 19}}) {  // The first may change all.
+    commit(positions);
+    bench.Work();
+    CHECK(bench.Ended() == UpdaterBench::Outcome::kPublished);
+  }
+  commit({1, 7});
+  commit({1, 3, 8});
+  commit({2, 3});
+  bench.Work();
+  CHECK(bench.Ended() == UpdaterBench::Outcome::kPublished);
+  const VersionPin pin = bench.parameters_.Pin({}, bench.now_);
+  REQUIRE(pin.version() == 5);
+  CHECK_FALSE(pin.changed(0, 0).has_value());
+  CHECK(pin.changed(1, 0) == Positions{0, 1, 2, 3, 7, 8, 19});
+  CHECK(pin.changed(2, 0) == Positions{1, 2, 3, 7, 8});
+  CHECK_FALSE(pin.changed(3, 0).has_value());  // Nobody had it.
+  CHECK(pin.changed(5, 0) == Positions{});
+  const std::vector<float> weights(pin.weights().begin(), pin.weights().begin() + 10);
+  CHECK(weights == std::vector<float>{-1, -2, -1, -2, 0, -1, 0, -1, -1, 0});
 }
 
 TEST_CASE("A history has a limit of updates, and one of positions, but always the newest update") {
