@@ -86,6 +86,56 @@ def test_jobs_end_where_the_simulation_does(
         assert (array == expected).all()
 
 
+@pytest.mark.parametrize(
+    ("flags", "options", "differences"),
+    [
+        (
+            ("--mode=easgd", "--wire_dtype=bfloat16", "--error_feedback"),
+            {"kind": "bfloat16", "feedback": True},
+            (1, 1, 1, 1),
+        ),
+        (("--mode=easgd", "--compress=topk:0.01"), {"kind": "float32", "top_k": 328}, (1, 1, 1, 1)),
+        (("--mode=local_sgd", "--compress=topk:0.01"), {"kind": "float32", "top_k": 328}, (1, 1, 1, 1)),
+        (
+            (
+                "--mode=local_sgd",
+                "--local_sync=gradients",
+                "--average_every=9",
+                "--compress=topk:0.01",
+                "--wire_dtype=bfloat16",
+            ),
+            {"kind": "bfloat16", "top_k": 328},
+            (0, 1, 0, 0, 1, 1, 0, 1),
+        ),
+    ],
+)
+def test_gradients_and_differences_of_weights_leave_residuals_each_of_their_own(
+    servers: ServerProcesses, flags: tuple[str, ...], options: dict[str, Any], differences: tuple[int, ...]
+) -> None:
+    """Servers add differences to their weights, and apply their optimizer to gradients."""
+    address = servers.start(1, "--optimizer=sgd", f"--learning_rate={RATE}", *flags, shards=2)
+    random = np.random.default_rng(11)
+    initial = [random.normal(size=n).astype(np.float32) for n in SIZES]
+    simulated = [values.copy() for values in initial]
+    compressors = [[Compressor(n, **options) for n in SIZES] for _ in range(2)]  # Of gradients, and of differences.
+    into = tensors([np.zeros(n, np.float32) for n in SIZES])
+    with psgrad.Client.join(address, LAYOUT) as client:
+        client.start(tensors(initial), into)
+        for step, is_difference in enumerate(differences):
+            values = [random.normal(scale=0.1, size=n).astype(np.float32) for n in SIZES]
+            for index, value in enumerate(values):
+                compressor = compressors[is_difference][index]
+                sent = compressor.dense(*compressor.push(value))
+                compressor.counts()
+                simulated[index] = simulated[index] + (sent if is_difference else -np.float32(RATE) * sent)
+            result = client.push_pull(
+                step, tensors(values), into, samples=3, version=step, difference=bool(is_difference)
+            )
+            assert result.answers == ["applied", "applied"]
+            for array, expected in zip(into, tensors(simulated), strict=True):
+                assert (array == expected).all(), f"step {step}"
+
+
 def test_a_gradient_that_does_not_fit_float16_is_refused_by_its_tensor(servers: ServerProcesses) -> None:
     """As one that is not finite."""
     address = servers.start(1, "--optimizer=sgd", "--wire_dtype=float16")
