@@ -110,8 +110,8 @@ absl::Status Trainer::MakeSourceOfShare() {
 }
 
 // A backend that computes in the host's memory does so in the client's. Another rounds gradients, where the job sends
-// them so, and copies them to where they are sent from, or servers of this host read them. Where that memory is not to
-// be had or cannot be pinned, its own is as good.
+// them so, and copies them to where they are sent from, or servers of this host read them. Where that memory cannot be
+// pinned, or there is none that servers read, its own is as good.
 absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
   if (backend_->unified()) {
     const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .lab import Lab
 from .page import Page, Section
 from .wire_page import accuracy, claims, curves, points
-from .wire_runs import BATCH, FORMS, MODEL, MOMENTUM, RATES, WHOLE, WORKERS, Outcome, epochs, seeds, train_all
+from .wire_runs import BATCH, MODEL, MOMENTUM, RATES, WHOLE, WORKERS, Outcome, epochs, seeds, train_all
 
 
 def run(lab: Lab) -> Page:
@@ -21,8 +21,8 @@ def run(lab: Lab) -> Page:
 
 
 def _lead(lab: Lab) -> str:
-    counts = [len(seeds(lab, mode, form)) for mode in RATES for form in FORMS]
-    count = f"{min(counts)} to {max(counts)} seeds" if max(counts) > 1 else "one seed"
+    counts = [(len(seeds(lab, mode)), mode) for mode in RATES]
+    count = " and ".join(f"{n} seed{'s' * (n > 1)} in `{mode}`" for n, mode in counts)
     rates = " and ".join(f"{rate} in `{mode}`" for mode, rate in RATES.items())
     return (
         f"The demo's job: {WORKERS} workers, `{MODEL}` on Fashion-MNIST in batches of {BATCH}, {epochs(lab):g} epochs, "

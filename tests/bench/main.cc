@@ -47,8 +47,8 @@ ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link
 ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype,
           "exchange, link, train: as ps_server's flag of this name");
 ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link, train: likewise");
-ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link, train: likewise");
-ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link, train: likewise");
+ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: likewise");
+ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link: likewise");
 ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link, train: likewise");
 ABSL_FLAG(
     int, repeats, 30,
@@ -156,17 +156,18 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   }
   const bool many = command == "exchange" && absl::GetFlag(FLAGS_layout) == "many";
   const bool link = command == "link";
-  const bool sends = link || command == "exchange" || command == "train";
+  const bool sends = link || command == "exchange";
+  const bool rounds = sends || command == "train";
   problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
   problems.Check(CheckWire());
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
                                        {"servers", link, "link measures several numbers of servers"},
                                        {"transport", link, "link measures TCP"},
-                                       {"wire_dtype", !sends, "only exchange, link and train have it"},
-                                       {"weights_wire_dtype", !sends, "only exchange, link and train have it"},
-                                       {"compress", !sends, "only exchange, link and train have it"},
-                                       {"error_feedback", !sends, "only exchange, link and train have it"},
-                                       {"weights_delta", !sends, "only exchange, link and train have it"},
+                                       {"wire_dtype", !rounds, "only exchange, link and train have it"},
+                                       {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
+                                       {"compress", !sends, "only exchange and link have it"},
+                                       {"error_feedback", !rounds, "only exchange, link and train have it"},
+                                       {"weights_delta", !sends, "only exchange and link have it"},
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},
@@ -221,6 +222,7 @@ void PrintTraining(const std::vector<TrainRow>& rows) {
     return;
   }
   const auto rate_or_none = [](double rate) { return rate > 0 ? absl::StrFormat("%.0f", rate) : "-"; };
+  if (const std::string sent = Wire().Text(); !sent.empty()) std::cout << "with servers" << sent << "\n";
   std::cout
       << "| workers | samples/s | without exchange | ratio | MPI, shared memory | MPI, TCP | efficiency | forward | "
          "backward | push | wait | pull |\n"

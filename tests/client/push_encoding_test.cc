@@ -267,5 +267,121 @@ TEST_CASE("Of a push that became an empty one, and of a tensor that is absent, n
   REQUIRE(worker.test.ended());
 }
 
+// Pushes of a worker that rounds itself, to bfloat16; tensor b is a buffer.
+class RoundedExchange {
+ public:
+  RoundedExchange() : made(CallKind::kPush) {
+    test.context->plan = SlicePlan(kModelOfRounded, 1);
+    test.context->wire = {.pushes = {.type = WireType::kBfloat16}};
+    memory = *SharedTensors::Create(kModelOfRounded, test.context->wire.pushes);
+    for (const SliceInfo& slice : test.context->plan.slices()) Write(slice.index, 0.5F);
+    made.request.push.rounded = true;
+    made.request.out.assign(kModelOfRounded.size(), {});
+    made.request.encoded = true;
+    made.request.rounded = made.request.shared = memory;
+    made.request.deferred = true;
+    made.request.empty_contributions = true;
+  }
+  // All elements of a slice, as a device writes them.
+  void Write(uint32_t slice, float value) {
+    const SliceInfo& info = test.context->plan.slices()[slice];
+    const ModelMemory::Place place = memory->model().slice(info);
+    uint8_t* const to = memory->bytes().data() + place.begin;
+    const Floats values(static_cast<size_t>(info.elements), value);
+    if (place.type == WireType::kFloat32) std::memcpy(to, values.data(), place.values);
+    if (place.type != WireType::kFloat32) (void)RoundHalf(values.data(), values.size(), place.type, to, Isa::kPortable);
+  }
+  void Ready() {
+    for (const size_t tensor : {2, 1, 0}) exchange->TensorReady(tensor);
+  }
+
+  const Layout kModelOfRounded = {
+      {"a", {40, 1000}}, {.name = "b", .shape = {17}, .kind = TensorKind::kBufferMean}, {"c", {1}}};
+  TestExchange test;
+  TestRequest made;
+  std::shared_ptr<SharedTensors> memory;
+  std::shared_ptr<RetryingExchange> exchange;
+};
+
+TEST_CASE("What a worker has rounded is sent from where it lies, again after a reset, and an absent tensor is not") {
+  RoundedExchange worker;
+  worker.exchange = worker.test.Begin(worker.made.request);
+  worker.exchange->TensorReady(2);
+  worker.exchange->TensorReady(1);
+  worker.exchange->TensorAbsent(0);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    const CallRequest& request = worker.test.call().request;
+    CHECK(request.encoded == worker.memory.get());
+    CHECK(request.shared == worker.memory);
+    CHECK(worker.test.call().sent.size() == 4);
+    CHECK(worker.test.call().last);
+    const auto& slices = worker.test.context->plan.slices();
+    for (const SliceInfo& slice : slices) CHECK(request.absent(slice) == (slice.tensor == 0));
+    if (attempt == 1) break;
+    worker.test.call().End(kUnavailable);
+    worker.test.timer.Advance(std::chrono::seconds(1));
+  }
+  worker.test.call().reply.answer = PushAnswer::kApplied;
+  worker.test.call().End(absl::OkStatus());
+  CHECK(worker.test.status().ok());
+}
+
+TEST_CASE("What a worker has rounded is copied where its memory may still be read of an earlier push") {
+  RoundedExchange worker;
+  worker.made.request.shared = *SharedTensors::CreateOwn(worker.kModelOfRounded, worker.test.context->wire.pushes);
+  worker.made.request.staged = true;
+  worker.exchange = worker.test.Begin(worker.made.request);
+  worker.Ready();
+  CHECK(worker.test.call().request.encoded == worker.made.request.shared.get());
+  for (const SliceInfo& slice : worker.test.context->plan.slices()) {
+    const ModelMemory::Place place = worker.memory->model().slice(slice);
+    CHECK(std::memcmp(worker.made.request.shared->bytes().data() + place.begin,
+                      worker.memory->bytes().data() + place.begin, place.values) == 0);
+  }
+}
+
+TEST_CASE("A rounded gradient or buffer that is not finite makes the push an empty one, where it may be skipped") {
+  for (const uint32_t bad : {0U, 2U, 3U}) {  // Slices of a, b and c.
+    CAPTURE(bad);
+    RoundedExchange worker;
+    worker.made.request.push.skip_not_finite = true;
+    worker.Write(bad, std::numeric_limits<float>::infinity());
+    worker.exchange = worker.test.Begin(worker.made.request);
+    worker.Ready();
+    worker.test.call().End(absl::CancelledError(""));
+    worker.test.timer.RunDue();
+    CHECK(worker.test.call().request.samples == 0);
+    worker.test.call().reply.answer = PushAnswer::kApplied;
+    worker.test.call().End(absl::OkStatus());
+    REQUIRE(worker.test.status().ok());
+    CHECK((*worker.test.result)->skipped ==
+          worker.kModelOfRounded[worker.test.context->plan.slices()[bad].tensor].name);
+  }
+}
+
+TEST_CASE("A rounded push may count for other samples, or none, and takes no gradient of another memory") {
+  RoundedExchange worker;
+  worker.exchange = worker.test.Begin(worker.made.request);
+  worker.exchange->TensorReady(0);
+  SECTION("other samples, or none") {
+    const uint32_t samples = GENERATE(0U, 9U);
+    CHECK(worker.exchange->SetSamples(samples));
+    worker.exchange->TensorReady(1);
+    worker.exchange->TensorReady(2);
+    worker.test.call().End(absl::CancelledError(""));
+    worker.test.timer.RunDue();
+    CHECK(worker.test.call().request.samples == samples);
+    CHECK(worker.test.call().sent.size() == (samples == 0 ? 0 : 4));
+  }
+  SECTION("another memory") {
+    const Floats elsewhere(17, 1.0F);
+    bool released = false;
+    worker.exchange->TensorReady(1, elsewhere, [&released] { released = true; });
+    CHECK(Text(worker.test.status()).find("TensorReady with a gradient of tensor b, but PushInfo.rounded") !=
+          std::string::npos);
+    CHECK(released);
+  }
+}
+
 }  // namespace push_encoding_test
 }  // namespace ps

@@ -1,5 +1,9 @@
 // Workers that push the gradient of each batch.
+#include <cstring>
+
+#include "common/half_floats.h"
 #include "tests/catch.h"
+#include "tests/worker/model/queued_backend.h"
 #include "tests/worker/test_worker.h"
 
 namespace ps {
@@ -20,6 +24,27 @@ TEST_CASE("each batch's gradient is pushed, and the next one is computed on what
   CHECK(worker.last().push->version == 1);
   CheckNear(worker.last().out, second);
   CHECK(worker.source.finished == 2);
+}
+
+TEST_CASE("gradients that the device rounds are pushed as they are in the memory that it was given") {
+  const Layout layout = ModelLayout({.widths = {2, 2}});
+  NetworkMemory memory = {.type = WireType::kBfloat16};
+  for (size_t tensor = 0; tensor < layout.size(); ++tensor) {
+    memory.gradients.emplace_back(new std::byte[64], std::default_delete<std::byte[]>());
+  }
+  TestWorker worker(kAsync, false, TestSource({4, 4}), {}, std::make_unique<QueuedBackend>(), memory);
+  worker.Train(2);
+  CHECK(worker.last().push->rounded);
+  CHECK(worker.last().out == TensorValues(2));              // Nothing else is given to the exchange.
+  const TensorValues gradient = worker.Gradient(kInitial);  // What is empty changed no weights.
+  for (size_t tensor = 0; tensor < gradient.size(); ++tensor) {
+    std::vector<uint8_t> expected(2 * gradient[tensor].size());
+    REQUIRE(RoundHalf(gradient[tensor].data(), gradient[tensor].size(), memory.type, expected.data(), Isa::kPortable));
+    CHECK(std::memcmp(memory.gradients[tensor].get(), expected.data(), expected.size()) == 0);
+  }
+  TestWorker exact(kAsync, false, TestSource({4}));
+  exact.Train(1);
+  CHECK_FALSE(exact.last().push->rounded);
 }
 
 TEST_CASE("a batch without samples is pushed where the mode asks for it, and else passed") {

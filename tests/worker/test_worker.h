@@ -75,8 +75,13 @@ inline const TensorValues kInitial = {{0.1F, -0.2F, 0.3F, 0.4F}, {0.0F, 0.5F}};
 
 // A worker without a trainer.
 struct TestWorker {
-  TestWorker(const ModePolicy& policy, bool synchronous, TestSource with, const Layout& with_factors = {})
-      : source(std::move(with)), layout(with_factors.empty() ? network->layout() : with_factors) {
+  // `memory`: the network's, on a backend that takes it.
+  TestWorker(const ModePolicy& policy, bool synchronous, TestSource with, const Layout& with_factors = {},
+             std::unique_ptr<Backend> on = *CreateCpuBackend(1), const NetworkMemory& memory = {})
+      : backend(std::move(on)),
+        network(*Network::Create(model, *backend, Evaluator::kBatch, memory)),
+        source(std::move(with)),
+        layout(with_factors.empty() ? network->layout() : with_factors) {
     REQUIRE(batches->KeepSamples().ok());
     client = std::make_unique<FakeClient>(policy, synchronous, kInitial);
     for (size_t tensor = 0; tensor < 2; ++tensor) x.push_back(network->parameters(tensor));
@@ -129,8 +134,8 @@ struct TestWorker {
   const Asked& last() const { return client->asked.back(); }
 
   const ModelOptions model = {.widths = {2, 2}};
-  const std::unique_ptr<Backend> backend = *CreateCpuBackend(1);
-  const std::unique_ptr<Network> network = *Network::Create(model, *backend, Evaluator::kBatch);
+  const std::unique_ptr<Backend> backend;
+  const std::unique_ptr<Network> network;
   const Dataset dataset = OneSample();
   const std::unique_ptr<Batches> batches = *Batches::Create(dataset, *backend, 4);
   TestSource source;

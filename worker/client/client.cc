@@ -218,16 +218,16 @@ absl::StatusOr<std::optional<RoundedMemory>> ClientImpl::RoundedGradients() {
 absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
   if (request.sends_no_slices()) return absl::OkStatus();
   const WireFormat& wire = context_->wire;
+  const std::string who = absl::StrCat("rank ", rank(), ", step ", request.push.step);
   if (request.push.rounded && !wire.only_rounds()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", rank(), ", step ", request.push.step,
-                     ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's"));
+        absl::StrCat(who, ": PushInfo.rounded: the job sends float32, or has error feedback, which is the client's"));
   }
   if (wire.pushes.is_float32()) {
     if (has_shared_memory_) gradients_.Share(request);
     return absl::OkStatus();
   }
-  PS_RETURN_IF_ERROR(gradients_.Encode(request, wire.pushes, has_shared_memory_));
+  PS_RETURN_IF_ERROR(Annotate(gradients_.Encode(request, wire.pushes, has_shared_memory_), who));
   if (!wire.error_feedback) return absl::OkStatus();
   MutexLock lock(mutex_);
   std::shared_ptr<Residuals>& residuals = residuals_[request.push.contribution];
@@ -241,8 +241,7 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
   }
   if (!residuals->TryUse()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("rank ", rank(), ", step ", request.push.step,
-                     ": the push before it is still under way, and error feedback needs its end"));
+        absl::StrCat(who, ": the push before it is still under way, and error feedback needs its end"));
   }
   request.residuals = residuals;
   return absl::OkStatus();

@@ -19,8 +19,8 @@ struct ExchangeRequest {
   std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
   ConstTensors out;
   MutableTensors in;
-  // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first. `encoded`: as the job
-  // sends it (EncodeSlice), which all servers get.
+  // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first. `encoded`: `shared`
+  // has it as the job sends it (EncodeSlice, or `rounded`), which all servers get.
   std::shared_ptr<SharedTensors> shared;
   bool staged = false;
   bool encoded = false;

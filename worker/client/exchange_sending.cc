@@ -56,6 +56,11 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
                                                 ", which is ready already, is not pushed or does not exist")));
     return false;
   }
+  if (!gradient.empty() && request_.push.rounded) {
+    End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with a gradient of tensor ", layout[tensor].name,
+                                                ", but PushInfo.rounded")));
+    return false;
+  }
   if (!gradient.empty()) out_[tensor] = gradient;
   if (request_.push.rounded || out_[tensor].size() == static_cast<size_t>(layout[tensor].elements())) return true;
   End(absl::InvalidArgumentError(absl::StrCat(Who(), ": TensorReady with ", out_[tensor].size(),

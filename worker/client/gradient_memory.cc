@@ -52,11 +52,15 @@ std::shared_ptr<SharedTensors> GradientMemory::FreeStaging() {
   return free == staging_.end() ? nullptr : *free;
 }
 
+absl::StatusOr<std::shared_ptr<SharedTensors>> GradientMemory::MakeEncoded(const PushFormat& format,
+                                                                           bool shared) const {
+  return shared ? SharedTensors::Create(layout_, format) : SharedTensors::CreateOwn(layout_, format);
+}
+
 absl::StatusOr<RoundedMemory> GradientMemory::Rounded(const PushFormat& format, bool shared) {
   MutexLock lock(mutex_);
   if (rounded_ == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedTensors>> made =
-        shared ? SharedTensors::Create(layout_, format) : SharedTensors::CreateOwn(layout_, format);
+    absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeEncoded(format, shared);
     if (!made.ok()) return made.status();
     rounded_ = *std::move(made);
   }
@@ -78,7 +82,7 @@ absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& 
       return absl::InvalidArgumentError("PushInfo.rounded: there is no memory of Client::RoundedGradients");
     }
     request.rounded = rounded_;
-    if (!rounded_->detached()) {
+    if (!rounded_->shared() || !rounded_->detached()) {
       request.shared = rounded_;
       return absl::OkStatus();
     }
@@ -87,8 +91,7 @@ absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& 
   request.shared = FreeStaging();
   if (request.shared != nullptr) return absl::OkStatus();
   const bool keeps = staging_.size() < kMostStaging;
-  absl::StatusOr<std::shared_ptr<SharedTensors>> made =
-      shared && keeps ? SharedTensors::Create(layout_, format) : SharedTensors::CreateOwn(layout_, format);
+  absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeEncoded(format, shared && keeps);
   if (!made.ok()) return made.status();
   request.shared = *std::move(made);
   if (keeps) staging_.push_back(request.shared);

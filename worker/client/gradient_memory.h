@@ -39,6 +39,7 @@ class GradientMemory {
   // One of staging_ that nobody uses; null: there is none.
   std::shared_ptr<SharedTensors> FreeStaging() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<SharedTensors>> Make() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::shared_ptr<SharedTensors>> MakeEncoded(const PushFormat& format, bool shared) const;
 
   const Layout& layout_;
   Mutex mutex_;

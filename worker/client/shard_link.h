@@ -48,7 +48,8 @@ struct CallRequest {
   std::chrono::milliseconds wait{};    // The shard may let the call wait for others for so long.
   std::chrono::nanoseconds timeout{};  // Of the whole call.
 
-  // A block for each tensor of the layout; they live at least until `memory_in_use` is released.
+  // A block for each tensor of the layout; they live at least until `memory_in_use` is released. Blocks of `out` may be
+  // empty where there is `encoded`.
   const ConstTensors* out = nullptr;
   const MutableTensors* in = nullptr;
   // By tensor, which live as long: unless 0 when its slices are sent, it is absent. Null: none is.
@@ -56,7 +57,7 @@ struct CallRequest {
   bool absent(const SliceInfo& slice) const {
     return absent_tensors != nullptr && (*absent_tensors)[slice.tensor] != 0;
   }
-  // Unless null: what `out` holds as the job sends it (EncodeSlice), which is sent instead.
+  // Unless null: what is sent instead of `out`, as the job sends it (EncodeSlice, or the worker's own rounding).
   const SharedTensors* encoded = nullptr;
   // What weights that come are rounded to.
   WireType weights = WireType::kFloat32;

@@ -1,7 +1,8 @@
 #include "worker/client/shared_tensors.h"
 
-#include <cstdlib>
-#include <cstring>
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,17 +19,16 @@ absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layou
 absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::CreateOwn(const Layout& layout,
                                                                         const PushFormat& weights) {
   ModelMemory model(layout, weights);
-  constexpr size_t kPage = 4096;  // A device may be told to copy there.
-  const size_t bytes = (model.bytes() + kPage - 1) / kPage * kPage;
-  OwnMemory own(static_cast<uint8_t*>(std::aligned_alloc(kPage, bytes)));
-  if (own == nullptr) {
+  const size_t bytes = std::max<size_t>(model.bytes(), 1);
+  void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
     return absl::ResourceExhaustedError(absl::StrCat("no memory for the ", bytes, " bytes of a push"));
   }
-  std::memset(own.get(), 0, bytes);
+  OwnMemory own(static_cast<uint8_t*>(mapped), UnmapMemory{bytes});
   return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), SharedMemory(), std::move(own)));
 }
 
-void SharedTensors::Free::operator()(uint8_t* bytes) const { std::free(bytes); }
+void UnmapMemory::operator()(uint8_t* memory) const { munmap(memory, bytes); }
 
 SharedTensors::SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own)
     : model_(std::move(model)), memory_(std::move(memory)), own_(std::move(own)) {

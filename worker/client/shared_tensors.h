@@ -12,13 +12,18 @@
 
 namespace ps {
 
+struct UnmapMemory {
+  size_t bytes = 0;
+  void operator()(uint8_t* memory) const;
+};
+
 // Thread-safe, but for the tensors' values.
 class SharedTensors {
  public:
   // Zeroed; weights are as such pushes carry them. RESOURCE_EXHAUSTED if there is not enough memory.
   static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout, const PushFormat& weights = {});
 
-  // The same in memory of this process alone, which no server can be given.
+  // The same in memory of this process alone, which no server can be given. It begins with a page, too.
   static absl::StatusOr<std::shared_ptr<SharedTensors>> CreateOwn(const Layout& layout, const PushFormat& weights);
 
   // Empty where weights are not float32, all elements.
@@ -38,10 +43,7 @@ class SharedTensors {
   bool detached() const { return detached_; }
 
  private:
-  struct Free {
-    void operator()(uint8_t* bytes) const;
-  };
-  using OwnMemory = std::unique_ptr<uint8_t[], Free>;
+  using OwnMemory = std::unique_ptr<uint8_t[], UnmapMemory>;
   SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own = nullptr);
 
   const ModelMemory model_;

@@ -89,8 +89,9 @@ class Backend {
   // The same for regression: the squared errors of outputs [batch] against targets [batch].
   virtual absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                                     LossSums* sums) = 0;
-  // rounded [count], elements of two bytes of this type, = values [count]: to the nearest, of two that are as near to
-  // the one whose last bit is 0. What is not finite, or too large, is not finite then.
+  // rounded [count], elements of two bytes of this type (not kFloat32), = values [count]: to the nearest, of two that
+  // are as near to the one whose last bit is 0. What is not finite, or too large, is not finite then. Both begin where
+  // memory of AllocateDevice begins.
   virtual absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) = 0;
   // Rows `indices` [count] of samples [·, features] to x [count, features], bytes as byte / 255; and of labels.
   virtual absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,

@@ -171,8 +171,14 @@ class CpuBackend final : public Backend {
   }
 
   absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
-    // What it returns, the client finds again in what is written.
-    (void)RoundHalf(values, static_cast<size_t>(count), type, static_cast<uint8_t*>(rounded), isa_);
+    auto* const halves = static_cast<uint16_t*>(rounded);
+    if (RoundHalf(values, static_cast<size_t>(count), type, static_cast<uint8_t*>(rounded), isa_)) {
+      return absl::OkStatus();
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const bool finite = RoundHalf(values + i, 1, type, reinterpret_cast<uint8_t*>(halves + i), isa_);
+      if (!finite) halves[i] = type == WireType::kBfloat16 ? 0x7FC0 : 0x7E00;  // NaN.
+    }
     return absl::OkStatus();
   }
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,

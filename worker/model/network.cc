@@ -152,9 +152,9 @@ absl::Status Network::BackwardWeights(const Batch& batch, int layer) {
 }
 
 absl::Status Network::Round(int layer) {
+  if (!rounds()) return absl::OkStatus();
   for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
-    if (!rounds()) continue;
     PS_RETURN_IF_ERROR(backend_.Round(Floats(each.gradients), each.elements, type_, each.rounded_gradients.get()));
   }
   return absl::OkStatus();

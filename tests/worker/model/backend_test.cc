@@ -359,7 +359,8 @@ void CheckRound(Backend& backend) {
       CHECK(device.Get(rounded, count + 1) == expected);
     }
     constexpr float kInfinity = std::numeric_limits<float>::infinity();
-    for (const float bad : {kInfinity, -kInfinity, std::nanf(""), std::numeric_limits<float>::max()}) {
+    for (const float bad : {kInfinity, -kInfinity, std::nanf(""), std::bit_cast<float>(0x7FFFFFFFU),
+                            std::bit_cast<float>(0xFFFFFFFFU), std::numeric_limits<float>::max()}) {
       const Values both = {1, bad, 1};
       uint16_t* const rounded = device.Put(std::vector<uint16_t>(3));
       REQUIRE(backend.Round(device.Put(both), 3, type, rounded).ok());

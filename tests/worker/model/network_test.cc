@@ -134,8 +134,9 @@ void CheckRounding(Backend& backend) {
         std::copy(initial[t].begin(), initial[t].end(), each->parameters(t).begin());
       }
     }
-    REQUIRE(exact->TrainStep(batch, {}).ok());
     for (int i = 0; i < 4; ++i) {
+      for (Network* each : {rounding.get(), exact.get()}) each->parameters(0)[0] += 0.25F;
+      REQUIRE(exact->TrainStep(batch, {}).ok());
       for (size_t t = 0; t < initial.size(); ++t) std::memset(memory.gradients[t].get(), 0x77, 2 * initial[t].size());
       size_t told = 0;
       const StepHooks hooks = {.gradient_ready = [&](size_t tensor) {
@@ -181,12 +182,12 @@ TEST_CASE("Queued: a network's steps are the CPU's, however late work is done") 
   }
 }
 
-TEST_CASE("Queued: gradients reach the host rounded") {
+TEST_CASE("Queued: a network's gradients reach the host rounded") {
   QueuedBackend backend;
   CheckRounding(backend);
 }
 
-TEST_CASE("GPU: gradients reach the host rounded") { OnGpu(CheckRounding); }
+TEST_CASE("GPU: a network's gradients reach the host rounded") { OnGpu(CheckRounding); }
 
 TEST_CASE("GPU: a network's steps have the same bits each time, and the CPU's but for rounding") {
   OnGpu([](Backend& backend) {

@@ -119,7 +119,8 @@ struct PushInfo {
   // (ModePolicy), there is none, and weights are pulled all the same. Else the exchange fails.
   bool skip_not_finite = false;
   // The gradients are in the memory of Client::RoundedGradients, rounded. Of those that the exchange is given there is
-  // one for each tensor, but they are not read and may be empty.
+  // one for each tensor, but they are not read and may be empty. INVALID_ARGUMENT where the job takes none, or that
+  // memory was never asked for.
   bool rounded = false;
 };
 
@@ -235,8 +236,9 @@ struct TensorMemory {
 };
 
 // Gradients as they are sent where a job sends them in 16 bits, by tensor: of weights elements of `type`, of buffers
-// (TensorKind) float32; of constants nothing is read. Each begins on a 64-byte boundary. The memory is the client's, as
-// that of TensorMemory, whose `owner` and `block` these are.
+// (TensorKind) float32; of constants nothing is read. Each begins on a 64-byte boundary. `owner` as in TensorMemory.
+// `block` is all of it, from the start of a page on, whether or not servers of this host read it; what TensorMemory
+// says of devices and of exchanges that failed holds for it, too.
 struct RoundedMemory {
   WireType type = WireType::kBfloat16;
   std::vector<std::span<std::byte>> tensors;
@@ -340,11 +342,12 @@ class Client {
   // Whether servers of this host read gradients where they lie, in the memory of GradientBuffers.
   virtual bool shares_gradients() const { return false; }
   virtual absl::StatusOr<TensorMemory> WeightBuffers() = 0;
-  // For workers that round on a device: memory for gradients as the job sends them. A worker then rounds to the
-  // nearest, of two that are as near to the one whose last bit is 0 (IEEE 754-2019, 4.3.1), as the client would. Pushes
-  // of what is there say PushInfo::rounded. Made at the first call; later ones return the same. Empty: the job sends
-  // float32, or keeps what is not sent (--error_feedback, --compress), which the client does. RESOURCE_EXHAUSTED if
-  // there is not enough memory.
+  // For workers that round on a device: memory for gradients as the job sends them. A worker rounds to the nearest, of
+  // two that are as near to the one whose last bit is 0 (IEEE 754-2019, 4.3.1), as the client would. What is not
+  // finite, or too large for the type, must be not finite there, so that it is found and refused. Pushes of what is
+  // there say PushInfo::rounded. Made at the first call; later ones return the same. Nothing: the job sends float32, or
+  // keeps what is not sent (--error_feedback, --compress), which the client does. RESOURCE_EXHAUSTED if there is not
+  // enough memory.
   virtual absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() { return std::nullopt; }
 
   // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
