@@ -377,6 +377,7 @@ TEST_CASE("A rounded push may count for other samples, or none, and takes no gra
     const Floats elsewhere(17, 1.0F);
     bool released = false;
     worker.exchange->TensorReady(1, elsewhere, [&released] { released = true; });
+    worker.test.call().End(absl::CancelledError(""));
     CHECK(Text(worker.test.status()).find("TensorReady with a gradient of tensor b, but PushInfo.rounded") !=
           std::string::npos);
     CHECK(released);
