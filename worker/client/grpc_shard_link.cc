@@ -2,43 +2,21 @@
 
 #include <algorithm>
 #include <atomic>
-#include <deque>
 #include <utility>
 
 #include <grpcpp/client_context.h>
 #include <grpcpp/generic/generic_stub.h>
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
-#include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/sync.h"
-#include "common/this_host.h"
 #include "worker/client/call_messages.h"
 #include "worker/client/deadline.h"
 #include "worker/client/early_slices.h"
+#include "worker/client/outgoing_messages.h"
 
 namespace ps {
 namespace {
-
-// Payload of a message: what is ready, up to a limit. A server builds from whole messages, and answers with what it has
-// built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
-// than a slice, or some that are small (tests/bench/TRIALS.md).
-constexpr int64_t kLeastMessages = 64;
-constexpr int64_t kLeastMessageBytes = 16 << 10;  // Of slices that are smaller, some.
-
-size_t MessageBytes(const SlicePlan& plan, uint32_t shard, const std::string& address, const PushFormat& pushes) {
-  if (IsThisHost(address)) return kMostMessageSliceBytes;
-  const ModelMemory memory(plan.layout(), pushes);
-  int64_t bytes = 0;
-  for (const uint32_t slice : plan.pushed_shard_slices(shard)) {
-    const ModelMemory::Place place = memory.slice(plan.slices()[slice]);
-    bytes += static_cast<int64_t>(place.positions + place.values);
-  }
-  return static_cast<size_t>(std::clamp(bytes / kLeastMessages, kLeastMessageBytes, kMostMessageSliceBytes));
-}
-
-// What a message says of each slice is bounded by servers, too (64 KiB).
-constexpr size_t kMessageSlices = 4096;
 
 const char* MethodPath(CallKind kind) {
   switch (kind) {
@@ -76,7 +54,8 @@ class GrpcShardCall final : public ShardCall,
         base_(pulled_ == nullptr ? std::nullopt : pulled_->version()),
         stub_(target.channel),
         made_at_(Now()),
-        moved_at_(made_at_.time_since_epoch().count()) {}
+        moved_at_(made_at_.time_since_epoch().count()),
+        messages_(target.plan, target.id, request_, base_, target.message_bytes) {}
 
   void Begin() override;
   void Send(const std::vector<uint32_t>& slices, bool last) override;
@@ -92,11 +71,7 @@ class GrpcShardCall final : public ShardCall,
   void OnDone(const grpc::Status& status) override;
 
  private:
-  v1::PushRequest PushHeader() const;
-  grpc::ByteBuffer PullMessage() const;
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  OutgoingSlice SliceOf(const SliceInfo& info) const;
-  grpc::ByteBuffer NextMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnMessage();
   // The answer came: what is here of this build is the version's.
   void Commit(uint64_t build);
@@ -134,7 +109,7 @@ class GrpcShardCall final : public ShardCall,
   absl::Status read_error_;
 
   Mutex mutex_;
-  std::deque<uint32_t> queue_ ABSL_GUARDED_BY(mutex_);
+  OutgoingMessages messages_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer outgoing_ ABSL_GUARDED_BY(mutex_);
   bool last_ ABSL_GUARDED_BY(mutex_) = false;
   bool wrote_ ABSL_GUARDED_BY(mutex_) = false;
@@ -166,7 +141,7 @@ void GrpcShardCall::Begin() {
     begun_ = true;
     if (!SendsSlices(request_.kind)) {
       writing_ = true;
-      outgoing_ = PullMessage();
+      outgoing_ = messages_.Pull();
       StartWriteLast(&outgoing_, grpc::WriteOptions());
     } else {
       AddHold();
@@ -180,80 +155,26 @@ void GrpcShardCall::Begin() {
 void GrpcShardCall::Send(const std::vector<uint32_t>& slices, bool last) {
   MutexLock lock(mutex_);
   if (begun_ && !writes_open_) return;  // It failed, or all is sent.
-  queue_.insert(queue_.end(), slices.begin(), slices.end());
+  messages_.Add(slices);
   last_ = last_ || last;
   if (begun_ && !writing_) WriteNext();
 }
 
 void GrpcShardCall::WriteNext() {
-  if (queue_.empty() && !last_) return;
+  if (messages_.empty() && !last_) return;
   writing_ = true;
-  if (queue_.empty() && wrote_) {  // All was sent before it was known to be all.
+  if (messages_.empty() && wrote_) {  // All was sent before it was known to be all.
     StartWritesDone();
     return EndWrites();
   }
-  outgoing_ = NextMessage();
+  outgoing_ = messages_.Next();
   wrote_ = true;
-  if (queue_.empty() && last_) {
+  if (messages_.empty() && last_) {
     StartWriteLast(&outgoing_, grpc::WriteOptions());
     EndWrites();
   } else {
     StartWrite(&outgoing_);
   }
-}
-
-v1::PushRequest GrpcShardCall::PushHeader() const {
-  v1::PushRequest header = PushHeaderOf(request_);
-  *header.mutable_id() = target_.id;
-  header.set_stream(request_.stream);
-  if (base_.has_value()) header.set_base(*base_);
-  return header;
-}
-
-grpc::ByteBuffer GrpcShardCall::PullMessage() const {
-  v1::PullRequest pull = PullHeaderOf(request_);
-  *pull.mutable_id() = target_.id;
-  if (base_.has_value()) pull.set_base(*base_);
-  return EncodeMessage(pull);
-}
-
-OutgoingSlice GrpcShardCall::SliceOf(const SliceInfo& info) const {
-  // Not the call: gRPC keeps what it has not sent for as long as the call lives.
-  OutgoingSlice slice = {.index = info.index, .values = {}, .release = [memory = request_.memory_in_use] {}};
-  if (request_.encoded == nullptr) {
-    slice.values = BytesOf(
-        (*request_.out)[info.tensor].subspan(static_cast<size_t>(info.offset), static_cast<size_t>(info.elements)));
-    return slice;
-  }
-  const ModelMemory::Place place = request_.encoded->model().slice(info);
-  const Piece bytes = Piece(request_.encoded->bytes()).subspan(place.begin, place.positions + place.values);
-  slice.type = place.type;
-  slice.positions = bytes.first(place.positions);
-  slice.values = bytes.subspan(place.positions);
-  return slice;
-}
-
-grpc::ByteBuffer GrpcShardCall::NextMessage() {
-  std::vector<OutgoingSlice> slices;
-  size_t bytes = 0;
-  while (!queue_.empty() && slices.size() < kMessageSlices) {
-    const SliceInfo& info = target_.plan.slices()[queue_.front()];
-    if (request_.absent(info)) {
-      slices.push_back({.index = info.index, .values = {}, .release = {}, .absent = true});
-      queue_.pop_front();
-      continue;
-    }
-    OutgoingSlice slice = SliceOf(info);
-    const size_t slice_bytes = slice.values.size() + slice.positions.size();
-    if (bytes > 0 && bytes + slice_bytes > target_.message_bytes) break;
-    bytes += slice_bytes;
-    slices.push_back(std::move(slice));
-    queue_.pop_front();
-  }
-  if (request_.kind != CallKind::kInit) return EncodeSlices(PushHeader(), std::move(slices));
-  v1::InitRequest header;
-  *header.mutable_id() = target_.id;
-  return EncodeSlices(header, std::move(slices));
 }
 
 void GrpcShardCall::EndWrites() {
@@ -265,7 +186,7 @@ void GrpcShardCall::OnWriteDone(bool ok) {
   writing_ = false;
   outgoing_.Clear();
   if (!ok) {
-    queue_.clear();
+    messages_.Clear();
     EndWrites();
   } else {
     Moved();
