@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import psgrad
 from conftest import ServerProcesses
+from psgrad import _programs
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
 
@@ -145,6 +147,29 @@ def test_a_gradient_that_does_not_fit_float16_is_refused_by_its_tensor(servers: 
         client.start([np.zeros(4, np.float32)], weights)
         with pytest.raises(ValueError, match=r"tensor w is not finite, or too large for --wire_dtype=float16"):
             client.push_pull(0, [np.full(4, 1e6, np.float32)], weights)
+
+
+def test_a_checkpoint_whose_weights_do_not_fit_float16_is_not_gone_on_from(
+    servers: ServerProcesses, tmp_path: pathlib.Path
+) -> None:
+    """The server says so by the tensor's name, and ends without anybody to tell it."""
+    folder = f"--checkpoint_dir={tmp_path}"
+    layout = [psgrad.Tensor("w", (4,))]
+    weights = [np.zeros(4, np.float32)]
+    address = servers.start(1, "--optimizer=sgd", folder)
+    with psgrad.Client.join(address, layout) as client:
+        client.start([np.full(4, 1e6, np.float32)], weights)
+        client.push_pull(0, [np.ones(4, np.float32)], weights)
+        client.done()
+    assert servers.processes[0].wait(timeout=60) == 0
+    command = [_programs.find("ps_server"), "--num_workers=1", "--optimizer=sgd", folder, "--restore=latest"]
+    ended = subprocess.run(
+        [*command, "--weights_wire_dtype=float16"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "no checkpoint can be restored" in last
+    assert "tensor w: a value is not finite, or too large for --weights_wire_dtype=float16" in last
 
 
 def test_servers_that_take_the_optimizer_from_workers_take_only_sgd_with_top_k(servers: ServerProcesses) -> None:
