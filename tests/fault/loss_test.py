@@ -13,8 +13,9 @@ QUICKLY = ["--reconnect_grace=100ms"]
 ALL = ["bsp", "backup", "local_sgd", "ssp", "asp", "easgd"]
 
 
-def job_of(mode, shards, action, *flags, steps=200, workers=3, **options):
-    """A job whose workers have something to do for a second or more."""
+def job_of(mode, shards, action, *flags, steps=None, workers=3, **options):
+    """A job whose workers have something to do for a second or more, and that makes 75 versions or more."""
+    steps = steps or (600 if mode == "local_sgd" else 200)
     flags = [f"--on_worker_loss={action}", *QUICKLY, *flags]
     return Job(mode, shards, steps=steps, flags=flags, workers=workers, worker_flags=[PACE], **options)
 
@@ -45,7 +46,7 @@ def waits_in_every_mode():
     """In the others a replacement takes the rank too, and the job comes to its end."""
     for mode in ALL[1:]:
         with job_of(mode, 2, "wait") as job:
-            trains(job, version=5)  # local_sgd makes 25.
+            trains(job)
             job.workers[1].kill()
             lost(job, 1)
             assert re.search(r"waiting for a worker to take rank 1 \(", job.ask("status").stdout), mode
