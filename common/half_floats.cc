@@ -47,10 +47,13 @@ struct RoundKeepingKernel {
 #pragma omp simd reduction(| : found)
     for (size_t i = 0; i < elements; ++i) {
       const float value = values[i] + residual[i];
-      const uint32_t bits = Half::Round(value);
-      found |= NotFinite<Half>(value, bits);
+      const auto value_bits = std::bit_cast<uint32_t>(value);
+      const uint32_t magnitude = value_bits & 0x7FFFFFFFU;
+      const uint32_t largest = (Half::kExponent - 1) | ((value_bits >> 16) & 0x8000U);
+      const uint32_t bits = Choose(magnitude >= Half::kTooLarge, largest, Half::Round(value));
+      found |= static_cast<uint32_t>(magnitude >= kFloatInfinity);
       Store(bits, rounded, i);
-      left[i] = value - Half::Widen(bits);  // Exact.
+      left[i] = value - Half::Widen(bits);  // Exact, or what does not fit.
     }
     *bad = found;
   }
@@ -89,6 +92,18 @@ struct NotFiniteHalfKernel {
   }
 };
 
+template <typename Half>
+struct TooLargeKernel {
+  PS_KERNEL void Run(size_t elements, const float* values, uint32_t* bad) {
+    uint32_t found = 0;
+#pragma omp simd reduction(| : found)
+    for (size_t i = 0; i < elements; ++i) {
+      found |= static_cast<uint32_t>((std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU) >= Half::kTooLarge);
+    }
+    *bad = found;
+  }
+};
+
 template <template <typename> typename Kernel, typename... Args>
 void RunHalf(WireType type, Isa isa, Args... args) {
   type == WireType::kBfloat16 ? RunKernel<Kernel<Bfloat16>>(isa, args...) : RunKernel<Kernel<Float16>>(isa, args...);
@@ -99,6 +114,12 @@ void RunHalf(WireType type, Isa isa, Args... args) {
 bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rounded, Isa isa) {
   uint32_t bad = 0;
   RunHalf<RoundKernel>(type, isa, elements, values, rounded, &bad);
+  return bad == 0;
+}
+
+bool AllFit(const float* values, size_t elements, WireType type, Isa isa) {
+  uint32_t bad = 0;
+  RunHalf<TooLargeKernel>(type, isa, elements, values, &bad);
   return bad == 0;
 }
 

@@ -15,7 +15,11 @@ namespace ps {
 // 65504); where one is not, what was written for it is some value.
 bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rounded, Isa isa);
 
-// The same of values + residual. `left` is what rounding took away of that; it may be `residual`.
+// Whether RoundHalf would say so.
+bool AllFit(const float* values, size_t elements, WireType type, Isa isa);
+
+// The same of values + residual, but where that is finite and too large, the largest number of its sign is written.
+// `left` is what rounding took away of it; it may be `residual`. Returns whether all sums are finite.
 bool RoundHalfKeeping(const float* values, const float* residual, size_t elements, WireType type, uint8_t* rounded,
                       float* left, Isa isa);
 

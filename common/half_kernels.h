@@ -19,6 +19,7 @@ inline constexpr uint32_t kFloatInfinity = 0x7F800000U;  // Its exponent is all 
 
 struct Bfloat16 {
   static constexpr uint32_t kExponent = 0x7F80;
+  static constexpr uint32_t kTooLarge = 0x7F7F8000;  // The bits of the least magnitude that is rounded to infinity.
 
   PS_KERNEL uint32_t Round(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
@@ -29,6 +30,7 @@ struct Bfloat16 {
 
 struct Float16 {
   static constexpr uint32_t kExponent = 0x7C00;
+  static constexpr uint32_t kTooLarge = 0x477FF000;  // 65520.
 
   PS_KERNEL uint32_t Round(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
@@ -38,7 +40,7 @@ struct Float16 {
     // Below 2^-14 the last bit is worth 2^-24, as it is of floats from 0.5 on: adding 0.5 rounds there.
     const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
     const uint32_t finite = Choose(magnitude < (113U << 23), subnormal, normal);
-    return Choose(magnitude >= 0x477FF000U, kExponent, finite) | ((bits >> 16) & 0x8000U);  // From 65520 on infinity.
+    return Choose(magnitude >= kTooLarge, kExponent, finite) | ((bits >> 16) & 0x8000U);  // Infinity.
   }
   PS_KERNEL float Widen(uint32_t bits) {
     const uint32_t magnitude = (bits & 0x7FFFU) << 13;

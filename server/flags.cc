@@ -263,6 +263,9 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   flags.push_back({.flag = "replacement_timeout",
                    .idle = on_loss != LossAction::kWait,
                    .why = absl::StrCat("--on_worker_loss=", ToString(on_loss), " does not wait for a replacement")});
+  flags.push_back({.flag = "error_feedback",
+                   .idle = absl::GetFlag(FLAGS_compress) != "none" && !absl::GetFlag(FLAGS_error_feedback),
+                   .why = absl::StrCat("with --compress=", absl::GetFlag(FLAGS_compress), " there always is")});
   for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) flags.push_back(std::move(each));
   return CheckIdleFlags(line, flags);
 }

@@ -110,7 +110,15 @@ void Shard::BeginRestore() {
 void Shard::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped) {
   const OutboxLock lock(outbox_, mutex_);
   absl::Status restored = loaded.ok() ? state_.Restore(loaded->state, loaded->settings) : loaded.status();
-  if (restored.ok()) restored = state_.parameters->FinishRestore(loaded->version, std::move(skipped));
+  if (restored.ok()) {
+    const absl::Status rounded = state_.parameters->FinishRestore(loaded->version, std::move(skipped));
+    // An earlier checkpoint might do, but then this one would be lost in time.
+    if (!rounded.ok()) {
+      return Fail(absl::StrCat(state_.job.view().restore().path(), ": ", Message(rounded),
+                               "; give the job the --weights_wire_dtype that it had, or bfloat16, or name an earlier "
+                               "checkpoint (--restore)"));
+    }
+  }
   if (!restored.ok()) {
     v1::ShardReport report;
     report.set_restore_failure(absl::StrCat("shard ", options_.shard, ": ", Message(restored)));

@@ -86,6 +86,9 @@ class Result:
     def skipped(self) -> str:
         """With skip_not_finite: the tensor whose gradient was not finite; else empty."""
     @property
+    def why_skipped(self) -> str:
+        """What is wrong with it: "is not finite", or also "too large for" what the job sends; else empty."""
+    @property
     def push_s(self) -> float:
         """Seconds: sending; wait_s: parked at the servers; pull_s: receiving."""
     @property

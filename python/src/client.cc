@@ -393,6 +393,7 @@ void DefineResults(nb::module_& module) {
       .def_prop_ro("learning_rate_factor",
                    [](const ExchangeResult& self) { return self.schedule.Factor(self.position); })
       .def_ro("skipped", &ExchangeResult::skipped)
+      .def_ro("why_skipped", &ExchangeResult::why_skipped)
       .def_ro("push_s", &ExchangeResult::push_s)
       .def_ro("wait_s", &ExchangeResult::wait_s)
       .def_ro("pull_s", &ExchangeResult::pull_s);

@@ -160,6 +160,9 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const bool rounds = sends || command == "train";
   problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
   problems.Check(CheckWire());
+  // Of exchange and link; other commands push and pull.
+  const std::string op = sends ? absl::GetFlag(FLAGS_op) : "push_pull";
+  const std::string why = absl::StrCat("--op=", op, " does not send that");
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
                                        {"servers", link, "link measures several numbers of servers"},
                                        {"transport", link, "link measures TCP"},
@@ -168,6 +171,11 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                                        {"compress", !sends, "only exchange and link have it"},
                                        {"error_feedback", !rounds, "only exchange, link and train have it"},
                                        {"weights_delta", !sends, "only exchange and link have it"},
+                                       {"wire_dtype", op == "pull", why},
+                                       {"compress", op == "pull", why},
+                                       {"error_feedback", op == "pull", why},
+                                       {"weights_wire_dtype", op == "push", why},
+                                       {"weights_delta", op == "push", why},
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},

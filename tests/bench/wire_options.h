@@ -40,6 +40,7 @@ struct WireOptions {
     if (wire_dtype != "float32") text += ", " + wire_dtype + " gradients";
     if (weights_wire_dtype != "float32") text += ", " + weights_wire_dtype + " weights";
     if (compress != "none") text += ", " + compress;
+    if (error_feedback && compress == "none") text += ", error feedback";
     if (weights_delta) text += ", changed weights";
     return text;
   }

@@ -168,6 +168,27 @@ TEST_CASE("A value that is not finite, or not once it is rounded, is refused bef
   }
 }
 
+TEST_CASE("What only is too large with what was kept is sent over several pushes, and none of it is lost") {
+  for (const float momentum : {0.0F, 0.9F}) {
+    CAPTURE(momentum);
+    Encoder encoder(
+        {.pushes = {.type = WireType::kFloat16, .top_k = 1}, .error_feedback = true, .momentum_correction = momentum});
+    double sent = 0;
+    for (uint64_t step = 0; step < 40; ++step) {
+      Floats values(kSliceElements, 0.0F);
+      // Each fits. One of the two is sent.
+      if (step < 3) values[5] = 6.5e4F;
+      if (step < 3) values[77] = 6e4F;
+      REQUIRE(encoder.Encode(0, values));
+      sent += static_cast<double>(encoder.Sent(0)[77]);
+      encoder.residuals->Commit(0, step, {0});
+    }
+    CHECK(encoder.residuals->kept(0)[77] == Approx(0).margin(1));
+    CHECK(sent >= 18e4 - 1);
+    if (momentum == 0) CHECK(sent == Approx(18e4));
+  }
+}
+
 // A job of one shard with error feedback in bfloat16, whose shard is the test.
 class FeedbackExchange {
  public:

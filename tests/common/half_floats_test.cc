@@ -156,8 +156,46 @@ TEST_CASE("What is not finite, or is not once it is rounded, is refused wherever
         CAPTURE(each.value, static_cast<int>(each.type), static_cast<int>(isa), at);
         CHECK(RoundHalf(values.data(), values.size(), each.type, rounded.data() + 1, isa) == each.finite);
         CHECK(RoundThrough(values.data(), values.size(), each.type, out.data(), isa) == each.finite);
+        CHECK(AllFit(values.data(), values.size(), each.type, isa) == each.finite);
         CHECK(RoundHalfKeeping(values.data(), zeros.data(), values.size(), each.type, rounded.data() + 1, out.data(),
-                               isa) == each.finite);
+                               isa) == std::isfinite(each.value));
+      }
+    }
+  }
+}
+
+TEST_CASE("A sum that is too large is rounded to the largest number of its sign, and the rest is left") {
+  const auto largest = std::numeric_limits<float>::max();
+  for (const WireType type : {WireType::kBfloat16, WireType::kFloat16}) {
+    const bool is_bfloat16 = type == WireType::kBfloat16;
+    const float most = is_bfloat16 ? std::bit_cast<float>(0x7F7F0000U) : 65504.0F;
+    const float too_large = is_bfloat16 ? largest : 65520.0F;
+    for (const Isa isa : kIsas) {
+      if (!Has(isa)) continue;
+      for (const float sign : {1.0F, -1.0F}) {
+        CAPTURE(static_cast<int>(type), static_cast<int>(isa), sign);
+        // Together too large by a little, by much, not at all, and not finite.
+        std::vector<float> values(35, sign);
+        std::vector<float> residual(values.size(), 0.0F);
+        values[3] = sign * most;
+        residual[3] = sign * (too_large - most);
+        values[33] = residual[33] = sign * most / 2;
+        values[34] = sign * (is_bfloat16 ? most : 3.0F * 65504.0F);
+        std::vector<uint8_t> rounded(2 * values.size());
+        std::vector<float> left(values.size());
+        std::vector<float> sent(values.size());
+        REQUIRE(
+            RoundHalfKeeping(values.data(), residual.data(), values.size(), type, rounded.data(), left.data(), isa));
+        WidenHalf(rounded.data(), sent.size(), type, sent.data(), isa);
+        CHECK(sent[3] == sign * most);
+        CHECK(left[3] == sign * (too_large - most));
+        CHECK(sent[33] == sign * most);
+        CHECK(left[33] == 0);
+        CHECK(sent[34] == sign * most);
+        CHECK(left[34] == values[34] - sent[34]);
+        values[34] = residual[34] = sign * largest;
+        CHECK_FALSE(
+            RoundHalfKeeping(values.data(), residual.data(), values.size(), type, rounded.data(), left.data(), isa));
       }
     }
   }

@@ -202,6 +202,8 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
   refused("ps_server", {"--job=a\xff"}, "--job: invalid UTF-8 at \\xff");
   refused("ps_server", {"--listen=unix:/tmp/\xff"}, "--listen: invalid UTF-8 at \\xff");
   refused("ps_worker", {"--name=a\nb"}, "--name: a control character at \\nb");
+  refused("ps_server", {"--compress=topk:0.01", "--noerror_feedback"},
+          "--error_feedback=false: has no effect: with --compress=topk:0.01 there always is");
   refused("ps_worker", {"--steps=5", "--epochs=2"}, "--epochs=2: has no effect: --steps=5 is the budget");
   refused("ps_worker", {"--init=he", "--init_weights=w"}, "--init=he: has no effect: --init_weights gives");
   refused("ps_worker", {"--device=cuda:1", "--threads=2"}, "--threads=2: has no effect: --device=cuda:1 computes on");

@@ -28,6 +28,12 @@ def rounded(values, kind):
     return from_bits(to_bits(values, kind), kind)
 
 
+def limited(values, kind):
+    """Rounded; what is too large becomes the largest number of its sign."""
+    most = {"float32": np.inf, "bfloat16": float.fromhex("0x1.fep127"), "float16": 65504.0}[kind]
+    return rounded(np.clip(values, np.float32(-most), np.float32(most)), kind)
+
+
 class Compressor:
     """A worker's side of one slice."""
 
@@ -45,11 +51,11 @@ class Compressor:
         velocity = self.momentum * self.velocity + values if self.momentum else np.array(values, np.float32)
         left = velocity + self.kept if self.feedback else velocity.copy()
         if self.count == len(values):
-            positions, sent = None, rounded(left, self.kind).copy()
+            positions, sent = None, (limited if self.feedback else rounded)(left, self.kind).copy()
             left -= sent
         else:
             positions = np.sort(np.argsort(-np.abs(left), kind="stable")[:self.count])
-            sent = rounded(left[positions], self.kind)
+            sent = limited(left[positions], self.kind)
             left[positions] -= sent
             velocity[positions] = 0
         self.pending = left, velocity

@@ -69,6 +69,7 @@ class FakeResult:
     hyperparameters: dict[str, float] = field(default_factory=dict)
     learning_rate_factor: float = 1.0
     skipped: str = ""
+    why_skipped: str = ""
     push_s: float = 0.001
     wait_s: float = 0.002
     pull_s: float = 0.003
@@ -335,7 +336,7 @@ class FakeExchange:
                 self.client.bring(self.weights, pushed=True)
             next_step = self.step + 1
             return FakeResult(
-                server.version, [server.version], [self.answer] if self.answer else [], next_step, skipped=self.skipped
+                server.version, [server.version], [self.answer] if self.answer else [], next_step, skipped=self.skipped, why_skipped="is not finite" * bool(self.skipped)
             )
 
 

@@ -145,14 +145,18 @@ def test_a_gradient_that_does_not_fit_float16_is_refused_by_its_tensor(servers: 
     with psgrad.Client.join(address, layout) as client:
         weights = [np.zeros(4, np.float32)]
         client.start([np.zeros(4, np.float32)], weights)
+        large = [np.full(4, 1e6, np.float32)]
+        skipped = client.push_pull(0, large, weights, skip_not_finite=True)
+        assert skipped.skipped == "w"
+        assert skipped.why_skipped == "is not finite, or too large for --wire_dtype=float16"
         with pytest.raises(ValueError, match=r"tensor w is not finite, or too large for --wire_dtype=float16"):
-            client.push_pull(0, [np.full(4, 1e6, np.float32)], weights)
+            client.push_pull(1, large, weights, version=1)
 
 
 def test_a_checkpoint_whose_weights_do_not_fit_float16_is_not_gone_on_from(
     servers: ServerProcesses, tmp_path: pathlib.Path
 ) -> None:
-    """The server says so by the tensor's name, and ends without anybody to tell it."""
+    """The server says so by the tensor's name, and keeps it: in float32 the job goes on from there."""
     folder = f"--checkpoint_dir={tmp_path}"
     layout = [psgrad.Tensor("w", (4,))]
     weights = [np.zeros(4, np.float32)]
@@ -168,8 +172,12 @@ def test_a_checkpoint_whose_weights_do_not_fit_float16_is_not_gone_on_from(
     )
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
-    assert "no checkpoint can be restored" in last
-    assert "tensor w: a value is not finite, or too large for --weights_wire_dtype=float16" in last
+    assert "tensor w: a value is not finite, or too large for --weights_wire_dtype=float16; give the job" in last
+    assert "goes back" not in ended.stderr
+    address = servers.start(1, "--optimizer=sgd", folder, "--restore=latest")
+    with psgrad.Client.join(address, layout) as client:
+        assert client.start([np.zeros(4, np.float32)], weights).version == 1
+        assert (weights[0] > 9e5).all()
 
 
 def test_servers_that_take_the_optimizer_from_workers_take_only_sgd_with_top_k(servers: ServerProcesses) -> None:

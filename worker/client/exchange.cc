@@ -392,7 +392,10 @@ ExchangeResult RetryingExchange::MakeResult() const {
   std::vector<ShardReply> replies;
   for (const ShardState& state : shards_) replies.push_back(state.reply.value_or(ShardReply()));
   ExchangeResult result = CombineReplies(request_, replies, all_ready_at_, timer_.now());
-  if (not_finite_.has_value()) result.skipped = context_->plan.layout()[*not_finite_].name;
+  if (not_finite_.has_value()) {
+    result.skipped = context_->plan.layout()[*not_finite_].name;
+    result.why_skipped = "is not finite" + TooLarge(*not_finite_);
+  }
   if (!PullsOnly() || !request_.pushes()) return result;
   result.next_step = request_.push.step;  // There was no push.
   if (request_.kind == CallKind::kPush) {

@@ -182,8 +182,7 @@ void RetryingExchange::AskAnew() {
 std::string RetryingExchange::TooLarge(size_t tensor) const {
   const WireType type = Encodes(tensor) ? request_.shared->model().weights().type : WireType::kFloat32;
   if (type == WireType::kFloat32) return "";
-  return absl::StrCat(request_.residuals == nullptr ? ", or" : ", or, with what earlier pushes have left,",
-                      " too large for --wire_dtype=", ToString(type));
+  return absl::StrCat(", or too large for --wire_dtype=", ToString(type));
 }
 
 absl::Status RetryingExchange::NotFinite(size_t tensor) const {

@@ -65,6 +65,9 @@ bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors
   const ModelMemory::Place place = to.model().slice(info);
   uint8_t* const bytes = to.bytes().data() + place.begin;
   Check(!place.sparse() || residuals != nullptr, "elements that are not sent are kept");
+  // What was left of earlier pushes, or their momentum, may make it too large: then it is sent in several pushes.
+  const bool half = place.type != WireType::kFloat32;
+  if (residuals != nullptr && half && !AllFit(values, elements, place.type, BestIsa())) return false;
   float* velocity = nullptr;
   if (momentum != 0) {
     velocity = residuals->next_velocity(info.index);

@@ -11,7 +11,7 @@ namespace ps {
 
 // Writes the slice, of which `values` are all elements, to its place in `to`. `residuals`, if any, keeps what is not
 // sent; `momentum` is JoinReply.momentum_correction. False: a value is not finite, or is not once it is rounded; then
-// what is written is no use.
+// what is written is no use. A value that only is too large with what is kept is not: as much as fits is sent of it.
 bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors& to, Residuals* residuals,
                  float momentum);
 

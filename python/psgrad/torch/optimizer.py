@@ -207,7 +207,9 @@ class DistributedOptimizer(Member, WrappingOptimizer):
             return
         if result is not None and result.skipped:
             self._progress.skipped += 1
-            log.warning("step %d: the gradient of %s is not finite: the step was skipped", step, result.skipped)
+            log.warning(
+                "step %d: the gradient of %s %s: the step was skipped", step, result.skipped, result.why_skipped
+            )
         self._passed(step, samples, result, entered)
 
     def empty_step(self) -> None:

@@ -155,6 +155,7 @@ struct ExchangeResult {
   WeightsView view = {};
   // With PushInfo::skip_not_finite: the tensor whose gradient was not finite; empty: all were.
   std::string skipped = {};
+  std::string why_skipped = {};  // What is wrong with it: "is not finite", or why else it cannot be sent.
   // Time spent, in seconds: sending, parked at the servers, receiving. The sum is the exchange's duration from the time
   // its last gradient was ready.
   double push_s = 0;
