@@ -336,7 +336,12 @@ class FakeExchange:
                 self.client.bring(self.weights, pushed=True)
             next_step = self.step + 1
             return FakeResult(
-                server.version, [server.version], [self.answer] if self.answer else [], next_step, skipped=self.skipped, why_skipped="is not finite" * bool(self.skipped)
+                server.version,
+                [server.version],
+                [self.answer] if self.answer else [],
+                next_step,
+                skipped=self.skipped,
+                why_skipped="is not finite" * bool(self.skipped),
             )
 
 
