@@ -341,7 +341,7 @@ class FakeExchange:
                 [self.answer] if self.answer else [],
                 next_step,
                 skipped=self.skipped,
-                why_skipped="is not finite" * bool(self.skipped),
+                why_skipped="is not finite" if self.skipped else "",
             )
 
 
