@@ -194,7 +194,8 @@ void CheckJob(const std::string& device) {
   }
 }
 
-TEST_CASE("A job in 16 bits ends in the same weights over gRPC and shared memory, on one server and on three") {
+TEST_CASE("A job in 16 bits ends in the same weights over gRPC and shared memory, on one server and on three",
+          "[unsanitized]") {
   CheckJob("cpu");
 }
 
