@@ -51,7 +51,8 @@ struct RoundKeepingKernel {
       const uint32_t magnitude = value_bits & 0x7FFFFFFFU;
       const uint32_t largest = (Half::kExponent - 1) | ((value_bits >> 16) & 0x8000U);
       const uint32_t bits = Choose(magnitude >= Half::kTooLarge, largest, Half::Round(value));
-      found |= static_cast<uint32_t>(magnitude >= kFloatInfinity);
+      found |= static_cast<uint32_t>(magnitude >= kFloatInfinity) |
+               static_cast<uint32_t>((std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU) >= Half::kTooLarge);
       Store(bits, rounded, i);
       left[i] = value - Half::Widen(bits);  // Exact, or what does not fit.
     }

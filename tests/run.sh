@@ -94,7 +94,9 @@ build() {
   if [[ $preset == release ]]; then options+=(-DPS_WARNINGS_AS_ERRORS=ON); fi
   # In a fresh folder several sources are compiled at a time, which takes half as long; a folder that somebody works in
   # stays as it was configured.
-  if [[ $preset == release && ! -e build/CMakeCache.txt ]]; then options+=(-DCMAKE_UNITY_BUILD=ON); fi
+  if [[ $preset == release && ! -e build/CMakeCache.txt ]]; then
+    options+=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
+  fi
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi

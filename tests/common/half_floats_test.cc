@@ -158,6 +158,8 @@ TEST_CASE("What is not finite, or is not once it is rounded, is refused wherever
         CHECK(RoundThrough(values.data(), values.size(), each.type, out.data(), isa) == each.finite);
         CHECK(AllFit(values.data(), values.size(), each.type, isa) == each.finite);
         CHECK(RoundHalfKeeping(values.data(), zeros.data(), values.size(), each.type, rounded.data() + 1, out.data(),
+                               isa) == each.finite);
+        CHECK(RoundHalfKeeping(zeros.data(), values.data(), values.size(), each.type, rounded.data() + 1, out.data(),
                                isa) == std::isfinite(each.value));
       }
     }
@@ -180,7 +182,7 @@ TEST_CASE("A sum that is too large is rounded to the largest number of its sign,
         values[3] = sign * most;
         residual[3] = sign * (too_large - most);
         values[33] = residual[33] = sign * most / 2;
-        values[34] = sign * (is_bfloat16 ? most : 3.0F * 65504.0F);
+        residual[34] = sign * (is_bfloat16 ? most : 3.0F * 65504.0F);
         std::vector<uint8_t> rounded(2 * values.size());
         std::vector<float> left(values.size());
         std::vector<float> sent(values.size());
@@ -192,8 +194,8 @@ TEST_CASE("A sum that is too large is rounded to the largest number of its sign,
         CHECK(sent[33] == sign * most);
         CHECK(left[33] == 0);
         CHECK(sent[34] == sign * most);
-        CHECK(left[34] == values[34] - sent[34]);
-        values[34] = residual[34] = sign * largest;
+        CHECK(left[34] == values[34] + residual[34] - sent[34]);
+        values[34] = residual[34] = sign * (is_bfloat16 ? most : largest);
         CHECK_FALSE(
             RoundHalfKeeping(values.data(), residual.data(), values.size(), type, rounded.data(), left.data(), isa));
       }

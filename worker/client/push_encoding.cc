@@ -40,6 +40,17 @@ bool EncodeWhole(const float* values, const SliceInfo& info, const ModelMemory::
                           BestIsa());
 }
 
+// All elements of a sum; what is not sent of it is left there.
+bool EncodeSum(size_t elements, const ModelMemory::Place& place, uint8_t* to, float* left) {
+  const std::vector<float> nothing(elements, 0.0F);
+  if (place.type != WireType::kFloat32) {
+    return RoundHalfKeeping(nothing.data(), left, elements, place.type, to, left, BestIsa());
+  }
+  std::memcpy(to, left, elements * sizeof(float));
+  std::fill_n(left, elements, 0.0F);
+  return AllFinite(reinterpret_cast<const float*>(to), elements, BestIsa());
+}
+
 // These elements of what is left; they are not left any more, but for what rounding takes away.
 bool SendPositions(const std::vector<uint16_t>& positions, const ModelMemory::Place& place, uint8_t* to, float* left) {
   std::memcpy(to, positions.data(), place.positions);
@@ -52,7 +63,7 @@ bool SendPositions(const std::vector<uint16_t>& positions, const ModelMemory::Pl
   }
   const std::vector<float> nothing(sent.size(), 0.0F);
   const bool finite =
-      RoundHalfKeeping(sent.data(), nothing.data(), sent.size(), place.type, values, sent.data(), BestIsa());
+      RoundHalfKeeping(nothing.data(), sent.data(), sent.size(), place.type, values, sent.data(), BestIsa());
   for (size_t i = 0; i < sent.size(); ++i) left[positions[i]] = sent[i];
   return finite;
 }
@@ -67,16 +78,18 @@ bool EncodeSlice(const float* values, const SliceInfo& info, const SharedTensors
   Check(!place.sparse() || residuals != nullptr, "elements that are not sent are kept");
   // What was left of earlier pushes, or their momentum, may make it too large: then it is sent in several pushes.
   const bool half = place.type != WireType::kFloat32;
-  if (residuals != nullptr && half && !AllFit(values, elements, place.type, BestIsa())) return false;
+  const bool adds_up = place.sparse() || momentum != 0;  // Else RoundHalfKeeping looks.
+  if (adds_up && half && !AllFit(values, elements, place.type, BestIsa())) return false;
   float* velocity = nullptr;
   if (momentum != 0) {
     velocity = residuals->next_velocity(info.index);
     RunKernel<MomentumKernel>(BestIsa(), elements, values, residuals->velocity(info.index), momentum, velocity);
     values = velocity;
   }
-  if (!place.sparse()) return EncodeWhole(values, info, place, bytes, residuals);
+  if (!adds_up) return EncodeWhole(values, info, place, bytes, residuals);
   float* const left = residuals->next(info.index);
   RunKernel<AddKernel>(BestIsa(), elements, values, residuals->kept(info.index), left);
+  if (!place.sparse()) return EncodeSum(elements, place, bytes, left);
   if (!AllFinite(left, elements, BestIsa())) return false;
   std::vector<uint16_t> positions(place.positions / sizeof(uint16_t));
   SelectLargest({left, elements}, positions);
