@@ -18,12 +18,12 @@ namespace {
   return half;
 }
 
-// 1, if the value or what it was rounded to is not finite.
+[[gnu::always_inline]] inline uint32_t Magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU; }
+
+// 1, if the value is not finite, or is not once it is rounded.
 template <typename Half>
-[[gnu::always_inline]] inline uint32_t NotFinite(float value, uint32_t rounded) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  return static_cast<uint32_t>((bits & kFloatInfinity) == kFloatInfinity) |
-         static_cast<uint32_t>((rounded & Half::kExponent) == Half::kExponent);
+[[gnu::always_inline]] inline uint32_t TooLarge(float value) {
+  return static_cast<uint32_t>(Magnitude(value) >= Half::kTooLarge);
 }
 
 template <typename Half>
@@ -32,7 +32,7 @@ struct RoundKernel {
     uint32_t found = 0;
     for (size_t i = 0; i < elements; ++i) {
       const uint32_t bits = Half::Round(values[i]);
-      found |= NotFinite<Half>(values[i], bits);
+      found |= TooLarge<Half>(values[i]);
       Store(bits, rounded, i);
     }
     *bad = found;
@@ -47,12 +47,10 @@ struct RoundKeepingKernel {
 #pragma omp simd reduction(| : found)
     for (size_t i = 0; i < elements; ++i) {
       const float value = values[i] + residual[i];
-      const auto value_bits = std::bit_cast<uint32_t>(value);
-      const uint32_t magnitude = value_bits & 0x7FFFFFFFU;
-      const uint32_t largest = (Half::kExponent - 1) | ((value_bits >> 16) & 0x8000U);
-      const uint32_t bits = Choose(magnitude >= Half::kTooLarge, largest, Half::Round(value));
-      found |= static_cast<uint32_t>(magnitude >= kFloatInfinity) |
-               static_cast<uint32_t>((std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU) >= Half::kTooLarge);
+      const uint32_t sign = (std::bit_cast<uint32_t>(value) >> 16) & 0x8000U;
+      const uint32_t largest = (Half::kExponent - 1) | sign;
+      const uint32_t bits = Choose(Magnitude(value) >= Half::kTooLarge, largest, Half::Round(value));
+      found |= static_cast<uint32_t>(Magnitude(value) >= kFloatInfinity) | TooLarge<Half>(values[i]);
       Store(bits, rounded, i);
       left[i] = value - Half::Widen(bits);  // Exact, or what does not fit.
     }
@@ -68,7 +66,7 @@ struct RoundThroughKernel {
     for (size_t i = 0; i < elements; ++i) {
       const float value = values[i];
       const uint32_t bits = Half::Round(value);
-      found |= NotFinite<Half>(value, bits);
+      found |= TooLarge<Half>(value);
       rounded[i] = Half::Widen(bits & 0xFFFFU);
     }
     *bad = found;
@@ -98,9 +96,7 @@ struct TooLargeKernel {
   PS_KERNEL void Run(size_t elements, const float* values, uint32_t* bad) {
     uint32_t found = 0;
 #pragma omp simd reduction(| : found)
-    for (size_t i = 0; i < elements; ++i) {
-      found |= static_cast<uint32_t>((std::bit_cast<uint32_t>(values[i]) & 0x7FFFFFFFU) >= Half::kTooLarge);
-    }
+    for (size_t i = 0; i < elements; ++i) found |= TooLarge<Half>(values[i]);
     *bad = found;
   }
 };
