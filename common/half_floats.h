@@ -19,7 +19,8 @@ bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rou
 bool AllFit(const float* values, size_t elements, WireType type, Isa isa);
 
 // The same of values + residual, but where that is finite and too large, the largest number of its sign is written.
-// `left` is what rounding took away of it; it may be `residual`. Returns whether all values fit and all sums are finite.
+// `left` is what rounding took away of it; it may be `residual`. Returns whether all values fit and all sums are
+// finite.
 bool RoundHalfKeeping(const float* values, const float* residual, size_t elements, WireType type, uint8_t* rounded,
                       float* left, Isa isa);
 
