@@ -47,9 +47,12 @@ void Payload::set_positions(std::vector<Piece> positions) {
 }
 
 absl::Status Payload::Unpack() {
+  if (absent_) {
+    return absl::InvalidArgumentError(absl::StrCat(position_bytes_, " bytes of positions, though it is absent"));
+  }
   auto sparse = std::make_shared<SparseValues>();
   const size_t count = position_bytes_ / sizeof(uint16_t);
-  if (position_bytes_ % sizeof(uint16_t) != 0 || bytes_ != count * WireBytes(type_) || absent_) {
+  if (position_bytes_ % sizeof(uint16_t) != 0 || bytes_ != count * WireBytes(type_)) {
     return absl::InvalidArgumentError(
         absl::StrCat(position_bytes_, " bytes of positions for ", bytes_, " bytes of values"));
   }

@@ -24,7 +24,7 @@ constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxAddressBytes = 1024;
 constexpr uint64_t kMaxParked = 1 << 16;
 constexpr uint32_t kMaxCheckpoints = 10000;
-constexpr double kMostTopK = 0.5;  // Beyond, positions would take more than they save.
+constexpr float kMostTopK = 0.5F;  // Beyond, positions would take more than they save.
 
 void CheckAddresses(const ServerOptions& options, Problems& problems) {
   // They are sent to others as protobuf strings.
@@ -66,6 +66,27 @@ void CheckCheckpoints(const ServerOptions& options, Problems& problems) {
   problems.CheckRange("keep_checkpoints", options.keep_checkpoints, 1U, kMaxCheckpoints);
   problems.CheckRange("server_timeout", options.server_timeout, absl::Milliseconds(100), absl::Hours(24));
   problems.CheckRange("cut_timeout", options.cut_timeout, absl::Milliseconds(10), absl::Minutes(10));
+}
+
+// The fraction; 0: all is sent.
+absl::StatusOr<float> ParseTopK(const std::string& text) {
+  if (text == "none") return 0.0F;
+  float fraction = 0;
+  const std::string number = absl::StartsWith(text, "topk:") ? text.substr(5) : "";
+  const bool decimal = number.find_first_not_of("0123456789.e-") == std::string::npos;
+  if (decimal && absl::SimpleAtof(number, &fraction) && fraction * kSliceElements >= 1 && fraction <= kMostTopK) {
+    return fraction;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("--compress=", Printable(text, kMaxNameBytes),
+                                                 ": expected none, or topk:FRACTION with a fraction "
+                                                 "of 1/32768 to ",
+                                                 kMostTopK, " (topk:0.01)"));
+}
+
+// topk:0.010 is topk:0.01.
+std::string CanonicalCompress(const std::string& text) {
+  const float fraction = *ParseTopK(text);
+  return fraction == 0 ? "none" : absl::StrCat("topk:", ExactText(fraction));
 }
 
 void CheckWireFormat(const ServerOptions& options, Problems& problems) {
@@ -122,17 +143,9 @@ ModeOptions ModeOptionsOf(const ServerOptions& options) {
 }
 
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
-  if (text == "none") return 0U;
-  double fraction = 0;
-  const std::string number = absl::StartsWith(text, "topk:") ? text.substr(5) : "";
-  const bool decimal = number.find_first_not_of("0123456789.e-") == std::string::npos;
-  if (decimal && absl::SimpleAtod(number, &fraction) && fraction * kSliceElements >= 1 && fraction <= kMostTopK) {
-    return static_cast<uint32_t>(std::lround(fraction * kSliceElements));
-  }
-  return absl::InvalidArgumentError(absl::StrCat("--compress=", Printable(text, kMaxNameBytes),
-                                                 ": expected none, or topk:FRACTION with a fraction "
-                                                 "of 1/32768 to ",
-                                                 kMostTopK, " (topk:0.01)"));
+  const absl::StatusOr<float> fraction = ParseTopK(text);
+  if (!fraction.ok()) return fraction.status();
+  return static_cast<uint32_t>(std::lround(*fraction * kSliceElements));
 }
 
 absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text) {
@@ -199,7 +212,7 @@ std::map<std::string, std::string> SharedSettings(const ServerOptions& options) 
   settings["wire_dtype"] = options.wire_dtype;
   settings["weights_wire_dtype"] = options.weights_wire_dtype;
   settings["error_feedback"] = WireFormatOf(options).error_feedback ? "true" : "false";
-  settings["compress"] = options.compress;
+  settings["compress"] = CanonicalCompress(options.compress);
   settings["weights_delta"] = options.weights_delta ? "true" : "false";
   settings["momentum_correction"] = ExactText(options.momentum_correction);
   settings["num_shards"] = absl::StrCat(options.num_shards);

@@ -48,6 +48,12 @@ std::optional<std::vector<uint16_t>> ChangeHistory::Since(uint64_t base, size_t 
   return std::nullopt;
 }
 
+uint64_t ChangeHistory::bytes() const {
+  uint64_t positions = 0;
+  for (const auto& update : updates_) positions += update->positions;
+  return positions * sizeof(uint16_t);
+}
+
 std::vector<uint16_t> Union(const std::vector<const std::vector<uint16_t>*>& positions) {
   std::vector<uint16_t> all;
   for (const std::vector<uint16_t>* each : positions) {

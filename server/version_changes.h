@@ -34,6 +34,9 @@ class ChangeHistory {
   // What has changed in this slice since version `base`, up to the newest. Nothing: it is not known.
   std::optional<std::vector<uint16_t>> Since(uint64_t base, size_t local) const;
 
+  // Of the positions that are kept.
+  uint64_t bytes() const;
+
  private:
   std::vector<std::shared_ptr<const VersionChanges>> updates_;  // Ascending.
 };

@@ -156,6 +156,7 @@ def check_refusals(worker, options):
     refused(worker, pb.Slice(**one, positions=b"\0"), "bytes of positions for")
     refused(worker, pb.Slice(**one, positions=b"\0\0\1\0"), "bytes of positions for")
     refused(worker, pb.Slice(index=index, values=bytes(2 * width), type=kind, positions=b"\5\0\5\0"), "do not ascend")
+    refused(worker, pb.Slice(index=index, absent=True, type=kind, positions=b"\5\0"), "though it is absent")
     refused(worker, pb.Slice(**one, positions=int(n - 1 + (n < 65535)).to_bytes(2, "little")), f"it has {n} elements")
     many = np.arange(2000, dtype="<u2")
     refused(worker, pb.Slice(index=index, values=bytes(2000 * width), type=kind, positions=many.tobytes()), "expected 1 to")

@@ -248,5 +248,18 @@ TEST_CASE("Servers of a job must share what their mode uses, and nothing else of
   CHECK(settings.count("local_steps") == 0);
 }
 
+TEST_CASE("Servers of a job must share the fraction that pushes carry, however it is written") {
+  const auto compress = [](const std::string& text) {
+    ServerOptions options;
+    options.compress = text;
+    return SharedSettings(options).at("compress");
+  };
+  for (const char* same : {"topk:0.01", "topk:0.010", "topk:.01", "topk:1e-2", "topk:00.01"}) {
+    CHECK(compress(same) == "topk:0.01");
+  }
+  CHECK(compress("topk:0.011") == "topk:0.011");
+  CHECK(compress("none") == "none");
+}
+
 }  // namespace
 }  // namespace ps

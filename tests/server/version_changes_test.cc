@@ -76,6 +76,7 @@ std::shared_ptr<Push> SparsePush(const Positions& positions, float value) {
 
 TEST_CASE("Versions that were made in one pass have changed together what all their pushes have") {
   UpdaterBench bench({.mode = {.name = "asp"}, .layout = {{"w", {20}}}, .keeps_changes = true});
+  const uint64_t weights = bench.parameters_.bytes();
   const auto commit = [&](const Positions& positions) {
     bench.updater_.Commit({SparsePush(positions, 1)}, bench.now_);
   };
@@ -84,6 +85,7 @@ TEST_CASE("Versions that were made in one pass have changed together what all th
     bench.Work();
     CHECK(bench.Ended() == UpdaterBench::Outcome::kPublished);
   }
+  CHECK(bench.parameters_.bytes() == weights + 2 * sizeof(uint16_t));  // Positions 0 and 19.
   commit({1, 7});
   commit({1, 3, 8});
   commit({2, 3});
@@ -113,6 +115,7 @@ TEST_CASE("A history has a limit of updates, and one of positions, but always th
   history = ChangeHistory::With(history.get(), Update(101, 102, many), kElements);
   CHECK(history->Since(101, 0) == many);
   CHECK_FALSE(history->Since(100, 0).has_value());  // Both would be more than the elements.
+  CHECK(history->bytes() == 2 * many.size());
 }
 
 }  // namespace version_changes_test

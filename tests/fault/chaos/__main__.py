@@ -40,17 +40,17 @@ class Expected:
     """What jobs without events come to, where the weights do not depend on the moment."""
 
     def __init__(self):
-        self._of_mode = {}
+        self._of_form = {}
 
     def of(self, plan):
-        if plan.mode != "bsp" or plan.on_loss != "wait":
+        if plan.mode != "bsp" or plan.on_loss != "wait" or plan.form not in plans.WHOLE:
             return None
-        if plan.mode not in self._of_mode:
+        if plan.form not in self._of_form:
             outcome = runs.run(plan.undisturbed())
             if outcome.found:
                 raise SystemExit(f"chaos: a run without events failed: {outcome.found}")
-            self._of_mode[plan.mode] = outcome
-        return self._of_mode[plan.mode]
+            self._of_form[plan.form] = outcome
+        return self._of_form[plan.form]
 
 
 def keep(folder, plan, outcome):
@@ -77,7 +77,8 @@ def show(plan, outcome, seconds):
     events = ", ".join(f"{event.what} {event.target}" for event in plan.events)
     came = f"{outcome.happened} of {len(plan.events)} events{outcome.compared}"
     counted = "".join(f", {count} {what}" for what, count in outcome.counted.items() if count > 0)
-    print(f"seed {plan.seed}: {plan.mode}, {plan.on_loss}, {seconds:.1f} s, {came}{counted}: {events}", flush=True)
+    job = f"{plan.mode}, {plan.on_loss}, {plan.form}"
+    print(f"seed {plan.seed}: {job}, {seconds:.1f} s, {came}{counted}: {events}", flush=True)
     for text in outcome.found[:SHOWN]:
         print(f"    {text}", flush=True)
     if len(outcome.found) > SHOWN:

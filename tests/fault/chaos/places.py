@@ -5,11 +5,10 @@ import signal
 
 import plan as plans
 from clock import WallClock
-from job import BIN, MODE_FLAGS, MODEL, Program
+from job import BIN, MODEL, Program
 
 LEARNING_RATE = "0.05"
 SERVER_FLAGS = [
-    "--optimizer=momentum",
     f"--learning_rate={LEARNING_RATE}",
     f"--num_workers={plans.WORKERS}",
     f"--num_shards={plans.SHARDS}",
@@ -52,9 +51,8 @@ class Server(Place):
 
     def start(self):
         run = self._run
-        arguments = [f"--listen={self.address}", f"--shard={self.shard}", f"--mode={run.plan.mode}"]
+        arguments = [f"--listen={self.address}", f"--shard={self.shard}", *SERVER_FLAGS, *run.plan.server_flags()]
         arguments += [f"--on_worker_loss={run.plan.on_loss}", f"--checkpoint_dir={run.folder}/checkpoints"]
-        arguments += [*SERVER_FLAGS, *MODE_FLAGS[run.plan.mode]]
         arguments += ["--replacement_timeout=20s"] if run.plan.on_loss == "wait" else []
         if self.shard > 0:
             arguments += [f"--chief={run.links['follow'].address}", f"--advertise={run.links['shard-1'].address}"]

@@ -22,6 +22,18 @@ JUMP_S = (0.5, 6 * 3600)  # Of a wall clock.
 # Backwards it is less. The timers of Debian 12's gRPC wait, through Abseil, until a time of the wall clock, and stand
 # still until it has come: a program whose clock goes back by an hour opens no lost connection again for that hour.
 BACK_S = (0.3, 1.0)
+# How a job sends pushes and weights, and how likely that is.
+HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
+FORMS = {
+    "float32": [],
+    "bfloat16": HALF,
+    "float16, kept": ["--wire_dtype=float16", "--weights_wire_dtype=float16", "--error_feedback"],
+    "top-k": ["--compress=topk:0.1"],
+    "top-k, bfloat16": ["--compress=topk:0.05", *HALF],
+}
+FORM_WEIGHTS = [4, 2, 1, 1, 2]
+# Of these pushes are all of their gradients: nothing is kept for a later one, which a rollback or a loss would change.
+WHOLE = ["float32", "bfloat16"]
 # The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.
 CHIEF_UNREACHABLE_S = 0.3
 
@@ -46,6 +58,15 @@ class Plan:
     shared_memory: list[bool]  # Of each worker: its data may go through shared memory.
     events: list[Event]
     doubled: list[str] = dataclasses.field(default_factory=list)  # Links some of whose calls are made twice (relay.py).
+    form: str = "float32"  # Of FORMS.
+
+    def server_flags(self):
+        """Of the job's mode, and of how it sends pushes and weights."""
+        flags = [f"--mode={self.mode}", *MODE_FLAGS[self.mode], *FORMS[self.form]]
+        # Where some elements are sent only, workers of modes that push gradients apply momentum.
+        if not self.form.startswith("top-k") or self.mode in ("local_sgd", "easgd"):
+            return [*flags, "--optimizer=momentum"]
+        return [*flags, "--optimizer=sgd", "--momentum_correction=0.9", "--weights_delta"]
 
     def text(self):
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -71,7 +92,8 @@ def make(seed, mode=None):
     times = sorted(chance.uniform(0, LASTS_S) for _ in range(chance.randint(*EVENTS)))
     events = [_event(chance, at_s, on_loss) for at_s in times]
     doubled = [name for name in LINKS if name != "follow" and chance.random() < 0.3] if chance.random() < 0.5 else []
-    return Plan(seed, mode or drawn, on_loss, shared, _few_lost_at_once(events), doubled)
+    form = chance.choices(list(FORMS), weights=FORM_WEIGHTS)[0]
+    return Plan(seed, mode or drawn, on_loss, shared, _few_lost_at_once(events), doubled, form)
 
 
 def _event(chance, at_s, on_loss):
