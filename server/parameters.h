@@ -162,9 +162,7 @@ class Parameters {
   // Up to the current version.
   const SkippedUpdates& skipped() const { return skipped_; }
   // Of all weights and state that exist now, and of what is kept of how the weights have changed.
-  uint64_t bytes() const {
-    return weights_.bytes() + state_.bytes() + (history_ == nullptr ? 0 : history_->bytes());
-  }
+  uint64_t bytes() const { return weights_.bytes() + state_.bytes() + (history_ == nullptr ? 0 : history_->bytes()); }
   // What an update waits for that finds no buffer.
   std::string DescribeReaders(TimePoint now) const;
 

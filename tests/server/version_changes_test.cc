@@ -76,7 +76,7 @@ std::shared_ptr<Push> SparsePush(const Positions& positions, float value) {
 
 TEST_CASE("Versions that were made in one pass have changed together what all their pushes have") {
   UpdaterBench bench({.mode = {.name = "asp"}, .layout = {{"w", {20}}}, .keeps_changes = true});
-  const uint64_t weights = bench.parameters_.bytes();
+  const uint64_t without = bench.parameters_.bytes();
   const auto commit = [&](const Positions& positions) {
     bench.updater_.Commit({SparsePush(positions, 1)}, bench.now_);
   };
@@ -85,7 +85,7 @@ TEST_CASE("Versions that were made in one pass have changed together what all th
     bench.Work();
     CHECK(bench.Ended() == UpdaterBench::Outcome::kPublished);
   }
-  CHECK(bench.parameters_.bytes() == weights + 2 * sizeof(uint16_t));  // Positions 0 and 19.
+  CHECK(bench.parameters_.bytes() == without + 2 * sizeof(uint16_t));  // Positions 0 and 19.
   commit({1, 7});
   commit({1, 3, 8});
   commit({2, 3});
