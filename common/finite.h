@@ -5,18 +5,18 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/float_bits.h"
 #include "common/simd.h"
 
 namespace ps {
 
-// A float is infinite or not a number if all bits of its exponent are set (IEEE 754).
 struct NotFiniteKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* values, uint32_t* found) {
     uint32_t bad = 0;
     for (size_t i = 0; i < elements; ++i) {
-      uint32_t bits;
-      std::memcpy(&bits, values + i * sizeof(bits), sizeof(bits));
-      bad |= static_cast<uint32_t>((bits & 0x7F800000U) == 0x7F800000U);
+      float value;
+      std::memcpy(&value, values + i * sizeof(value), sizeof(value));
+      bad |= static_cast<uint32_t>(MagnitudeBits(value) >= kFloatInfinity);
     }
     *found = bad;
   }

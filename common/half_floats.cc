@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "common/float_bits.h"
 #include "common/half_kernels.h"
 
 namespace ps {
@@ -18,12 +19,10 @@ namespace {
   return half;
 }
 
-[[gnu::always_inline]] inline uint32_t Magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU; }
-
 // 1, if the value is not finite, or is not once it is rounded.
 template <typename Half>
 [[gnu::always_inline]] inline uint32_t TooLarge(float value) {
-  return static_cast<uint32_t>(Magnitude(value) >= Half::kTooLarge);
+  return static_cast<uint32_t>(MagnitudeBits(value) >= Half::kTooLarge);
 }
 
 template <typename Half>
@@ -49,8 +48,8 @@ struct RoundKeepingKernel {
       const float value = values[i] + residual[i];
       const uint32_t sign = (std::bit_cast<uint32_t>(value) >> 16) & 0x8000U;
       const uint32_t largest = (Half::kExponent - 1) | sign;
-      const uint32_t bits = Choose(Magnitude(value) >= Half::kTooLarge, largest, Half::Round(value));
-      found |= static_cast<uint32_t>(Magnitude(value) >= kFloatInfinity) | TooLarge<Half>(values[i]);
+      const uint32_t bits = Choose(MagnitudeBits(value) >= Half::kTooLarge, largest, Half::Round(value));
+      found |= static_cast<uint32_t>(MagnitudeBits(value) >= kFloatInfinity) | TooLarge<Half>(values[i]);
       Store(bits, rounded, i);
       left[i] = value - Half::Widen(bits);  // Exact, or what does not fit.
     }

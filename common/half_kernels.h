@@ -4,11 +4,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "common/float_bits.h"
 #include "common/simd.h"
 
 namespace ps {
-
-inline constexpr uint32_t kFloatInfinity = 0x7F800000U;  // Its exponent is all ones, as is that of NaN.
 
 // `a` where the condition holds, else `b`. Of a conditional expression compilers make a jump around floating-point
 // operations, which they do not vectorise.
@@ -34,7 +33,7 @@ struct Float16 {
 
   PS_KERNEL uint32_t Round(float value) {
     const auto bits = std::bit_cast<uint32_t>(value);
-    const uint32_t magnitude = bits & 0x7FFFFFFFU;
+    const uint32_t magnitude = MagnitudeBits(value);
     // 112 less in the exponent, 13 bits fewer after the point.
     const uint32_t normal = (magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13;
     // Below 2^-14 the last bit is worth 2^-24, as it is of floats from 0.5 on: adding 0.5 rounds there.

@@ -1,29 +1,27 @@
 #include "common/top_k.h"
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <vector>
 
+#include "common/float_bits.h"
+
 namespace ps {
 namespace {
-
-// Of finite floats it grows with the magnitude.
-uint32_t Magnitude(float value) { return std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU; }
 
 constexpr int kBinShift = 20;  // An exponent, and three bits after the point.
 
 // The magnitude of the k-th largest, by the bin that it falls into, and then among those in it.
 uint32_t KthLargest(std::span<const float> values, size_t k) {
   std::vector<uint32_t> bins(1U << (31 - kBinShift), 0);
-  for (const float value : values) ++bins[Magnitude(value) >> kBinShift];
+  for (const float value : values) ++bins[MagnitudeBits(value) >> kBinShift];
   size_t bin = bins.size() - 1;
   size_t above = 0;
   for (; above + bins[bin] < k; --bin) above += bins[bin];
   std::vector<uint32_t> inside;
   inside.reserve(bins[bin]);
   for (const float value : values) {
-    if (Magnitude(value) >> kBinShift == bin) inside.push_back(Magnitude(value));
+    if (MagnitudeBits(value) >> kBinShift == bin) inside.push_back(MagnitudeBits(value));
   }
   const auto kth = inside.begin() + static_cast<std::ptrdiff_t>(k - above - 1);
   std::nth_element(inside.begin(), kth, inside.end(), std::greater<>());
@@ -36,11 +34,11 @@ void SelectLargest(std::span<const float> values, std::span<uint16_t> positions)
   if (positions.empty()) return;
   const uint32_t least = KthLargest(values, positions.size());
   size_t larger = 0;
-  for (const float value : values) larger += Magnitude(value) > least ? 1 : 0;
+  for (const float value : values) larger += MagnitudeBits(value) > least ? 1 : 0;
   size_t equal = positions.size() - larger;  // That are taken.
   size_t next = 0;
   for (size_t i = 0; next < positions.size(); ++i) {
-    const uint32_t magnitude = Magnitude(values[i]);
+    const uint32_t magnitude = MagnitudeBits(values[i]);
     if (magnitude < least || (magnitude == least && equal == 0)) continue;
     if (magnitude == least) --equal;
     positions[next++] = static_cast<uint16_t>(i);

@@ -28,8 +28,8 @@ std::string Choices(const std::string& optimizer, bool running) {
 }
 
 // `running`: they are to change while the job runs.
-absl::StatusOr<HyperparameterValues> Check(const HyperparameterMessages& messages, const std::string& optimizer,
-                                           bool running) {
+absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& messages, const std::string& optimizer,
+                                              bool running) {
   Problems problems;
   problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
   problems.Check(messages.size() <= kMaxValues, absl::StrCat("expected at most ", kMaxValues, " values"));
@@ -57,12 +57,12 @@ absl::StatusOr<HyperparameterValues> Check(const HyperparameterMessages& message
 }  // namespace
 
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer) {
-  return Check(messages, optimizer, /*running=*/true);
+  return ValuesOf(messages, optimizer, /*running=*/true);
 }
 
 absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
                                                         const std::string& optimizer) {
-  return Check(messages, optimizer, /*running=*/false);
+  return ValuesOf(messages, optimizer, /*running=*/false);
 }
 
 HyperparameterValues FromProto(const HyperparameterMessages& messages) {

@@ -39,6 +39,15 @@ done
 # Without it, ccache does not keep what is compiled with precompiled headers.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 
+# Several sources are compiled at a time, which takes half as long. GCC takes up to 4 GiB of memory for 48 of them, if it
+# need not collect its garbage, and less time again.
+at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
+if $all && (($(awk '/^MemTotal:/ {print int($2 / 1024 / 1024)}' /proc/meminfo) >= 4 * $(nproc))); then
+  at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=48
+             -DCMAKE_CXX_FLAGS="--param ggc-min-expand=1000 --param ggc-min-heapsize=2000000")
+fi
+readonly at_a_time
+
 passed=0 failed=0 skipped=0 phase_pid=
 # stop STATUS: ends the phase that runs, with all that it started.
 stop() {
@@ -92,11 +101,10 @@ build() {
   local preset=$1 options=(-DPS_BUILD_TESTS=ON)
   # GCC warns of what is not there in code that it has instrumented.
   if [[ $preset == release ]]; then options+=(-DPS_WARNINGS_AS_ERRORS=ON); fi
-  # In a fresh folder several sources are compiled at a time, which takes half as long; a folder that somebody works in
-  # stays as it was configured.
-  if [[ $preset == release && ! -e build/CMakeCache.txt ]]; then
-    options+=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
-  fi
+  # A folder that somebody works in stays as it was configured.
+  local folder=build
+  if [[ $preset != release ]]; then folder=build-$preset; fi
+  if [[ ! -e $folder/CMakeCache.txt ]]; then options+=("${at_a_time[@]}"); fi
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
@@ -224,9 +232,9 @@ PYTHON
 # hides a source that does not include what it uses, and leaves the static analyzer, which takes half of the time, with
 # nothing to do: both are for --full.
 analyse() {
-  local unity=ON options=()
+  local unity=("${at_a_time[@]}" -DCMAKE_CXX_FLAGS=) options=()
   if $full; then
-    unity=OFF
+    unity=(-DCMAKE_UNITY_BUILD=OFF)
   else
     options=(--header-filter='/(common|server|worker|tests)/[^:]*\.(h|cuh|cc)$'
              --checks='-clang-analyzer-*,-bugprone-suspicious-include')
@@ -236,7 +244,7 @@ analyse() {
     skipped=$((skipped + 1))
   # Without precompiled headers, which are GCC's.
   elif phase "analysis: configure" 300 cmake --preset release -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF \
-    -DCMAKE_UNITY_BUILD=$unity -DCMAKE_UNITY_BUILD_BATCH_SIZE=16 &&
+    "${unity[@]}" &&
     phase "analysis: generate" 300 cmake --build build-analysis --target ps_proto --parallel "$(nproc)"; then
     compiled_sources build-analysis >"$logs/sources"
     # The compile commands are GCC's; what only GCC knows is no finding.
@@ -247,6 +255,9 @@ analyse() {
     tail -n 40 "$log"
     failed=$((failed + 1))
   fi
+}
+
+check_format() {
   if ! command -v clang-format >/dev/null; then
     echo "skipped: clang-format: it is not installed"
     skipped=$((skipped + 1))
@@ -272,6 +283,7 @@ if ! phase "install" 2400 "${install[@]}"; then
   failed=1
   finish || exit 1
 fi
+if $all; then check_format; fi
 if build release; then
   run_tests release build
   if $python; then run_python; fi

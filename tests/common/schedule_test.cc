@@ -11,7 +11,7 @@ namespace {
 
 using Kind = Schedule::Kind;
 
-bool Near(double a, double b) { return std::abs(a - b) < 1e-12; }
+bool Close(double a, double b) { return std::abs(a - b) < 1e-12; }
 
 std::string ProblemsOf(const ScheduleOptions& options) {
   Problems problems;
@@ -39,10 +39,10 @@ TEST_CASE("At the end of each epoch the factors are those that PyTorch's schedul
       by_polynomial *= std::pow((1.0 - 1.0 * epoch / epochs) / (1.0 - 1.0 * (epoch - 1) / epochs), 2);
     }
     CAPTURE(epoch);
-    CHECK(Near(step.Factor(position), by_step));
-    CHECK(Near(cosine.Factor(position), by_cosine));
-    CHECK(Near(linear.Factor(position), by_linear));
-    CHECK(Near(polynomial.Factor(position), by_polynomial));
+    CHECK(Close(step.Factor(position), by_step));
+    CHECK(Close(cosine.Factor(position), by_cosine));
+    CHECK(Close(linear.Factor(position), by_linear));
+    CHECK(Close(polynomial.Factor(position), by_polynomial));
     CHECK(Schedule().Factor(position) == 1);
   }
 }
@@ -50,13 +50,13 @@ TEST_CASE("At the end of each epoch the factors are those that PyTorch's schedul
 TEST_CASE("Between the ends of epochs the factor goes on with every sample, and steps fall where they are due") {
   const Schedule cosine = {.kind = Kind::kCosine, .length = 8};
   CHECK(cosine.Factor(0) == 1);
-  CHECK(Near(cosine.Factor(2), (1 + std::sqrt(0.5)) / 2));
-  CHECK(Near(cosine.Factor(4), 0.5));
+  CHECK(Close(cosine.Factor(2), (1 + std::sqrt(0.5)) / 2));
+  CHECK(Close(cosine.Factor(4), 0.5));
   const Schedule step = {.kind = Kind::kStep, .step = 5, .gamma = 0.1};
   CHECK(step.Factor(4) == 1);
-  CHECK(Near(step.Factor(5), 0.1));
-  CHECK(Near(step.Factor(9), 0.1));
-  CHECK(Near(step.Factor(10), 0.01));
+  CHECK(Close(step.Factor(5), 0.1));
+  CHECK(Close(step.Factor(9), 0.1));
+  CHECK(Close(step.Factor(10), 0.01));
 }
 
 TEST_CASE("A decay ends at its length, and stays there") {
@@ -80,7 +80,7 @@ TEST_CASE("Before any schedule the warm-up rises linearly from 0 to 1, and decay
     CHECK(schedule.Factor(39) == 39.0 / 40);
     CHECK(schedule.Factor(40) == 1);
   }
-  CHECK(Near(Schedule{.kind = Kind::kLinear, .warmup = 40, .length = 140}.Factor(90), 0.5));
+  CHECK(Close(Schedule{.kind = Kind::kLinear, .warmup = 40, .length = 140}.Factor(90), 0.5));
   // Steps are counted from the beginning.
   CHECK(Schedule{.kind = Kind::kStep, .warmup = 40, .step = 100, .gamma = 0.5}.Factor(99) == 1);
   CHECK(Schedule{.kind = Kind::kStep, .warmup = 40, .step = 100, .gamma = 0.5}.Factor(100) == 0.5);
