@@ -46,8 +46,8 @@ class Payload {
   // Elements of these positions only; see ps.proto, Slice.
   void set_positions(std::vector<Piece> positions);
   // Where it has some: reads both, once, into memory of its own, after which sparse() is not null and nothing else of
-  // the payload is kept. INVALID_ARGUMENT, without a slice or tensor, unless they are as many as the values and ascend,
-  // or if it is absent.
+  // the payload is kept. INVALID_ARGUMENT, without a slice or tensor, if it is absent, or they are not as many as the
+  // values, or do not ascend.
   bool has_positions() const { return position_bytes_ > 0; }
   absl::Status Unpack();
   const std::shared_ptr<const SparseValues>& sparse() const { return sparse_; }

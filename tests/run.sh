@@ -39,12 +39,15 @@ done
 # Without it, ccache does not keep what is compiled with precompiled headers.
 export CCACHE_SLOPPINESS=pch_defines,time_macros
 
-# Several sources are compiled at a time, which takes half as long. GCC takes up to 4 GiB of memory for 48 of them, if it
-# need not collect its garbage, and less time again.
+# Several sources are compiled at a time, which takes half as long. On few processors 48 take less time again, and so does
+# a GCC that need not collect its garbage: it takes up to 4 GiB of memory for them.
 at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
-if $all && (($(awk '/^MemTotal:/ {print int($2 / 1024 / 1024)}' /proc/meminfo) >= 4 * $(nproc))); then
+memory_kib=$(awk '/^MemTotal:/ {print $2}' /proc/meminfo)
+limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)  # Of a container.
+if [[ $limit =~ ^[0-9]+$ ]] && ((limit / 1024 < memory_kib)); then memory_kib=$((limit / 1024)); fi
+if $all && [[ -z ${CXX:-} ]] && (($(nproc) <= 4 && memory_kib >= 4 * 1024 * 1024 * $(nproc))); then
   at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=48
-             -DCMAKE_CXX_FLAGS="--param ggc-min-expand=1000 --param ggc-min-heapsize=2000000")
+             -DCMAKE_CXX_FLAGS="${CXXFLAGS:-} --param ggc-min-expand=1000 --param ggc-min-heapsize=2000000")
 fi
 readonly at_a_time
 
@@ -101,10 +104,8 @@ build() {
   local preset=$1 options=(-DPS_BUILD_TESTS=ON)
   # GCC warns of what is not there in code that it has instrumented.
   if [[ $preset == release ]]; then options+=(-DPS_WARNINGS_AS_ERRORS=ON); fi
-  # A folder that somebody works in stays as it was configured.
-  local folder=build
-  if [[ $preset != release ]]; then folder=build-$preset; fi
-  if [[ ! -e $folder/CMakeCache.txt ]]; then options+=("${at_a_time[@]}"); fi
+  # The folder that somebody works in stays as it was configured.
+  if [[ $preset != release || ! -e build/CMakeCache.txt ]]; then options+=("${at_a_time[@]}"); fi
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi

@@ -24,6 +24,7 @@ MODE_FLAGS = {
     "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
     "easgd": [f"--local_steps={LOCAL_STEPS}"],
 }
+HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
 MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8"]
 
 

@@ -10,11 +10,10 @@ import re
 import sys
 import time
 
-from job import LOCAL_STEPS, MODE_FLAGS, Job, undisturbed, wait_until
+from job import HALF, LOCAL_STEPS, MODE_FLAGS, Job, undisturbed, wait_until
 
 WORKERS, STEPS, BATCH = 4, 240, 8
 RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 3, "easgd": 3}  # Twenty in all.
-HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
 MOMENTS = ["before the first checkpoint", "while training", "while finishing"]
 
 

@@ -109,6 +109,7 @@ TEST_CASE("A history has a limit of updates, and one of positions, but always th
   }
   CHECK(history->Since(100 - 64, 0).has_value());
   CHECK_FALSE(history->Since(100 - 65, 0).has_value());
+  CHECK(history->bytes() == 64 * sizeof(uint16_t));
   Positions many(600);
   for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<uint16_t>(i);
   history = ChangeHistory::With(history.get(), Update(100, 101, many), kElements);

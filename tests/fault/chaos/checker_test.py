@@ -131,6 +131,13 @@ class PlanTest(unittest.TestCase):
             assert plan == plans.read(plan.text())
             assert plan.events
 
+    def test_of_the_twenty_seeds_all_runs_in_bsp_are_compared_and_every_form_is_among_the_others(self):
+        made = [plans.make(seed) for seed in range(1, 21)]
+        for plan in made:
+            if plan.mode == "bsp":
+                assert plan.form in plans.WHOLE if plan.on_loss == "wait" else plan.form == "float32", plan.seed
+        assert {plan.form for plan in made} == set(plans.FORMS)
+
 
 if __name__ == "__main__":
     unittest.main(argv=["checker_test"])

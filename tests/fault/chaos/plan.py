@@ -5,7 +5,7 @@ import json
 import math
 import random
 
-from job import LOCAL_STEPS, MODE_FLAGS
+from job import HALF, LOCAL_STEPS, MODE_FLAGS
 
 MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
@@ -23,7 +23,6 @@ JUMP_S = (0.5, 6 * 3600)  # Of a wall clock.
 # still until it has come: a program whose clock goes back by an hour opens no lost connection again for that hour.
 BACK_S = (0.3, 1.0)
 # How a job sends pushes and weights, and how likely that is.
-HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
 FORMS = {
     "float32": [],
     "bfloat16": HALF,
@@ -34,6 +33,7 @@ FORMS = {
 FORM_WEIGHTS = [4, 2, 1, 1, 2]
 # Of these pushes are all of their gradients: nothing is kept for a later one, which a rollback or a loss would change.
 WHOLE = ["float32", "bfloat16"]
+ANY_FORM = 4  # One in so many of bsp's runs has any; the others one whose weights are compared (weights.py).
 # The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.
 CHIEF_UNREACHABLE_S = 0.3
 
@@ -63,10 +63,11 @@ class Plan:
     def server_flags(self):
         """Of the job's mode, and of how it sends pushes and weights."""
         flags = [f"--mode={self.mode}", *MODE_FLAGS[self.mode], *FORMS[self.form]]
-        # Where some elements are sent only, workers of modes that push gradients apply momentum.
+        # Where only some elements of gradients are sent, workers apply momentum.
         if not self.form.startswith("top-k") or self.mode in ("local_sgd", "easgd"):
             return [*flags, "--optimizer=momentum"]
-        return [*flags, "--optimizer=sgd", "--momentum_correction=0.9", "--weights_delta"]
+        delta = ["--weights_delta"] if self.form == "top-k, bfloat16" else []
+        return [*flags, "--optimizer=sgd", "--momentum_correction=0.9", *delta]
 
     def text(self):
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -92,8 +93,15 @@ def make(seed, mode=None):
     times = sorted(chance.uniform(0, LASTS_S) for _ in range(chance.randint(*EVENTS)))
     events = [_event(chance, at_s, on_loss) for at_s in times]
     doubled = [name for name in LINKS if name != "follow" and chance.random() < 0.3] if chance.random() < 0.5 else []
-    form = chance.choices(list(FORMS), weights=FORM_WEIGHTS)[0]
-    return Plan(seed, mode or drawn, on_loss, shared, _few_lost_at_once(events), doubled, form)
+    mode = mode or drawn
+    form = _form(chance, seed, mode, on_loss)
+    return Plan(seed, mode, on_loss, shared, _few_lost_at_once(events), doubled, form)
+
+
+def _form(chance, seed, mode, on_loss):
+    if mode == "bsp" and seed // len(MODES) % ANY_FORM > 0:
+        return chance.choice(WHOLE) if on_loss == "wait" else "float32"
+    return chance.choices(list(FORMS), weights=FORM_WEIGHTS)[0]
 
 
 def _event(chance, at_s, on_loss):
