@@ -41,15 +41,14 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros
 
 # Several sources are compiled at a time, which takes half as long. On few processors 48 take less time again, and so does
 # a GCC that need not collect its garbage: it takes up to 4 GiB of memory for them.
-at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
+at_a_time=16 compiler_flags=${CXXFLAGS:-}
 memory_kib=$(awk '/^MemTotal:/ {print $2}' /proc/meminfo)
 limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)  # Of a container.
 if [[ $limit =~ ^[0-9]+$ ]] && ((limit / 1024 < memory_kib)); then memory_kib=$((limit / 1024)); fi
 if $all && [[ -z ${CXX:-} ]] && (($(nproc) <= 4 && memory_kib >= 4 * 1024 * 1024 * $(nproc))); then
-  at_a_time=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=48
-             -DCMAKE_CXX_FLAGS="${CXXFLAGS:-} --param ggc-min-expand=1000 --param ggc-min-heapsize=2000000")
+  at_a_time=48 compiler_flags+=' --param ggc-min-expand=1000 --param ggc-min-heapsize=2000000'
 fi
-readonly at_a_time
+readonly at_a_time compiler_flags
 
 passed=0 failed=0 skipped=0 phase_pid=
 # stop STATUS: ends the phase that runs, with all that it started.
@@ -104,8 +103,13 @@ build() {
   local preset=$1 options=(-DPS_BUILD_TESTS=ON)
   # GCC warns of what is not there in code that it has instrumented.
   if [[ $preset == release ]]; then options+=(-DPS_WARNINGS_AS_ERRORS=ON); fi
-  # The folder that somebody works in stays as it was configured.
-  if [[ $preset != release || ! -e build/CMakeCache.txt ]]; then options+=("${at_a_time[@]}"); fi
+  local together=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_CXX_FLAGS="$compiler_flags")
+  if [[ $preset != release ]]; then
+    options+=("${together[@]}" -DCMAKE_UNITY_BUILD_BATCH_SIZE=$at_a_time)
+  elif [[ ! -e build/CMakeCache.txt ]]; then  # The folder that somebody works in stays as it was configured.
+    # Of more sources, optimised together, GCC 12 gives warnings that are wrong.
+    options+=("${together[@]}" -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
+  fi
   if command -v ccache >/dev/null; then
     options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
   fi
@@ -233,7 +237,7 @@ PYTHON
 # hides a source that does not include what it uses, and leaves the static analyzer, which takes half of the time, with
 # nothing to do: both are for --full.
 analyse() {
-  local unity=("${at_a_time[@]}" -DCMAKE_CXX_FLAGS=) options=()
+  local unity=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=$at_a_time) options=()
   if $full; then
     unity=(-DCMAKE_UNITY_BUILD=OFF)
   else
