@@ -186,7 +186,7 @@ absl::Status AddMpi(const LinkBenchOptions& options, const LabHosts& hosts, std:
   return absl::OkStatus();
 }
 
-absl::Status Measure(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
+absl::Status MeasureLinks(const LinkBenchOptions& options, const LabHosts& hosts, std::vector<LinkRow>& rows) {
   // What ranks add up comes back to them: of that there is no half.
   if (options.delay.count() == 0 && options.op == "push_pull") PS_RETURN_IF_ERROR(AddMpi(options, hosts, rows));
   double best_mpi_s = 0;
@@ -213,7 +213,7 @@ absl::Status RunLinkBench(const LinkBenchOptions& options, std::vector<LinkRow>&
   });
   PS_RETURN_IF_ERROR(hosts.Build());
   std::cerr << "ps_bench: hosts " << hosts.Name(0) << " to " << hosts.Name(2 * options.workers - 1) << std::endl;
-  const absl::Status measured = Measure(options, hosts, rows);
+  const absl::Status measured = MeasureLinks(options, hosts, rows);
   for (LinkRow& row : rows) row.models = row.times.p50_s / OnceSeconds(options);
   return measured;
 }
