@@ -1,36 +1,44 @@
 #!/usr/bin/env bash
 # Runs all checks and benchmarks that need a GPU, and prints a short table of the results.
 #
-#   tests/gpu/run.sh [BIN_FOLDER]      from the project; build/bin by default
-#   ps-gpu/run.sh                      from an unpacked bundle (tests/gpu/bundle.sh)
+#   tests/gpu/run.sh [PART...]         from the project, with the programs in build/bin
+#   ps-gpu/run.sh [PART...]            from an unpacked bundle (tests/gpu/bundle.sh)
 #
+# Parts: checks, sanitizer, bench; all of them by default. BIN=FOLDER is where the programs are.
 # Logs: runs/gpu/ in the current folder. Exit status: 0 if nothing failed, also if everything is skipped for lack of a GPU.
 set -uo pipefail
 
 readonly here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 if [[ -d $here/bin ]]; then
   readonly bin=$here/bin
-  export LD_LIBRARY_PATH=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  readonly libraries=$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   export PS_TEST_DATA_DIR=$here/data/tests PS_DATA_DIR=${PS_DATA_DIR:-$here/data}
 else
-  readonly bin=$(cd "${1:-$here/../../build/bin}" && pwd)
+  readonly bin=$(cd "${BIN:-$here/../../build/bin}" && pwd) libraries=${LD_LIBRARY_PATH:-}
 fi
 readonly logs=$PWD/runs/gpu
 mkdir -p "$logs"
-failed=0 rows=()
+failed=0
+
+# Whether a part was asked for.
+readonly parts=" ${*:-checks sanitizer bench} "
+part() { [[ $parts == *" $1 "* ]]; }
+
+# The bundle's libraries are for its programs alone: Python has its own.
+ours() { LD_LIBRARY_PATH=$libraries "$@"; }
 
 # row NAME RESULT
-row() { rows+=("$(printf '| %-44s | %-44s |' "$1" "$2")"); }
+row() { printf '| %-44s | %-80s |\n' "$1" "$2"; }
 
 # check NAME LIMIT_S COMMAND...: a test; its last non-empty line is the result.
 check() {
   local name=$1 limit=$2 log=$logs/${1//[^a-zA-Z0-9]/-}.log
   shift 2
-  if timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1; then
+  if ours timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1; then
     local ended
     ended=$(grep -v '^ *$' "$log" | tail -n 1)
-    if grep -q '^SKIPPED:' "$log"; then ended="skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"; fi
-    row "$name" "${ended:0:44}"
+    if grep -q '^SKIPPED:' "$log"; then ended="$(grep -c '^SKIPPED:' "$log") skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"; fi
+    row "$name" "${ended:0:80}"
   else
     row "$name" "FAILED, status $?: $log"
     failed=$((failed + 1))
@@ -44,39 +52,32 @@ else
   echo "nvidia-smi was not found"
 fi
 
-check "backend" 300 "$bin/model_test" "GPU:*"
-check "devices" 60 "$bin/model_test" "Workers of a host*"
-check "jobs, and traces of PyTorch and NumPy" 600 "$bin/integration_test" "GPU:*"
+sanitize() {
+  local tool
+  for tool in memcheck racecheck synccheck; do
+    if ! command -v compute-sanitizer >/dev/null; then
+      row "compute-sanitizer $tool" "skipped: it is not installed"
+    elif ! ours compute-sanitizer --tool "$tool" "$bin/model_test" "GPU: samples*" >"$logs/$tool-try.log" 2>&1; then
+      row "compute-sanitizer $tool" "skipped: it does not run on this device"
+    else
+      # An allocation that fails, as a test wants it to, would be an error.
+      check "compute-sanitizer $tool" 600 \
+        compute-sanitizer --tool "$tool" --error-exitcode 99 "$bin/model_test" '"GPU:*"~"GPU: too much*"'
+    fi
+  done
+}
 
-for tool in memcheck racecheck; do
-  if ! command -v compute-sanitizer >/dev/null; then
-    row "compute-sanitizer $tool" "skipped: it is not installed"
-  elif ! compute-sanitizer --tool "$tool" "$bin/ps_bench" --help >"$logs/$tool-try.log" 2>&1; then
-    row "compute-sanitizer $tool" "skipped: it does not run on this device"
-  else
-    check "compute-sanitizer $tool" 600 compute-sanitizer --tool "$tool" --error-exitcode 99 "$bin/model_test" "GPU: a network*"
-  fi
-done
-
-readonly gpu=$("$bin/ps_bench" train --device=cuda --model=mlp:4,4 --workers=1 --steps=2 >/dev/null 2>&1 && echo yes || echo no)
-if [[ $gpu == yes ]]; then
-  check "products, CPU and GPU" 300 "$bin/ps_bench" gemm --device=cpu,cuda
-  check "400-25-10 on the CPU" 60 "$bin/ps_bench" train --model=mlp:400,25,10 --batch_size=5000 --workers=1 --steps=200
-  check "400-25-10 on the GPU" 60 "$bin/ps_bench" train --device=cuda --model=mlp:400,25,10 --batch_size=5000 \
-    --workers=1 --steps=200
-  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | in 16 bits, ms | PyTorch eager, ms | PyTorch with graphs, ms |\n'
-  printf '|-----:|:---------|---------------:|------------------:|------:|---------------:|------------------:|------------------------:|\n'
-  for h in 512 2048 8192; do
-    for math in float32 tf32 bfloat16; do
-      log=$logs/step-$h-$math
-      step=(train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 --workers=1 --steps=200)
-      timeout 300 "$bin/ps_bench" "${step[@]}" >"$log.json" 2>"$log.log" || failed=$((failed + 1))
-      # Gradients are rounded on the card.
-      timeout 300 "$bin/ps_bench" "${step[@]}" --wire_dtype=bfloat16 --weights_wire_dtype=bfloat16 \
-        >"$log-half.json" 2>>"$log.log" || failed=$((failed + 1))
-      timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>>"$log.log" ||
-        echo '{}' >"$log-torch.json"
-      python3 - "$h" "$math" "$log.json" "$log-half.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
+# step H MATH: one row of the table of steps.
+step() {
+  local h=$1 math=$2 log=$logs/step-$1-$2
+  local train=(train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 --workers=1 --steps=200)
+  ours timeout 300 "$bin/ps_bench" "${train[@]}" >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+  # Gradients are rounded on the card.
+  ours timeout 300 "$bin/ps_bench" "${train[@]}" --wire_dtype=bfloat16 --weights_wire_dtype=bfloat16 \
+    >"$log-half.json" 2>>"$log.log" || failed=$((failed + 1))
+  timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>>"$log.log" ||
+    echo '{}' >"$log-torch.json"
+  python3 - "$h" "$math" "$log.json" "$log-half.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
 import json, sys
 h, math, ours, half, torch = sys.argv[1:]
 row = json.load(open(ours))["rows"][0]
@@ -89,13 +90,32 @@ torch = json.load(open(torch))
 of = lambda key: f"{torch[key]:.4f}" if key in torch else "-"
 print(f"| {h:>4} | {math:8} | {alone:14.4f} | {served:17.4f} | {served / alone:5.2f} | {half:>14} | {of('eager_ms'):>17} | {of('graph_ms'):>23} |")
 PYTHON
-    done
-  done
-else
-  row "benchmarks" "skipped: ps_bench finds no GPU"
-fi
+}
 
-printf '\n| %-44s | %-44s |\n|:%s|:%s|\n' check result "$(printf '%045d' 0 | tr 0 -)" "$(printf '%045d' 0 | tr 0 -)"
-printf '%s\n' "${rows[@]}"
+bench() {
+  if ! ours "$bin/ps_bench" train --device=cuda --model=mlp:4,4 --workers=1 --steps=2 >"$logs/try.log" 2>&1; then
+    row "benchmarks" "skipped: ps_bench finds no GPU"
+    return
+  fi
+  check "products, CPU and GPU" 300 "$bin/ps_bench" gemm --device=cpu,cuda
+  check "400-25-10 on the CPU" 60 "$bin/ps_bench" train --model=mlp:400,25,10 --batch_size=5000 --workers=1 --steps=200
+  check "400-25-10 on the GPU" 60 "$bin/ps_bench" train --device=cuda --model=mlp:400,25,10 --batch_size=5000 \
+    --workers=1 --steps=200
+  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | in 16 bits, ms | PyTorch eager, ms | PyTorch with graphs, ms |\n'
+  printf '|-----:|:---------|---------------:|------------------:|------:|---------------:|------------------:|------------------------:|\n'
+  local h math
+  for h in 512 2048 8192; do
+    for math in float32 tf32 bfloat16; do step "$h" "$math"; done
+  done
+}
+
+printf '\n| %-44s | %-80s |\n|:%s|:%s|\n' check result "$(printf '%045d' 0 | tr 0 -)" "$(printf '%081d' 0 | tr 0 -)"
+if part checks; then
+  check "backend" 300 "$bin/model_test" "GPU:*"
+  check "devices" 60 "$bin/model_test" "Workers of a host*"
+  check "jobs, and traces of PyTorch and NumPy" 600 "$bin/integration_test" "GPU:*"
+fi
+if part sanitizer; then sanitize; fi
+if part bench; then bench; fi
 echo "$failed failed"
 ((failed == 0))
