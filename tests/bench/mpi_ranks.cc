@@ -118,7 +118,7 @@ bool Train(bool overlapped, const std::string& model, int64_t batch, int steps, 
   Replica replica((*bench)->network(), ranks, kLearningRate);
   StepHooks hooks;
   if (overlapped) {
-    hooks.gradient_ready = [&](size_t tensor) {
+    hooks.gradient_ready = [&](size_t tensor, bool /*finite*/) {
       replica.Progress();
       replica.Reduce(tensor);
       return absl::OkStatus();

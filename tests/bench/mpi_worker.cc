@@ -85,7 +85,7 @@ class MpiWorker {
     if (!batch.ok()) return batch.status();
     StepHooks hooks;
     if (options_.overlap) {
-      hooks.gradient_ready = [this](size_t tensor) {
+      hooks.gradient_ready = [this](size_t tensor, bool /*finite*/) {
         replica_->Progress();
         replica_->Reduce(tensor);
         return absl::OkStatus();

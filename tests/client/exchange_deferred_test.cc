@@ -191,6 +191,21 @@ TEST_CASE("A push tried again keeps its edition, one that is told anew has a lat
   CHECK(next.call().request.edition > anew);
 }
 
+TEST_CASE("A gradient that its caller has found finite is not looked at again") {
+  for (const bool known : {true, false}) {
+    TestExchange test;
+    TestRequest request = DeferredPushPull();
+    MakeNotFinite(request, 0);  // So that it shows.
+    const auto exchange = test.Begin(request.request);
+    known ? exchange->TensorReadyFinite(0) : exchange->TensorReady(0);
+    CHECK(test.call().cancelled == !known);
+    if (!known) continue;
+    exchange->TensorReady(1);
+    exchange->TensorReady(2);
+    CHECK(test.call().last);
+  }
+}
+
 TEST_CASE("The number of samples that was told already costs nothing") {
   TestExchange test;
   TestRequest request = DeferredPushPull();

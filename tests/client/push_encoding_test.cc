@@ -361,6 +361,25 @@ TEST_CASE("What a worker has rounded is copied where its memory may still be rea
   }
 }
 
+TEST_CASE("What a worker has rounded and found finite is not looked at again, and what the client encodes is") {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (const bool known : {true, false}) {
+    RoundedExchange worker;
+    worker.Write(0, kInfinity);  // So that it shows.
+    worker.exchange = worker.test.Begin(worker.made.request);
+    known ? worker.exchange->TensorReadyFinite(0) : worker.exchange->TensorReady(0);
+    CHECK(worker.test.call().cancelled == !known);
+  }
+  FeedbackExchange worker;
+  TestRequest made(CallKind::kPush);
+  made.gradients[0].back() = kInfinity;
+  made.request.shared = worker.memory;
+  made.request.staged = made.request.encoded = made.request.deferred = true;
+  made.request.residuals = worker.residuals;
+  worker.test.Begin(made.request)->TensorReadyFinite(0);
+  CHECK(worker.test.call().cancelled);
+}
+
 TEST_CASE("A rounded gradient or buffer that is not finite makes the push an empty one, where it may be skipped") {
   for (const uint32_t bad : {0U, 2U, 3U}) {  // Slices of a, b and c.
     CAPTURE(bad);

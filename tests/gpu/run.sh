@@ -67,28 +67,36 @@ sanitize() {
   done
 }
 
+# train LOG H MATH STEPS FLAG...: one worker's steps without and with servers, as JSON.
+train() {
+  local log=$1 h=$2 math=$3 steps=$4
+  shift 4
+  ours timeout 300 "$bin/ps_bench" train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" \
+    --batch_size=256 --workers=1 --steps="$steps" "$@" >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+}
+
 # step H MATH: one row of the table of steps.
 step() {
-  local h=$1 math=$2 log=$logs/step-$1-$2
-  local train=(train --json --device=cuda --math="$math" --model="mlp:784,$h,$h,10" --batch_size=256 --workers=1 --steps=200)
-  ours timeout 300 "$bin/ps_bench" "${train[@]}" >"$log.json" 2>"$log.log" || failed=$((failed + 1))
+  local h=$1 math=$2 log=$logs/step-$1-$2 steps=200
+  if ((h > 4000)); then steps=40; fi
+  train "$log-shm" "$h" "$math" "$steps" --transport=shm
+  train "$log-tcp" "$h" "$math" "$steps" --servers=4
   # Gradients are rounded on the card.
-  ours timeout 300 "$bin/ps_bench" "${train[@]}" --wire_dtype=bfloat16 --weights_wire_dtype=bfloat16 \
-    >"$log-half.json" 2>>"$log.log" || failed=$((failed + 1))
-  timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>>"$log.log" ||
+  train "$log-half" "$h" "$math" "$steps" --servers=4 --wire_dtype=bfloat16 --weights_wire_dtype=bfloat16
+  timeout 300 python3 "$here/torch_step.py" "$h" "$math" >"$log-torch.json" 2>"$log-torch.log" ||
     echo '{}' >"$log-torch.json"
-  python3 - "$h" "$math" "$log.json" "$log-half.json" "$log-torch.json" <<'PYTHON' || failed=$((failed + 1))
+  python3 - "$h" "$math" "$log" <<'PYTHON' || failed=$((failed + 1))
 import json, sys
-h, math, ours, half, torch = sys.argv[1:]
-row = json.load(open(ours))["rows"][0]
-alone, served = (256e3 / row[key] for key in ("alone_samples_per_s", "samples_per_s"))
-try:
-    half = f'{256e3 / json.load(open(half))["rows"][0]["samples_per_s"]:.4f}'
-except ValueError:
-    half = "failed"
-torch = json.load(open(torch))
+h, math, log = sys.argv[1:]
+def ms(part, key="samples_per_s"):
+    try:
+        return f'{256e3 / json.load(open(f"{log}-{part}.json"))["rows"][0][key]:.4f}'
+    except ValueError:
+        return "failed"
+torch = json.load(open(f"{log}-torch.json"))
 of = lambda key: f"{torch[key]:.4f}" if key in torch else "-"
-print(f"| {h:>4} | {math:8} | {alone:14.4f} | {served:17.4f} | {served / alone:5.2f} | {half:>14} | {of('eager_ms'):>17} | {of('graph_ms'):>23} |")
+cells = [h, math, ms("shm", "alone_samples_per_s"), of("eager_ms"), of("graph_ms"), ms("shm"), ms("tcp"), ms("half")]
+print("| " + " | ".join(cells) + " |")
 PYTHON
 }
 
@@ -101,8 +109,9 @@ bench() {
   check "400-25-10 on the CPU" 60 "$bin/ps_bench" train --model=mlp:400,25,10 --batch_size=5000 --workers=1 --steps=200
   check "400-25-10 on the GPU" 60 "$bin/ps_bench" train --device=cuda --model=mlp:400,25,10 --batch_size=5000 \
     --workers=1 --steps=200
-  printf '\n| h    | math     | step alone, ms | with a server, ms | ratio | in 16 bits, ms | PyTorch eager, ms | PyTorch with graphs, ms |\n'
-  printf '|-----:|:---------|---------------:|------------------:|------:|---------------:|------------------:|------------------------:|\n'
+  printf '\nms of a step: alone, with one server of this host, and with 4 servers over TCP in 32 and in 16 bits\n\n'
+  printf '| h | math | alone | PyTorch eager | PyTorch with graphs | shared memory | TCP | TCP, bfloat16 |\n'
+  printf '|--:|:--|--:|--:|--:|--:|--:|--:|\n'
   local h math
   for h in 512 2048 8192; do
     for math in float32 tf32 bfloat16; do step "$h" "$math"; done

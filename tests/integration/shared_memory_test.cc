@@ -229,6 +229,33 @@ std::vector<std::unique_ptr<Client>> JoinTwo(const Cluster& cluster) {
   return clients;
 }
 
+TEST_CASE("A view of weights lies in its pages, which stay mapped when the client has ended") {
+  Cluster cluster(ServerOptions{});
+  auto client = *Client::Join({.server = cluster.address(), .shared_memory = "require"}, kScriptedModel);
+  TensorMemory weights = *client->WeightBuffers();
+  for (auto& tensor : weights.tensors) std::fill(tensor.begin(), tensor.end(), 0.25F);
+  const ConstTensors initial(weights.tensors.begin(), weights.tensors.end());
+  REQUIRE(client->Start(initial, weights.tensors).ok());
+  REQUIRE(client->can_view());
+  const PushInfo push = {.step = client->start_step(), .samples = 1};
+  const TensorMemory gradients = *client->GradientBuffers();  // Zeros.
+  const ConstTensors zeros(gradients.tensors.begin(), gradients.tensors.end());
+  absl::StatusOr<ExchangeResult> pushed = client->StartPushView(push, zeros, weights.tensors, false)->Wait();
+  REQUIRE(pushed.ok());
+  const WeightsView view = std::move(pushed->view);
+  REQUIRE(view.pages != nullptr);
+  CHECK(reinterpret_cast<uintptr_t>(view.pages->data()) % 4096 == 0);
+  const std::vector<float> constant(static_cast<size_t>(kScriptedModel.front().elements()), 0.25F);
+  for (const std::span<const float> tensor : view.tensors) {
+    const std::span<const std::byte> bytes = std::as_bytes(tensor);
+    CHECK(bytes.data() >= view.pages->data());
+    CHECK(bytes.data() + bytes.size() <= view.pages->data() + view.pages->size());
+  }
+  REQUIRE(client->Leave().ok());
+  client.reset();
+  CHECK(std::vector<float>(view.tensors.front().begin(), view.tensors.front().end()) == constant);
+}
+
 TEST_CASE("Gradients of the caller's own memory are copied, and may be changed as soon as the exchange has ended") {
   const auto run = [](const std::string& shared_memory, bool own) {
     ServerOptions server;

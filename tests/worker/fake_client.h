@@ -49,6 +49,7 @@ class FakeClient final : public Client {
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
   std::deque<ExchangeResult> scripted;
+  size_t known_finite = 0;  // Gradients of which a worker said so.
 
   uint32_t rank() const override { return 0; }
   uint64_t incarnation() const override { return 1; }
@@ -128,6 +129,7 @@ class FakeClient::PushExchange final : public Exchange {
   PushExchange(FakeClient& client, PushInfo push, ConstTensors out, MutableTensors in)
       : client_(client), push_(std::move(push)), out_(std::move(out)), in_(std::move(in)) {}
   void TensorReady(size_t /*tensor*/) override {}
+  void TensorReadyFinite(size_t /*tensor*/) override { ++client_.known_finite; }
   void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> /*release*/) override {
     out_[tensor] = gradient;
   }

@@ -1,5 +1,6 @@
 // Workers that push the gradient of each batch.
 #include <cstring>
+#include <limits>
 
 #include "common/half_floats.h"
 #include "tests/catch.h"
@@ -45,6 +46,18 @@ TEST_CASE("gradients that the device rounds are pushed as they are in the memory
   TestWorker exact(kAsync, false, TestSource({4}));
   exact.Train(1);
   CHECK_FALSE(exact.last().push->rounded);
+}
+
+TEST_CASE("which gradients the device has found finite is passed on, and no other is said to be") {
+  for (const bool finite : {true, false}) {
+    TestWorker worker(kAsync, true, TestSource({4}), {}, std::make_unique<QueuedBackend>());
+    if (!finite) worker.x[1][0] = std::numeric_limits<float>::infinity();
+    worker.Train(1);
+    CHECK(worker.client->known_finite == (finite ? 2 : 0));
+  }
+  TestWorker on_cpu(kAsync, true, TestSource({4}));
+  on_cpu.Train(1);
+  CHECK(on_cpu.client->known_finite == 0);
 }
 
 TEST_CASE("a batch without samples is pushed where the mode asks for it, and else passed") {

@@ -57,8 +57,11 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   absl::Status CheckRequest() const;
   // Once. Makes no call if the exchange was aborted before.
   void Begin();
-  void TensorReady(size_t tensor) override;
-  void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) override;
+  void TensorReady(size_t tensor) override { TensorReady(tensor, {}, nullptr); }
+  void TensorReadyFinite(size_t tensor) override { BeginSending(tensor, {}, nullptr, /*finite=*/true); }
+  void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) override {
+    BeginSending(tensor, gradient, std::move(release), /*finite=*/false);
+  }
   void TensorAbsent(size_t tensor) override;
   bool SetSamples(uint32_t samples) override;
   absl::Status WaitTensor(size_t tensor) override { return *WaitTensorUntil(tensor, TimePoint::max()); }
@@ -97,12 +100,15 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   CallRequest MakeCallRequest(uint32_t shard, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The tensor's slices are to be sent. False: no, or no more.
   bool BeginTensor(size_t tensor, std::span<const float> gradient);
-  // Looks at them and sends them.
-  void SendTensor(size_t tensor);
-  // Whether a slice is finite; if so, it is copied to where it is to be sent from, where that is elsewhere.
-  bool LookAt(size_t tensor, uint32_t slice) const;
+  // Has the tensor sent, by whoever does that. `finite`: it is known to be.
+  void BeginSending(size_t tensor, std::span<const float> gradient, std::function<void()> release, bool finite);
+  // Looks at the slices and sends them.
+  void SendTensor(size_t tensor, bool finite);
+  // Whether a slice is finite, if that is not known; if so, it is copied to where it is to be sent from, where that is
+  // elsewhere.
+  bool LookAt(size_t tensor, uint32_t slice, bool finite) const;
   // The same of one that the caller has rounded.
-  bool LookAtRounded(const SliceInfo& slice) const;
+  bool LookAtRounded(const SliceInfo& slice, bool finite) const;
   // What is sent of the tensor is made by EncodeSlice, or by the caller.
   bool Encodes(size_t tensor) const {
     return request_.encoded && context_->plan.layout()[tensor].kind == TensorKind::kWeight;

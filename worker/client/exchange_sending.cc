@@ -16,15 +16,14 @@ constexpr size_t kSlicesAtOnce = 8;  // Together a MiB, unless tensors are small
 
 }  // namespace
 
-void RetryingExchange::TensorReady(size_t tensor) { TensorReady(tensor, {}, nullptr); }
-
-void RetryingExchange::TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) {
+void RetryingExchange::BeginSending(size_t tensor, std::span<const float> gradient, std::function<void()> release,
+                                    bool finite) {
   if (!BeginTensor(tensor, gradient) || !TryHoldMemory()) {
     if (release) release();
     return;
   }
-  auto send = [self = shared_from_this(), tensor, release = std::move(release)] {
-    self->SendTensor(tensor);
+  auto send = [self = shared_from_this(), tensor, finite, release = std::move(release)] {
+    self->SendTensor(tensor, finite);
     if (release) self->ReleaseLater(release);
     self->ReleaseMemory();
   };
@@ -70,21 +69,22 @@ bool RetryingExchange::BeginTensor(size_t tensor, std::span<const float> gradien
 
 // Some slices after the others: they are on their way while the next are looked at. A push of which a part is not
 // finite is never completed, and the servers drop what came of it.
-void RetryingExchange::SendTensor(size_t tensor) {
+void RetryingExchange::SendTensor(size_t tensor, bool finite) {
   const std::span<const uint32_t> slices = tensor_slices_[tensor];
   for (size_t begin = 0; begin < slices.size(); begin += kSlicesAtOnce) {
     const auto some = slices.subspan(begin, std::min(kSlicesAtOnce, slices.size() - begin));
-    const bool finite = std::all_of(some.begin(), some.end(), [&](uint32_t slice) { return LookAt(tensor, slice); });
+    const bool all_finite =
+        std::all_of(some.begin(), some.end(), [&](uint32_t slice) { return LookAt(tensor, slice, finite); });
     MutexLock lock(mutex_);
     if (decided_) return;
-    if (!finite) return OnNotFinite(tensor);
+    if (!all_finite) return OnNotFinite(tensor);
     SlicesReady(some, begin + some.size() == slices.size());
   }
 }
 
-bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
+bool RetryingExchange::LookAt(size_t tensor, uint32_t slice, bool finite) const {
   const SliceInfo& info = context_->plan.slices()[slice];
-  if (request_.rounded != nullptr) return LookAtRounded(info);
+  if (request_.rounded != nullptr) return LookAtRounded(info, finite);
   const float* values = out_[tensor].data() + info.offset;
   if (Encodes(tensor)) {
     // A difference of weights has its worker's momentum in it.
@@ -92,7 +92,7 @@ bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
     return EncodeSlice(values, info, *request_.shared, request_.residuals.get(),
                        gradient ? context_->wire.momentum_correction : 0);
   }
-  const bool finite = servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
+  finite = finite || servers_look_ || AllFinite(values, static_cast<size_t>(info.elements), BestIsa());
   if (request_.staged && finite) {
     std::memcpy(request_.shared->bytes().data() + request_.shared->model().slice(info).begin, values,
                 static_cast<size_t>(info.bytes()));
@@ -100,13 +100,14 @@ bool RetryingExchange::LookAt(size_t tensor, uint32_t slice) const {
   return finite;
 }
 
-bool RetryingExchange::LookAtRounded(const SliceInfo& slice) const {
+bool RetryingExchange::LookAtRounded(const SliceInfo& slice, bool finite) const {
   const ModelMemory::Place place = request_.rounded->model().slice(slice);
   const uint8_t* const values = request_.rounded->bytes().data() + place.begin;
   const auto elements = static_cast<size_t>(slice.elements);
-  const bool finite = place.type == WireType::kFloat32
-                          ? AllFinite(reinterpret_cast<const float*>(values), elements, BestIsa())
-                          : AllFiniteHalf(values, elements, place.type, BestIsa());
+  if (!finite) {
+    finite = place.type == WireType::kFloat32 ? AllFinite(values, elements, BestIsa())
+                                              : AllFiniteHalf(values, elements, place.type, BestIsa());
+  }
   if (finite && request_.shared != request_.rounded) {
     std::memcpy(request_.shared->bytes().data() + place.begin, values, place.values);
   }

@@ -146,14 +146,14 @@ void LocalConnection::Run() {
 absl::Status LocalConnection::OnReply(const std::string& message) {
   v1::LocalReply reply;
   if (!reply.ParseFromString(message)) return absl::InternalError("a message is no LocalReply");
-  const SharedMemory* weights = nullptr;
+  std::shared_ptr<const SharedMemory> weights;
   std::shared_ptr<const void> pin;
   if (reply.memory() != 0) {
-    const absl::StatusOr<const SharedMemory*> memory = MemoryOf(reply.memory());
+    const absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = MemoryOf(reply.memory());
     if (!memory.ok()) return memory.status();
     weights = *memory;
     pin = std::shared_ptr<const void>(
-        weights, [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
+        weights.get(), [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
   }
   // It may have ended here meanwhile.
   const std::shared_ptr<LocalCall> call = Take(reply.call());
@@ -164,10 +164,10 @@ absl::Status LocalConnection::OnReply(const std::string& message) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<const SharedMemory*> LocalConnection::MemoryOf(uint32_t number) {
+absl::StatusOr<std::shared_ptr<const SharedMemory>> LocalConnection::MemoryOf(uint32_t number) {
   const TimePoint deadline = Now() + kFileWait;
   for (;;) {
-    if (const auto known = memories_.find(number); known != memories_.end()) return &known->second;
+    if (const auto known = memories_.find(number); known != memories_.end()) return known->second;
     if (memories_.size() == kMostMemories) return absl::InternalError("too many pieces of memory");
     absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(deadline);
     if (!sent.ok()) return sent.status();
@@ -176,7 +176,8 @@ absl::StatusOr<const SharedMemory*> LocalConnection::MemoryOf(uint32_t number) {
     absl::StatusOr<SharedMemory> attached = SharedMemory::Attach("a shard's weights", std::move(sent->files.front()),
                                                                  about.bytes(), SharedMemory::Access::kRead);
     if (!attached.ok()) return attached.status();
-    if (!memories_.emplace(about.memory(), *std::move(attached)).second) {
+    auto memory = std::make_shared<const SharedMemory>(*std::move(attached));
+    if (!memories_.emplace(about.memory(), std::move(memory)).second) {
       return absl::InternalError("the same memory was sent twice");
     }
   }

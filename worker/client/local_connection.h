@@ -30,7 +30,7 @@ class LocalCall {
   virtual TimePoint deadline() const = 0;
   // One of these, once, on the connection's thread. `weights` is the server's memory, where there are some, and
   // `pin` what it is held by.
-  virtual void OnReply(const v1::LocalReply& reply, const SharedMemory* weights,
+  virtual void OnReply(const v1::LocalReply& reply, const std::shared_ptr<const SharedMemory>& weights,
                        const std::shared_ptr<const void>& pin) = 0;
   virtual void End(const absl::Status& status) = 0;
 };
@@ -71,7 +71,7 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
  private:
   void Run();
   absl::Status OnReply(const std::string& message);
-  absl::StatusOr<const SharedMemory*> MemoryOf(uint32_t number);
+  absl::StatusOr<std::shared_ptr<const SharedMemory>> MemoryOf(uint32_t number);
   std::shared_ptr<LocalCall> Take(uint64_t call);
   void SendReleased();
   void SendCancel(uint64_t call);
@@ -81,8 +81,9 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
   const LocalTarget target_;
   LocalChannel channel_;
   std::atomic<bool> ended_ = false;
-  std::atomic<bool> stopped_ = false;          // It ends because the client does.
-  std::map<uint32_t, SharedMemory> memories_;  // The server's, by its number. The thread's.
+  std::atomic<bool> stopped_ = false;  // It ends because the client does.
+  // The server's, by its number. The thread's.
+  std::map<uint32_t, std::shared_ptr<const SharedMemory>> memories_;
 
   Mutex mutex_;
   uint64_t last_call_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -36,7 +36,7 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
 
   TimePoint deadline() const override { return deadline_; }
-  void OnReply(const v1::LocalReply& reply, const SharedMemory* weights,
+  void OnReply(const v1::LocalReply& reply, const std::shared_ptr<const SharedMemory>& weights,
                const std::shared_ptr<const void>& pin) override;
   void End(const absl::Status& status) override;
 
@@ -46,7 +46,7 @@ class LocalShardCall final : public ShardCall, public LocalCall, public std::ena
   // That a reply brings.
   const std::vector<uint32_t>& SlicesOfReply() const;
   void CopyWeights(const SharedMemory& weights);
-  WeightsView ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const;
+  WeightsView ViewOf(const std::shared_ptr<const SharedMemory>& weights, std::shared_ptr<const void> pin) const;
 
   const std::shared_ptr<LocalConnection> connection_;
   CallRequest request_;  // Empty after the end.
@@ -154,19 +154,29 @@ void LocalShardCall::CopyWeights(const SharedMemory& weights) {
   }
 }
 
+std::shared_ptr<const std::span<const std::byte>> PagesOf(const std::shared_ptr<const SharedMemory>& memory) {
+  struct Pages {
+    std::shared_ptr<const SharedMemory> memory;
+    std::span<const std::byte> bytes;
+  };
+  const auto pages = std::make_shared<const Pages>(memory, std::as_bytes(memory->bytes()));
+  return {pages, &pages->bytes};
+}
+
 // Slices of one tensor follow each other without a gap: all but the last are whole.
-WeightsView LocalShardCall::ViewOf(const SharedMemory& weights, std::shared_ptr<const void> pin) const {
+WeightsView LocalShardCall::ViewOf(const std::shared_ptr<const SharedMemory>& weights,
+                                   std::shared_ptr<const void> pin) const {
   const SlicePlan& plan = *connection_->target().plan;
-  WeightsView view = {.tensors = {}, .pin = std::move(pin)};
+  WeightsView view = {.tensors = {}, .pin = std::move(pin), .pages = PagesOf(weights)};
   for (const SliceInfo& slice : plan.slices()) {
     if (slice.offset != 0) continue;
-    const auto* const floats = reinterpret_cast<const float*>(weights.bytes().data());
+    const auto* const floats = reinterpret_cast<const float*>(weights->bytes().data());
     view.tensors.emplace_back(floats + slice.shard_offset, static_cast<size_t>(plan.layout()[slice.tensor].elements()));
   }
   return view;
 }
 
-void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* weights,
+void LocalShardCall::OnReply(const v1::LocalReply& reply, const std::shared_ptr<const SharedMemory>& weights,
                              const std::shared_ptr<const void>& pin) {
   const TimePoint now = Now();
   moved_at_ = now.time_since_epoch().count();
@@ -182,7 +192,7 @@ void LocalShardCall::OnReply(const v1::LocalReply& reply, const SharedMemory* we
   if (status.ok() && weights != nullptr) {
     reply_.slices = SlicesOfReply().size();
     if (request_.view) {
-      reply_.view = ViewOf(*weights, pin);
+      reply_.view = ViewOf(weights, pin);
     } else {
       CopyWeights(*weights);
     }

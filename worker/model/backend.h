@@ -56,6 +56,9 @@ class Backend {
   virtual absl::StatusOr<Memory> AllocateHost(int64_t bytes) = 0;
   // The same memory of the host, made as AllocateHost's is for as long as what is returned lives, which holds it.
   virtual absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) = 0;
+  // The same for whole pages that are mapped for reading only: nothing can be copied to them.
+  virtual absl::StatusOr<std::shared_ptr<const std::byte>> PinHostPages(const std::shared_ptr<const std::byte>& pages,
+                                                                        int64_t bytes) = 0;
 
   virtual absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) = 0;
   virtual absl::Status CopyToHost(const void* device, void* host, int64_t bytes) = 0;
@@ -93,6 +96,9 @@ class Backend {
   // are as near to the one whose last bit is 0. What is not finite, or too large, is not finite then. Both begin where
   // memory of AllocateDevice begins.
   virtual absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) = 0;
+  // *found (device memory) = 1 if any of values [count], elements of this type, is infinite or no number, else 0. They
+  // begin where memory of AllocateDevice begins.
+  virtual absl::Status FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found) = 0;
   // Rows `indices` [count] of samples [·, features] to x [count, features], bytes as byte / 255; and of labels.
   virtual absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                               float* x) = 0;

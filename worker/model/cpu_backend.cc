@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
+#include "common/finite.h"
 #include "common/half_floats.h"
 #include "common/simd.h"
 #include "common/status.h"
@@ -82,6 +83,10 @@ class CpuBackend final : public Backend {
   absl::StatusOr<int64_t> FreeDeviceBytes() override { return INT64_MAX; }
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return AllocateDevice(bytes); }
   absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t /*bytes*/) override { return memory; }
+  absl::StatusOr<std::shared_ptr<const std::byte>> PinHostPages(const std::shared_ptr<const std::byte>& pages,
+                                                                int64_t /*bytes*/) override {
+    return pages;
+  }
 
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     if (host != device) std::memcpy(device, host, static_cast<size_t>(bytes));
@@ -181,6 +186,15 @@ class CpuBackend final : public Backend {
     }
     return absl::OkStatus();
   }
+  absl::Status FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found) override {
+    const auto elements = static_cast<size_t>(count);
+    const bool finite = type == WireType::kFloat32
+                            ? AllFinite(values, elements, isa_)
+                            : AllFiniteHalf(static_cast<const uint8_t*>(values), elements, type, isa_);
+    *found = finite ? 0 : 1;
+    return absl::OkStatus();
+  }
+
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
     GatherRows(samples, indices, count, features, x);

@@ -15,6 +15,8 @@ constexpr int kTurned = 0;
 constexpr int kEnded = 1;
 constexpr int kStored = 2;
 
+int32_t* NotFinite(const Memory& memory) { return reinterpret_cast<int32_t*>(memory.get()); }
+
 // Runs a hook and adds up the time.
 template <typename Hook, typename... Arguments>
 absl::Status Call(const Hook& hook, double& seconds, Arguments... arguments) {
@@ -28,7 +30,12 @@ absl::Status Call(const Hook& hook, double& seconds, Arguments... arguments) {
 }  // namespace
 
 Network::Network(const ModelOptions& options, Backend& backend, int64_t max_batch, WireType type)
-    : options_(options), backend_(backend), max_batch_(max_batch), layout_(ModelLayout(options)), type_(type) {}
+    : options_(options),
+      backend_(backend),
+      max_batch_(max_batch),
+      layout_(ModelLayout(options)),
+      type_(type),
+      pinned_(backend) {}
 
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const ModelOptions& options, Backend& backend,
                                                          int64_t max_batch, const NetworkMemory& memory) {
@@ -79,10 +86,17 @@ absl::Status Network::Allocate(const NetworkMemory& memory) {
   }
   loss_ = device(sizeof(LossSums));
   host_loss_ = host(loss_, sizeof(LossSums));
+  if (!backend_.unified()) {
+    const auto flags = static_cast<int64_t>(layout_.size() * sizeof(int32_t));
+    not_finite_ = device(flags);
+    host_not_finite_ = host(not_finite_, flags);
+  }
   return status;
 }
 
-void Network::ReadParameters(const std::vector<std::span<const float>>& tensors) {
+void Network::ReadParameters(const std::vector<std::span<const float>>& tensors,
+                             const std::shared_ptr<const std::span<const std::byte>>& pages) {
+  if (pages != nullptr && !backend_.unified()) pinned_.Pin(pages);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     tensors_[i].host_parameters = tensors.empty() ? Floats(tensors_[i].own_parameters) : tensors[i].data();
   }
@@ -123,10 +137,13 @@ absl::Status Network::Load(int layer) {
 absl::Status Network::Store(int layer) {
   for (const size_t tensor : TensorsOf(layer)) {
     const Tensor& each = tensors_[tensor];
-    const std::byte* const from = rounds() ? each.rounded_gradients.get() : each.gradients.get();
     const int64_t bytes = each.elements * static_cast<int64_t>(WireBytes(type_));
-    PS_RETURN_IF_ERROR(backend_.CopyToHost(from, each.host_gradients.get(), bytes));
+    PS_RETURN_IF_ERROR(backend_.CopyToHost(each.stored(), each.host_gradients.get(), bytes));
   }
+  const std::array<size_t, 2> tensors = TensorsOf(layer);
+  PS_RETURN_IF_ERROR(backend_.CopyToHost(NotFinite(not_finite_) + tensors.front(),
+                                         NotFinite(host_not_finite_) + tensors.front(),
+                                         tensors.size() * sizeof(int32_t)));
   return backend_.RecordEvent(kStored + layer);
 }
 
@@ -160,6 +177,14 @@ absl::Status Network::Round(int layer) {
   return absl::OkStatus();
 }
 
+absl::Status Network::Look(int layer) {
+  for (const size_t tensor : TensorsOf(layer)) {
+    const Tensor& each = tensors_[tensor];
+    PS_RETURN_IF_ERROR(backend_.FindNotFinite(each.stored(), each.elements, type_, NotFinite(not_finite_) + tensor));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Network::BackwardInput(const Batch& batch, int layer) {
   if (layer == 0) return absl::OkStatus();
   const auto index = static_cast<size_t>(layer);
@@ -168,9 +193,12 @@ absl::Status Network::BackwardInput(const Batch& batch, int layer) {
                                      width(layer + 1), activation(layer - 1));
 }
 
-absl::Status Network::ReportGradients(int layer, const StepHooks& hooks) {
+absl::Status Network::ReportGradients(int layer, const StepHooks& hooks) const {
   if (!hooks.gradient_ready) return absl::OkStatus();
-  for (const size_t tensor : TensorsOf(layer)) PS_RETURN_IF_ERROR(hooks.gradient_ready(tensor));
+  for (const size_t tensor : TensorsOf(layer)) {
+    const bool finite = host_not_finite_ != nullptr && NotFinite(host_not_finite_)[tensor] == 0;
+    PS_RETURN_IF_ERROR(hooks.gradient_ready(tensor, finite));
+  }
   return absl::OkStatus();
 }
 
@@ -190,7 +218,8 @@ absl::Status Network::BackwardQueued(const Batch& batch, const StepHooks& hooks)
     const auto part = [&]() -> absl::Status {
       if (layer < last) PS_RETURN_IF_ERROR(BackwardInput(batch, layer + 1));
       PS_RETURN_IF_ERROR(BackwardWeights(batch, layer));
-      return Round(layer);
+      PS_RETURN_IF_ERROR(Round(layer));
+      return Look(layer);
     };
     PS_RETURN_IF_ERROR(graphs.layers[static_cast<size_t>(layer)]->Run(part));
     PS_RETURN_IF_ERROR(Store(layer));

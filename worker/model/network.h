@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "worker/model/backend.h"
 #include "worker/model/options.h"
+#include "worker/model/pinned_pages.h"
 
 namespace ps {
 
@@ -25,8 +26,9 @@ struct StepHooks {
   // gradient is ready.
   std::function<absl::Status()> before_backward;
   // The tensor's gradient is final in host memory, and its parameters were read for the last time in this step. Layers
-  // come from the last to the first, each with its tensors in the layout's order.
-  std::function<absl::Status(size_t tensor)> gradient_ready;
+  // come from the last to the first, each with its tensors in the layout's order. `finite`: the device has looked, and
+  // all of it is, as the host has it; else it may be.
+  std::function<absl::Status(size_t tensor, bool finite)> gradient_ready;
 };
 
 // Samples in the device's memory. They must stay until the step has ended.
@@ -79,8 +81,10 @@ class Network {
   bool rounds() const { return type_ != WireType::kFloat32; }
 
   // From now on parameters are read there, a block for each tensor, 64-byte aligned; none: its own again. The memory
-  // must stay until it is read elsewhere.
-  void ReadParameters(const std::vector<std::span<const float>>& tensors);
+  // must stay until it is read elsewhere. `pages`, if any, is what they lie in, which is pinned as long as the network
+  // lives: it is expected to be read again and again.
+  void ReadParameters(const std::vector<std::span<const float>>& tensors,
+                      const std::shared_ptr<const std::span<const std::byte>>& pages = nullptr);
 
   // Computes the gradients of the mean loss over the batch, from the parameters as they are when their layer's turn
   // comes; nothing is under way any more when it returns.
@@ -107,6 +111,8 @@ class Network {
     Memory rounded_gradients;  // On the device, where it rounds.
     int64_t elements = 0;
     int64_t bytes() const { return elements * static_cast<int64_t>(sizeof(float)); }
+    // On the device, as the host gets them.
+    const std::byte* stored() const { return (rounded_gradients == nullptr ? gradients : rounded_gradients).get(); }
   };
   // Of the work on a batch of one size in one place: ComputeStep's, and of each layer's part of TrainStep's backward
   // pass.
@@ -136,10 +142,11 @@ class Network {
   absl::Status ComputeLoss(const Batch& batch, bool gradient);
   absl::Status BackwardWeights(const Batch& batch, int layer);
   absl::Status Round(int layer);
+  absl::Status Look(int layer);
   absl::Status BackwardInput(const Batch& batch, int layer);
   absl::Status Store(int layer);
   // Tells the hook, if there is one, that the layer's gradients are ready.
-  static absl::Status ReportGradients(int layer, const StepHooks& hooks);
+  absl::Status ReportGradients(int layer, const StepHooks& hooks) const;
   // The backward pass, where work is done as it is queued: each layer's gradients are reported as soon as they are
   // ready.
   absl::Status BackwardAtOnce(const Batch& batch, const StepHooks& hooks);
@@ -161,6 +168,11 @@ class Network {
   std::vector<Memory> deltas_;  // Gradients with respect to the same.
   Memory loss_;                 // LossSums, on the device.
   Memory host_loss_;
+  // Where memory is not unified: whether each tensor's gradient is not finite, as FindNotFinite says, on the device and
+  // on the host.
+  Memory not_finite_;
+  Memory host_not_finite_;
+  PinnedPages pinned_;
   std::map<std::tuple<const float*, const int32_t*, const float*, int64_t>, Graphs> graphs_;
 };
 

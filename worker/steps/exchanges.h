@@ -63,8 +63,10 @@ class Exchanges {
   // The view is not read any more.
   void DropView() { latest_.view = {}; }
   bool under_way() const { return exchange_ != nullptr; }
-  // As in Exchange, of the one under way.
-  void TensorReady(size_t tensor) { exchange_->TensorReady(tensor); }
+  // As in Exchange, of the one under way. `finite`: it is known to be.
+  void TensorReady(size_t tensor, bool finite) {
+    finite ? exchange_->TensorReadyFinite(tensor) : exchange_->TensorReady(tensor);
+  }
   // Waits until the exchange under way, if there is one, has brought the tensor for good.
   absl::Status AwaitTensor(size_t tensor);
   // Waits until the exchange under way has ended. The next step is then the one that the servers name; in a synchronous

@@ -69,8 +69,8 @@ absl::Status PushGradients::Compute(const TrainingBatch& batch) {
     return absl::OkStatus();
   };
   if (overlap) {
-    hooks.gradient_ready = [this](size_t tensor) {
-      context_.exchanges.TensorReady(tensor);
+    hooks.gradient_ready = [this](size_t tensor, bool finite) {
+      context_.exchanges.TensorReady(tensor, finite);
       return absl::OkStatus();
     };
   }
@@ -94,7 +94,8 @@ absl::Status PushGradients::Settle() {
   const uint64_t next_step = context_.exchanges.step() + 1;
   absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
   if (!exchanged.ok()) return exchanged.status();
-  context_.network.ReadParameters(context_.exchanges.view().tensors);
+  const WeightsView& view = context_.exchanges.view();
+  context_.network.ReadParameters(view.tensors, view.pages);
   context_.stats.Add({.batch = pushed_.place,
                       .samples = pushed_.samples,
                       .computed = computed_,

@@ -1,9 +1,15 @@
 // What a backend computes, against plain loops in double precision, on every backend that is here.
+#include <unistd.h>
+
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <set>
+#include <utility>
 
 #include "common/half_floats.h"
+#include "common/local/shared_memory.h"
 #include "tests/worker/model/on_device.h"
 #include "tests/worker/model/queued_backend.h"
 
@@ -370,14 +376,76 @@ void CheckRound(Backend& backend) {
   }
 }
 
+// Wherever it is, of each type; and what was found earlier is forgotten.
+void CheckFinding(Backend& backend) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const Values bad = {kInfinity, -kInfinity, std::nanf("")};
+  OnDevice device(backend);
+  int32_t* const found = device.Put(std::vector<int32_t>{7, 7});
+  const auto finds = [&](const Values& values, WireType type) {
+    const auto count = static_cast<int64_t>(values.size());
+    const void* given = device.Put(values);
+    if (type != WireType::kFloat32) {
+      uint16_t* const rounded = device.Put(std::vector<uint16_t>(values.size() + 1, 0x7FFF));
+      REQUIRE(backend.Round(static_cast<const float*>(given), count, type, rounded).ok());
+      given = rounded;
+    }
+    REQUIRE(backend.FindNotFinite(given, count, type, found).ok());
+    const std::vector<int32_t> answers = device.Get(found, 2);
+    CHECK(answers[1] == 7);
+    return answers[0];
+  };
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
+    for (const size_t count : {1, 2, 3, 4, 7, 8, 9, 15, 2047, 70'001}) {
+      CAPTURE(static_cast<int>(type), count);
+      Values values = Random(count, 3);
+      values.back() = type == WireType::kFloat16 ? 65504.0F : 3e38F;
+      CHECK(finds(values, type) == 0);
+      const std::set<size_t> places = {0, count / 3, count / 2, count - 1 - count / 4, count - 1};
+      for (const size_t place : places) {
+        const float before = std::exchange(values[place], bad[place % bad.size()]);
+        CHECK(finds(values, type) == 1);
+        values[place] = before;
+      }
+    }
+    REQUIRE(backend.FindNotFinite(found, 0, type, found).ok());
+    CHECK(device.Get(found, 1).front() == 0);
+  }
+}
+
+// As servers of this host share their weights: what they write later is read, too.
+void CheckPages(Backend& backend) {
+  constexpr size_t kFloats = 10'000;  // Not whole pages.
+  auto theirs = *SharedMemory::Create("weights", kFloats * sizeof(float), SharedMemory::Access::kRead);
+  FileDescriptor file(dup(theirs.file().get()));
+  const auto mapped = std::make_shared<const SharedMemory>(
+      *SharedMemory::Attach("weights", std::move(file), theirs.bytes().size(), SharedMemory::Access::kRead));
+  const auto bytes = static_cast<int64_t>(kFloats * sizeof(float));
+  OnDevice device(backend);
+  float* const there = device.Put(Values(kFloats));
+  for (int round = 0; round < 2; ++round) {  // What was let go of can be pinned again.
+    const auto pinned =
+        backend.PinHostPages({mapped, reinterpret_cast<const std::byte*>(mapped->bytes().data())}, bytes);
+    REQUIRE(pinned.status() == absl::OkStatus());
+    for (const uint32_t seed : {1, 2}) {
+      const Values values = Random(kFloats, seed);
+      std::memcpy(theirs.bytes().data(), values.data(), values.size() * sizeof(float));
+      REQUIRE(backend.CopyToDevice(pinned->get(), there, bytes).ok());
+      CHECK(device.Get(there, kFloats) == values);
+    }
+  }
+}
+
 TEST_CASE("CPU: dense layers forward and backward agree with plain loops") { CheckDense(*OnCpu()); }
 TEST_CASE("CPU: losses, their gradients and the count of correct answers agree with plain loops") {
   CheckLosses(*OnCpu());
 }
 TEST_CASE("CPU: values are rounded to two bytes to the bit") { CheckRound(*OnCpu()); }
+TEST_CASE("CPU: what is not finite is found, wherever it is") { CheckFinding(*OnCpu()); }
 TEST_CASE("CPU: samples are gathered to the bit") { CheckGather(*OnCpu()); }
 TEST_CASE("CPU: recorded work gives the same bits and reads its inputs anew") { CheckGraph(*OnCpu()); }
 TEST_CASE("CPU: what is not finite stays so, but for what a relu keeps back") { CheckNotFinite(*OnCpu()); }
+TEST_CASE("CPU: memory that is mapped for reading is read as it is") { CheckPages(*OnCpu()); }
 TEST_CASE("Queued: recorded work gives the same bits and reads its inputs anew") {
   QueuedBackend backend;
   CheckGraph(backend);
@@ -388,6 +456,8 @@ TEST_CASE("GPU: losses, their gradients and the count of correct answers agree w
   OnGpu(CheckLosses);
 }
 TEST_CASE("GPU: values are rounded to two bytes to the bit") { OnGpu(CheckRound); }
+TEST_CASE("GPU: what is not finite is found, wherever it is") { OnGpu(CheckFinding); }
+TEST_CASE("GPU: memory that is mapped for reading is pinned, and read as it is") { OnGpu(CheckPages); }
 TEST_CASE("GPU: samples are gathered to the bit") { OnGpu(CheckGather); }
 TEST_CASE("GPU: recorded work gives the same bits and reads its inputs anew") { OnGpu(CheckGraph); }
 TEST_CASE("GPU: what is not finite stays so, but for what a relu keeps back") { OnGpu(CheckNotFinite); }

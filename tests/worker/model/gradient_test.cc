@@ -126,7 +126,7 @@ TEST_CASE(
                                  return absl::OkStatus();
                                },
                            .gradient_ready =
-                               [&](size_t tensor) {
+                               [&](size_t tensor, bool /*finite*/) {
                                  ready.push_back(tensor);
                                  return absl::OkStatus();
                                }};

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "common/half_floats.h"
 #include "tests/worker/model/on_device.h"
@@ -62,7 +63,7 @@ void CheckNetwork(Backend& backend, Backend& other, bool regression) {
       std::vector<float> told;  // Of each tensor's gradient the last, when it is said to be ready.
       for (size_t t = 0; t < initial.size(); ++t)
         std::fill(network->gradients(t).begin(), network->gradients(t).end(), 7);
-      const StepHooks hooks = {.gradient_ready = [&](size_t tensor) {
+      const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool /*finite*/) {
         ready.push_back(tensor);
         told.push_back(network->gradients(tensor).back());
         return absl::OkStatus();
@@ -139,7 +140,7 @@ void CheckRounding(Backend& backend) {
       REQUIRE(exact->TrainStep(batch, {}).ok());
       for (size_t t = 0; t < initial.size(); ++t) std::memset(memory.gradients[t].get(), 0x77, 2 * initial[t].size());
       size_t told = 0;
-      const StepHooks hooks = {.gradient_ready = [&](size_t tensor) {
+      const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool /*finite*/) {
         const std::span<const float> gradient = exact->gradients(tensor);
         std::vector<uint8_t> expected(2 * gradient.size());
         REQUIRE(RoundHalf(gradient.data(), gradient.size(), type, expected.data(), Isa::kPortable));
@@ -151,6 +152,75 @@ void CheckRounding(Backend& backend) {
       CHECK(told == initial.size());
     }
   }
+}
+
+// The device says which gradients are finite as the host has them, rounded or not.
+void CheckFinite(Backend& backend) {
+  const ModelOptions model = {.widths = {3, 4, 2}, .activation = Activation::kRelu};
+  OnDevice device(backend);
+  const Batch batch = {.x = device.Put(Values{1, 1, 1, 1, 1, 1}),
+                       .labels = device.Put(std::vector<int32_t>{0, 1}),
+                       .targets = nullptr,
+                       .size = 2};
+  for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
+    NetworkMemory memory = Pinned(backend, ModelLayout(model));
+    memory.type = type;
+    const auto network = *Network::Create(model, backend, 2, memory);
+    const auto initial = InitialValues(model, Init::kGlorot, 3);
+    std::vector<bool> finite(4);
+    const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool is_finite) {
+      finite[tensor] = is_finite;
+      return absl::OkStatus();
+    }};
+    const std::vector<bool> all(4, true);
+    for (int i = 0; i < 6; ++i) {  // At first and replayed; and what was found is forgotten.
+      for (size_t t = 0; t < initial.size(); ++t) {
+        std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
+      }
+      const bool breaks = i % 3 == 1;
+      if (breaks) network->parameters(3)[0] = std::numeric_limits<float>::infinity();
+      REQUIRE(network->TrainStep(batch, hooks).ok());
+      CHECK(finite == (breaks ? std::vector<bool>(4, false) : all));
+    }
+  }
+}
+
+TEST_CASE("Queued: which gradients are finite is known when they are ready") {
+  QueuedBackend backend;
+  CheckFinite(backend);
+}
+
+TEST_CASE("GPU: which gradients are finite is known when they are ready") { OnGpu(CheckFinite); }
+
+TEST_CASE("Queued: what parameters are read from is pinned once, as long as the network lives") {
+  QueuedBackend backend;
+  const ModelOptions model = {.widths = {3, 2}};
+  auto network = *Network::Create(model, backend, 2);
+  std::vector<float> memory(64);
+  const std::vector<std::span<const float>> tensors = {{memory.data(), 6}, {memory.data() + 32, 2}};
+  auto pages = std::make_shared<const std::span<const std::byte>>(std::as_bytes(std::span(memory)));
+  const std::weak_ptr<const std::span<const std::byte>> mapping = pages;
+  for (int i = 0; i < 3; ++i) network->ReadParameters(tensors, pages);
+  network->ReadParameters({});
+  network->ReadParameters(tensors, pages);
+  CHECK(backend.pinned_pages() == 1);
+  pages.reset();
+  network->ReadParameters({});
+  CHECK_FALSE(mapping.expired());
+  network.reset();
+  CHECK(mapping.expired());
+}
+
+TEST_CASE("Queued: memory that the backend does not pin is asked for once, and read all the same") {
+  QueuedBackend backend;
+  backend.RefusePages();
+  PinnedPages pinned(backend);
+  const std::vector<float> memory(64);
+  for (const size_t begin : {0, 32}) {
+    const auto bytes = std::as_bytes(std::span(memory).subspan(begin, 32));
+    pinned.Pin(std::make_shared<const std::span<const std::byte>>(bytes));
+  }
+  CHECK(backend.pinned_pages() == 1);
 }
 
 TEST_CASE("CPU: a network's steps have the same bits each time") {

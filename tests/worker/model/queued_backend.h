@@ -27,6 +27,16 @@ class QueuedBackend final : public Backend {
   absl::StatusOr<Memory> AllocateHost(int64_t bytes) override { return cpu_->AllocateDevice(bytes); }
   absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) override { return cpu_->PinHost(memory, bytes); }
 
+  absl::StatusOr<std::shared_ptr<const std::byte>> PinHostPages(const std::shared_ptr<const std::byte>& pages,
+                                                                int64_t bytes) override {
+    ++pinned_pages_;
+    if (refuses_pages_) return absl::UnimplementedError("no pages are pinned here");
+    return cpu_->PinHostPages(pages, bytes);
+  }
+  // How often it was asked to.
+  size_t pinned_pages() const { return pinned_pages_; }
+  void RefusePages() { refuses_pages_ = true; }
+
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     return cpu_->CopyToDevice(host, device, bytes);
   }
@@ -73,6 +83,9 @@ class QueuedBackend final : public Backend {
   }
   absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
     return Queue([=, this] { return cpu_->Round(values, count, type, rounded); });
+  }
+  absl::Status FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found) override {
+    return Queue([=, this] { return cpu_->FindNotFinite(values, count, type, found); });
   }
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,
                       float* x) override {
@@ -140,6 +153,8 @@ class QueuedBackend final : public Backend {
   std::map<int, size_t> events_;  // The place of each in the queue, counted from the first ever.
   std::vector<Work>* recording_ = nullptr;
   size_t graphs_ = 0;
+  size_t pinned_pages_ = 0;
+  bool refuses_pages_ = false;
 };
 
 }  // namespace ps

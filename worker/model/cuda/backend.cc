@@ -137,6 +137,18 @@ class CudaBackend final : public Backend {
     return Memory(memory.get(), [memory](std::byte* data) { (void)cudaHostUnregister(data); });
   }
 
+  absl::StatusOr<std::shared_ptr<const std::byte>> PinHostPages(const std::shared_ptr<const std::byte>& pages,
+                                                                int64_t bytes) override {
+    int can = 0;
+    PS_CUDA_RETURN_IF_ERROR(cudaDeviceGetAttribute(&can, cudaDevAttrHostRegisterReadOnlySupported, card_));
+    if (can == 0) return absl::UnimplementedError(absl::StrCat(name_, " cannot pin memory that is mapped for reading"));
+    void* const begin = const_cast<std::byte*>(pages.get());
+    PS_CUDA_RETURN_IF_ERROR(
+        cudaHostRegister(begin, static_cast<size_t>(bytes), cudaHostRegisterPortable | cudaHostRegisterReadOnly));
+    return std::shared_ptr<const std::byte>(pages.get(),
+                                            [pages, begin](const std::byte*) { (void)cudaHostUnregister(begin); });
+  }
+
   absl::Status CopyToDevice(const void* host, void* device, int64_t bytes) override {
     PS_CUDA_RETURN_IF_ERROR(
         cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, upload_.get()));
@@ -220,6 +232,10 @@ class CudaBackend final : public Backend {
 
   absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) override {
     return PS_CUDA_STATUS(cuda::Round(values, count, type, rounded, compute_.get()));
+  }
+
+  absl::Status FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found) override {
+    return PS_CUDA_STATUS(cuda::FindNotFinite(values, count, type, found, compute_.get()));
   }
 
   absl::Status Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features,

@@ -214,6 +214,33 @@ __global__ void RoundKernel(const float* values, int64_t count, Pair* rounded) {
   }
 }
 
+// Of a word of one float, or of two elements: where all bits of an exponent are set, it is not finite.
+struct Exponents {
+  uint32_t low;
+  uint32_t high;
+};
+
+__device__ bool HasNotFinite(uint32_t word, Exponents exponents) {
+  return (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
+}
+
+// A thread reads groups of four words at once; words and an odd element of two bytes that are left are one thread's
+// each. All that write to `found` write the same.
+__global__ void FindNotFiniteKernel(const uint32_t* words, int64_t count, Exponents exponents, const uint16_t* odd,
+                                    int32_t* found) {
+  bool bad = false;
+  PS_GRID_FOR(i, count / 4) {
+    const uint4 group = reinterpret_cast<const uint4*>(words)[i];
+    bad = bad || HasNotFinite(group.x, exponents) || HasNotFinite(group.y, exponents) ||
+          HasNotFinite(group.z, exponents) || HasNotFinite(group.w, exponents);
+  }
+  if (blockIdx.x == 0 && threadIdx.x < count % 4) {
+    bad = bad || HasNotFinite(words[count - 1 - threadIdx.x], exponents);
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0 && odd != nullptr) bad = bad || HasNotFinite(*odd, exponents);
+  if (bad) *found = 1;
+}
+
 // A division is correctly rounded, as the CPU's product is: the batches are the same to the bit.
 __device__ float ToFloat(uint8_t byte) { return static_cast<float>(byte) / 255.0F; }
 __device__ float ToFloat(float value) { return value; }
@@ -325,6 +352,22 @@ cudaError_t Round(const float* values, int64_t count, WireType type, void* round
   } else {
     RoundKernel<<<blocks, kThreads, 0, stream>>>(values, count, static_cast<__half2*>(rounded));
   }
+  return cudaGetLastError();
+}
+
+cudaError_t FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found, cudaStream_t stream) {
+  if (const cudaError_t cleared = cudaMemsetAsync(found, 0, sizeof(*found), stream); cleared != cudaSuccess) {
+    return cleared;
+  }
+  if (count == 0) return cudaSuccess;
+  Exponents exponents = {0x7F800000U, 0x7F800000U};
+  if (type == WireType::kBfloat16) exponents = {0x7F80U, 0x7F800000U};
+  if (type == WireType::kFloat16) exponents = {0x7C00U, 0x7C000000U};
+  const bool halves = type != WireType::kFloat32;
+  const int64_t words = halves ? count / 2 : count;
+  const uint16_t* const odd = halves && count % 2 == 1 ? static_cast<const uint16_t*>(values) + count - 1 : nullptr;
+  FindNotFiniteKernel<<<Blocks(words / 4 + 1), kThreads, 0, stream>>>(static_cast<const uint32_t*>(values), words,
+                                                                      exponents, odd, found);
   return cudaGetLastError();
 }
 

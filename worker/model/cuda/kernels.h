@@ -34,6 +34,9 @@ cudaError_t SquaredError(const float* outputs, const float* targets, float* d_ou
 // Backend::Round; both begin on a boundary of 8 bytes.
 cudaError_t Round(const float* values, int64_t count, WireType type, void* rounded, cudaStream_t stream);
 
+// Backend::FindNotFinite; values begin on a boundary of 16 bytes.
+cudaError_t FindNotFinite(const void* values, int64_t count, WireType type, int32_t* found, cudaStream_t stream);
+
 // Backend::Gather.
 cudaError_t Gather(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features, float* x,
                    cudaStream_t stream);

@@ -136,6 +136,9 @@ using MutableTensors = std::vector<std::span<float>>;
 struct WeightsView {
   ConstTensors tensors;
   std::shared_ptr<const void> pin;
+  // What they lie in: whole pages, mapped for as long as a copy of this lives, which keeps nobody from writing there.
+  // Views of later versions take turns in a few of these.
+  std::shared_ptr<const std::span<const std::byte>> pages;
 };
 
 struct ExchangeResult {
@@ -256,6 +259,9 @@ class Exchange {
   // The exchange fails if it is not finite, or if the tensor was ready already. (In a mode that a lost worker fails, a
   // gradient that servers read in shared memory is looked at there, as it is applied, and then the job fails.)
   virtual void TensorReady(size_t tensor) = 0;
+  // The same, for a gradient that the caller has found finite, as it is sent: a GPU does so faster. Where the client
+  // encodes what it sends, it looks all the same.
+  virtual void TensorReadyFinite(size_t tensor) { TensorReady(tensor); }
   // The same, for a gradient whose memory is only known now. It must not change until the
   // exchange has ended or `release`, if any, is called: once, from any thread, which it must not block, and soon after
   // the end at the latest.
