@@ -377,6 +377,18 @@ std::optional<uint64_t> PushTable::NextStep(uint32_t rank, uint64_t incarnation)
   return next;
 }
 
+std::map<uint32_t, PushTable::LastComplete> PushTable::LastCompletes() const {
+  std::map<uint32_t, LastComplete> lasts;
+  for (const Ledger::Last& last : ledger_.Lasts()) lasts[last.rank] = {last.incarnation, last.step};
+  const auto count = [&](const Push& push) {
+    const auto [last, is_new] = lasts.try_emplace(push.rank, LastComplete{push.incarnation, push.step});
+    if (!is_new && push.step > last->second.step) last->second = {push.incarnation, push.step};
+  };
+  for (const auto& [rank, push] : complete_) count(*push);
+  for (const std::shared_ptr<Push>& push : taken_) count(*push);
+  return lasts;
+}
+
 uint64_t PushTable::HighestStep() const {
   uint64_t highest = ledger_.HighestStep();
   for (const auto& [rank, push] : complete_) highest = std::max(highest, push->step + 1);

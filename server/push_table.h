@@ -151,6 +151,12 @@ class PushTable {
   std::set<uint32_t> Begun(uint64_t step) const;
   // One more than the highest step of any push that is complete.
   uint64_t HighestStep() const;
+  // Of each rank the last push that is complete, and its owner.
+  struct LastComplete {
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+  };
+  std::map<uint32_t, LastComplete> LastCompletes() const;
   uint64_t inflight_bytes() const { return inflight_bytes_; }
   uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
 

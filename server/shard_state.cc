@@ -226,9 +226,22 @@ void ShardState::Fill(v1::ShardReport* report) const {
   report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
   report->set_highest_step(pushes.HighestStep());
   if (mode->synchronous()) report->set_gathering_step(mode->step());
+  if (!mode->synchronous()) FillLeftSteps(report);
   report->set_waiting_for(stall.text());
   report->set_dropped_samples(pushes.dropped_samples());
   if (const auto told = updater.told_learning_rate(); told.has_value()) report->set_learning_rate(*told);
+}
+
+void ShardState::FillLeftSteps(v1::ShardReport* report) const {
+  const std::map<uint32_t, uint64_t> owners = job.MemberIncarnations();
+  for (const auto& [rank, last] : pushes.LastCompletes()) {
+    const auto owner = owners.find(rank);
+    if (owner != owners.end() && owner->second == last.incarnation) continue;
+    v1::RankStep* const step = report->add_left_steps();
+    step->set_rank(rank);
+    step->set_incarnation(last.incarnation);
+    step->set_next_step(last.step + 1);
+  }
 }
 
 v1::ShardStatusReply ShardState::Status(TimePoint now) const {

@@ -147,6 +147,7 @@ struct ShardState {
   std::optional<std::string> NeedsDone() const;
 
   void Fill(v1::ShardReport* report) const;
+  void FillLeftSteps(v1::ShardReport* report) const;
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:

@@ -82,6 +82,8 @@ ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& re
   shard.applied_version = std::max(shard.applied_version, report.applied_version());
   shard.gathering_step = std::max(shard.gathering_step, report.gathering_step());
   shard.highest_step = std::max(shard.highest_step, report.highest_step());
+  shard.left_steps.clear();
+  for (const v1::RankStep& left : report.left_steps()) shard.left_steps[left.rank()] = left.next_step();
   shard.waiting_for = report.waiting_for();
   const bool of_this_model = layout_view.has_value() && report.acknowledged_view() >= *layout_view;
   news.initialised = report.initialised() && of_this_model && !shard.initialised;
@@ -115,6 +117,18 @@ uint64_t ShardTable::highest_step() const {
   uint64_t highest = 0;
   for (const Shard& shard : shards_) highest = std::max(highest, shard.highest_step);
   return highest;
+}
+
+uint64_t ShardTable::LeftStep(uint32_t rank, bool on_any) const {
+  uint64_t lowest = UINT64_MAX;
+  uint64_t highest = 0;
+  for (const Shard& shard : shards_) {
+    const auto left = shard.left_steps.find(rank);
+    const uint64_t step = left == shard.left_steps.end() ? 0 : left->second;
+    lowest = std::min(lowest, step);
+    highest = std::max(highest, step);
+  }
+  return on_any ? highest : lowest;
 }
 
 uint64_t ShardTable::lowest_applied_version() const {

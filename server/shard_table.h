@@ -50,6 +50,9 @@ class ShardTable {
   // Whether this view is in force: every shard acts on it or on a later one.
   bool AllAcknowledge(uint64_t view) const;
   uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
+  // At which the rank was left by its last owner, once a view without that owner is in force: one more than its last
+  // step that is complete on all shards or, if `on_any`, on one.
+  uint64_t LeftStep(uint32_t rank, bool on_any) const;
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
   // The step that it gathers, or, where it gathers none, its version.
   uint64_t next_version(uint32_t shard) const {
@@ -78,6 +81,7 @@ class ShardTable {
     uint64_t applied_version = 0;
     uint64_t gathering_step = 0;
     uint64_t highest_step = 0;
+    std::map<uint32_t, uint64_t> left_steps;  // By rank.
     std::string waiting_for;
     TimePoint gone_since;
   };

@@ -22,17 +22,17 @@ class Ssp final : public EachPush {
   }
 
   // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
-  // first one after a checkpoint goes on where the rank was.
+  // first one after a checkpoint goes on where the rank was, and so does each where who was lost is waited for.
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
+    const bool keeps_lost = OnLoss() == LossAction::kWait;
     uint64_t highest = 0;
     for (const auto& [rank, clock] : clocks_) highest = std::max(highest, clock.next_step);
     for (const auto& [rank, member] : members) {
       Clock& clock = clocks_[rank];
-      const uint64_t next_step = clock.restored ? clock.next_step : highest;
+      const uint64_t next_step = clock.restored || keeps_lost ? clock.next_step : highest;
       if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
       clock.waited_for = !member.done;
     }
-    const bool keeps_lost = OnLoss() == LossAction::kWait;
     for (auto& [rank, clock] : clocks_) clock.waited_for = clock.waited_for && (keeps_lost || members.contains(rank));
     return {};
   }

@@ -42,16 +42,35 @@ def waits():
             assert job.finish() == expected
 
 
+def samples_of(job):
+    """That each shard has counted, by the last checkpoint."""
+    last = job.complete()[job.newest()]
+    assert last.finished()
+    return [last.position(shard) for shard in range(job.shards)]
+
+
+def samples_undisturbed(mode, flags):
+    with job_of(mode, 2, "wait", *flags) as job:
+        job.worker_flags = []
+        job.start_workers()
+        job.finish()
+        return samples_of(job)
+
+
 def waits_in_every_mode():
-    """In the others a replacement takes the rank too, and the job comes to its end."""
-    for mode in ALL[1:]:
-        with job_of(mode, 2, "wait") as job:
+    """In the others a replacement takes the rank too, and the job comes to its end; nothing of the share is left out."""
+    norms = ["--clip_norm=100"]
+    for mode, *flags in [(mode,) for mode in ALL[1:]] + [("asp", *norms)]:
+        with job_of(mode, 2, "wait", *flags) as job:
             trains(job)
             job.workers[1].kill()
             lost(job, 1)
             assert re.search(r"waiting for a worker to take rank 1 \(", job.ask("status").stdout), mode
             job.workers[1] = job.start_worker("replacement")
             job.finish()
+            samples = samples_of(job)
+        if mode in ("ssp", "asp", "easgd"):
+            assert samples == samples_undisturbed(mode, flags), (mode, flags, samples)
 
 
 def nobody_comes():

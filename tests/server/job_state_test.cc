@@ -103,6 +103,87 @@ TEST_CASE("Who joined before the job ran begins where it began, also if others h
   CHECK(member->start_step == 3);
 }
 
+// A job of two shards in a mode of this loss action that runs, with members a and b.
+struct TwoShards {
+  explicit TwoShards(LossAction action) : job({.num_workers = 2, .num_shards = 2}, std::make_unique<Losing>(action)) {
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+      v1::Registration registration;
+      registration.set_protocol(v1::PROTOCOL_VERSION_1);
+      registration.set_job("default");
+      registration.set_shard(shard);
+      REQUIRE(job.RegisterShard(registration, now).ok());
+    }
+    job.NextView(now);
+    for (const char* name : {"a", "b"}) {
+      const Member* const member = Join(name);
+      REQUIRE(member != nullptr);
+    }
+    Report({{}, {}}, 0);
+    REQUIRE(job.phase() == v1::PHASE_RUNNING);
+    for (uint32_t rank = 0; rank < 2; ++rank) job.Begin(job.Find(rank, 1), now);
+  }
+  Member* Join(const char* name) {
+    const auto joined = job.Join(JoinRequest(name), /*room=*/true, now);
+    REQUIRE(joined.ok());
+    job.NextView(now);
+    return job.Find(joined->member.rank, joined->member.incarnation);
+  }
+  // Of each shard: at which step ranks were left.
+  void Report(const std::vector<std::map<uint32_t, uint64_t>>& left, uint64_t highest) {
+    for (uint32_t shard = 0; shard < 2; ++shard) {
+      v1::ShardReport report;
+      report.set_initialised(true);
+      report.set_acknowledged_view(job.view());
+      report.set_highest_step(highest);
+      report.set_applied_version(highest);
+      for (const auto& [rank, next_step] : left[shard]) {
+        v1::RankStep* const step = report.add_left_steps();
+        step->set_rank(rank);
+        step->set_next_step(next_step);
+      }
+      if (job.OnReport(shard, report, now).view_is_due) job.NextView(now);
+    }
+  }
+  // At which a replacement of b begins.
+  uint64_t Replaced(const std::vector<std::map<uint32_t, uint64_t>>& left, uint64_t highest) {
+    Member* const member = Join("b");
+    Report(left, highest);
+    job.Begin(member, now);
+    CHECK_FALSE(member->starts_with_others == (member->start_step != highest));
+    return member->start_step;
+  }
+
+  TimePoint now = TimePoint() + std::chrono::hours(1);
+  JobState job;
+};
+
+TEST_CASE("Where who was lost is waited for, a replacement begins where its rank was left, else where the others are") {
+  // Shard 1 has not got the last push.
+  const std::vector<std::map<uint32_t, uint64_t>> left = {{{1, 5}}, {{1, 4}}};
+  CHECK(TwoShards(LossAction::kWait).Replaced(left, 9) == 4);
+  CHECK(TwoShards(LossAction::kContinue).Replaced(left, 9) == 9);
+  // It had pushed nothing.
+  CHECK(TwoShards(LossAction::kWait).Replaced({{}, {}}, 9) == 0);
+  CHECK(TwoShards(LossAction::kWait).Replaced({{{1, 1}}, {}}, 9) == 0);
+  // Each replacement, by what was reported last.
+  TwoShards job(LossAction::kWait);
+  CHECK(job.Replaced(left, 9) == 4);
+  CHECK(job.Replaced({{{1, 7}}, {{1, 7}}}, 9) == 7);
+  CHECK(job.Replaced({{{1, 7}}, {{1, 6}}}, 9) == 6);
+}
+
+TEST_CASE("Where pushes are measured over all shards, a replacement does not send again what one of them has") {
+  TwoShards job(LossAction::kWait);
+  v1::ShardReport report;
+  report.set_acknowledged_view(job.job.view());
+  report.set_initialised(true);
+  v1::NormSums* const sums = report.add_norms();
+  sums->mutable_round()->set_rank(0);
+  sums->set_refused(true);
+  job.job.OnReport(0, report, job.now);
+  CHECK(job.Replaced({{{1, 5}}, {{1, 4}}}, 9) == 5);
+}
+
 TEST_CASE(
     "Who takes a rank in bsp begins at the step that is gathered, not at one that is decided and not applied yet") {
   const ModeOptions mode = {.name = "bsp", .on_worker_loss = "continue"};

@@ -77,7 +77,7 @@ class Job {
         replaced_ = true;
         worker = {.incarnation = worker.incarnation + 1};
         SetMembers();
-        worker.step = mode_->StartStep(Highest(), version_);
+        worker.step = takes_up_where_it_was_left() ? Left(event.rank) : mode_->StartStep(Highest(), version_);
         break;
     }
     Settle();
@@ -135,6 +135,17 @@ class Job {
     uint64_t highest = ledger_.HighestStep();
     for (const Pending& push : pending_) highest = std::max(highest, push.step + 1);
     return highest;
+  }
+
+  // As the chief has it.
+  bool takes_up_where_it_was_left() const { return !mode_->synchronous() && mode_->OnLoss() == LossAction::kWait; }
+
+  uint64_t Left(uint32_t rank) const {
+    uint64_t next = ledger_.NextStep(rank);
+    for (const Pending& push : pending_) {
+      if (push.rank == rank) next = std::max(next, push.step + 1);
+    }
+    return next;
   }
 
   void SetMembers() {
