@@ -35,6 +35,7 @@ def own_folders():
     """Servers that share no folder: each has its part in its own."""
     with Job("bsp", 2, flags=["--checkpoint_every=40"], worker_flags=["--experiment_step_time=1ms"], own=True) as job:
         job.start_workers()
+        job.wait_for_training()
         for number, victims in enumerate([[1], [0], [0, 1]]):
             since = job.newest()
             wait_until("another checkpoint", lambda since=since: job.newest() > since)
