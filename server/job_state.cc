@@ -188,9 +188,7 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
   // A checkpoint that has steps of others has all of them: this rank had not pushed.
   if (from_the_start && !restored_steps_.empty()) return 0;
   if (from_the_start || mode().OnLoss() != LossAction::kWait) return member.first_step;
-  // Its share is waited for. A push that only some shards have is sent again: those answer DUPLICATE. But where pushes
-  // are measured over all shards, such a shard would not measure it again.
-  return shards_.LeftStep(member.rank, /*on_any=*/norms_.used());
+  return shards_.LeftStep(member.rank);  // Its share is waited for.
 }
 
 // Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are

@@ -60,7 +60,6 @@ NormTotals::Round* NormTotals::Find(const v1::NormRound& which) {
 absl::StatusOr<std::optional<v1::NormTotals>> NormTotals::OnSums(uint32_t shard, const v1::NormSums& sums,
                                                                  const SlicePlan& plan) {
   Check(shard < num_shards_, "a report comes from a shard of this job");
-  used_ = true;
   if (!sums.refused()) PS_RETURN_IF_ERROR(CheckSums(shard, sums, plan));
   Round* const round = Find(sums.round());
   if (round == nullptr) return std::nullopt;

@@ -44,9 +44,6 @@ class NormTotals {
   // of, and others not; empty without any.
   std::string WaitingFor() const;
 
-  // Whether anything was ever measured.
-  bool used() const { return used_; }
-
   size_t rounds() const { return of_versions_.size() + of_pushes_.size(); }
 
  private:
@@ -62,7 +59,6 @@ class NormTotals {
 
   const uint32_t num_shards_;
   ModeMembers members_;
-  bool used_ = false;
   uint64_t applied_ = 0;                                   // By every shard.
   std::map<std::pair<uint64_t, int>, Round> of_versions_;  // By version and kind.
   std::map<uint32_t, Round> of_pushes_;                    // The newest of each rank.

@@ -119,16 +119,14 @@ uint64_t ShardTable::highest_step() const {
   return highest;
 }
 
-uint64_t ShardTable::LeftStep(uint32_t rank, bool on_any) const {
-  uint64_t lowest = UINT64_MAX;
+uint64_t ShardTable::LeftStep(uint32_t rank) const {
   uint64_t highest = 0;
   for (const Shard& shard : shards_) {
-    const auto left = shard.left_steps.find(rank);
-    const uint64_t step = left == shard.left_steps.end() ? 0 : left->second;
-    lowest = std::min(lowest, step);
-    highest = std::max(highest, step);
+    if (const auto left = shard.left_steps.find(rank); left != shard.left_steps.end()) {
+      highest = std::max(highest, left->second);
+    }
   }
-  return on_any ? highest : lowest;
+  return highest;
 }
 
 uint64_t ShardTable::lowest_applied_version() const {

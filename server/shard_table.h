@@ -51,8 +51,9 @@ class ShardTable {
   bool AllAcknowledge(uint64_t view) const;
   uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
   // At which the rank was left by its last owner, once a view without that owner is in force: one more than its last
-  // step that is complete on all shards or, if `on_any`, on one.
-  uint64_t LeftStep(uint32_t rank, bool on_any) const;
+  // step that is complete on any shard. To the others that step is new, and is not made again: a cut or a measurement
+  // of that push would wait for shards that have it already.
+  uint64_t LeftStep(uint32_t rank) const;
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
   // The step that it gathers, or, where it gathers none, its version.
   uint64_t next_version(uint32_t shard) const {

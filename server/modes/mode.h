@@ -143,8 +143,10 @@ class Mode {
   // again; of one that the others go on without, likewise.
   virtual LossAction OnLoss() const = 0;
 
-  // The step at which a worker that joins now starts; `highest` is one more than the highest step that any shard has
-  // complete, `applied` the version of a shard that decides by itself, with the step that it has decided on already.
+  // The step at which a worker that joins now starts, unless it has one of its own: where ranks go on by themselves,
+  // from a checkpoint, or where its rank was left and is waited for (LossAction::kWait). `highest` is one more than the
+  // highest step that any shard has complete, `applied` the version of a shard that decides by itself, with the step
+  // that it has decided on already.
   virtual uint64_t StartStep(uint64_t highest, uint64_t applied) const = 0;
 
   // ---- The version in the making

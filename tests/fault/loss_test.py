@@ -58,7 +58,10 @@ def samples_undisturbed(mode, flags):
 
 
 def waits_in_every_mode():
-    """In the others a replacement takes the rank too, and the job comes to its end; nothing of the share is left out."""
+    """In the others a replacement takes the rank too, and the job comes to its end, with all of the lost one's share.
+
+    Of the push that was under way a server may have nothing.
+    """
     norms = ["--clip_norm=100"]
     for mode, *flags in [(mode,) for mode in ALL[1:]] + [("asp", *norms)]:
         with job_of(mode, 2, "wait", *flags) as job:
@@ -70,7 +73,10 @@ def waits_in_every_mode():
             job.finish()
             samples = samples_of(job)
         if mode in ("ssp", "asp", "easgd"):
-            assert samples == samples_undisturbed(mode, flags), (mode, flags, samples)
+            expected, push = samples_undisturbed(mode, flags), 16 if mode == "easgd" else 8
+            for shard in range(2):
+                assert expected[shard] - push <= samples[shard] <= expected[shard], (mode, flags, expected, samples)
+            assert max(samples) == expected[0], (mode, flags, expected, samples)
 
 
 def nobody_comes():

@@ -21,6 +21,12 @@ mkdir -p "$logs"
 failed=0
 
 # Whether a part was asked for.
+for name in "$@"; do
+  if [[ ! $name =~ ^(checks|sanitizer|bench)$ ]]; then
+    echo "run.sh: unknown part '$name' (checks, sanitizer or bench)" >&2
+    exit 2
+  fi
+done
 readonly parts=" ${*:-checks sanitizer bench} "
 part() { [[ $parts == *" $1 "* ]]; }
 

@@ -242,7 +242,7 @@ TEST_CASE("A view of weights lies in its pages, which stay mapped when the clien
   const ConstTensors zeros(gradients.tensors.begin(), gradients.tensors.end());
   absl::StatusOr<ExchangeResult> pushed = client->StartPushView(push, zeros, weights.tensors, false)->Wait();
   REQUIRE(pushed.ok());
-  const WeightsView view = std::move(pushed->view);
+  WeightsView view = std::move(pushed->view);
   REQUIRE(view.pages != nullptr);
   CHECK(reinterpret_cast<uintptr_t>(view.pages->data()) % 4096 == 0);
   const std::vector<float> constant(static_cast<size_t>(kScriptedModel.front().elements()), 0.25F);
@@ -252,6 +252,8 @@ TEST_CASE("A view of weights lies in its pages, which stay mapped when the clien
     CHECK(bytes.data() + bytes.size() <= view.pages->data() + view.pages->size());
   }
   REQUIRE(client->Leave().ok());
+  view.pin.reset();  // It holds the link.
+  *pushed = {};
   client.reset();
   CHECK(std::vector<float>(view.tensors.front().begin(), view.tensors.front().end()) == constant);
 }

@@ -149,7 +149,7 @@ struct TwoShards {
     Member* const member = Join("b");
     Report(left, highest);
     job.Begin(member, now);
-    CHECK_FALSE(member->starts_with_others == (member->start_step != highest));
+    CHECK(member->starts_with_others == (member->start_step == highest));
     return member->start_step;
   }
 
@@ -160,28 +160,16 @@ struct TwoShards {
 TEST_CASE("Where who was lost is waited for, a replacement begins where its rank was left, else where the others are") {
   // Shard 1 has not got the last push.
   const std::vector<std::map<uint32_t, uint64_t>> left = {{{1, 5}}, {{1, 4}}};
-  CHECK(TwoShards(LossAction::kWait).Replaced(left, 9) == 4);
+  CHECK(TwoShards(LossAction::kWait).Replaced(left, 9) == 5);
   CHECK(TwoShards(LossAction::kContinue).Replaced(left, 9) == 9);
   // It had pushed nothing.
   CHECK(TwoShards(LossAction::kWait).Replaced({{}, {}}, 9) == 0);
-  CHECK(TwoShards(LossAction::kWait).Replaced({{{1, 1}}, {}}, 9) == 0);
+  CHECK(TwoShards(LossAction::kWait).Replaced({{{1, 1}}, {}}, 9) == 1);
   // Each replacement, by what was reported last.
   TwoShards job(LossAction::kWait);
-  CHECK(job.Replaced(left, 9) == 4);
+  CHECK(job.Replaced(left, 9) == 5);
   CHECK(job.Replaced({{{1, 7}}, {{1, 7}}}, 9) == 7);
-  CHECK(job.Replaced({{{1, 7}}, {{1, 6}}}, 9) == 6);
-}
-
-TEST_CASE("Where pushes are measured over all shards, a replacement does not send again what one of them has") {
-  TwoShards job(LossAction::kWait);
-  v1::ShardReport report;
-  report.set_acknowledged_view(job.job.view());
-  report.set_initialised(true);
-  v1::NormSums* const sums = report.add_norms();
-  sums->mutable_round()->set_rank(0);
-  sums->set_refused(true);
-  job.job.OnReport(0, report, job.now);
-  CHECK(job.Replaced({{{1, 5}}, {{1, 4}}}, 9) == 5);
+  CHECK(job.Replaced({{{0, 8}, {1, 6}}, {{1, 6}}}, 9) == 6);
 }
 
 TEST_CASE(

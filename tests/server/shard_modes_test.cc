@@ -39,6 +39,54 @@ absl::StatusOr<ShardAnswer> PullToCompute(T& test, uint32_t rank, std::optional<
 
 float Weight(T& test) { return test.PullUnnamed(std::nullopt)->weights()[0]; }
 
+TEST_CASE("A shard reports at which steps ranks were left whose owners have gone, and no rank of a present owner") {
+  for (const char* mode : {"asp", "ssp", "easgd", "bsp"}) {
+    CAPTURE(mode);
+    ModeOptions options;
+    options.on_worker_loss = "wait";
+    T test(mode, Options(options));
+    const auto left = [&test] {
+      MutexLock lock(test.reports_mutex);
+      std::map<uint32_t, uint64_t> steps;
+      for (const v1::RankStep& step : test.reports.back().left_steps()) steps[step.rank()] = step.next_step();
+      return steps;
+    };
+    const auto push = [&](uint32_t rank, uint64_t step, uint64_t incarnation = 1) {
+      v1::PushRequest header = T::Header(rank, step);
+      header.mutable_id()->set_incarnation(incarnation);
+      if (std::string(mode) == "easgd") header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+      return test.Add(header, {T::Slice(0, {0, 0, 0, 0})});
+    };
+    const auto owners = [&](uint64_t view, const std::map<uint32_t, uint64_t>& incarnations) {
+      v1::ChiefUpdate update;
+      *update.mutable_view() = T::View(view, v1::PHASE_RUNNING);
+      update.mutable_view()->clear_members();
+      for (const auto& [rank, incarnation] : incarnations) {
+        v1::Member* const member = update.mutable_view()->add_members();
+        member->set_rank(rank);
+        member->set_incarnation(incarnation);
+      }
+      test.shard.OnChiefUpdate(update);
+    };
+    REQUIRE(push(0, 0).ok());
+    REQUIRE(push(1, 0).ok());
+    if (std::string(mode) == "bsp") {  // Steps are the job's there.
+      owners(3, {{0, 1}});
+      CHECK(left().empty());
+      continue;
+    }
+    REQUIRE(push(1, 1).ok());
+    CHECK(left().empty());
+    owners(3, {{0, 1}});
+    CHECK(left() == std::map<uint32_t, uint64_t>{{1, 2}});
+    owners(4, {{0, 1}, {1, 2}});
+    CHECK(left() == std::map<uint32_t, uint64_t>{{1, 2}});
+    REQUIRE(push(1, 2, 2).ok());
+    owners(5, {{0, 2}, {1, 2}});
+    CHECK(left() == std::map<uint32_t, uint64_t>{{0, 1}});
+  }
+}
+
 TEST_CASE("asp refuses a push older than max_staleness, counts it, and says where to go on") {
   T test("asp", Options({.max_staleness = 1}));
   for (uint64_t step = 0; step < 2; ++step) {

@@ -56,7 +56,8 @@ class Backend {
   virtual absl::StatusOr<Memory> AllocateHost(int64_t bytes) = 0;
   // The same memory of the host, made as AllocateHost's is for as long as what is returned lives, which holds it.
   virtual absl::StatusOr<Memory> PinHost(const Memory& memory, int64_t bytes) = 0;
-  // The same for whole pages that are mapped for reading only: nothing can be copied to them.
+  // The same for memory that begins with a page and is mapped for reading only: nothing can be copied to it.
+  // UNIMPLEMENTED where the device cannot.
   virtual absl::StatusOr<std::shared_ptr<const std::byte>> PinHostPages(const std::shared_ptr<const std::byte>& pages,
                                                                         int64_t bytes) = 0;
 

@@ -17,7 +17,7 @@ class PinnedPages {
   explicit PinnedPages(Backend& backend) : backend_(backend) {}
 
   // Pins these pages, unless they are pinned. They stay mapped, and pinned, as long as this lives. What the backend
-  // refuses to pin is read all the same; the log says so, once.
+  // refuses to pin, and what comes after 64 pieces, is read all the same; the log says that it refuses, once.
   void Pin(const std::shared_ptr<const std::span<const std::byte>>& pages);
 
  private:

@@ -162,25 +162,39 @@ void CheckFinite(Backend& backend) {
                        .labels = device.Put(std::vector<int32_t>{0, 1}),
                        .targets = nullptr,
                        .size = 2};
+  const Batch far = {.x = device.Put(Values(6, 1e30F)),
+                     .labels = device.Put(std::vector<int32_t>{0, 0}),
+                     .targets = nullptr,
+                     .size = 2};
   for (const WireType type : {WireType::kFloat32, WireType::kBfloat16, WireType::kFloat16}) {
     NetworkMemory memory = Pinned(backend, ModelLayout(model));
     memory.type = type;
     const auto network = *Network::Create(model, backend, 2, memory);
     const auto initial = InitialValues(model, Init::kGlorot, 3);
     std::vector<bool> finite(4);
-    const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool is_finite) {
-      finite[tensor] = is_finite;
-      return absl::OkStatus();
-    }};
-    const std::vector<bool> all(4, true);
+    const auto train = [&](const Batch& on) {
+      const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool is_finite) {
+        finite[tensor] = is_finite;
+        return absl::OkStatus();
+      }};
+      REQUIRE(network->TrainStep(on, hooks).ok());
+    };
     for (int i = 0; i < 6; ++i) {  // At first and replayed; and what was found is forgotten.
       for (size_t t = 0; t < initial.size(); ++t) {
         std::copy(initial[t].begin(), initial[t].end(), network->parameters(t).begin());
       }
-      const bool breaks = i % 3 == 1;
-      if (breaks) network->parameters(3)[0] = std::numeric_limits<float>::infinity();
-      REQUIRE(network->TrainStep(batch, hooks).ok());
-      CHECK(finite == (breaks ? std::vector<bool>(4, false) : all));
+      if (i % 3 == 1) network->parameters(3)[0] = std::numeric_limits<float>::infinity();
+      if (i % 3 == 2) {
+        std::fill_n(network->parameters(0).begin(), 12, 0.0F);
+        std::fill_n(network->parameters(1).begin(), 4, 1e-20F);
+        std::fill_n(network->parameters(2).begin(), 4, 1e10F);
+        std::fill_n(network->parameters(2).begin() + 4, 4, -1e10F);
+      }
+      train(i % 3 == 2 ? far : batch);
+      if (i % 3 == 0) CHECK(finite == std::vector<bool>(4, true));
+      if (i % 3 == 1) CHECK(finite == std::vector<bool>(4, false));
+      // Of the first layer the bias's gradient is -1e10, and the weight's that times 1e30.
+      if (i % 3 == 2) CHECK(finite == std::vector<bool>{false, type != WireType::kFloat16, true, true});
     }
   }
 }

@@ -136,7 +136,8 @@ using MutableTensors = std::vector<std::span<float>>;
 struct WeightsView {
   ConstTensors tensors;
   std::shared_ptr<const void> pin;
-  // What they lie in: whole pages, mapped for as long as a copy of this lives, which keeps nobody from writing there.
+  // What they lie in, which begins with a page: mapped for as long as a copy of this lives, which keeps nobody from
+  // writing there.
   // Views of later versions take turns in a few of these.
   std::shared_ptr<const std::span<const std::byte>> pages;
 };
@@ -309,7 +310,8 @@ class Client {
   virtual bool synchronous() const = 0;
   virtual const ModePolicy& policy() const = 0;
   virtual uint64_t start_step() const = 0;
-  // In a mode in which ranks go on by themselves: start_step() is the highest that any rank has come to.
+  // start_step() is the highest that any rank has come to, and not this rank's own: ranks go on by themselves, and the
+  // job does not keep a lost rank's place (--on_worker_loss).
   virtual bool starts_with_others() const { return false; }
   // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
   // lost, as "NAME on HOST"; empty if there was none.
