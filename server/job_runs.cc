@@ -52,12 +52,14 @@ void JobRuns::OnView(uint64_t view, const std::set<RunTaker>& members) {
   }
 }
 
-void JobRuns::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force) {
+void JobRuns::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                             const std::function<uint64_t(const RunTaker&)>& used) {
   for (auto gone = gone_.begin(); gone != gone_.end();) {
     if (!in_force(gone->second)) {
       ++gone;
       continue;
     }
+    (void)dealer_.Finish(gone->first, used(gone->first));  // More than it took nobody believes.
     for (const uint64_t run : dealer_.Return(gone->first)) Note(run, gone->first, true);
     gone = gone_.erase(gone);
   }

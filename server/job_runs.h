@@ -36,8 +36,10 @@ class JobRuns {
 
   // From the view of this number on these are the members.
   void OnView(uint64_t view, const std::set<RunTaker>& members);
-  // Shards have acknowledged views: takes back the runs of who is gone in all of them.
-  void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force);
+  // Shards have acknowledged views: takes back the runs of who is gone in all of them, but for the first ones that it
+  // took, `used` of them, of which shards have the push.
+  void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                      const std::function<uint64_t(const RunTaker&)>& used);
 
   // ---- For a checkpoint, as of RunDealer
 

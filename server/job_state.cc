@@ -86,7 +86,8 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
     dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
     told_learning_rate_ = report.has_learning_rate() ? std::optional<float>(report.learning_rate()) : std::nullopt;
   }
-  runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); });
+  runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); },
+                       [this](const RunTaker& taker) { return shards_.LeftRuns(taker.rank, taker.incarnation); });
   if (!report.failure().empty() && !ended()) {
     not_finite_ = report.not_finite();
     SetPhase(v1::PHASE_FAILED, report.failure());

@@ -379,10 +379,10 @@ std::optional<uint64_t> PushTable::NextStep(uint32_t rank, uint64_t incarnation)
 
 std::map<uint32_t, PushTable::LastComplete> PushTable::LastCompletes() const {
   std::map<uint32_t, LastComplete> lasts;
-  for (const Ledger::Last& last : ledger_.Lasts()) lasts[last.rank] = {last.incarnation, last.step};
+  for (const Ledger::Last& last : ledger_.Lasts()) lasts[last.rank] = {last.incarnation, last.step, last.runs};
   const auto count = [&](const Push& push) {
-    const auto [last, is_new] = lasts.try_emplace(push.rank, LastComplete{push.incarnation, push.step});
-    if (!is_new && push.step > last->second.step) last->second = {push.incarnation, push.step};
+    const auto [last, is_new] = lasts.try_emplace(push.rank, LastComplete{push.incarnation, push.step, push.runs});
+    if (!is_new && push.step > last->second.step) last->second = {push.incarnation, push.step, push.runs};
   };
   for (const auto& [rank, push] : complete_) count(*push);
   for (const std::shared_ptr<Push>& push : taken_) count(*push);

@@ -155,6 +155,7 @@ class PushTable {
   struct LastComplete {
     uint64_t incarnation = 0;
     uint64_t step = 0;
+    uint64_t runs = 0;  // As in PushRequest.
   };
   std::map<uint32_t, LastComplete> LastCompletes() const;
   uint64_t inflight_bytes() const { return inflight_bytes_; }

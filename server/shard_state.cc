@@ -241,6 +241,7 @@ void ShardState::FillLeftSteps(v1::ShardReport* report) const {
     step->set_rank(rank);
     step->set_incarnation(last.incarnation);
     step->set_next_step(last.step + 1);
+    step->set_runs(last.runs);
   }
 }
 

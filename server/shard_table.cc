@@ -83,7 +83,7 @@ ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& re
   shard.gathering_step = std::max(shard.gathering_step, report.gathering_step());
   shard.highest_step = std::max(shard.highest_step, report.highest_step());
   shard.left_steps.clear();
-  for (const v1::RankStep& left : report.left_steps()) shard.left_steps[left.rank()] = left.next_step();
+  for (const v1::RankStep& left : report.left_steps()) shard.left_steps[left.rank()] = left;
   shard.waiting_for = report.waiting_for();
   const bool of_this_model = layout_view.has_value() && report.acknowledged_view() >= *layout_view;
   news.initialised = report.initialised() && of_this_model && !shard.initialised;
@@ -123,10 +123,20 @@ uint64_t ShardTable::LeftStep(uint32_t rank) const {
   uint64_t highest = 0;
   for (const Shard& shard : shards_) {
     if (const auto left = shard.left_steps.find(rank); left != shard.left_steps.end()) {
-      highest = std::max(highest, left->second);
+      highest = std::max(highest, left->second.next_step());
     }
   }
   return highest;
+}
+
+uint64_t ShardTable::LeftRuns(uint32_t rank, uint64_t incarnation) const {
+  uint64_t most = 0;
+  for (const Shard& shard : shards_) {
+    const auto left = shard.left_steps.find(rank);
+    if (left == shard.left_steps.end() || left->second.incarnation() != incarnation) continue;
+    most = std::max(most, left->second.runs());
+  }
+  return most;
 }
 
 uint64_t ShardTable::lowest_applied_version() const {

@@ -54,6 +54,9 @@ class ShardTable {
   // step that is complete on any shard. To the others that step is new, and is not made again: a cut or a measurement
   // of that push would wait for shards that have it already.
   uint64_t LeftStep(uint32_t rank) const;
+  // Likewise: so many of the runs that this owner took, the first ones, are used by the last push that any shard has of
+  // it (--budget=job).
+  uint64_t LeftRuns(uint32_t rank, uint64_t incarnation) const;
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
   // The step that it gathers, or, where it gathers none, its version.
   uint64_t next_version(uint32_t shard) const {
@@ -82,7 +85,7 @@ class ShardTable {
     uint64_t applied_version = 0;
     uint64_t gathering_step = 0;
     uint64_t highest_step = 0;
-    std::map<uint32_t, uint64_t> left_steps;  // By rank.
+    std::map<uint32_t, v1::RankStep> left_steps;  // By rank.
     std::string waiting_for;
     TimePoint gone_since;
   };

@@ -69,5 +69,25 @@ def more_workers():
         assert [shard["version"] for shard in last_manifest(job)["shards"]] == [runs, runs]
 
 
+def worker_lost():
+    """What a lost worker had pushed is not handed out again: in asp and ssp each batch makes one version."""
+    moments = random.Random(23)
+    for mode, action in [("asp", "wait"), ("asp", "continue"), ("ssp", "wait")]:
+        flags = ["--budget=job", f"--on_worker_loss={action}", "--reconnect_grace=100ms"]
+        with Job(mode, 1, flags=flags, worker_flags=["--experiment_step_time=1ms"]) as job:
+            job.start_workers()
+            job.wait_for_training()
+            for number in range(3):
+                time.sleep(moments.uniform(0, 0.1))
+                job.workers[1].kill()
+                job.workers[1] = job.start_worker(f"replacement-{number}", "--rank=1")
+                name = job.workers[1].errors
+                wait_until("the replacement", lambda name=name: "rank 1 of" in name())
+            job.finish()
+            runs = job.steps * job.num_workers
+            check_all_used(job, runs)
+            assert [shard["version"] for shard in last_manifest(job)["shards"]] == [runs], mode
+
+
 if __name__ == "__main__":
-    {"killed": killed, "more_workers": more_workers}[sys.argv[2]]()
+    {"killed": killed, "more_workers": more_workers, "worker_lost": worker_lost}[sys.argv[2]]()

@@ -171,6 +171,27 @@ TEST_CASE("A lost worker's runs go to who waits for one, once every shard knows 
   CHECK(Outcome(runs.Take(0, 3, 2)) == v1::TakeRunReply::DONE);
 }
 
+TEST_CASE("Of a lost worker's runs those are not handed out again whose push a shard has, of this owner of the rank") {
+  for (const uint64_t owner : {1, 7}) {
+    RunsJob runs(2, 3);
+    CHECK(runs.Run(1, 1, 0) == 0);
+    CHECK(runs.Run(0, 1, 0) == 1);
+    CHECK(runs.Run(1, 2, 0) == 2);  // It has pushed the first, and died before it heard so.
+    runs.job.deaf = true;
+    runs.Leave(1);
+    v1::ShardReport report;
+    report.set_acknowledged_view(runs.job.view.number());
+    v1::RankStep* const left = report.add_left_steps();
+    left->set_rank(1);
+    left->set_incarnation(owner);
+    left->set_next_step(1);
+    left->set_runs(1);
+    runs.job.chief.OnReport(0, report, runs.job.now);
+    if (owner != 1) CHECK(runs.Run(0, 2, 1) == 0);
+    CHECK(runs.Run(0, owner == 1 ? 2 : 3, 1) == 2);
+  }
+}
+
 TEST_CASE("A replaced worker's runs come back, and its replacement begins to count anew") {
   RunsJob runs(1, 3);
   CHECK(runs.Run(0, 1, 0) == 0);
