@@ -159,7 +159,7 @@ std::shared_ptr<const std::span<const std::byte>> PagesOf(const std::shared_ptr<
     std::shared_ptr<const SharedMemory> memory;
     std::span<const std::byte> bytes;
   };
-  const auto pages = std::make_shared<const Pages>(memory, std::as_bytes(memory->bytes()));
+  const auto pages = std::make_shared<const Pages>(Pages{memory, std::as_bytes(memory->bytes())});
   return {pages, &pages->bytes};
 }
 
