@@ -20,7 +20,6 @@ readonly logs=$PWD/runs/gpu
 mkdir -p "$logs"
 failed=0
 
-# Whether a part was asked for.
 for name in "$@"; do
   if [[ ! $name =~ ^(checks|sanitizer|bench)$ ]]; then
     echo "run.sh: unknown part '$name' (checks, sanitizer or bench)" >&2
@@ -28,6 +27,7 @@ for name in "$@"; do
   fi
 done
 readonly parts=" ${*:-checks sanitizer bench} "
+# Whether this part was asked for.
 part() { [[ $parts == *" $1 "* ]]; }
 
 # The bundle's libraries are for its programs alone: Python has its own.
@@ -43,7 +43,9 @@ check() {
   if ours timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1; then
     local ended
     ended=$(grep -v '^ *$' "$log" | tail -n 1)
-    if grep -q '^SKIPPED:' "$log"; then ended="$(grep -c '^SKIPPED:' "$log") skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"; fi
+    if grep -q '^SKIPPED:' "$log"; then
+      ended="$(grep -c '^SKIPPED:' "$log") skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"
+    fi
     row "$name" "${ended:0:80}"
   else
     row "$name" "FAILED, status $?: $log"

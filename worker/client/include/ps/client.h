@@ -136,9 +136,9 @@ using MutableTensors = std::vector<std::span<float>>;
 struct WeightsView {
   ConstTensors tensors;
   std::shared_ptr<const void> pin;
-  // What they lie in, which begins with a page: mapped for as long as a copy of this lives, which keeps nobody from
-  // writing there.
-  // Views of later versions take turns in a few of these.
+  // What they lie in, which begins with a page. It is mapped for as long as a copy of this lives, but may be written
+  // once the pin is let go of. Views of later versions take turns in a few of these, so that what is done for one, as
+  // pinning it for a GPU, need not be done again.
   std::shared_ptr<const std::span<const std::byte>> pages;
 };
 
