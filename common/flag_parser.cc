@@ -52,7 +52,8 @@ std::string SetFlag(const std::string& argument, int argc, char** argv, int* nex
   if (flag->IsOfType<absl::Duration>() && absl::SimpleAtod(value, &number)) {
     return absl::StrCat("--", name, "=", value, ": a unit is missing, for example ", value, "s");
   }
-  return absl::StrCat("--", name, "=", value, ": not a valid value (", flag->Help(), ")");
+  const char* units = flag->IsOfType<absl::Duration>() ? "; units are ms, s, m and h" : "";
+  return absl::StrCat("--", name, "=", value, ": not a valid value (", flag->Help(), units, ")");
 }
 
 }  // namespace

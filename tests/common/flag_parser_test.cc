@@ -33,7 +33,10 @@ TEST_CASE("The command line says which flags were given, in whatever form") {
 TEST_CASE("A duration without a unit is refused by saying so") {
   CHECK(Message(Parse({"--test_pause=5"}).status()) == "--test_pause=5: a unit is missing, for example 5s");
   CHECK(Message(Parse({"--test_pause=0.5"}).status()) == "--test_pause=0.5: a unit is missing, for example 0.5s");
-  CHECK(Message(Parse({"--test_pause=soon"}).status()) == "--test_pause=soon: not a valid value (how long)");
+  CHECK(Message(Parse({"--test_pause=soon"}).status()) ==
+        "--test_pause=soon: not a valid value (how long; units are ms, s, m and h)");
+  CHECK(Message(Parse({"--test_pause=2min"}).status()) ==
+        "--test_pause=2min: not a valid value (how long; units are ms, s, m and h)");
 }
 
 TEST_CASE("A flag that was given and has no effect is refused with the reason, and one that was not given is not") {

@@ -7,6 +7,8 @@ namespace ps {
 namespace {
 
 constexpr int64_t kRunsPerEpoch = 20;  // Of kSmallJob: 400 samples in runs of 20.
+// The worker idles over its first batch, so that it has pushed nothing of its run when it is killed.
+constexpr const char* kHoldsItsRun = "--experiment_step_time=10m";
 
 struct Division {
   int64_t runs = 0;              // Of the whole job.
@@ -62,7 +64,7 @@ TEST_CASE("The runs of a worker that is killed are given out again, and every ru
       shard.emplace("ps_server", flags, folder.File("shard"));
     }
     Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=100"}), folder.File("stays"));
-    Process killed("ps_worker", Worker(address, {"--rank=1", "--epochs=100"}), folder.File("killed"));
+    Process killed("ps_worker", Worker(address, {"--rank=1", "--epochs=100", kHoldsItsRun}), folder.File("killed"));
     REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
     killed.Signal(SIGKILL);
     CHECK(killed.Wait() == 128 + SIGKILL);
@@ -84,7 +86,7 @@ TEST_CASE("A replacement goes on with the job's runs where all others are") {
   const std::string address = chief.Address();
   Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=200"}), folder.File("stays"));
   REQUIRE(chief.WaitFor(".err", "joined (1 of 2)"));  // Before the other one, which takes the lowest free rank.
-  Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("killed"));
+  Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=200", kHoldsItsRun}), folder.File("killed"));
   REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
   killed.Signal(SIGKILL);
   Process replacement("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("replacement"));
