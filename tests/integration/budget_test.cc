@@ -63,8 +63,8 @@ TEST_CASE("The runs of a worker that is killed are given out again, and every ru
       flags.insert(flags.end(), {"--shard=1", "--chief=" + address});
       shard.emplace("ps_server", flags, folder.File("shard"));
     }
-    Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=100"}), folder.File("stays"));
-    Process killed("ps_worker", Worker(address, {"--rank=1", "--epochs=100", kHoldsItsRun}), folder.File("killed"));
+    Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=20"}), folder.File("stays"));
+    Process killed("ps_worker", Worker(address, {"--rank=1", "--epochs=20", kHoldsItsRun}), folder.File("killed"));
     REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
     killed.Signal(SIGKILL);
     CHECK(killed.Wait() == 128 + SIGKILL);
@@ -72,7 +72,7 @@ TEST_CASE("The runs of a worker that is killed are given out again, and every ru
     CHECK(chief.Wait() == 0);
     if (shard.has_value()) CHECK(shard->Wait() == 0);
     const Division division = ReadDivision(metrics);
-    CHECK(division.runs == 100 * kRunsPerEpoch);
+    CHECK(division.runs == 20 * kRunsPerEpoch);
     CHECK_FALSE(division.returned.empty());
     CheckEachRunOnce(division);
   }
@@ -81,15 +81,16 @@ TEST_CASE("The runs of a worker that is killed are given out again, and every ru
 TEST_CASE("A replacement goes on with the job's runs where all others are") {
   const TempFolder folder;
   const std::string metrics = folder.File("chief.jsonl");
-  Process chief("ps_server", {"--num_workers=2", "--mode=asp", "--budget=job", "--metrics_file=" + metrics},
+  Process chief("ps_server",
+                {"--num_workers=2", "--mode=asp", "--budget=job", "--on_worker_loss=wait", "--metrics_file=" + metrics},
                 folder.File("chief"));
   const std::string address = chief.Address();
-  Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=200"}), folder.File("stays"));
+  Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=20"}), folder.File("stays"));
   REQUIRE(chief.WaitFor(".err", "joined (1 of 2)"));  // Before the other one, which takes the lowest free rank.
-  Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=200", kHoldsItsRun}), folder.File("killed"));
+  Process killed("ps_worker", Worker(address, {"--name=b", "--epochs=20", kHoldsItsRun}), folder.File("killed"));
   REQUIRE(chief.WaitFor(".jsonl", R"("worker":1)"));
   killed.Signal(SIGKILL);
-  Process replacement("ps_worker", Worker(address, {"--name=b", "--epochs=200"}), folder.File("replacement"));
+  Process replacement("ps_worker", Worker(address, {"--name=b", "--epochs=20"}), folder.File("replacement"));
   CHECK(replacement.Wait() == 0);
   CHECK(stays.Wait() == 0);
   CHECK(chief.Wait() == 0);

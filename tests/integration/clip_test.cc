@@ -69,7 +69,8 @@ TEST_CASE("asp and ssp that clip over three servers go on when a worker is kille
     const auto work = [&](const std::string& rank, const std::string& name) {
       return std::make_unique<Process>(
           "ps_worker",
-          Worker(servers.chief(), {"--rank=" + rank, "--epochs=60", "--metrics_file=" + folder.File(name + ".jsonl")}),
+          Worker(servers.chief(), {"--rank=" + rank, "--epochs=60", "--experiment_step_time=5ms",
+                                   "--metrics_file=" + folder.File(name + ".jsonl")}),
           folder.File(name));
     };
     // Once all servers have applied a push of its.

@@ -281,7 +281,8 @@ TEST_CASE("Whoever takes a rank over has as many samples as it had, of whatever 
   const TempFolder folder;
   const std::vector<std::string> paths = {WriteRows(folder, "a.csv", Rows(40)), WriteRows(folder, "b.csv", Rows(20))};
   const Flags common = kModel + Flags{"--batch_size=5", "--steps=100", "--experiment_step_time=20ms"};
-  Job job(folder, "job", {"--num_workers=2", "--mode=asp"}, 1, common, Own(paths));
+  // The job does not end before the rank is taken.
+  Job job(folder, "job", {"--num_workers=2", "--mode=asp", "--on_worker_loss=wait"}, 1, common, Own(paths));
   REQUIRE(!job.Events("1.jsonl", "step").empty());
   job.workers[1]->Signal(SIGKILL);
   job.workers[1]->Wait();

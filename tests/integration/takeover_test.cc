@@ -81,10 +81,14 @@ TEST_CASE(
       job.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + shard)));
       if (chief.empty()) chief = job.back()->Address();
     }
-    const auto start = [&](const std::string& rank, const std::string& log) {
+    // A worker that is to be killed is slow, so that it has not ended before.
+    const auto start = [&](const std::string& rank, const std::string& log, const std::string& step_time = "0s") {
       const std::string file = folder.File(log);
       return std::make_unique<Process>(
-          "ps_worker", Worker(chief, {"--rank=" + rank, "--epochs=100", "--metrics_file=" + file + ".jsonl"}), file);
+          "ps_worker",
+          Worker(chief, {"--rank=" + rank, "--epochs=100", "--metrics_file=" + file + ".jsonl",
+                         "--experiment_step_time=" + step_time}),
+          file);
     };
     job.push_back(start("0", "worker-0"));
     job.push_back(start("2", "worker-2"));
@@ -92,7 +96,7 @@ TEST_CASE(
       for (size_t i = 3; i < 5; ++i) job[i]->Signal(signal);
     };
     {
-      const auto killed = start("1", "killed");
+      const auto killed = start("1", "killed", "5ms");
       // All take part: one that is stopped before its stream is open would be lost as well.
       for (size_t i = 3; i < 5; ++i) REQUIRE(job[i]->WaitFor(".jsonl", "\"event\":\"step\""));
       signal_others(SIGSTOP);  // They must not end before the rank is taken.
