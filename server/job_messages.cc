@@ -51,10 +51,11 @@ std::string WaitingFor(const JobState& job, TimePoint now) {
   if (!replacements.empty() && job.mode().policy().exact_versions()) {  // A step needs everybody.
     return absl::StrCat("step ", job.shards().lowest_applied_version(), ": waiting for ", replacements);
   }
-  if (const std::string blocked = job.shards().waiting_for(); !blocked.empty()) {
+  std::string blocked = job.shards().waiting_for();
+  if (blocked.empty()) blocked = job.norms().WaitingFor();
+  if (!blocked.empty()) {
     return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
   }
-  if (const std::string measured = job.norms().WaitingFor(); !measured.empty()) return measured;
   const std::vector<uint32_t> ranks = members.LowestStep();
   if (!replacements.empty()) return absl::StrCat(ranks.empty() ? "" : "going on, and ", "waiting for ", replacements);
   if (ranks.empty() && !job.lead_left() && members.Lead() != nullptr) {

@@ -68,7 +68,8 @@ def waits_in_every_mode():
             trains(job)
             job.workers[1].kill()
             lost(job, 1)
-            assert re.search(r"waiting for a worker to take rank 1 \(", job.ask("status").stdout), mode
+            status = job.ask("status").stdout
+            assert re.search(r"waiting for a worker to take rank 1 \(", status), (mode, flags, status)
             job.workers[1] = job.start_worker("replacement")
             job.finish()
             samples = samples_of(job)

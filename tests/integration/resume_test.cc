@@ -41,7 +41,7 @@ class ResetJob {
       worker.model.widths = {20, 32, 4};
       worker.data.dataset = "synthetic:samples=400,features=20,classes=4";
       worker.batch_size = 20;
-      worker.steps = 1500;
+      worker.steps = PS_SANITIZED != 0 ? 750 : 1500;
       worker.client.server = servers_[0]->address();
       worker.client.rank = rank;
       workers.emplace_back([&results, &running, rank, worker] {

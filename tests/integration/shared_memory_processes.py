@@ -1,8 +1,8 @@
 """Real programs that share memory: killed and stopped at random moments, and in two network namespaces.
 
-    shared_memory_processes.py BUILD_FOLDER faults COUNT | namespaces
+    shared_memory_processes.py BUILD_FOLDER faults COUNT STEPS | namespaces
 
-Faults: COUNT small jobs, each with one fault at a moment that a fixed seed chooses. Namespaces: skipped (a line that
+Faults: COUNT small jobs of STEPS steps, each with one fault at a moment that a fixed seed chooses. Namespaces: skipped (a line that
 begins with SKIPPED:) where they cannot be made.
 """
 import os
@@ -65,11 +65,11 @@ def run(job, act=lambda: None):
         job.kill()
 
 
-def one_fault(bin_folder, folder, rng, undisturbed):
+def one_fault(bin_folder, folder, steps, rng, undisturbed):
     fault = rng.choice(["kill worker", "kill server", "stop worker", "stop server"])
     mode = "asp" if fault == "kill worker" else "bsp"
     moment = rng.random() * 0.8
-    job = Job(bin_folder, folder, mode, 4000, worker_flags=["--shared_memory=require"])
+    job = Job(bin_folder, folder, mode, steps, worker_flags=["--shared_memory=require"])
     never = threading.Event()
     victim = rng.choice(job.workers) if "worker" in fault else job.server
 
@@ -102,14 +102,14 @@ def one_fault(bin_folder, folder, rng, undisturbed):
     print(f"{fault} after {moment:.3f} s: {statuses}")
 
 
-def faults(bin_folder, count):
+def faults(bin_folder, count, steps):
     rng = random.Random(14)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        statuses, undisturbed = run(Job(bin_folder, folder, "bsp", 4000, worker_flags=["--shared_memory=off"]))
+        statuses, undisturbed = run(Job(bin_folder, folder, "bsp", steps, worker_flags=["--shared_memory=off"]))
         assert statuses == [0, 0, 0], statuses
         for _ in range(count):
-            one_fault(bin_folder, folder, rng, undisturbed)
+            one_fault(bin_folder, folder, steps, rng, undisturbed)
 
 
 def namespaces(bin_folder):
@@ -159,6 +159,6 @@ def namespaces(bin_folder):
 if __name__ == "__main__":
     programs = pathlib.Path(sys.argv[1]) / "bin"
     if sys.argv[2] == "faults":
-        faults(programs, int(sys.argv[3]))
+        faults(programs, int(sys.argv[3]), int(sys.argv[4]))
     else:
         namespaces(programs)

@@ -41,7 +41,7 @@ std::string HashOf(const ServerOptions& server, const std::vector<std::string>& 
     worker.client.rank = rank;
     worker.client.shared_memory = shared_memory[rank];
     worker.overlap = overlap;
-    if (meanwhile) worker.epochs = 200;  // Time for it.
+    if (meanwhile) worker.epochs = PS_SANITIZED != 0 ? 60 : 200;  // Time for it.
     threads.emplace_back([worker, &result = results[rank]] { result = Trainer(worker).Run({}); });
   }
   if (meanwhile) meanwhile(cluster);
@@ -107,6 +107,7 @@ TEST_CASE("Workers whose links end in the middle of training go on over gRPC to 
   server.num_workers = 2;
   const std::string expected = HashOf(server, {"require", "require"}, true, [](Cluster&) {});
   for (const uint64_t version : {1U, 100U, 300U, 1000U}) {
+    if (PS_SANITIZED != 0 && version > 300) continue;
     INFO(version);
     CHECK(HashOf(server, {"require", "require"}, true, [&](Cluster& cluster) {
             REQUIRE(Eventually([&] { return cluster.servers[0]->ShardStatus().version() >= version; }));

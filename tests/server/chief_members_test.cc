@@ -323,6 +323,28 @@ TEST_CASE("While a rank waits for another owner, status says whether the others 
   }
 }
 
+TEST_CASE("A rank that waits for another owner is in status also while a norm is measured") {
+  ChiefOptions options = TestJob::Options("asp", 2, 2, false);
+  options.mode.on_worker_loss = "wait";
+  TestJob job(options);
+  std::vector<v1::JoinReply> joined;
+  for (const char* name : {"a", "b"}) joined.push_back(*job.Join(job.Request(name)));
+  for (const uint32_t shard : {0U, 1U}) job.Initialised(shard);
+  v1::LeaveRequest leave;
+  *leave.mutable_id() = joined[1].id();
+  leave.set_reason("lost");
+  REQUIRE(job.chief.Leave(leave, job.now).ok());
+  v1::ShardReport report = job.Acknowledged();
+  v1::NormSums* const sums = report.add_norms();
+  sums->mutable_round()->set_incarnation(joined[0].id().incarnation());
+  for (size_t slices = SlicePlan({{"w", {4}}}, 2).shard_slices(0).size(); slices > 0; --slices) sums->add_squares(1);
+  job.chief.OnReport(0, report, job.now);
+  const std::string waiting = job.chief.Status(job.now).waiting_for();
+  INFO(waiting);
+  CHECK(waiting.find(
+            "rank 0, step 0: waiting for shard 1 to measure its slices; waiting for a worker to take rank 1") == 0);
+}
+
 TEST_CASE("An operator ends a job that waits for workers, runs or has ended, and who asks later is told") {
   for (const std::string moment : {"waits", "runs", "failed"}) {
     TestJob job("bsp", 2);
