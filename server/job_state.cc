@@ -393,7 +393,10 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
     SetPhase(v1::PHASE_RUNNING, "");
   }
-  if (phase_ == v1::PHASE_RUNNING && members_.all_done() && replacements_.empty()) finishing_ = true;
+  if (phase_ == v1::PHASE_RUNNING && members_.all_done()) {
+    if (runs_.dealer().AllUsed()) replacements_.Forget();
+    if (replacements_.empty()) finishing_ = true;
+  }
   if (!initialised && restored() == nullptr &&
       (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
     initialiser_.reset();

@@ -20,6 +20,8 @@ class Replacements {
   void Await(const Member& lost, TimePoint now);
   // It has a new owner. If that one is lost too before the job has made progress, the wait goes on, and is no longer.
   void Taken(uint32_t rank);
+  // No rank waits any more: its new owner would have nothing to do.
+  void Forget() { awaited_.clear(); }
   // The job has made a version.
   void OnProgress() { taken_.clear(); }
 

@@ -100,12 +100,14 @@ absl::StatusOr<RunDealer::Deal> RunDealer::Take(const RunTaker& taker, uint64_t 
                                                       " are allowed"));
   }
   const std::optional<uint64_t> run = NextRun();
-  if (!run.has_value()) return Deal{.kind = RanksWithOpen().empty() ? Deal::Kind::kDone : Deal::Kind::kWait};
+  if (!run.has_value()) return Deal{.kind = AllUsed() ? Deal::Kind::kDone : Deal::Kind::kWait};
   if (returned_.erase(*run) == 0) ++next_;
   ++hand.taken;
   hand.open.push_back(*run);
   return Deal{.kind = Deal::Kind::kRun, .run = *run};
 }
+
+bool RunDealer::AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
 
 std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
   const auto hand = hands_.find(taker);

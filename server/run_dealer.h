@@ -84,6 +84,8 @@ class RunDealer {
 
   // ---- What is
 
+  // Once terms are fixed: no run is left, and none can come back.
+  bool AllUsed() const;
   bool HasOpen(const RunTaker& taker) const;
   // Who has asked for runs and was not forgotten.
   std::set<RunTaker> Takers() const;

@@ -12,8 +12,9 @@ using Answer = std::shared_ptr<std::optional<absl::StatusOr<v1::TakeRunReply>>>;
 // A job in asp that runs with these workers, "a", "b", …: three runs an epoch.
 class RunsJob {
  public:
-  explicit RunsJob(uint32_t workers, uint64_t runs = 6, MetricsWriter* metrics = nullptr)
-      : job("asp", workers, 1, /*hands_out_runs=*/true, metrics), runs_(runs) {
+  explicit RunsJob(uint32_t workers, uint64_t runs = 6, MetricsWriter* metrics = nullptr,
+                   const std::string& on_worker_loss = "")
+      : job(Options(workers, on_worker_loss), metrics), runs_(runs) {
     for (uint32_t rank = 0; rank < workers; ++rank) {
       const auto joined = job.Join(job.Request(std::string(1, static_cast<char>('a' + rank))));
       REQUIRE(joined.ok());
@@ -22,6 +23,12 @@ class RunsJob {
     }
     job.Initialised(0);
     REQUIRE(job.view.phase() == v1::PHASE_RUNNING);
+  }
+
+  static ChiefOptions Options(uint32_t workers, const std::string& on_worker_loss) {
+    ChiefOptions options = TestJob::Options("asp", workers, 1, /*hands_out_runs=*/true);
+    options.mode.on_worker_loss = on_worker_loss;
+    return options;
   }
 
   v1::TakeRunRequest Request(const v1::Identity& id, uint64_t number, uint64_t finished) const {
@@ -52,11 +59,19 @@ class RunsJob {
     REQUIRE((**answer)->outcome() == v1::TakeRunReply::RUN);
     return (**answer)->run();
   }
-  void Leave(size_t worker) {
+  void Leave(size_t worker, const std::string& reason = "stopped") {
     v1::LeaveRequest request;
     *request.mutable_id() = ids[worker];
-    request.set_reason("stopped");
+    request.set_reason(reason);
     REQUIRE(job.chief.Leave(request, job.now).ok());
+  }
+  // This worker renews its lease meanwhile.
+  void PassReplacementTimeout(size_t worker) {
+    job.now += std::chrono::seconds(61);
+    v1::HeartbeatRequest beat;
+    *beat.mutable_id() = ids[worker];
+    REQUIRE(job.chief.Heartbeat(beat, job.now).ok());
+    job.chief.Tick(job.now);
   }
   void SayDone(size_t worker, bool counts_as_empty = false) {
     v1::DoneRequest request;
@@ -232,6 +247,33 @@ TEST_CASE("Shards are told which of those that are done count as empty") {
   CHECK_FALSE(runs.job.view.members(0).counts_as_empty());
   CHECK(runs.job.view.members(1).done());
   CHECK(runs.job.view.members(1).counts_as_empty());
+}
+
+TEST_CASE("A job whose runs are all used waits for no replacement, who would have nothing to do") {
+  RunsJob runs(2, 2, nullptr, "wait");
+  CHECK(runs.Run(0, 1, 0) == 0);
+  CHECK(runs.Run(1, 1, 0) == 1);
+  runs.Leave(1);
+  CHECK(runs.job.chief.Status(runs.job.now).waiting_for().find("waiting for a worker to take rank 1") !=
+        std::string::npos);
+  CHECK(runs.Run(0, 2, 1) == 1);
+  CHECK(Outcome(runs.Take(0, 3, 2)) == v1::TakeRunReply::DONE);
+  runs.SayDone(0);
+  const std::string waiting = runs.job.chief.Status(runs.job.now).waiting_for();
+  CHECK(waiting.find("all workers are done: waiting for rank 0") == 0);
+  runs.PassReplacementTimeout(0);
+  CHECK(runs.job.ended == v1::PHASE_UNSPECIFIED);
+  runs.Leave(0, "");
+  CHECK(runs.job.ended == v1::PHASE_FINISHED);
+}
+
+TEST_CASE("A worker that leaves a job before all runs are used is waited for, though the others are done") {
+  RunsJob runs(2, 2, nullptr, "wait");
+  CHECK(runs.Run(0, 1, 0) == 0);
+  runs.Leave(1);
+  runs.SayDone(0);  // A client of its own mind.
+  runs.PassReplacementTimeout(0);
+  CHECK(runs.job.reason.find("rank 1 (b on ) was lost 61 s ago, and no worker has taken its place") == 0);
 }
 
 TEST_CASE("The job's failure ends a wait for a run") {

@@ -108,6 +108,10 @@ absl::Status DelayedGradients::Push() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& context) {
+  if (context.client.hands_out_runs()) {
+    return absl::FailedPreconditionError(
+        "--experiment_staleness: not with --budget=job: a worker's runs count as used before they are pushed");
+  }
   if (context.client.mode() != "asp" || context.client.num_workers() != 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--experiment_staleness: is for --mode=asp with one worker; this job is --mode=", context.client.mode(),
