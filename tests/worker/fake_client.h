@@ -45,7 +45,6 @@ class FakeClient final : public Client {
   Schedule schedule;
   uint64_t position = 0;
   uint32_t workers = 1;
-  bool hands_out = false;
   std::string named_mode = "asp";
   std::vector<Asked> asked;
   // What the next exchanges are answered with, and their versions; then as said above.
@@ -90,7 +89,7 @@ class FakeClient final : public Client {
   }
   std::shared_ptr<Exchange> StartPushPull(const PushInfo& push, const ConstTensors& out, const MutableTensors& in,
                                           bool /*deferred*/, DoneCallback /*callback*/) override;
-  bool hands_out_runs() const override { return hands_out; }
+  bool hands_out_runs() const override { return false; }
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& /*request*/) override { return absl::UnimplementedError(""); }
   void SetBusy(const std::string& /*what*/) override {}
   absl::Status Done(bool /*counts_as_empty*/) override { return absl::OkStatus(); }

@@ -67,7 +67,7 @@ absl::StatusOr<StepResult> DelayedGradients::Compute(const TrainingBatch& batch)
 absl::Status DelayedGradients::Train(const TrainingBatch& batch) {
   const absl::StatusOr<StepResult> computed = Compute(batch);
   if (!computed.ok()) return computed.status();
-  context_.feed.Finished(batch);
+  context_.feed.Finished(batch);  // Before it is pushed: the chief lets a worker hold two runs at most.
   held_.push_back({.gradients = std::move(free_.back()),
                    .version = context_.exchanges.version(),
                    .versions = context_.exchanges.versions(),
@@ -108,10 +108,6 @@ absl::Status DelayedGradients::Push() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& context) {
-  if (context.client.hands_out_runs()) {
-    return absl::FailedPreconditionError(
-        "--experiment_staleness: not with --budget=job: a worker's runs count as used before they are pushed");
-  }
   if (context.client.mode() != "asp" || context.client.num_workers() != 1) {
     return absl::FailedPreconditionError(absl::StrCat(
         "--experiment_staleness: is for --mode=asp with one worker; this job is --mode=", context.client.mode(),
