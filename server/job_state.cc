@@ -386,6 +386,11 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
   if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
 }
 
+bool JobState::NothingIsLeft() const {
+  return phase_ == v1::PHASE_RUNNING && !finishing_ && members_.all_done() &&
+         (replacements_.empty() || runs_.dealer().AllUsed());
+}
+
 std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
@@ -393,9 +398,9 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
     SetPhase(v1::PHASE_RUNNING, "");
   }
-  if (phase_ == v1::PHASE_RUNNING && members_.all_done()) {
-    if (runs_.dealer().AllUsed()) replacements_.Forget();
-    if (replacements_.empty()) finishing_ = true;
+  if (NothingIsLeft()) {
+    replacements_.Forget();
+    finishing_ = true;
   }
   if (!initialised && restored() == nullptr &&
       (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {

@@ -247,6 +247,8 @@ class JobState {
   void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
   // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
   void CheckShards(TimePoint now);
+  // The job is to end: all workers are done, and no other has to come.
+  bool NothingIsLeft() const;
   // A lost worker has to be replaced in time.
   void CheckReplacements(TimePoint now);
   void CheckRestoring(TimePoint now);

@@ -38,7 +38,8 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   CheckRestoring(now);
-  return !lost.empty() || ended() || (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
+  return !lost.empty() || ended() || NothingIsLeft() ||
+         (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
 }
 
 void JobState::CheckShards(TimePoint now) {

@@ -140,7 +140,7 @@ absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
   if (stopping_) return absl::CancelledError("the server is shutting down");
   Member& member = members_[id.rank()];
   if (member.link != nullptr) {
-    if (member.incarnation == id.incarnation()) {  // Else this one replaces it, which has been logged.
+    if (member.incarnation == id.incarnation()) {  // Else this one replaces it, as the chief has logged.
       spdlog::warn("rank {}: it has asked for shared memory anew; its link before is ended", id.rank());
     }
     member.link->Close();

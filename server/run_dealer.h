@@ -84,7 +84,7 @@ class RunDealer {
 
   // ---- What is
 
-  // Once terms are fixed: no run is left, and none can come back.
+  // No run is left, and none can come back; false before terms are fixed.
   bool AllUsed() const;
   bool HasOpen(const RunTaker& taker) const;
   // Who has asked for runs and was not forgotten.

@@ -81,8 +81,9 @@ TEST_CASE("The runs of a worker that is killed are given out again, and every ru
 TEST_CASE("A replacement goes on with the job's runs where all others are") {
   const TempFolder folder;
   const std::string metrics = folder.File("chief.jsonl");
+  // The run that the killed worker holds comes back when its successor has joined, so that the job does not end before.
   Process chief("ps_server",
-                {"--num_workers=2", "--mode=asp", "--budget=job", "--on_worker_loss=wait", "--metrics_file=" + metrics},
+                {"--num_workers=2", "--mode=asp", "--budget=job", "--reconnect_grace=60s", "--metrics_file=" + metrics},
                 folder.File("chief"));
   const std::string address = chief.Address();
   Process stays("ps_worker", Worker(address, {"--rank=0", "--epochs=20"}), folder.File("stays"));

@@ -2,8 +2,8 @@
 
     shared_memory_processes.py BUILD_FOLDER faults COUNT STEPS | namespaces
 
-Faults: COUNT small jobs of STEPS steps, each with one fault at a moment that a fixed seed chooses. Namespaces: skipped (a line that
-begins with SKIPPED:) where they cannot be made.
+Faults: COUNT small jobs of STEPS steps, each with one fault at a moment that a fixed seed chooses.
+Namespaces: skipped (a line that begins with SKIPPED:) where they cannot be made.
 """
 import os
 import pathlib

@@ -81,14 +81,13 @@ TEST_CASE(
       job.push_back(std::make_unique<Process>("ps_server", arguments, folder.File("server-" + shard)));
       if (chief.empty()) chief = job.back()->Address();
     }
-    // A worker that is to be killed is slow, so that it has not ended before.
-    const auto start = [&](const std::string& rank, const std::string& log, const std::string& step_time = "0s") {
+    // Workers are slow, so that none has ended before one is killed.
+    const auto start = [&](const std::string& rank, const std::string& log) {
       const std::string file = folder.File(log);
-      return std::make_unique<Process>(
-          "ps_worker",
-          Worker(chief, {"--rank=" + rank, "--epochs=100", "--metrics_file=" + file + ".jsonl",
-                         "--experiment_step_time=" + step_time}),
-          file);
+      return std::make_unique<Process>("ps_worker",
+                                       Worker(chief, {"--rank=" + rank, "--epochs=60", "--experiment_step_time=5ms",
+                                                      "--metrics_file=" + file + ".jsonl"}),
+                                       file);
     };
     job.push_back(start("0", "worker-0"));
     job.push_back(start("2", "worker-2"));
@@ -96,7 +95,7 @@ TEST_CASE(
       for (size_t i = 3; i < 5; ++i) job[i]->Signal(signal);
     };
     {
-      const auto killed = start("1", "killed", "5ms");
+      const auto killed = start("1", "killed");
       // All take part: one that is stopped before its stream is open would be lost as well.
       for (size_t i = 3; i < 5; ++i) REQUIRE(job[i]->WaitFor(".jsonl", "\"event\":\"step\""));
       signal_others(SIGSTOP);  // They must not end before the rank is taken.

@@ -267,6 +267,25 @@ TEST_CASE("A job whose runs are all used waits for no replacement, who would hav
   CHECK(runs.job.ended == v1::PHASE_FINISHED);
 }
 
+TEST_CASE("A job ends when it turns out that the push of a lost worker's last run is there, and all others are done") {
+  RunsJob runs(2, 1, nullptr, "wait");
+  CHECK(runs.Run(1, 1, 0) == 0);
+  runs.SayDone(0);
+  runs.job.deaf = true;
+  runs.Leave(1);
+  v1::ShardReport report = runs.job.Acknowledged();
+  v1::RankStep* const left = report.add_left_steps();
+  left->set_rank(1);
+  left->set_incarnation(1);
+  left->set_next_step(1);
+  left->set_runs(1);
+  runs.job.chief.OnReport(0, report, runs.job.now);
+  runs.job.chief.Tick(runs.job.now);
+  CHECK(runs.job.chief.Status(runs.job.now).waiting_for().find("all workers are done: waiting for rank 0") == 0);
+  runs.Leave(0, "");
+  CHECK(runs.job.ended == v1::PHASE_FINISHED);
+}
+
 TEST_CASE("A worker that leaves a job before all runs are used is waited for, though the others are done") {
   RunsJob runs(2, 2, nullptr, "wait");
   CHECK(runs.Run(0, 1, 0) == 0);
