@@ -65,6 +65,16 @@ class RunsJob {
     request.set_reason(reason);
     REQUIRE(job.chief.Leave(request, job.now).ok());
   }
+  // The shard acknowledges the view, and has one push of this lost worker, of its first run.
+  void ReportLeft(uint32_t rank, uint64_t incarnation) {
+    v1::ShardReport report = job.Acknowledged();
+    v1::RankStep* const left = report.add_left_steps();
+    left->set_rank(rank);
+    left->set_incarnation(incarnation);
+    left->set_next_step(1);
+    left->set_runs(1);
+    job.chief.OnReport(0, report, job.now);
+  }
   // This worker renews its lease meanwhile.
   void PassReplacementTimeout(size_t worker) {
     job.now += std::chrono::seconds(61);
@@ -194,14 +204,7 @@ TEST_CASE("Of a lost worker's runs those are not handed out again whose push a s
     CHECK(runs.Run(1, 2, 0) == 2);  // It has pushed the first, and died before it heard so.
     runs.job.deaf = true;
     runs.Leave(1);
-    v1::ShardReport report;
-    report.set_acknowledged_view(runs.job.view.number());
-    v1::RankStep* const left = report.add_left_steps();
-    left->set_rank(1);
-    left->set_incarnation(owner);
-    left->set_next_step(1);
-    left->set_runs(1);
-    runs.job.chief.OnReport(0, report, runs.job.now);
+    runs.ReportLeft(1, owner);
     if (owner != 1) CHECK(runs.Run(0, 2, 1) == 0);
     CHECK(runs.Run(0, owner == 1 ? 2 : 3, 1) == 2);
   }
@@ -273,13 +276,7 @@ TEST_CASE("A job ends when it turns out that the push of a lost worker's last ru
   runs.SayDone(0);
   runs.job.deaf = true;
   runs.Leave(1);
-  v1::ShardReport report = runs.job.Acknowledged();
-  v1::RankStep* const left = report.add_left_steps();
-  left->set_rank(1);
-  left->set_incarnation(1);
-  left->set_next_step(1);
-  left->set_runs(1);
-  runs.job.chief.OnReport(0, report, runs.job.now);
+  runs.ReportLeft(1, 1);
   runs.job.chief.Tick(runs.job.now);
   CHECK(runs.job.chief.Status(runs.job.now).waiting_for().find("all workers are done: waiting for rank 0") == 0);
   runs.Leave(0, "");
