@@ -32,13 +32,10 @@ run() { exec "$python" -B "$root/deploy/compare/__main__.py" "$@"; }
 limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
 
 build() {
-  local log=$root/build/compare-build.log options=()
+  local log=$root/build/compare-build.log
   mkdir -p "$root/build"
-  if command -v ccache >/dev/null; then
-    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  fi
   printf 'compare: building\n' >&2
-  if ! (cd "$root" && limited cmake --preset release "${options[@]}" &&
+  if ! (cd "$root" && limited cmake --preset release &&
     limited cmake --build --preset release --parallel "$(nproc)" --target ps_server ps_worker ps_ctl) \
     >"$log" 2>&1 </dev/null; then
     tail -n 15 "$log" | sed 's/^/    /' >&2

@@ -189,13 +189,10 @@ check_settings() {
 }
 
 build() {
-  local log=build/demo-build.log options=()
+  local log=build/demo-build.log
   mkdir -p build
-  if command -v ccache >/dev/null; then
-    options=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  fi
   say "demo: building"
-  start "configuring" "$log" bash -c 'exec "$@" >&2' cmake cmake --preset release "${options[@]}"
+  start "configuring" "$log" bash -c 'exec "$@" >&2' cmake cmake --preset release
   wait_for_any "$RUN_LIMIT_S" "$started" || fail "configuring took longer than $RUN_LIMIT_S s" "$log"
   start "the build" "$log" bash -c 'exec "$@" >&2' cmake cmake --build --preset release --parallel "$(nproc)" \
     --target ps_server ps_worker ps_ctl

@@ -4,15 +4,18 @@
 #   tests/run.sh          the release build; tests labelled `slow` are left out
 #   tests/run.sh --python the same, and the Python package's tests, in a virtual environment in build/venv, with ruff
 #                         and mypy. What needs PyTorch is skipped where it cannot be installed.
-#   tests/run.sh --all    all tests, also the Python package's, in the release build and under the address,
-#                         undefined-behaviour and thread sanitizers; clang-tidy's checks with Clang's thread-safety
-#                         analysis; clang-format
-#   tests/run.sh --full   all of that, and what is slow and rarely tells more: the tests labelled `full` (under the
-#                         sanitizers, the enumerations and comparisons of numbers that the release build runs in any
-#                         case); the Python package beside TensorFlow; clang-tidy on each source by itself and with Clang's static analyzer
+#   tests/run.sh --all    what continuous integration runs: the demo before and after these tests, a small share of the slow
+#                         ones, the address, undefined-behaviour and thread sanitizers over what is concurrent or decodes
+#                         bytes, clang-tidy with Clang's thread-safety analysis over what tests/analysed.txt does not know,
+#                         clang-format
+#   tests/run.sh --full   all of that and all slow tests: once before a change is done. docs/developing.md has a table.
 #
-# The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the analysis and the
-# format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
+# A test that fails is run again by itself, at most twice. If it passes then, it counts as passed and is listed as unsteady at
+# the end; its failed output is in build/logs. More than three unsteady tests are a failure. What a sanitizer reports, a crash,
+# and a wrong hash or count are not run again.
+#
+# The last line is `N passed, N failed`, with `, N skipped` if any were, added up over all builds; the demo, the analysis and
+# the format check count as a test each, and a build that fails as a failed one. Exit status: 0 if tests ran and none
 # failed. Every phase's full output is in build/logs/.
 #
 # PS_DATA_DIR: the folder that holds mnist/, for the tests that want it. PS_START_DOCKER: a program that starts a Docker
@@ -36,21 +39,8 @@ for argument in "$@"; do
   esac
 done
 
-# Without it, ccache does not keep what is compiled with precompiled headers.
-export CCACHE_SLOPPINESS=pch_defines,time_macros
-
-# Several sources are compiled at a time, which takes half as long. On few processors 48 take less time again, and so does
-# a GCC that need not collect its garbage: it takes up to 4 GiB of memory for them.
-at_a_time=16 compiler_flags=${CXXFLAGS:-}
-memory_kib=$(awk '/^MemTotal:/ {print $2}' /proc/meminfo)
-limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)  # Of a container.
-if [[ $limit =~ ^[0-9]+$ ]] && ((limit / 1024 < memory_kib)); then memory_kib=$((limit / 1024)); fi
-if $all && [[ -z ${CXX:-} ]] && (($(nproc) <= 4 && memory_kib >= 4 * 1024 * 1024 * $(nproc))); then
-  at_a_time=48 compiler_flags+=' --param ggc-min-expand=1000 --param ggc-min-heapsize=2000000'
-fi
-readonly at_a_time compiler_flags
-
-passed=0 failed=0 skipped=0 phase_pid=
+readonly unsteady_max=3
+passed=0 failed=0 skipped=0 unsteady=0 phase_pid=
 # stop STATUS: ends the phase that runs, with all that it started.
 stop() {
   trap '' INT TERM HUP
@@ -64,6 +54,7 @@ stop() {
 trap 'stop 130' INT
 trap 'stop 143' TERM HUP
 mkdir -p "$logs"
+: >"$logs/unsteady.txt"
 
 if [[ -z ${PS_DATA_DIR:-} && -d ../shared/data ]]; then
   PS_DATA_DIR=$(cd ../shared/data && pwd)
@@ -98,22 +89,13 @@ phase() {
   return "$status"
 }
 
-# build PRESET: configures and builds it; a failure is shown and counted.
+# build PRESET [OPTION...]: configures and builds it; a failure is shown and counted. The configuration is the preset's and
+# nothing else, so that whoever types the preset's name, the demo and this script share a folder. (Options that only
+# choose what there is to build may differ.)
 build() {
-  local preset=$1 options=(-DPS_BUILD_TESTS=ON)
-  # GCC warns of what is not there in code that it has instrumented.
-  if [[ $preset == release ]]; then options+=(-DPS_WARNINGS_AS_ERRORS=ON); fi
-  local together=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_CXX_FLAGS="$compiler_flags")
-  if [[ $preset != release ]]; then
-    options+=("${together[@]}" -DCMAKE_UNITY_BUILD_BATCH_SIZE=$at_a_time)
-  elif [[ ! -e build/CMakeCache.txt ]]; then  # The folder that somebody works in stays as it was configured.
-    # Of more sources, optimised together, GCC 12 gives warnings that are wrong.
-    options+=("${together[@]}" -DCMAKE_UNITY_BUILD_BATCH_SIZE=16)
-  fi
-  if command -v ccache >/dev/null; then
-    options+=(-DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
-  fi
-  if ! phase "$preset: configure" 300 cmake --preset "$preset" "${options[@]}"; then
+  local preset=$1
+  shift
+  if ! phase "$preset: configure" 300 cmake --preset "$preset" "$@"; then
     tail -n 40 "$log"
   elif ! phase "$preset: build" "$build_timeout_s" cmake --build --preset "$preset" --parallel "$(nproc)"; then
     # Ninja prints a failed command's output after this word; the rest is in the log.
@@ -125,35 +107,45 @@ build() {
   return 1
 }
 
-# run_tests PRESET FOLDER: adds its tests to the totals; shows what failed and what was skipped.
+# run_tests PRESET FOLDER: adds its tests to the totals; shows what failed, what was skipped and what is unsteady.
 run_tests() {
   local preset=$1 folder=$2 report=$logs/$1-tests.xml options=() jobs
   jobs=$(($(nproc) + 1))  # Tests wait for a third of their time and more.
-  if ! $all; then
-    options=(-LE '^(slow|full)$')
-  elif ! $full; then
-    options=(-LE '^full$')
-  fi
-  rm -f "$report"
-  local status=0
-  phase "$preset: test" "$test_timeout_s" ctest --test-dir "$folder" -j "$jobs" --timeout 300 --output-junit "$report" \
-    --test-output-size-passed 65536 --test-output-size-failed 1048576 --no-tests=error "${options[@]}" || status=$?
-  add_report "$report" "$status"
+  if ! $full; then options=(-LE '^(slow|full)$'); fi
+  local common=(ctest --test-dir "$folder" --timeout 300 --test-output-size-passed 65536
+    --test-output-size-failed 1048576 --no-tests=error)
+  rm -f "$report" "$report".again*
+  local status=0 reports=("$report") numbers attempt
+  phase "$preset: test" "$test_timeout_s" "${common[@]}" -j "$jobs" --output-junit "$report" "${options[@]}" || status=$?
+  for attempt in 1 2; do
+    numbers=$(python3 tests/results.py again "${reports[-1]}" "$folder/Testing/Temporary/LastTestsFailed.log" \
+      2>/dev/null | paste -sd,) || true
+    if [[ -z $numbers ]]; then break; fi
+    phase "$preset: test again $attempt" "$test_timeout_s" "${common[@]}" -I "0,0,0,$numbers" \
+      --output-junit "$report.again$attempt" || true
+    if [[ ! -e $report.again$attempt ]]; then break; fi
+    reports+=("$report.again$attempt")
+  done
+  add_reports "$status" "${reports[@]}"
 }
 
-# add_report REPORT STATUS: adds a JUnit file to the totals; STATUS is that of the program that wrote it.
-add_report() {
-  local report=$1 status=$2 summary counts
-  if ! summary=$(python3 tests/junit_summary.py "$report" 2>&1); then
+# add_reports STATUS REPORT...: adds the JUnit files of a run, and of the tests that were run again, to the totals; STATUS is
+# that of the program that wrote the first.
+add_reports() {
+  local status=$1 summary counts
+  shift
+  if ! summary=$(python3 tests/results.py summary "$@" 2>&1); then
     tail -n 20 "$log"
     failed=$((failed + 1))
     return
   fi
   if [[ $summary == *$'\n'* ]]; then printf '%s\n' "${summary%$'\n'*}"; fi
+  grep '^unsteady: ' <<<"$summary" >>"$logs/unsteady.txt" || true
   read -r -a counts <<<"${summary##*$'\n'}"
   # The program itself may fail (no tests at all, the limit) with no single test to blame.
-  if ((status != 0 && counts[1] == 0)); then counts[1]=1; tail -n 20 "$log"; fi
+  if ((status != 0 && counts[1] == 0 && counts[3] == 0)); then counts[1]=1; tail -n 20 "$log"; fi
   passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
+  unsteady=$((unsteady + counts[3]))
 }
 
 # run_python: the Python package, built into the release build's folder.
@@ -184,12 +176,21 @@ run_python() {
     failed=$((failed + 1))
     return
   fi
-  rm -f "$report"
-  PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin phase "python: test" "$test_timeout_s" \
-    "$venv/bin/python" -m pytest tests/python -p no:cacheprovider --junitxml="$report" || status=$?
-  add_report "$report" "$status"
-  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault
-  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault
+  rm -f "$report" "$report".again*
+  local pytest=("$venv/bin/python" -m pytest -p no:cacheprovider) reports=("$report") attempt ids
+  export PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin
+  phase "python: test" "$test_timeout_s" "${pytest[@]}" tests/python --junitxml="$report" || status=$?
+  for attempt in 1 2; do
+    mapfile -t ids < <(python3 tests/results.py again "${reports[-1]}" 2>/dev/null)
+    if ((${#ids[@]} == 0)); then break; fi
+    phase "python: test again $attempt" "$test_timeout_s" "${pytest[@]}" "${ids[@]}" \
+      --junitxml="$report.again$attempt" || true
+    reports+=("$report.again$attempt")
+  done
+  unset PYTHONPATH PSGRAD_BIN
+  add_reports "$status" "${reports[@]}"
+  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/results.py tests/analysis.py
+  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/results.py tests/analysis.py
   if $torch; then
     check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
     PSGRAD_BIN=$root/build/bin check "compare beside PyTorch" \
@@ -220,46 +221,40 @@ check() {
   fi
 }
 
-# compiled_sources FOLDER: the project's own files in its compile commands, and CMake's that include several of them,
-# each once, ended by NUL.
-compiled_sources() {
-  python3 - "$1/compile_commands.json" "$root" "${sources[@]}" <<'PYTHON'
-import json, os, sys
-commands, root, *folders = sys.argv[1:]
-own = tuple(os.path.join(root, folder, "") for folder in folders)
-files = {os.path.normpath(os.path.join(c["directory"], c["file"])) for c in json.load(open(commands))}
-sys.stdout.write("".join(f + "\0" for f in sorted(files)
-                         if "/Unity/" in f or (f.startswith(own) and f.endswith(".cc"))))
-PYTHON
-}
-
-# analyse: clang-tidy reads headers for far longer than sources, so --all lets it read several sources at once. That
-# hides a source that does not include what it uses, and leaves the static analyzer, which takes half of the time, with
-# nothing to do: both are for --full.
+# analyse: clang-tidy. --full reads each source by itself, with the static analyzer.
 analyse() {
-  local unity=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=$at_a_time) options=()
-  if $full; then
-    unity=(-DCMAKE_UNITY_BUILD=OFF)
-  else
-    options=(--header-filter='/(common|server|worker|tests)/[^:]*\.(h|cuh|cc)$'
-             --checks='-clang-analyzer-*,-bugprone-suspicious-include')
-  fi
+  local options=()
+  if $full; then options=(--each); fi
   if ! command -v clang-tidy >/dev/null; then
     echo "skipped: clang-tidy and thread-safety analysis: clang-tidy is not installed"
     skipped=$((skipped + 1))
-  # Without precompiled headers, which are GCC's.
-  elif phase "analysis: configure" 300 cmake --preset release -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF \
-    "${unity[@]}" &&
+  # Without precompiled headers, which are GCC's. The compile commands are GCC's; what only GCC knows is no finding.
+  elif phase "analysis: configure" 300 cmake --preset plain -B build-analysis -DPS_PRECOMPILED_HEADERS=OFF &&
     phase "analysis: generate" 300 cmake --build build-analysis --target ps_proto --parallel "$(nproc)"; then
-    compiled_sources build-analysis >"$logs/sources"
-    # The compile commands are GCC's; what only GCC knows is no finding.
-    check "clang-tidy, thread safety" xargs -0 -a "$logs/sources" -n 1 -P "$(nproc)" \
-      clang-tidy -p build-analysis --quiet "${options[@]}" \
-      --extra-arg=-Wthread-safety --extra-arg=-Wno-unknown-warning-option
+    check "clang-tidy, thread safety" python3 -B tests/analysis.py build-analysis tests/analysed.txt "${options[@]}"
   else
     tail -n 40 "$log"
     failed=$((failed + 1))
   fi
+}
+
+# demo NAME: deploy/demo.sh as a newcomer runs it, but for one pass over the data.
+demo() {
+  check "$1" env EPOCHS=1 deploy/demo.sh
+}
+
+# demo_compiles_nothing: whatever was built for the tests is what the demo runs.
+demo_compiles_nothing() {
+  demo "demo after the tests"
+  check "demo built nothing anew" bash -c '! grep -q "Building" build/demo-build.log'
+}
+
+# slow_share: what continuous integration runs of the slow tests: the docker-compose demo once, and five seeds of the chaos runs
+# that differ from day to day.
+slow_share() {
+  local seed=$(($(date +%s) / 86400 * 5))
+  check "compose demo" ctest --test-dir build -R '^compose_test' --no-tests=error --output-on-failure
+  check "chaos, seeds $seed to $((seed + 4))" /usr/bin/python3 -B tests/fault/chaos build --seed="$seed" --runs=5
 }
 
 check_format() {
@@ -274,6 +269,11 @@ check_format() {
 
 # finish: the totals, alone on the last line. Returns 1 if they are no success.
 finish() {
+  cat "$logs/unsteady.txt"
+  if ((unsteady > unsteady_max)); then
+    printf '%d tests are unsteady; more than %d count as a failure\n' "$unsteady" "$unsteady_max"
+    failed=$((failed + 1))
+  fi
   printf '%d passed, %d failed' "$passed" "$failed"
   if ((skipped > 0)); then printf ', %d skipped' "$skipped"; fi
   printf '\n'
@@ -288,20 +288,30 @@ if ! phase "install" 2400 "${install[@]}"; then
   failed=1
   finish || exit 1
 fi
-if $all; then check_format; fi
+if $all; then
+  check_format
+  demo "demo before the tests"
+fi
 if build release; then
   run_tests release build
+  if $all; then demo_compiles_nothing; fi
+  if $all && ! $full; then slow_share; fi
   if $python; then run_python; fi
 fi
 if $all; then
-  if build asan; then
+  sanitized=OFF
+  if $full; then sanitized=ON; fi
+  if build asan -DPS_SANITIZE_EVERYTHING=$sanitized; then
     ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
       run_tests asan build-asan
   fi
-  if build tsan; then
+  if build tsan -DPS_SANITIZE_EVERYTHING=$sanitized; then
     TSAN_OPTIONS="suppressions='$root/tests/tsan.supp':ignore_noninstrumented_modules=1:second_deadlock_stack=1" \
       run_tests tsan build-tsan
   fi
   analyse
+fi
+if $full; then
+  build plain && passed=$((passed + 1))  # Warnings that several sources at a time hide.
 fi
 finish

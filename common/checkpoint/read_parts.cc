@@ -149,8 +149,8 @@ class Reader {
       return absl::OkStatus();
     }
     for (size_t k = 0; k < part.state.size(); ++k) {
-      const auto state = [k](const WantedPart& wanted) {
-        return wanted.state.empty() ? std::span<float>() : wanted.state[k];
+      const auto state = [k](const WantedPart& one) {
+        return one.state.empty() ? std::span<float>() : one.state[k];
       };
       PS_RETURN_IF_ERROR(ReadValues(file, part, part.state[k], state));
     }
