@@ -1,5 +1,8 @@
 #include "common/endpoint.h"
 
+#include <algorithm>
+#include <limits>
+
 #include <grpc/impl/codegen/grpc_types.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
@@ -19,6 +22,7 @@ constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
 constexpr int kReconnectMs = 200;        // Between two attempts: a server that was started again is found at once.
+constexpr int kHandshakeMs = 10000;      // For a caller to begin: who only connects keeps no place for longer.
 constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy server takes its time.
 
 // What client and server have in common, but for the windows; `set` takes (name, value). `long_links`: gRPC measures
@@ -112,16 +116,21 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
+int ServerSilenceMs(std::chrono::nanoseconds silence) {
+  const auto silence_ms = std::chrono::duration_cast<std::chrono::milliseconds>(silence).count();
+  return static_cast<int>(std::clamp<int64_t>(silence_ms, kKeepaliveTimeoutMs, std::numeric_limits<int>::max()));
+}
+
 void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links) {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetTransportArguments(kServerWindowBytes, long_links,
                         [&](const char* name, int value) { builder.AddChannelArgument(name, value); });
-  const auto silence_ms = std::chrono::duration_cast<std::chrono::milliseconds>(silence).count();
-  builder.AddChannelArgument(
-      GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
-      static_cast<int>(std::clamp<int64_t>(silence_ms, kKeepaliveTimeoutMs, std::numeric_limits<int>::max())));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, ServerSilenceMs(silence));
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
+  // Pings are not punished: for each one past the limit gRPC 1.51 queues a GOAWAY, and a caller that does not read had
+  // it hold gigabytes so. Without, it reads no more from a caller that leaves 10,000 answers unread.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
 }
 
 }  // namespace ps

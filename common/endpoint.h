@@ -1,6 +1,7 @@
 // Addresses, and the gRPC channels and arguments that every part of the system uses.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -49,7 +50,9 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
                                            bool long_links = false);
 
 // The same on the server's side; a port that is in use is noticed. A peer that is silent for about `silence` is cut
-// off: at least as long as whoever falls silent has by other rules, as a worker has its lease.
+// off: at least as long as whoever falls silent has by other rules, as a worker has its lease. A caller that connects
+// and does not begin to speak HTTP/2 is cut off after 10 s.
+int ServerSilenceMs(std::chrono::nanoseconds silence);
 void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links = false);
 
 }  // namespace ps

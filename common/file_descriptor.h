@@ -23,6 +23,8 @@ class FileDescriptor {
 
   int get() const { return descriptor_; }
   bool valid() const { return descriptor_ >= 0; }
+  // Gives it up to the caller.
+  int Release() { return std::exchange(descriptor_, -1); }
   void Close() {
     if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
   }

@@ -50,7 +50,7 @@ HealthService::HealthService(CallRouter& router) {
         if (!request.service().empty()) return absl::NotFoundError("health is known of the server as a whole only");
         health::HealthCheckResponse response;
         MutexLock lock(mutex_);
-        response.set_status(ToStatus(serving_));
+        response.set_status(ToStatus(serves()));
         return response;
       });
   router.HandleWith<WatchCall>("/grpc.health.v1.Health/Watch", *this);
@@ -59,8 +59,18 @@ HealthService::HealthService(CallRouter& router) {
 void HealthService::SetServing(bool serving) {
   MutexLock lock(mutex_);
   serving_ = serving;
+  Tell();
+}
+
+void HealthService::SetRoom(bool room) {
+  MutexLock lock(mutex_);
+  room_ = room;
+  Tell();
+}
+
+void HealthService::Tell() {
   for (const Watch& watch : watches_) {
-    if (watch.known) watch.call->Tell(Encode(ToStatus(serving)));
+    if (watch.known) watch.call->Tell(Encode(ToStatus(serves())));
   }
 }
 
@@ -84,7 +94,7 @@ absl::Status HealthService::AddWatch(const std::shared_ptr<WatchCall>& call, con
   const bool known = service.empty();
   watches_.push_back({.call = call, .known = known});
   // The specification has the stream of an unknown service stay open.
-  call->Tell(Encode(known ? ToStatus(serving_) : health::HealthCheckResponse::SERVICE_UNKNOWN));
+  call->Tell(Encode(known ? ToStatus(serves()) : health::HealthCheckResponse::SERVICE_UNKNOWN));
   return absl::OkStatus();
 }
 

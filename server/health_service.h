@@ -19,6 +19,8 @@ class HealthService {
 
   // What a probe is told from now on; who watches is told at once.
   void SetServing(bool serving);
+  // Whether there is room for connections; while there is none it does not serve. At first there is.
+  void SetRoom(bool room);
   // Ends the streams of who watches, so that the gRPC server need not wait for them.
   void EndWatches();
 
@@ -32,8 +34,12 @@ class HealthService {
   absl::Status AddWatch(const std::shared_ptr<WatchCall>& call, const std::string& service);
   void RemoveWatch(const WatchCall* call);
 
+  bool serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return serving_ && room_; }
+  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   Mutex mutex_;  // Before the locks of calls.
   bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool room_ ABSL_GUARDED_BY(mutex_) = true;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Watch> watches_ ABSL_GUARDED_BY(mutex_);
 };

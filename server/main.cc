@@ -8,6 +8,7 @@
 #include "common/program.h"
 #include "common/status.h"
 #include "server/flags.h"
+#include "server/listener.h"
 #include "server/server.h"
 
 int main(int argc, char** argv) {
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
   KeepFreedMemory();
   InitLogging("ps_server");
   RouteGrpcLog();
+  RaiseDescriptorLimit();
   Mutex mutex;
   Server* running = nullptr;
   std::string stopped;  // Why, if it was.

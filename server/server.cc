@@ -21,7 +21,9 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::milliseconds kTick(50);
-constexpr std::chrono::seconds kGap(1);  // Between two ticks: this process, or its machine, was suspended.
+// Between two beats: this process, or its machine, was suspended. Of a lease it is less than the part in which no
+// heartbeat need come, or workers would be lost for a suspension of the server.
+constexpr std::chrono::seconds kGap(1);
 constexpr std::chrono::seconds kSayWaiting(10);
 constexpr std::chrono::milliseconds kShutdownGrace(500);
 constexpr std::chrono::seconds kFinishLinger(2);
@@ -120,7 +122,9 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
 }  // namespace
 
 Server::Server(const ServerOptions& options, Lineage* lineage)
-    : options_(options), lineage_(lineage == nullptr ? own_lineage_ : *lineage) {}
+    : options_(options),
+      lineage_(lineage == nullptr ? own_lineage_ : *lineage),
+      suspensions_(std::min<std::chrono::nanoseconds>(kGap, ToChrono(options.lease) / 4), Now()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags,
                                                       const std::stop_token& stop, Lineage* lineage) {
@@ -139,6 +143,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   start["flags"] = flags;
   server->metrics_->Begin(/*append=*/server->restored() || server->lineage_.again, start);
   server->health_->SetServing(true);  // It has its place in the job.
+  if (server->chief_ != nullptr) server->beat_ = std::thread([self = server.get()] { self->Beat(); });
   server->ticker_ = std::thread([self = server.get()] { self->Tick(); });
   return server;
 }
@@ -187,18 +192,17 @@ absl::Status Server::Listen() {
     if (!lock.ok()) return lock.status();
     unix_lock_ = *std::move(lock);
   }
-  int port = 0;
-  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
+  absl::StatusOr<std::unique_ptr<Listener>> listener =
+      Listener::Listen("--listen=" + options_.listen, listen, ToChrono(options_.lease));
+  if (!listener.ok()) return listener.status();
+  std::unique_ptr<Listener::Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
   builder.RegisterCallbackGenericService(router_.get());
   grpc_ = builder.BuildAndStart();
-  if (grpc_ == nullptr || port == 0) {
-    grpc_.reset();
-    return absl::UnavailableError(
-        absl::StrCat("--listen=", options_.listen, ": the address is in use or does not belong to this machine"));
-  }
-  Endpoint bound = listen;
-  if (!listen.is_unix()) bound.port = port;
-  lineage_.address = address_ = bound.ToString();
+  if (grpc_ == nullptr) return absl::UnavailableError("gRPC does not start");
+  listener_ = *std::move(listener);
+  listener_->Start(std::move(acceptor), [this](bool room) { health_->SetRoom(room); });
+  lineage_.address = address_ = listener_->endpoint().ToString();
   return absl::OkStatus();
 }
 
@@ -222,23 +226,33 @@ v1::ShardStatusReply Server::ShardStatus() const {
   return status;
 }
 
+void Server::Beat() {
+  MutexLock lock(beat_mutex_);
+  while (beating_) {
+    suspensions_.Beat(Now());
+    beat_ends_.WaitUntil(beat_mutex_, Now() + kTick);
+  }
+}
+
+std::chrono::nanoseconds Server::TakeSuspension(TimePoint now) {
+  MutexLock lock(beat_mutex_);
+  return suspensions_.Take(now);
+}
+
 void Server::Tick() {
-  // Less than the part of a lease in which no heartbeat need come, or workers would be lost for a suspension of the
-  // server.
-  const auto gap = std::min<std::chrono::nanoseconds>(kGap, ToChrono(options_.lease) / 4);
-  TimePoint last = Now();
-  say_waiting_at_ = last + kSayWaiting;
+  say_waiting_at_ = Now() + kSayWaiting;
+  (void)TakeSuspension(Now());  // Starting takes time, too.
   mutex_.Lock();
   while (ticking_) {
     changed_.WaitUntil(mutex_, Now() + kTick);
     mutex_.Unlock();
     const TimePoint now = Now();
     if (chief_ != nullptr) {
-      if (now - last > gap) chief_->OnGap(now - last, now);
+      const std::chrono::nanoseconds suspended = TakeSuspension(now);
+      if (suspended.count() > 0) chief_->OnGap(suspended, now);
       chief_->Tick(now);
       SayWaiting(now);
     }
-    last = now;
     if (follower_ != nullptr && follows()) follower_->Tick(now);
     shard_->Tick(now);
     data_service_->Tick(now);
@@ -341,6 +355,7 @@ absl::Status Server::Wait() {
   if (comes_back) {
     shard_->Shutdown(absl::UnavailableError("this generation of the job is over: " + failure));
     health_->EndWatches();
+    listener_->Stop();
     grpc_->Shutdown(std::chrono::system_clock::now() + kRollBackGrace);
     metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"rolled_back", failure}});
     return rolled_back() ? absl::UnavailableError(failure) : absl::AbortedError(failure);
@@ -354,6 +369,7 @@ absl::Status Server::Wait() {
                                                             : absl::AbortedError("the job failed: " + failure);
   shard_->Shutdown(ended);
   health_->EndWatches();
+  listener_->Stop();
   grpc_->Shutdown(std::chrono::system_clock::now() +
                   (phase == v1::PHASE_FINISHED ? std::chrono::milliseconds(kFinishLinger) : kShutdownGrace));
   metrics_->Write("end", {{"version", shard_->Status(Now()).version()}, {"phase", v1::Phase_Name(phase)}});
@@ -367,12 +383,19 @@ Server::~Server() {
   }
   changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
+  {
+    MutexLock lock(beat_mutex_);
+    beating_ = false;
+  }
+  beat_ends_.NotifyAll();
+  if (beat_.joinable()) beat_.join();
   if (chief_ != nullptr && grpc_ != nullptr) {
     takes_checkpoints() ? chief_->Supersede("the server is shutting down", Now())
                         : chief_->Fail("the server is shutting down", Now());
   }
   if (shard_ != nullptr) shard_->Shutdown(absl::AbortedError("the server is shutting down"));
   if (health_ != nullptr) health_->EndWatches();
+  if (listener_ != nullptr) listener_->Stop();
   if (grpc_ != nullptr) grpc_->Shutdown(std::chrono::system_clock::now() + kShutdownGrace);
   local_service_.reset();
   // The shard reports to the follower or the chief, and these update the shard, until each has been stopped: the order

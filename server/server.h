@@ -17,9 +17,11 @@
 #include "server/grpc_data_service.h"
 #include "server/health_service.h"
 #include "server/lineage.h"
+#include "server/listener.h"
 #include "server/local_service.h"
 #include "server/options.h"
 #include "server/shard.h"
+#include "server/suspensions.h"
 #include "server/unix_lock.h"
 
 namespace ps {
@@ -85,6 +87,9 @@ class Server {
   // Until the chief has taken this shard in, or refused it.
   absl::Status AwaitRegistration(TimePoint deadline, const std::stop_token& stop);
   void Tick();
+  // Looks at the clock, and does nothing else.
+  void Beat();
+  std::chrono::nanoseconds TakeSuspension(TimePoint now);
   // Every 10 s, whom the job waits for.
   void SayWaiting(TimePoint now);
   void End(v1::Phase phase, const std::string& failure);
@@ -132,8 +137,15 @@ class Server {
   std::unique_ptr<GrpcDataService> data_service_;
   std::unique_ptr<LocalService> local_service_;  // Null: no shared memory.
   std::unique_ptr<grpc::Server> grpc_;
-  TimePoint say_waiting_at_;  // The ticker's.
+  std::unique_ptr<Listener> listener_;  // Before grpc_ in its end: it hands connections to it.
+  TimePoint say_waiting_at_;            // The ticker's.
   std::thread ticker_;
+  std::thread beat_;
+
+  Mutex beat_mutex_;  // Held for no longer than a look at the clock takes.
+  CondVar beat_ends_;
+  bool beating_ ABSL_GUARDED_BY(beat_mutex_) = true;
+  Suspensions suspensions_ ABSL_GUARDED_BY(beat_mutex_);
 
   mutable Mutex mutex_;
   CondVar changed_;

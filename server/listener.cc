@@ -1,0 +1,236 @@
+#include "server/listener.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+namespace {
+
+constexpr rlim_t kReserved = 128;           // Descriptors that are not for connections,
+constexpr rlim_t kReservedPart = 4;         // but at most this part of all.
+constexpr rlim_t kMostConnections = 16384;  // However many descriptors there may be: each costs memory, too.
+constexpr int kLookAgainMs = 100;           // While there is no room.
+constexpr std::chrono::seconds kWarnEvery(1);
+constexpr int kMostWaiting = 4096;  // The system's own limit is less, or holds.
+
+rlim_t DescriptorLimit() {
+  rlimit limit = {};
+  return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
+}
+
+// Connections have the descriptors below this number. The system gives the lowest that is free, so that a number says
+// how many are open.
+rlim_t FirstReserved() {
+  const rlim_t limit = DescriptorLimit();
+  return std::min(limit - std::min(kReserved, limit / kReservedPart), kMostConnections);
+}
+
+absl::Status NotHere(const std::string& flag, int error) {
+  if (error == EADDRINUSE || error == EADDRNOTAVAIL) {
+    return absl::UnavailableError(absl::StrCat(flag, ": the address is in use or does not belong to this machine"));
+  }
+  return absl::UnavailableError(absl::StrCat(flag, ": ", std::strerror(error)));
+}
+
+// The sockets' options as gRPC's own listener sets them; connections inherit those of TCP.
+absl::StatusOr<FileDescriptor> ListenAt(const std::string& flag, const sockaddr* address, socklen_t bytes,
+                                        int silence_ms) {
+  FileDescriptor socket(::socket(address->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!socket.valid()) return NotHere(flag, errno);
+  const int on = 1;
+  const int off = 0;
+  if (address->sa_family != AF_UNIX) {
+    setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof silence_ms);
+  }
+  if (address->sa_family == AF_INET6) setsockopt(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  if (bind(socket.get(), address, bytes) != 0) return NotHere(flag, errno);
+  if (listen(socket.get(), kMostWaiting) != 0) return NotHere(flag, errno);
+  return socket;
+}
+
+absl::StatusOr<FileDescriptor> ListenAtPath(const std::string& flag, const std::string& path) {
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return absl::UnavailableError(
+        absl::StrCat(flag, ": the path has more than ", sizeof address.sun_path - 1, " bytes"));
+  }
+  std::copy(path.begin(), path.end(), address.sun_path);
+  unlink(path.c_str());  // Of a server that was killed.
+  return ListenAt(flag, reinterpret_cast<const sockaddr*>(&address), sizeof address, 0);
+}
+
+int PortOf(int socket) {
+  sockaddr_storage address = {};
+  socklen_t bytes = sizeof address;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&address), &bytes) != 0) return 0;
+  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
+  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+void SetPort(sockaddr* address, int port) {
+  if (address->sa_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(address)->sin6_port = htons(static_cast<uint16_t>(port));
+  } else {
+    reinterpret_cast<sockaddr_in*>(address)->sin_port = htons(static_cast<uint16_t>(port));
+  }
+}
+
+absl::StatusOr<std::vector<FileDescriptor>> ListenAtHost(const std::string& flag, Endpoint& endpoint, int silence_ms) {
+  // [::] takes callers of both families; where there is no IPv6, 0.0.0.0 takes those that there are.
+  const bool any = endpoint.host == "0.0.0.0";
+  for (const std::string& host :
+       any ? std::vector<std::string>{"::", endpoint.host} : std::vector<std::string>{endpoint.host}) {
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_PASSIVE;
+    addrinfo* found = nullptr;
+    const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found);
+    if (error != 0) return absl::UnavailableError(absl::StrCat(flag, ": ", gai_strerror(error)));
+    const absl::Cleanup free_found = [found] { freeaddrinfo(found); };
+    std::vector<FileDescriptor> sockets;
+    absl::Status why = absl::OkStatus();
+    for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {
+      SetPort(each->ai_addr, endpoint.port);
+      absl::StatusOr<FileDescriptor> socket = ListenAt(flag, each->ai_addr, each->ai_addrlen, silence_ms);
+      if (!socket.ok()) {
+        why.Update(socket.status());
+        continue;
+      }
+      if (endpoint.port == 0) endpoint.port = PortOf(socket->get());  // The others have the same.
+      sockets.push_back(*std::move(socket));
+    }
+    if (!sockets.empty()) return sockets;
+    if (!any || host == endpoint.host) return why;
+  }
+  return absl::InternalError(flag);
+}
+
+}  // namespace
+
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) != 0) spdlog::warn("ulimit -n: {}", std::strerror(errno));
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Listen(const std::string& flag, const Endpoint& endpoint,
+                                                           std::chrono::nanoseconds silence) {
+  Endpoint bound = endpoint;
+  std::vector<FileDescriptor> sockets;
+  const int silence_ms = ServerSilenceMs(silence);
+  if (endpoint.is_unix()) {
+    absl::StatusOr<FileDescriptor> socket = ListenAtPath(flag, endpoint.unix_path);
+    if (!socket.ok()) return socket.status();
+    sockets.push_back(*std::move(socket));
+  } else {
+    absl::StatusOr<std::vector<FileDescriptor>> at_host = ListenAtHost(flag, bound, silence_ms);
+    if (!at_host.ok()) return at_host.status();
+    sockets = *std::move(at_host);
+  }
+  FileDescriptor stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!stop.valid()) return NotHere(flag, errno);
+  return std::unique_ptr<Listener>(new Listener(bound, std::move(sockets), std::move(stop)));
+}
+
+Listener::Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop)
+    : endpoint_(std::move(endpoint)), sockets_(std::move(sockets)), stop_(std::move(stop)) {}
+
+Listener::~Listener() { Stop(); }
+
+void Listener::Start(std::unique_ptr<Acceptor> acceptor, std::function<void(bool)> on_room) {
+  acceptor_ = std::move(acceptor);
+  on_room_ = std::move(on_room);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void Listener::Stop() {
+  if (thread_.joinable()) {
+    eventfd_write(stop_.get(), 1);
+    thread_.join();
+  }
+  if (!sockets_.empty() && endpoint_.is_unix()) unlink(endpoint_.unix_path.c_str());
+  sockets_.clear();
+}
+
+void Listener::Run() {
+  std::vector<pollfd> polls;
+  polls.push_back({.fd = stop_.get(), .events = POLLIN, .revents = 0});
+  for (const FileDescriptor& socket : sockets_) polls.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
+  while (true) {
+    if (poll(polls.data(), polls.size(), full_ ? kLookAgainMs : -1) < 0 && errno != EINTR) {
+      spdlog::error("--listen: {}", std::strerror(errno));  // For want of memory: callers wait meanwhile.
+      full_ = true;
+    }
+    if (polls.front().revents != 0) return;
+    if (full_ && HasRoom()) {
+      full_ = false;
+      spdlog::info("there is room for connections again");
+      on_room_(true);
+    }
+    for (size_t i = 1; i < polls.size(); ++i) {
+      if (polls[i].revents != 0) AcceptFrom(polls[i].fd);
+    }
+  }
+}
+
+bool Listener::HasRoom() const {
+  const FileDescriptor next(fcntl(stop_.get(), F_DUPFD_CLOEXEC, 0));
+  return next.valid() && static_cast<rlim_t>(next.get()) < FirstReserved();
+}
+
+void Listener::AcceptFrom(int socket) {
+  while (true) {
+    FileDescriptor connection(accept4(socket, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (connection.valid()) {
+      Take(std::move(connection), socket);
+      continue;
+    }
+    const int error = errno;
+    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) OnFull(std::strerror(error));
+    // What else there is concerns one caller who is gone again (accept(2)), or nobody waits.
+    if (error != EINTR && error != ECONNABORTED) return;
+  }
+}
+
+void Listener::Take(FileDescriptor connection, int socket) {
+  if (static_cast<rlim_t>(connection.get()) >= FirstReserved()) {
+    connection.Close();
+    ++unsaid_;
+    return OnFull(absl::StrCat("this process has ", FirstReserved(), " descriptors open, of ", DescriptorLimit(),
+                               " that it may have (ulimit -n)"));
+  }
+  Acceptor::NewConnectionParameters parameters;
+  parameters.listener_fd = socket;
+  parameters.fd = connection.Release();
+  acceptor_->HandleNewConnection(&parameters);
+}
+
+void Listener::OnFull(const std::string& why) {
+  if (!std::exchange(full_, true)) on_room_(false);
+  if (Now() < warn_at_) return;
+  warn_at_ = Now() + kWarnEvery;
+  spdlog::warn("no room for more connections: {}; {} callers were sent away", why, std::exchange(unsaid_, 0));
+}
+
+}  // namespace ps

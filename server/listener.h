@@ -1,0 +1,71 @@
+// The sockets that a server listens on. It accepts connections itself and hands them to gRPC: gRPC's own listener stops
+// for ever at the first connection for which there is no descriptor (on_read in tcp_server_posix.cc, as of gRPC 1.51),
+// and has no limit on connections.
+//
+// When the process has few descriptors left, a caller that comes is sent away instead of kept waiting; those that are
+// left are for files, and for members' shared memory.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <grpcpp/server_builder.h>
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/endpoint.h"
+#include "common/file_descriptor.h"
+
+namespace ps {
+
+class Listener {
+ public:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+
+  // Listens; callers wait until Start. A name that has several addresses is listened on at each of them. Port 0 picks
+  // one. `silence`: as SetServerArguments'. UNAVAILABLE, naming the flag, if that cannot be. A path where something
+  // is must be nobody else's (UnixLock); what is there is replaced.
+  static absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& flag, const Endpoint& endpoint,
+                                                          std::chrono::nanoseconds silence);
+  ~Listener();
+
+  // What it listens on, with the real port.
+  const Endpoint& endpoint() const { return endpoint_; }
+
+  // Once: from now on, on a thread of its own, connections are handed to the acceptor. `on_room` is told when there is
+  // no more room for connections (false), and when there is again.
+  void Start(std::unique_ptr<Acceptor> acceptor, std::function<void(bool)> on_room);
+  // Closes the sockets: nobody is taken in any more. Any number of times.
+  void Stop();
+
+ private:
+  Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop);
+  void Run();
+  // Takes in those who wait at this socket.
+  void AcceptFrom(int socket);
+  // Sends away, if there is no room; else gives it to gRPC.
+  void Take(FileDescriptor connection, int socket);
+  void OnFull(const std::string& why);
+  // Whether one more connection would leave enough descriptors.
+  bool HasRoom() const;
+
+  const Endpoint endpoint_;
+  std::vector<FileDescriptor> sockets_;
+  const FileDescriptor stop_;  // An eventfd.
+  std::unique_ptr<Acceptor> acceptor_;
+  std::function<void(bool)> on_room_;
+  // Of the thread.
+  bool full_ = false;
+  TimePoint warn_at_;    // Not before this.
+  uint64_t unsaid_ = 0;  // Sent away since the last warning.
+  std::thread thread_;
+};
+
+// Raises this process's limit of open descriptors to the most that it may have (Debian gives programs 1,024, and lets
+// them have more). For programs: it holds for the whole process.
+void RaiseDescriptorLimit();
+
+}  // namespace ps
