@@ -18,6 +18,9 @@ namespace {
 
 constexpr int kClientWindowBytes = 64 << 20;  // As kServerWindowBytes, for what the server sends.
 constexpr int kReadChunkBytes = 2 << 20;
+// Of what a server sends its clients and shards: more than its reports and their requests, for it tells the layout, and
+// a shard that is started again the checkpoint's manifest, which has some hundred bytes a tensor.
+constexpr int kMaxToldBytes = 256 << 20;
 constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;
 constexpr int kKeepaliveTimeoutMs = 10000;
@@ -29,7 +32,6 @@ constexpr int kConnectAttemptMs = 5000;  // For a connection to be there; a busy
 // what a link carries in a round trip (its BDP probe), and lets windows grow with it.
 template <typename Set>
 void SetTransportArguments(int window_bytes, bool long_links, Set set) {
-  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
   set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, window_bytes);
   set(GRPC_ARG_HTTP2_BDP_PROBE, long_links ? 1 : 0);
   set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kReadChunkBytes);
@@ -106,6 +108,7 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
   grpc::ChannelArguments arguments;
   SetTransportArguments(kClientWindowBytes, long_links && !IsThisHost(address),
                         [&](const char* name, int value) { arguments.SetInt(name, value); });
+  arguments.SetInt(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxToldBytes);
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -122,6 +125,7 @@ int ServerSilenceMs(std::chrono::nanoseconds silence) {
 }
 
 void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links) {
+  builder.AddChannelArgument(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   SetTransportArguments(kServerWindowBytes, long_links,
                         [&](const char* name, int value) { builder.AddChannelArgument(name, value); });

@@ -4,11 +4,16 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <exception>
 #include <iostream>
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
@@ -84,6 +89,25 @@ absl::Status FlushOutput() {
 
 namespace {
 
+// Where a thread cannot be started or memory is used up, libraries throw, in any thread, what nobody is there to catch:
+// one line says which it was. Everything else ends with a signal, as ever, and with what debuggers can look at.
+[[noreturn]] void OnTerminate() {
+  std::string what;
+  try {
+    if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) std::rethrow_exception(thrown);
+  } catch (const std::bad_alloc&) {
+    what = "there is not enough memory (is it limited, as by ulimit -v or a control group?)";
+  } catch (const std::system_error& error) {
+    what = absl::StrCat("the system refuses a thread or another resource: ", error.code().message(),
+                        " (are threads or memory limited, as by ulimit -u or -v?)");
+  } catch (...) {
+  }
+  if (what.empty()) std::abort();
+  const std::string line = absl::StrCat(program_invocation_short_name, ": ", what, "\n");
+  (void)!write(STDERR_FILENO, line.data(), line.size());
+  std::_Exit(kExitFailed);
+}
+
 void SecureDescriptors() {
   for (int standard = 0; standard <= 2; ++standard) {
     if (fcntl(standard, F_GETFD) < 0) (void)!open("/dev/null", O_RDWR);  // The lowest free number: this one.
@@ -98,6 +122,7 @@ void SecureDescriptors() {
 bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
                   int* exit_status) {
   SecureDescriptors();
+  std::set_terminate(OnTerminate);
   const std::string path = argv[0];
   const std::string program = path.substr(path.rfind('/') + 1);
   const absl::StatusOr<CommandLine> parsed = ParseCommandLine(argc, argv);

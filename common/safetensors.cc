@@ -17,7 +17,9 @@
 namespace ps {
 namespace {
 
-using Json = nlohmann::ordered_json;
+// Whose objects find a name by going through all: each is looked up in `Json`, and none while one is written.
+using OrderedJson = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // As the reference implementation has it.
 
@@ -75,7 +77,7 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
   if (!header.is_object()) return absl::InvalidArgumentError("the header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") {
+    if (name == kMetadataName) {
       *metadata = ParseMetadata(value);
       continue;
     }
@@ -161,15 +163,16 @@ absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path
 
 std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,
                               const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  OrderedJson::object_t header;
+  header.reserve(tensors.size() + 1);
+  if (!metadata.empty()) header.push_back({std::string(kMetadataName), metadata});
   uint64_t at = 0;
   for (const TensorSpec& tensor : tensors) {
     const uint64_t end = at + static_cast<uint64_t>(tensor.elements()) * sizeof(float);
-    header[tensor.name] = {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {at, end}}};
+    header.push_back({tensor.name, {{"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {at, end}}}});
     at = end;
   }
-  std::string text = header.dump();
+  std::string text = OrderedJson(std::move(header)).dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t header_bytes = text.size();
   return std::string(reinterpret_cast<const char*>(&header_bytes), sizeof(header_bytes)) + text;

@@ -14,6 +14,9 @@
 
 namespace ps {
 
+// What such a file has besides tensors, under a name as theirs: no tensor of a model may have it.
+inline constexpr char kMetadataName[] = "__metadata__";
+
 // A file that is open for reading, a tensor or a part of one at a time. Thread-safe.
 class SafetensorsFile {
  public:

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "common/safetensors.h"
 #include "common/status.h"
 
 namespace ps {
@@ -69,6 +70,10 @@ absl::Status ValidateLayout(const Layout& layout) {
   int64_t total = 0;
   for (const TensorSpec& tensor : layout) {
     if (tensor.name.empty()) return absl::InvalidArgumentError("a tensor of the model has no name");
+    if (tensor.name == kMetadataName) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", tensor.name, ": the format of checkpoints and exported files keeps this name for itself"));
+    }
     if (!names.insert(tensor.name).second) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " appears twice in the model"));
     }

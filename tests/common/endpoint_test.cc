@@ -135,5 +135,56 @@ TEST_CASE("A server that takes its time to greet a new connection is waited for"
   CHECK(answer.error_code() == grpc::StatusCode::UNIMPLEMENTED);
 }
 
+// Answers each call with a message of so many bytes.
+class LargeAnswers final : public grpc::CallbackGenericService {
+ public:
+  explicit LargeAnswers(size_t bytes) : bytes_(bytes) {}
+
+  grpc::ServerGenericBidiReactor* CreateReactor(grpc::GenericCallbackServerContext*) override {
+    class Answer final : public grpc::ServerGenericBidiReactor {
+     public:
+      explicit Answer(size_t bytes) {
+        const grpc::Slice slice(std::string(bytes, 'x'));
+        message_ = grpc::ByteBuffer(&slice, 1);
+        StartWriteAndFinish(&message_, {}, grpc::Status::OK);
+      }
+      void OnDone() override { delete this; }
+
+     private:
+      grpc::ByteBuffer message_;
+    };
+    return new Answer(bytes_);
+  }
+
+ private:
+  const size_t bytes_;
+};
+
+TEST_CASE("What a server tells may be larger than what it takes, as the manifest of a model of many small tensors is") {
+  constexpr size_t kBytes = 40 << 20;
+  grpc::ServerBuilder builder;
+  LargeAnswers service(kBytes);
+  builder.RegisterCallbackGenericService(&service);
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  REQUIRE(server != nullptr);
+  grpc::GenericStub stub(MakeChannel("127.0.0.1:" + std::to_string(port), grpc::InsecureChannelCredentials(), 0));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+  grpc::CompletionQueue calls;
+  const grpc::Slice empty;
+  const auto call = stub.PrepareUnaryCall(&context, "/a/b", grpc::ByteBuffer(&empty, 1), &calls);
+  call->StartCall();
+  grpc::ByteBuffer reply;
+  grpc::Status answer;
+  call->Finish(&reply, &answer, nullptr);
+  void* tag = nullptr;
+  bool ok = false;
+  REQUIRE(calls.Next(&tag, &ok));
+  CHECK(answer.error_message().empty());
+  CHECK(reply.Length() == kBytes);
+}
+
 }  // namespace
 }  // namespace ps

@@ -81,6 +81,12 @@ TEST_CASE("A layout that cannot be right is refused by the tensor's name") {
   CHECK(ValidateLayout({{"a", {3, 4}}, {"scalar", {}}}).ok());
 }
 
+TEST_CASE("A tensor has no name that the files of a model keep for themselves") {
+  CHECK(Message(ValidateLayout({{"a", {1}}, {"__metadata__", {1}}})) ==
+        "tensor __metadata__: the format of checkpoints and exported files keeps this name for itself");
+  CHECK(ValidateLayout({{"__metadata__.a", {1}}, {"metadata", {1}}}).ok());
+}
+
 TEST_CASE("A tensor has a known kind, and a model has a weight") {
   CHECK(Message(ValidateLayout({{"a", {1}}, {.name = "b", .shape = {1}, .kind = static_cast<TensorKind>(4)}})) ==
         "tensor b: there is no kind 4 of tensors");
