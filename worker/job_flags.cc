@@ -60,8 +60,11 @@ std::map<std::string, std::string> GivenJobFlags(const CommandLine& line) {
 absl::Status TakeJobFlags(const ClientOptions& options, CommandLine& line) {
   const bool told_nothing =
       std::none_of(kJobFlags.begin(), kJobFlags.end(), [&](const char* flag) { return line.given.contains(flag); });
+  spdlog::info("asking {} for the job", options.server);
   absl::StatusOr<std::map<std::string, std::string>> told = FlagsOfJob(options, /*waits=*/told_nothing);
-  if (!told.ok()) return told_nothing || absl::IsCancelled(told.status()) ? told.status() : absl::OkStatus();
+  // A chief that is silent would be so to the join as well, whose time this is.
+  const bool ends = told_nothing || absl::IsCancelled(told.status()) || absl::IsUnavailable(told.status());
+  if (!told.ok()) return ends ? told.status() : absl::OkStatus();
   // Which files another worker alone has is of no use to this one.
   const auto data = told->find("data");
   const bool own = data != told->end() && data->second == "own";

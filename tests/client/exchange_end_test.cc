@@ -157,6 +157,29 @@ TEST_CASE("A shard that cannot be reached is given up after connect_timeout, by 
                   "connection refused") == 0);
 }
 
+TEST_CASE("A shard that takes what it is sent and is silent then is given up after the flag's own time") {
+  for (const seconds patience : {seconds(6), seconds(30)}) {
+    for (const CallKind kind : {CallKind::kPull, CallKind::kPushPull}) {
+      TestExchange test;
+      test.context->patience.longest = patience;
+      TestRequest request(kind);
+      const auto exchange = test.Begin(request.request);
+      CHECK(test.call().request.wait <= patience / 2);  // One that is alive answers in time.
+      test.timer.Advance(patience);
+      exchange->CheckProgress();
+      CHECK_FALSE(test.call().cancelled);
+      test.timer.Advance(milliseconds(1));
+      exchange->CheckProgress();
+      REQUIRE(test.call().cancelled);
+      test.call().End(absl::CancelledError(""));
+      CHECK(absl::IsUnavailable(test.status()));
+      const std::string text = "shard 0 at host-0:5000: not reachable for " + std::to_string(patience.count()) +
+                               " s (--connect_timeout): no progress for too long";
+      CHECK(Text(test.status()).find(text) != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("While gradients are being computed no shard is given up, and its time begins with the last of them") {
   TestExchange test;
   TestRequest request(CallKind::kPushPull);

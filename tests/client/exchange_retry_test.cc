@@ -187,6 +187,7 @@ TEST_CASE("A fenced push ends the exchange by rank, incarnation and generation")
 
 TEST_CASE("A call on which nothing moves for too long is cancelled and made again, once the gradients are there") {
   TestExchange test;
+  test.context->patience.longest = std::chrono::minutes(5);
   TestRequest request(CallKind::kPushPull);
   request.request.deferred = true;
   const auto exchange = test.Begin(request.request);

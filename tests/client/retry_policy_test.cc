@@ -128,6 +128,28 @@ TEST_CASE("A peer that never answers is given up after connect_timeout") {
   CHECK(end.silent == 2 * kCallTime);
 }
 
+TEST_CASE("An attempt that this side ended for silence counts from when the peer was last heard of") {
+  RetryPolicy policy({.connect_timeout = seconds(30)}, TimePoint(seconds(100)));
+  policy.BeginAttempt(TimePoint(seconds(100)), TimePoint(seconds(1000)));
+  policy.Heard(TimePoint(seconds(105)));
+  const RetryDecision decision =
+      policy.ClassifyFailure(kRefused, TimePoint(seconds(136)), TimePoint(seconds(100)), /*stalled=*/true);
+  CHECK(decision.outcome == Outcome::kUnreachable);
+  CHECK(decision.silent == seconds(31));
+}
+
+TEST_CASE("An attempt may take what is left of connect_timeout, and a little at least") {
+  const TimePoint begun(seconds(100));
+  RetryPolicy policy({.connect_timeout = seconds(30)}, begun);
+  CHECK(policy.TimeLeft(begun, begun) == milliseconds(30010));
+  policy.BeginAttempt(begun, begun + seconds(10));
+  CHECK(policy.ClassifyFailure(kLate, begun + seconds(10), begun).outcome == Outcome::kRetry);
+  CHECK(policy.TimeLeft(begun + seconds(10), begun) == milliseconds(20010));
+  CHECK(policy.TimeLeft(begun + seconds(40), begun) == milliseconds(1010));
+  policy.Heard(begun + seconds(40));
+  CHECK(policy.TimeLeft(begun + seconds(40), begun) == milliseconds(30010));
+}
+
 TEST_CASE("A peer that answers is never given up before its time, however long it takes") {
   Story story;
   for (int i = 0; i < 1000; ++i) {

@@ -39,9 +39,11 @@ absl::Status ChiefCalls::UntilAnswered(const Wait& wait, const Call& call) {
                      .spread = spread_},
                     begun);
   for (int earlier = 0;; ++earlier) {
-    retry.BeginAttempt(Now(), Now() + wait.call_time);
+    const TimePoint attempt = Now();
+    const auto call_time = wait.shortens ? std::min(wait.call_time, retry.TimeLeft(attempt, begun)) : wait.call_time;
+    retry.BeginAttempt(attempt, attempt + call_time);
     grpc::ClientContext context;
-    SetDeadline(context, wait.call_time);
+    SetDeadline(context, call_time);
     absl::Status status;
     {
       const std::stop_callback cancel(wait.stop, [&context] { context.TryCancel(); });

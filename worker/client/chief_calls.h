@@ -35,6 +35,8 @@ class ChiefCalls {
     TimePoint give_up = TimePoint::max();
     std::stop_token stop = {};
     std::optional<Patience> patience = {};  // Another than that of the others.
+    // The chief answers each attempt by its deadline, so one may be as short as the rest of Patience.
+    bool shortens = false;
   };
   // With a chief that is silent, from now on. Before others use it.
   void SetPatience(const Patience& patience) { patience_ = patience; }

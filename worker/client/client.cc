@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/data_summary.h"
 #include "common/endpoint.h"
+#include "common/grpc_status.h"
 #include "common/status.h"
 #include "worker/client/client_impl.h"
 #include "worker/client/fencing.h"
@@ -15,6 +17,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kProgressEvery(1);
+constexpr std::chrono::seconds kAskTime(2);  // Where the shards are.
 
 ExchangeRequest PullRequest(const MutableTensors& weights, std::optional<uint64_t> version,
                             std::optional<uint64_t> step, TimePoint give_up = TimePoint::max()) {
@@ -129,6 +132,10 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->on_not_finite = [this] { found_not_finite_ = true; };
   context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
   if (options_.sender_thread) context_->sender = std::make_unique<SenderThread>();
+  return LinkAgain();
+}
+
+absl::Status ClientImpl::LinkAgain() {
   absl::StatusOr<ShardLinks> made =
       LinkShards(options_, joined_as_, context_->plan, channels_.front(), [this] { return gradients_.MakeSpare(); });
   if (!made.ok()) return made.status();
@@ -248,11 +255,42 @@ absl::Status ClientImpl::StageGradients(ExchangeRequest& request) {
 }
 
 absl::Status ClientImpl::Initialise(const ConstTensors& values) {
+  return Initialise(values, After(options_.start_timeout));
+}
+
+absl::Status ClientImpl::Initialise(const ConstTensors& values, TimePoint give_up) {
   ExchangeRequest request;
   request.kind = CallKind::kInit;
   request.out = values;
-  request.give_up = After(options_.start_timeout);
+  request.give_up = give_up;
   return Run(std::move(request))->Wait().status();
+}
+
+bool ClientImpl::FollowShards() {
+  v1::StatusReply reply;
+  const absl::Status asked =
+      chief_.Once(kAskTime, [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int /*earlier*/) {
+        return FromGrpc(stub.Status(&context, v1::StatusRequest(), &reply));
+      });
+  if (!asked.ok() || reply.shards_size() != joined_as_.shards_size()) return false;
+  bool moved = false;
+  for (int shard = 1; shard < reply.shards_size(); ++shard) {  // The chief is where the user said.
+    v1::ShardInfo& known = *joined_as_.mutable_shards(shard);
+    const v1::ShardInfo& now = reply.shards(shard);
+    if (now.address().empty() || (now.address() == known.address() && now.local_socket() == known.local_socket())) {
+      continue;
+    }
+    Notice(absl::StrCat("shard ", shard, " is at ", now.address(), " now: it was started again"));
+    known.set_address(now.address());
+    known.set_local_socket(now.local_socket());
+    moved = true;
+  }
+  if (!moved) return false;
+  if (const absl::Status linked = LinkAgain(); !linked.ok()) {
+    Notice(Message(linked));
+    return false;
+  }
+  return true;
 }
 
 absl::StatusOr<ExchangeResult> ClientImpl::Pull(const MutableTensors& weights, std::optional<uint64_t> version,
@@ -269,12 +307,29 @@ absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& wei
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
   const TimePoint deadline = After(options_.start_timeout);
   TimePoint heard = Now();
+  const Patience& patience = context_->patience;
+  const auto gave_up = [&patience](const absl::Status& status, std::chrono::nanoseconds silent) {
+    if (absl::StrContains(Message(status), patience.flag())) return status;
+    return absl::UnavailableError(
+        absl::StrCat(Message(status), "; gave up after ", FormatSeconds(silent), " (", patience.flag(), ")"));
+  };
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
   for (;;) {
     if (initialise_) {
       // A server that has just been started again may not know yet who initialises; whoever is fenced is told by the
       // pull.
-      const absl::Status sent = Initialise(initial_values);
+      const TimePoint began = Now();
+      const auto turn = ToChrono(options_.notice_every);
+      const absl::Status sent = Initialise(initial_values, std::min(deadline, began + turn));
+      if (absl::IsUnavailable(sent)) {
+        const TimePoint now = Now();
+        // Values were moving, until they did not.
+        if (now - began > 2 * turn) heard = std::max(heard, now - turn);
+        if (now >= deadline || now - heard > patience.longest) return gave_up(sent, now - heard);
+        if (FollowShards()) heard = now;
+        continue;
+      }
+      if (sent.ok()) heard = Now();
       if (!sent.ok() && !absl::IsFailedPrecondition(sent)) return sent;
     }
     // Short waits, so that a grant to initialise that passes on is seen.
@@ -296,13 +351,9 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       continue;
     }
     const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
-    const Patience& patience = context_->patience;
     if (!passing || now >= deadline) return pulled;
-    if (now - heard > patience.longest) {
-      return patience.for_restart
-                 ? absl::UnavailableError(absl::StrCat(Message(pulled.status()), " (", patience.flag(), ")"))
-                 : pulled;
-    }
+    if (now - heard > patience.longest) return gave_up(pulled.status(), now - heard);
+    if (absl::IsUnavailable(pulled.status()) && FollowShards()) heard = Now();
     Notice(Message(pulled.status()));
   }
 }

@@ -114,6 +114,13 @@ class ClientImpl final : public Client {
   }
   // What exchanges need, from what the chief has answered.
   absl::Status SetUpLinks(const Layout& layout);
+  // To where `joined_as_` says that the shards are. While no exchange is under way.
+  absl::Status LinkAgain();
+  // Until the job has begun a shard may be started again at another address: asks the chief, and is true if there is a
+  // shard that has moved and is linked now. While no exchange is under way.
+  bool FollowShards();
+  // Ends when this time is over, but for what moves.
+  absl::Status Initialise(const ConstTensors& values, TimePoint give_up);
   absl::Status TakeDataOfAll();
   absl::Status TakeWireFormat();
   void StartThreads();
@@ -138,7 +145,7 @@ class ClientImpl final : public Client {
   ChiefCalls chief_;
   const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined; the first is also the chief's.
-  v1::JoinReply joined_as_;                               // Constant once joined.
+  v1::JoinReply joined_as_;                               // Constant once joined, but for addresses (FollowShards).
   ModePolicy policy_;                                     // Likewise.
   std::optional<DataSummary> data_of_all_;                // Likewise.
   bool joined_ = false;                                   // Likewise.

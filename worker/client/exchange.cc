@@ -113,8 +113,10 @@ CallRequest RetryingExchange::MakeCallRequest(uint32_t shard, TimePoint now) {
   call.edition = 2 * request_.begun + (anew_ ? 1 : 0);
   call.exact_version = request_.version;
   call.pull_step = request_.step;
-  const auto wait = std::min<std::chrono::nanoseconds>(
-      context_->notice_every, std::max<std::chrono::nanoseconds>(request_.give_up - now, kShortestWait));
+  // A server that lets a call wait is to answer before it would be taken for one that is gone.
+  const auto wait =
+      std::min<std::chrono::nanoseconds>({context_->notice_every, context_->patience.longest / 2,
+                                          std::max<std::chrono::nanoseconds>(request_.give_up - now, kShortestWait)});
   call.wait = std::chrono::duration_cast<std::chrono::milliseconds>(wait);
   const double bytes = static_cast<double>(context_->plan.shard_elements(shard)) * sizeof(float) * 2;
   call.timeout = wait + kCallMargin + SlowestTime(bytes);
@@ -162,7 +164,8 @@ void RetryingExchange::StartCall(uint32_t shard) {
 }
 
 void RetryingExchange::CheckProgress() {
-  const auto limit = context_->notice_every + kCallMargin + SlowestTime(kMostMessageSliceBytes);
+  const auto limit = std::min<std::chrono::nanoseconds>(
+      context_->notice_every + kCallMargin + SlowestTime(kMostMessageSliceBytes), context_->patience.longest);
   const TimePoint now = timer_.now();
   MutexLock lock(mutex_);
   // While gradients are still being computed, nothing has to move.
@@ -253,7 +256,7 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
   }
   if (reply.moved_at != TimePoint()) state.retry.Heard(reply.moved_at);
   const TimePoint now = timer_.now();
-  const RetryDecision decision = state.retry.ClassifyFailure(status, now, all_ready_at_);
+  const RetryDecision decision = state.retry.ClassifyFailure(status, now, all_ready_at_, state.stalled);
   if (decision.outcome != RetryDecision::Outcome::kRetry) {
     End(EndStatus(shard, decision, status));
     return "";

@@ -78,7 +78,8 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
       {.what = options.rejoin_timeout > absl::ZeroDuration() || options.yields ? "joining again" : "joining",
        .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
        .give_up = Now() + ToChrono(std::max(options.start_timeout, options.rejoin_timeout)),
-       .stop = options.stop},
+       .stop = options.stop,
+       .shortens = true},
       [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
         return FromGrpc(stub.Join(&context, request, &reply));
       });

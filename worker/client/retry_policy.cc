@@ -11,6 +11,8 @@ namespace {
 // gRPC ends a call at its deadline no earlier than this before it.
 constexpr std::chrono::milliseconds kDeadlineSlack(100);
 constexpr std::chrono::seconds kNoticeEvery(3);
+constexpr std::chrono::seconds kLeastAttempt(1);
+constexpr std::chrono::milliseconds kRounding(10);  // So that at a deadline that gRPC rounds down the time is over.
 constexpr int kMostDoublings = 16;
 
 }  // namespace
@@ -28,7 +30,7 @@ void RetryPolicy::BeginAttempt(TimePoint now, TimePoint deadline) {
 void RetryPolicy::Heard(TimePoint at) { heard_at_ = std::max(heard_at_, at); }
 
 RetryDecision RetryPolicy::ClassifyFailure(const absl::Status& status, TimePoint now,
-                                           std::optional<TimePoint> peers_turn) {
+                                           std::optional<TimePoint> peers_turn, bool stalled) {
   const bool late = absl::IsDeadlineExceeded(status);
   const bool broken = absl::IsUnavailable(status);
   const auto slack = std::min<std::chrono::nanoseconds>(kDeadlineSlack, (deadline_ - began_) / 10);
@@ -40,7 +42,7 @@ RetryDecision RetryPolicy::ClassifyFailure(const absl::Status& status, TimePoint
 
   if (failing_since_.has_value() && heard_at_ > *failing_since_) failing_since_.reset();
   // A connection that breaks is retried from then on; a call without an answer has been silent before it ended.
-  if (!failing_since_.has_value()) failing_since_ = broken ? now : heard_at_;
+  if (!failing_since_.has_value()) failing_since_ = broken && !stalled ? now : heard_at_;
   if (peers_turn.has_value()) {
     decision.silent = std::max<std::chrono::nanoseconds>(now - std::max(*failing_since_, *peers_turn), {});
   }
@@ -57,6 +59,13 @@ RetryDecision RetryPolicy::ClassifyFailure(const absl::Status& status, TimePoint
     if (decision.notice && !decision.waiting) noticed_at_ = now;
   }
   return decision;
+}
+
+std::chrono::nanoseconds RetryPolicy::TimeLeft(TimePoint now, TimePoint peers_turn) const {
+  const TimePoint silent_since = std::max(heard_at_, failing_since_.value_or(heard_at_));
+  const std::chrono::nanoseconds left = options_.connect_timeout - (now - std::max(silent_since, peers_turn));
+  const auto least = std::min<std::chrono::nanoseconds>(options_.connect_timeout / 10, kLeastAttempt);
+  return std::max<std::chrono::nanoseconds>(left, least) + kRounding;
 }
 
 // An attempt that was waited on has been a pause already; but no peer is asked again and again without any.

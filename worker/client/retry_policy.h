@@ -53,7 +53,12 @@ class RetryPolicy {
   //
   // Transient are UNAVAILABLE, RESOURCE_EXHAUSTED and DEADLINE_EXCEEDED. The second is an answer; so is the third if it
   // came well before the attempt's own deadline: the peer let the call wait for as long as it was asked to.
-  RetryDecision ClassifyFailure(const absl::Status& status, TimePoint now, std::optional<TimePoint> peers_turn);
+  // `stalled`: this side ended the attempt, since the peer was silent in it.
+  RetryDecision ClassifyFailure(const absl::Status& status, TimePoint now, std::optional<TimePoint> peers_turn,
+                                bool stalled = false);
+  // How long an attempt that begins now may go without an answer, if its peer has had its turn since then: until
+  // `connect_timeout` is over, and a little at least.
+  std::chrono::nanoseconds TimeLeft(TimePoint now, TimePoint peers_turn) const;
 
  private:
   std::chrono::nanoseconds Pause(bool late, TimePoint now) const;
