@@ -1,4 +1,5 @@
 // How an exchange ends before it succeeds: it is given up, or stopped, in whatever state it is. And what the end means.
+#include "common/clock.h"
 #include "tests/client/test_exchange.h"
 
 namespace ps {
@@ -173,8 +174,8 @@ TEST_CASE("A shard that takes what it is sent and is silent then is given up aft
       REQUIRE(test.call().cancelled);
       test.call().End(absl::CancelledError(""));
       CHECK(absl::IsUnavailable(test.status()));
-      const std::string text = "shard 0 at host-0:5000: not reachable for " + std::to_string(patience.count()) +
-                               " s (--connect_timeout): no progress for too long";
+      const std::string text = "shard 0 at host-0:5000: not reachable for " + FormatSeconds(patience) +
+                               " (--connect_timeout): no progress for too long";
       CHECK(Text(test.status()).find(text) != std::string::npos);
     }
   }
