@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Reads the project's sources with clang-tidy and Clang's thread-safety analysis, but for those that it has read before.
+"""Reads the project's sources with clang-tidy and Clang's thread-safety analysis, but for those that it knows.
 
 usage: analysis.py BUILD LIST [--each]
 
-BUILD is a folder that CMake has configured, with compile_commands.json and the generated headers. LIST is a file with a line
-for each source that had no finding: a hash of that source, of all files of the project that it includes, of .clang-tidy and of
-clang-tidy's version. A source whose hash is there is not read again, and what is read without a finding is noted there.
+BUILD is a folder that CMake has configured, with compile_commands.json and the generated headers. LIST is a file with a
+line for each source that had no finding: a hash of that source, of all files of the project that it includes, of
+.clang-tidy and of clang-tidy's version. A source whose hash is there is not read again, and what is read without a
+finding is noted there.
 
-Headers take most of the time, so what is to be read is read in groups of up to 48 sources of one target. That hides a source
-that does not include what it uses. --each reads every source by itself, with Clang's static analyzer, whatever LIST says.
+Headers take most of the time, so what is to be read is read in groups of up to 48 sources of one target. That hides a
+source that does not include what it uses. --each reads every source by itself, with Clang's static analyzer, whatever
+LIST says.
 
 Exit status: 0 no finding, 1 findings, which are printed.
 """

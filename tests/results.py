@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Reads the JUnit files that CTest or pytest wrote of some tests: the first run, then those of the tests that were run again.
+"""Reads the JUnit files that CTest or pytest wrote: of a first run, then of the tests that were run again.
 
-usage: results.py summary REPORT...      prints failed tests with their output, skipped tests with their reason, unsteady
-                                         tests (those that passed when they were run again), and as the last line
-                                         "PASSED FAILED SKIPPED UNSTEADY", four numbers, for tests/run.sh
-       results.py again REPORT [NUMBERS] prints, each on a line, the failed tests that may be run again: the tests' numbers in
-                                         CTest's file NUMBERS (Testing/Temporary/LastTestsFailed.log), or pytest's ids
+usage: results.py summary REPORT...
+           prints failed tests with their output, skipped tests with their reason, unsteady tests (those that passed
+           when they were run again), and as the last line "PASSED FAILED SKIPPED UNSTEADY", four numbers
+       results.py again REPORT [NUMBERS]
+           prints, each on a line, the failed tests that may be run again: the tests' numbers in CTest's file NUMBERS
+           (Testing/Temporary/LastTestsFailed.log), or pytest's ids
 
 What a sanitizer reports, a crash, and a wrong hash or count are never luck: such a test is not run again.
 """

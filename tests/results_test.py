@@ -44,18 +44,18 @@ class ResultsTest(unittest.TestCase):
         second = self.report("2", ctest_case("a", "fail", "", "Failed"))
         third = self.report("3", ctest_case("a"))
         lines = self.run_results("summary", first, second, third)
-        self.assertEqual(lines, ["unsteady: a (failed 2 of 3)", "2 0 0 1"])
+        assert lines == ["unsteady: a (failed 2 of 3)", "2 0 0 1"]
 
     def test_a_test_that_never_passes_is_failed_with_the_output_of_its_first_run(self):
         first = self.report("1", ctest_case("a", "fail", "at first", "Failed"))
         second = self.report("2", ctest_case("a", "fail", "later", "Failed"))
         lines = self.run_results("summary", first, second)
-        self.assertIn("    at first", lines)
-        self.assertEqual(lines[-1], "0 1 0 0")
+        assert "    at first" in lines
+        assert lines[-1] == "0 1 0 0"
 
     def test_a_failed_test_runs_again_by_its_number(self):
         cases = (ctest_case("a"), ctest_case("b: with, words", "fail", "timed out", "Timeout"))
-        self.assertEqual(self.again(*cases), ["9"])
+        assert self.again(*cases) == ["9"]
 
     def test_reports_of_sanitizers_crashes_and_wrong_hashes_or_counts_do_not_run_again(self):
         for output in (
@@ -69,26 +69,26 @@ class ResultsTest(unittest.TestCase):
             "  REQUIRE( contributions == 4 )",
         ):
             with self.subTest(output):
-                self.assertEqual(self.again(ctest_case("a", "fail", output, "Failed")), [])
-        self.assertEqual(self.again(ctest_case("a", "fail", "", "Exception: SegFault")), [])
+                assert self.again(ctest_case("a", "fail", output, "Failed")) == []
+        assert self.again(ctest_case("a", "fail", "", "Exception: SegFault")) == []
 
     def test_a_word_of_a_log_is_no_wrong_hash(self):
-        self.assertEqual(self.again(ctest_case("a", "fail", "I ps_worker: weights hash 12", "Failed")), ["7"])
+        assert self.again(ctest_case("a", "fail", "I ps_worker: weights hash 12", "Failed")) == ["7"]
 
     def test_a_name_that_matched_no_test_is_a_failure(self):
         lines = self.run_results("summary", self.report("1", ctest_case("a", "run", "No test cases matched 'a'")))
-        self.assertEqual(lines[-1], "0 1 0 0")
+        assert lines[-1] == "0 1 0 0"
 
     def test_skipped_tests_are_shown_with_their_reason(self):
         case = ctest_case("a", "notrun", "SKIPPED: no engine", "SKIP_REGULAR_EXPRESSION_MATCHED")
-        self.assertEqual(self.run_results("summary", self.report("1", case)), ["skipped: a: no engine", "0 0 1 0"])
+        assert self.run_results("summary", self.report("1", case)) == ["skipped: a: no engine", "0 0 1 0"]
 
     def test_a_failed_test_of_pytest_runs_again_by_its_id(self):
         (self.folder / "tests/python").mkdir(parents=True)
         (self.folder / "tests/python/test_x.py").touch()
-        case = '<testcase classname="tests.python.test_x.TestY" name="test_z[1-a]" time="1"><failure message="no"/></testcase>'
+        case = '<testcase classname="tests.python.test_x.TestY" name="test_z[1-a]"><failure message="no"/></testcase>'
         ids = self.run_results("again", self.report("1", case), cwd=self.folder)
-        self.assertEqual(ids, ["tests/python/test_x.py::TestY::test_z[1-a]"])
+        assert ids == ["tests/python/test_x.py::TestY::test_z[1-a]"]
 
 
 if __name__ == "__main__":

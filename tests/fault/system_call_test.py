@@ -136,15 +136,21 @@ def failing():
                     break
                 failures += 1
                 where = f"{error} at {call} {number}"
-                lines = [line for line in job.servers[0].errors()[said:].splitlines() if " W " in line]
+
+                def warnings(at=said):
+                    return [line for line in job.servers[0].errors()[at:].splitlines() if " W " in line]
+
+                def failed(warnings=warnings):
+                    return [line for line in warnings() if "failed, and the job goes on without it" in line]
+
                 assert job.servers[0].runs() and all(worker.runs() for worker in job.workers), f"{where}: ended"
                 if asked.returncode == 0:  # What failed was to remove something.
                     assert job.newest() > old, f"{where}: it is said to be complete, but is not there"
-                    assert lines or call in ("unlink", "openat", "fsync"), f"{where}: no line says so"
+                    assert warnings() or call in ("unlink", "openat", "fsync"), f"{where}: no line says so"
                 else:
                     # Besides there may be a line of the removal before, which is not waited for.
-                    failed = [line for line in lines if "failed, and the job goes on without it" in line]
-                    assert len(failed) == 1, f"{where}: {lines}"
+                    wait_until(f"{where}: the line that says so", failed)
+                    assert len(failed()) == 1, f"{where}: {warnings()}"
                     assert job.newest() >= old, f"{where}: checkpoint {old} is gone"
                 assert len(job.complete()) >= 2, f"{where}: {len(job.complete())} checkpoints are left"
             else:
