@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Installs, builds and tests the project.
 #
-#   tests/run.sh          the release build; tests labelled `slow` are left out
+#   tests/run.sh          the release build, and its tests but for those labelled `long`, `slow` or `full`: jobs that lose
+#                         programs, comparisons, searches through all orders
 #   tests/run.sh --python the same, and the Python package's tests, in a virtual environment in build/venv, with ruff
 #                         and mypy. What needs PyTorch is skipped where it cannot be installed.
-#   tests/run.sh --all    what continuous integration runs: the demo before and after these tests, a small share of the slow
-#                         ones, the address, undefined-behaviour and thread sanitizers over what is concurrent or decodes
+#   tests/run.sh --all    what continuous integration runs: also tests labelled `long`, the demo before and after the tests, a
+#                         small share of the slow ones, the address, undefined-behaviour and thread sanitizers over what is concurrent or decodes
 #                         bytes, clang-tidy with Clang's thread-safety analysis over what tests/analysed.txt does not know,
 #                         clang-format
 #   tests/run.sh --full   all of that and all slow tests: once before a change is done. docs/developing.md has a table.
@@ -111,7 +112,11 @@ build() {
 run_tests() {
   local preset=$1 folder=$2 report=$logs/$1-tests.xml options=() jobs
   jobs=$(($(nproc) + 1))  # Tests wait for a third of their time and more.
-  if ! $full; then options=(-LE '^(slow|full)$'); fi
+  if ! $all; then
+    options=(-LE '^(long|slow|full)$')
+  elif ! $full; then
+    options=(-LE '^(slow|full)$')
+  fi
   local common=(ctest --test-dir "$folder" --timeout 300 --test-output-size-passed 65536
     --test-output-size-failed 1048576 --no-tests=error)
   rm -f "$report" "$report".again*

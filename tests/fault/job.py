@@ -145,9 +145,10 @@ class Job:
         arguments += [f"--metrics_file={self.folder}/server-{shard}.jsonl", *self.flags, *flags]
         return Program(self.folder, f"server-{shard}", [str(BIN / "ps_server"), *arguments])
 
-    def start_workers(self):
+    def start_workers(self, flags=None):
+        """`flags`: further ones, by rank."""
         for rank in range(self.num_workers):
-            self.workers.append(self.start_worker(f"worker-{rank}", f"--rank={rank}"))
+            self.workers.append(self.start_worker(f"worker-{rank}", f"--rank={rank}", *(flags or {}).get(rank, ())))
 
     def start_worker(self, name, *flags):
         arguments = [str(BIN / "ps_worker"), f"--server={self.addresses[0]}", *MODEL, f"--steps={self.steps}"]

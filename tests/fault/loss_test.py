@@ -20,8 +20,9 @@ def job_of(mode, shards, action, *flags, steps=None, workers=3, **options):
     return Job(mode, shards, steps=steps, flags=flags, workers=workers, worker_flags=[PACE], **options)
 
 
-def trains(job, version=20):
-    job.start_workers()
+def trains(job, version=20, slow=None):
+    """`slow` is the rank of a worker that is to be lost: it has most of its work before it when the job trains."""
+    job.start_workers() if slow is None else job.start_workers({slow: ["--experiment_step_time=20ms"]})
     wait_until("training", lambda: job.version() > version)
 
 
@@ -34,7 +35,7 @@ def waits():
     expected = undisturbed(steps=200, workers=3)
     for shards, checkpoints in [(1, False), (2, True)]:
         with job_of("bsp", shards, "wait", checkpoints=checkpoints) as job:
-            trains(job)
+            trains(job, slow=1)
             job.workers[1].kill()
             lost(job, 1)
             assert re.search(r"step \d+: waiting for a worker to take rank 1 \(", job.ask("status").stdout)
@@ -65,7 +66,7 @@ def waits_in_every_mode():
     norms = ["--clip_norm=100"]
     for mode, *flags in [(mode,) for mode in ALL[1:]] + [("asp", *norms)]:
         with job_of(mode, 2, "wait", *flags) as job:
-            trains(job)
+            trains(job, slow=1)
             job.workers[1].kill()
             lost(job, 1)
             status = job.ask("status").stdout
@@ -83,7 +84,7 @@ def waits_in_every_mode():
 def nobody_comes():
     """A rank that nobody takes in time ends the job with the rank and the flag."""
     with job_of("bsp", 1, "wait", "--replacement_timeout=500ms", checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         job.workers[1].kill()
         assert job.servers[0].end() == 1
         said = job.servers[0].errors()
@@ -98,7 +99,7 @@ def continues():
     for mode in ALL:
         flags = ["--budget=job"] if mode == "bsp" else []
         with job_of(mode, 2, "continue", *flags) as job:
-            trains(job)
+            trains(job, slow=1)
             job.workers[1].kill()
             job.workers.pop(1)
             job.finish()
@@ -107,7 +108,7 @@ def continues():
 def continues_with_the_same_sets():
     """bsp over two servers: from some version on, the same on both, steps are made of the ranks that remain."""
     with job_of("bsp", 2, "continue", checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         job.workers[1].kill()
         job.workers.pop(1)
         job.finish()
@@ -243,7 +244,7 @@ def waits_twice():
     flags = ["wait", "--replacement_timeout=3s"]
     expected = undisturbed(steps=1500, workers=2)
     with job_of("bsp", 1, *flags, steps=1500, workers=2, checkpoints=False) as job:
-        trains(job)
+        trains(job, slow=1)
         for loss in range(2):
             job.workers[1].kill()
             wait_until("the loss", lambda loss=loss: job.servers[0].errors().count("is kept for another") > loss)
