@@ -17,9 +17,9 @@
 namespace ps {
 namespace {
 
-// Whose objects find a name by going through all: each is looked up in `Json`, and none while one is written.
+// Whose objects find a name by going through all: each is looked up in `SortedJson`, and none while one is written.
 using OrderedJson = nlohmann::ordered_json;
-using Json = nlohmann::json;
+using SortedJson = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // As the reference implementation has it.
 
@@ -29,12 +29,12 @@ struct Entry {
   uint64_t end = 0;
 };
 
-bool IsNumbers(const Json& value) {
+bool IsNumbers(const SortedJson& value) {
   return value.is_array() &&
-         std::all_of(value.begin(), value.end(), [](const Json& x) { return x.is_number_unsigned(); });
+         std::all_of(value.begin(), value.end(), [](const SortedJson& x) { return x.is_number_unsigned(); });
 }
 
-absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
+absl::StatusOr<Entry> ParseEntry(const std::string& name, const SortedJson& value) {
   const auto wrong = [&](const std::string& what) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", name, ": ", what));
   };
@@ -47,7 +47,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
   Entry entry;
   entry.spec.name = name;
   uint64_t elements = 1;
-  for (const Json& item : value["shape"]) {
+  for (const SortedJson& item : value["shape"]) {
     const auto dimension = item.get<uint64_t>();
     if (dimension == 0 || dimension > static_cast<uint64_t>(kMaxModelElements) / elements) return wrong("bad shape");
     elements *= dimension;
@@ -62,7 +62,7 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const Json& value) {
 }
 
 // The texts among them.
-std::map<std::string, std::string> ParseMetadata(const Json& value) {
+std::map<std::string, std::string> ParseMetadata(const SortedJson& value) {
   std::map<std::string, std::string> metadata;
   if (!value.is_object()) return metadata;
   for (const auto& item : value.items()) {
@@ -73,7 +73,7 @@ std::map<std::string, std::string> ParseMetadata(const Json& value) {
 
 absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t data_bytes,
                                                std::map<std::string, std::string>* metadata) {
-  const Json header = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const SortedJson header = SortedJson::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!header.is_object()) return absl::InvalidArgumentError("the header is not a JSON object");
   std::vector<Entry> entries;
   for (const auto& [name, value] : header.items()) {

@@ -90,7 +90,8 @@ def groups_to_read(commands, is_known):
 
 def tidy(folder, file, options):
     command = ["clang-tidy", "-p", str(folder), "--quiet", *options, str(file)]
-    command[1:1] = ["--extra-arg=-Wthread-safety", "--extra-arg=-Wno-unknown-warning-option"]
+    extra = ("-Wthread-safety", "-Wno-unknown-warning-option", "-Wno-unused-command-line-argument")
+    command[1:1] = [f"--extra-arg={argument}" for argument in extra]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=READ_LIMIT_S, check=False)
     return ran.returncode, ran.stdout + ran.stderr
 
