@@ -27,7 +27,7 @@ constexpr rlim_t kReserved = 128;           // Descriptors that are not for conn
 constexpr rlim_t kReservedPart = 4;         // but at most this part of all.
 constexpr rlim_t kMostConnections = 16384;  // However many descriptors there may be: each costs memory, too.
 constexpr int kLookAgainMs = 100;           // While there is no room.
-constexpr std::chrono::seconds kWarnEvery(1);
+constexpr std::chrono::seconds kWarnOfRoomEvery(1);
 constexpr int kMostWaiting = 4096;  // The system's own limit is less, or holds.
 
 rlim_t DescriptorLimit() {
@@ -229,7 +229,7 @@ void Listener::Take(FileDescriptor connection, int socket) {
 void Listener::OnFull(const std::string& why) {
   if (!std::exchange(full_, true)) on_room_(false);
   if (Now() < warn_at_) return;
-  warn_at_ = Now() + kWarnEvery;
+  warn_at_ = Now() + kWarnOfRoomEvery;
   spdlog::warn("no room for more connections: {}; {} callers were sent away", why, std::exchange(unsaid_, 0));
 }
 
