@@ -1,11 +1,13 @@
 #include "worker/predictions.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/files.h"
 #include "common/status.h"
@@ -38,6 +40,17 @@ std::string Line(const Dataset& samples, int64_t sample, std::span<const float> 
   return line + "\n";
 }
 
+// `outputs` are those of the samples from `first` on.
+absl::Status CheckOutputs(std::span<const float> outputs, size_t width, int64_t first) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (std::isfinite(outputs[i])) continue;
+    return absl::OutOfRangeError(
+        absl::StrCat("sample ", first + static_cast<int64_t>(i / width), ": output_", i % width, " is ",
+                     std::isnan(outputs[i]) ? "nan" : absl::StrCat(outputs[i]), ": the weights are too large"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Network& network) {
   const Dataset& samples = data.test;
   const auto width = static_cast<size_t>(network.options().widths.back());
@@ -58,6 +71,7 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
     const std::span<float> computed = std::span(outputs).first(static_cast<size_t>(count) * width);
     PS_RETURN_IF_ERROR(network.Predict(*batch, computed));
     std::string lines;
+    PS_RETURN_IF_ERROR(CheckOutputs(computed, width, first));
     for (int64_t k = 0; k < count; ++k) {
       lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width), data.scaling);
     }

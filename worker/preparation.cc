@@ -53,6 +53,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   absl::StatusOr<InitialWeights> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
+  for (const std::string& note : made.initial.notes) spdlog::warn("{}", note);
 
   PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
   const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;

@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "common/text.h"
 #include "worker/client/pause.h"
+#include "worker/finite_weights.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
@@ -268,8 +269,10 @@ absl::Status Trainer::Finish() {
   result_.version = kept->mark.version;
   result_.last_version = last->version;
   if (!options_.keep_best.empty()) TellKept(kept->best.get());
-  result_.end_status =
-      Keep(kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end()));
+  const ConstTensors tested =
+      kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end());
+  result_.end_status = Keep(tested);
+  result_.end_status.Update(CheckOutcome(kept->test.loss, "the test loss", network_->layout(), tested));
   return absl::OkStatus();
 }
 
