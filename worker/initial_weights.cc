@@ -100,6 +100,7 @@ absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& l
   PS_RETURN_IF_ERROR(CheckValues(path, layout, weights.values));
   NoteConverted(*file, *numbers, weights.notes);
   NoteUnwanted(path, file->tensors(), *numbers, weights.notes);
+  weights.metadata = file->metadata();
   const auto version = file->metadata().find("version");
   const bool told = version != file->metadata().end();
   if (told && !absl::SimpleAtoi(version->second, &weights.version)) weights.version = 0;

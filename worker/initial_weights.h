@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct InitialWeights {
   std::string source;              // What they are of: the file, or the checkpoint's folder.
   std::vector<std::string> notes;  // What the log is to say: tensors that were converted, or that no layer wants.
   uint64_t version = 0;            // As that says; 0: it does not.
+  std::map<std::string, std::string> metadata;  // What a file says besides.
 };
 
 // The layout's tensors from a safetensors file, from a checkpoint's folder, or from a folder of checkpoints, of which

@@ -20,7 +20,14 @@ namespace {
 std::string Header(const Dataset& samples, int64_t outputs) {
   if (samples.classes() == 0) return "target,output\n";
   std::string header = "label";
-  for (int64_t k = 0; k < outputs; ++k) absl::StrAppendFormat(&header, ",output_%d", k);
+  // A network may have more outputs than there are classes.
+  for (int64_t k = 0; k < outputs; ++k) {
+    if (k < samples.classes()) {
+      absl::StrAppendFormat(&header, ",output_%d", samples.class_label(static_cast<int32_t>(k)));
+    } else {
+      absl::StrAppendFormat(&header, samples.class_labels().empty() ? ",output_%d" : ",unused_%d", k);
+    }
+  }
   return header + "\n";
 }
 
@@ -35,7 +42,7 @@ std::string Line(const Dataset& samples, int64_t sample, std::span<const float> 
     return absl::StrFormat("%.9g,%.9g\n", Unscaled(samples.targets()[at], scaling.targets),
                            Unscaled(outputs[0], scaling.targets));
   }
-  std::string line = absl::StrFormat("%d", samples.labels()[at]);
+  std::string line = absl::StrFormat("%d", samples.class_label(samples.labels()[at]));
   for (const float output : outputs) absl::StrAppendFormat(&line, ",%.9g", output);
   return line + "\n";
 }

@@ -8,6 +8,7 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
+#include "worker/data/normalize.h"
 #include "worker/finite_weights.h"
 #include "worker/initial_weights.h"
 
@@ -21,7 +22,7 @@ TEST_CASE("Saved weights are read again as initial weights, and say their versio
   const std::string path = folder.File("saved.safetensors");
   Values values = {{1, -2}, {0.5F}};
   const Scaling scaling = {.kind = Normalize::kStandard, .features = {.offset = {3, 4}, .scale = {1, 2}}};
-  REQUIRE(SaveWeights(path, kLayout, {values[0], values[1]}, 41, scaling).ok());
+  REQUIRE(SaveWeights(path, kLayout, {values[0], values[1]}, 41, scaling.Metadata()).ok());
   CHECK(ReadInitialWeights(path, kLayout)->values == values);
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};

@@ -174,11 +174,21 @@ absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) {
   return splits;
 }
 
-absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model) {
   absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
   if (!unscaled.ok()) return unscaled.status();
   const std::string context = absl::StrCat("dataset \"", options.dataset, "\"");
-  absl::StatusOr<Scaling> scaling = FindScaling(unscaled->train, unscaled->normalize);
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->train), context));
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->validation), context + ": validation split"));
+  if (unscaled->test.has_value()) {
+    PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, *unscaled->test), context + ": test split"));
+  }
+  if (model.scaling.has_value()) {
+    const DatasetContent& train = unscaled->train;
+    PS_RETURN_IF_ERROR(Annotate(CheckScalingFits(*model.scaling, train.features, train.classes > 0), context));
+  }
+  absl::StatusOr<Scaling> scaling =
+      model.scaling.has_value() ? *model.scaling : FindScaling(unscaled->train, unscaled->normalize);
   if (!scaling.ok()) return Annotate(scaling.status(), context);
   absl::StatusOr<DataSplits> splits = ScaleSplits(*std::move(unscaled), *std::move(scaling), options.bytes_max);
   if (!splits.ok()) return Annotate(splits.status(), context);

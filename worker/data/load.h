@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalize.h"
+#include "worker/data/trained_with.h"
 
 namespace ps {
 
@@ -79,7 +80,10 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options);
 // INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
 // file cannot be opened. The message names the file or the option, and is one line unless several options are wrong.
-absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options);
+//
+// For a model that is trained already, what it was trained with goes before what the files say: its classes, and its
+// scaling in the place of --normalize.
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model = {});
 // The same, but not normalised.
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options);
 

@@ -70,6 +70,8 @@ absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>&
   }
   content.features = table.features;
   content.floats = std::move(table.values);
+  const bool numbers = values.front() == 0 && values.back() == static_cast<double>(values.size() - 1);
+  if (!numbers) content.class_labels = values;
   return content;
 }
 
