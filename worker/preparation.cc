@@ -71,7 +71,10 @@ absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
   const DatasetContent& train = made.own->train;
   spdlog::info("--data=own: --dataset={} has {} training samples of {} features; --normalize={}", options.data.dataset,
                train.size(), train.features, ToString(made.own->normalize));
-  return CheckModelFits(options.model, options.data.dataset, train.features, train.classes);
+  // Other workers may have more of sparse features; whether all together fit is known after the join.
+  const bool fewer = made.own->sparse && train.features < options.model.widths.front();
+  return CheckModelFits(options.model, options.data.dataset, fewer ? options.model.widths.front() : train.features,
+                        train.classes);
 }
 
 }  // namespace

@@ -3,6 +3,10 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "common/safetensors.h"
 #include "common/status.h"
@@ -46,7 +50,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 TEST_CASE("Weights that are not finite are refused by tensor and element before anything is made of them") {
   const TempFolder folder;
   const std::string path = folder.File("w");
-  for (const auto& [value, text] : {std::pair(kNan, "nan"), {-kNan, "nan"}, {kInfinity, "inf"}, {-kInfinity, "-inf"}}) {
+  const std::vector<std::pair<float, std::string>> bad = {
+      {kNan, "nan"}, {-kNan, "nan"}, {kInfinity, "inf"}, {-kInfinity, "-inf"}};
+  for (const auto& [value, text] : bad) {
     const std::vector<float> weight = {1, value};
     const std::vector<float> bias = {0};
     REQUIRE(WriteSafetensors(path, {{kLayout[0], weight}, {kLayout[1], bias}}).ok());

@@ -39,8 +39,8 @@ struct DatasetOptions {
 
   Normalize normalize = Normalize::kAuto;
 
-  // --data=own: no other worker has these samples. So they have no identity, and the labels of libsvm are class
-  // numbers, as those of csv are.
+  // --data=own: no other worker has these samples. So they have no identity, and the classes of libsvm are those of
+  // both files' labels until other workers' are known.
   bool own = false;
 
   // Of synthetic samples and of the choice for validation.
@@ -69,6 +69,7 @@ struct UnscaledSplits {
   std::optional<DatasetContent> test;      // Unset: there is no test set.
   Normalize normalize = Normalize::kNone;  // What is to be done: never kAuto.
   std::string identity;                    // As of DataSplits; empty for samples that are a worker's own.
+  bool sparse = false;                     // Of libsvm: features that no line names are 0.
 };
 
 // Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a

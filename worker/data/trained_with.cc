@@ -92,7 +92,7 @@ absl::StatusOr<std::optional<Scaling>> ParseScaling(const Metadata& metadata) {
 bool AreLabels(const std::vector<double>& labels) {
   const bool integers = std::all_of(labels.begin(), labels.end(), [](double x) { return x == std::floor(x); });
   return integers && !labels.empty() && labels.size() <= static_cast<size_t>(kClassesMax) &&
-         std::is_sorted(labels.begin(), labels.end(), std::less_equal<>());
+         std::adjacent_find(labels.begin(), labels.end(), std::greater_equal<>()) == labels.end();
 }
 
 std::vector<double> ClassLabels(int32_t classes, const std::vector<double>& names) {
