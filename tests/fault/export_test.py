@@ -109,8 +109,8 @@ def of_the_model():
             return f"--dataset=libsvm:{path}"
 
         train, without_20 = write("train.svm", rows), write("test.svm", [row for row in rows if row[0] != 20])
-        network, weights = ["--model=mlp:2,16,4", "--batch_size=20"], job.folder / "model.safetensors"
-        trained = [train, *network, "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
+        network, weights = "--model=mlp:2,16,4", job.folder / "model.safetensors"
+        trained = [train, network, "--batch_size=20", "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
         workers = [
             Program(job.folder, f"worker-{rank}", [str(BIN / "ps_worker"), *trained, f"--rank={rank}"])
             for rank in range(job.num_workers)
@@ -119,7 +119,7 @@ def of_the_model():
         assert "classes 0 to 2 are the labels 10, 20, 30" in workers[0].errors(), workers[0].errors()
 
         def ask(data, *flags, file=weights):
-            command = [str(BIN / "ps_worker"), f"--init_weights={file}", data, *network, *flags]
+            command = [str(BIN / "ps_worker"), f"--init_weights={file}", data, network, *flags]
             return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
         def predict(data):

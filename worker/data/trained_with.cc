@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -90,7 +91,9 @@ absl::StatusOr<std::optional<Scaling>> ParseScaling(const Metadata& metadata) {
 }
 
 bool AreLabels(const std::vector<double>& labels) {
-  const bool integers = std::all_of(labels.begin(), labels.end(), [](double x) { return x == std::floor(x); });
+  const bool integers = std::all_of(labels.begin(), labels.end(), [](double x) {
+    return x == std::floor(x) && std::abs(x) <= std::numeric_limits<int32_t>::max();
+  });
   return integers && !labels.empty() && labels.size() <= static_cast<size_t>(kClassesMax) &&
          std::adjacent_find(labels.begin(), labels.end(), std::greater_equal<>()) == labels.end();
 }
