@@ -110,7 +110,8 @@ def of_the_model():
 
         train, without_20 = write("train.svm", rows), write("test.svm", [row for row in rows if row[0] != 20])
         network, weights = "--model=mlp:2,16,4", job.folder / "model.safetensors"
-        trained = [train, network, "--batch_size=20", "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
+        training = ["--batch_size=20", "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
+        trained = [train, network, *training]
         workers = [
             Program(job.folder, f"worker-{rank}", [str(BIN / "ps_worker"), *trained, f"--rank={rank}"])
             for rank in range(job.num_workers)
