@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <iterator>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -45,7 +48,24 @@ bool Fits(const ColumnStatistics& stats, uint64_t columns) {
 }
 
 bool SameKind(const ColumnStatistics& a, const ColumnStatistics& b) {
-  return a.low.size() == b.low.size() && a.mean.size() == b.mean.size();
+  return a.low.empty() == b.low.empty() && a.mean.empty() == b.mean.empty();
+}
+
+// All values of the columns that it lacks are 0.
+ColumnStatistics Widened(ColumnStatistics stats, size_t columns) {
+  if (stats.low.empty()) return stats;
+  stats.low.resize(columns);
+  stats.high.resize(columns);
+  if (stats.mean.empty()) return stats;
+  stats.mean.resize(columns);
+  stats.squares.resize(columns);
+  return stats;
+}
+
+// One for each class or none, in order, none twice.
+bool AreLabels(const std::vector<int64_t>& labels, uint32_t classes) {
+  return labels.empty() || (labels.size() == classes &&
+                            std::adjacent_find(labels.begin(), labels.end(), std::greater_equal<>()) == labels.end());
 }
 
 // Adds what is said of `added` samples to what is said of `samples`.
@@ -72,6 +92,8 @@ v1::DataSummary ToProto(const DataSummary& summary) {
   message.set_classes(summary.classes);
   if (!summary.feature_stats.low.empty()) *message.mutable_feature_stats() = ToProto(summary.feature_stats);
   if (!summary.target_stats.low.empty()) *message.mutable_target_stats() = ToProto(summary.target_stats);
+  message.mutable_labels()->Assign(summary.labels.begin(), summary.labels.end());
+  message.set_sparse(summary.sparse);
   return message;
 }
 
@@ -90,7 +112,13 @@ absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
                          .features = message.features(),
                          .classes = message.classes(),
                          .feature_stats = FromProto(message.feature_stats()),
-                         .target_stats = FromProto(message.target_stats())};
+                         .target_stats = FromProto(message.target_stats()),
+                         .labels = {message.labels().begin(), message.labels().end()},
+                         .sparse = message.sparse()};
+  if (!AreLabels(summary.labels, summary.classes)) {
+    return absl::InvalidArgumentError(absl::StrCat("own_data: ", summary.labels.size(), " labels of ", summary.classes,
+                                                   " classes; expected as many, ascending"));
+  }
   const bool of_targets = summary.target_stats != ColumnStatistics();
   if (!Fits(summary.feature_stats, summary.features) || !Fits(summary.target_stats, 1) ||
       (of_targets && summary.classes > 0)) {
@@ -101,22 +129,36 @@ absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
 }
 
 bool SameKind(const DataSummary& a, const DataSummary& b) {
-  return a.features == b.features && (a.classes == 0) == (b.classes == 0) &&
-         SameKind(a.feature_stats, b.feature_stats) && SameKind(a.target_stats, b.target_stats);
+  return a.sparse == b.sparse && (a.sparse || a.features == b.features) && (a.classes == 0) == (b.classes == 0) &&
+         a.labels.empty() == b.labels.empty() && SameKind(a.feature_stats, b.feature_stats) &&
+         SameKind(a.target_stats, b.target_stats);
+}
+
+bool Covers(const DataSummary& all, const DataSummary& one) {
+  return one.features <= all.features &&
+         std::includes(all.labels.begin(), all.labels.end(), one.labels.begin(), one.labels.end());
 }
 
 DataSummary Combine(const std::vector<DataSummary>& summaries) {
   DataSummary all = summaries.front();
   all.largest = all.samples;
+  for (const DataSummary& one : summaries) all.features = std::max(all.features, one.features);
+  const auto columns = static_cast<size_t>(all.features);
+  all.feature_stats = Widened(std::move(all.feature_stats), columns);
   for (auto next = summaries.begin() + 1; next != summaries.end(); ++next) {
     const auto samples = static_cast<double>(all.samples);
     const auto added = static_cast<double>(next->samples);
-    Add(next->feature_stats, added, samples, all.feature_stats);
+    Add(Widened(next->feature_stats, columns), added, samples, all.feature_stats);
     Add(next->target_stats, added, samples, all.target_stats);
     all.samples += next->samples;
     all.largest = std::max(all.largest, next->samples);
     all.classes = std::max(all.classes, next->classes);
+    std::vector<int64_t> labels;
+    std::set_union(all.labels.begin(), all.labels.end(), next->labels.begin(), next->labels.end(),
+                   std::back_inserter(labels));
+    all.labels = std::move(labels);
   }
+  if (!all.labels.empty()) all.classes = static_cast<uint32_t>(all.labels.size());
   return all;
 }
 

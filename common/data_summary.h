@@ -15,9 +15,12 @@ v1::DataSummary ToProto(const DataSummary& summary);
 // nothing that can be, or of more than kToldColumnsMax.
 absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message);
 
-// Whether both are of samples with the same features, either of classes or of a regression, with the same kind of
-// statistics, so that they can be combined.
+// Whether both are of samples with the same features (or of sparse ones), either of classes with or without labels or
+// of a regression, with the same kind of statistics, so that they can be combined.
 bool SameKind(const DataSummary& a, const DataSummary& b);
+
+// Whether `all` has every feature and label of `one`, which is of the same kind.
+bool Covers(const DataSummary& all, const DataSummary& one);
 
 // The summary of all samples together. The order counts: statistics are combined one after another, by the formulas of
 // Chan, Golub and LeVeque (Updating formulae and a pairwise algorithm for computing sample variances, 1979), which do

@@ -5,14 +5,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
+#include <optional>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 #include "absl/strings/str_cat.h"
 #include "common/files.h"
+#include "common/half_floats.h"
+#include "common/simd.h"
 #include "common/slices.h"
 #include "common/status.h"
+#include "common/wire_type.h"
 
 namespace ps {
 namespace {
@@ -23,8 +29,34 @@ using SortedJson = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // As the reference implementation has it.
 
+// Of an element of each type whose size is a number of bytes.
+constexpr std::array<std::pair<const char*, uint64_t>, 15> kTypes = {{{"F32", 4},
+                                                                      {"F64", 8},
+                                                                      {"F16", 2},
+                                                                      {"BF16", 2},
+                                                                      {"I64", 8},
+                                                                      {"U64", 8},
+                                                                      {"I32", 4},
+                                                                      {"U32", 4},
+                                                                      {"I16", 2},
+                                                                      {"U16", 2},
+                                                                      {"I8", 1},
+                                                                      {"U8", 1},
+                                                                      {"BOOL", 1},
+                                                                      {"F8_E4M3", 1},
+                                                                      {"F8_E5M2", 1}}};
+
+// Nothing of a type that is not known here.
+std::optional<uint64_t> BytesOf(const std::string& type) {
+  for (const auto& [name, bytes] : kTypes) {
+    if (type == name) return bytes;
+  }
+  return std::nullopt;
+}
+
 struct Entry {
   TensorSpec spec;
+  std::string type;
   uint64_t begin = 0;
   uint64_t end = 0;
 };
@@ -43,19 +75,21 @@ absl::StatusOr<Entry> ParseEntry(const std::string& name, const SortedJson& valu
       value["data_offsets"].size() != 2) {
     return wrong("expected dtype, shape and data_offsets");
   }
-  if (value["dtype"] != "F32") return wrong("dtype " + value["dtype"].get<std::string>() + ", expected F32");
   Entry entry;
+  entry.type = value["dtype"].get<std::string>();
   entry.spec.name = name;
   uint64_t elements = 1;
   for (const SortedJson& item : value["shape"]) {
     const auto dimension = item.get<uint64_t>();
-    if (dimension == 0 || dimension > static_cast<uint64_t>(kMaxModelElements) / elements) return wrong("bad shape");
+    const auto most = static_cast<uint64_t>(kMaxModelElements) / std::max<uint64_t>(elements, 1);
+    if (dimension > most) return wrong("bad shape");
     elements *= dimension;
     entry.spec.shape.push_back(static_cast<int64_t>(dimension));
   }
   entry.begin = value["data_offsets"][0].get<uint64_t>();
   entry.end = value["data_offsets"][1].get<uint64_t>();
-  if (entry.end < entry.begin || entry.end - entry.begin != elements * sizeof(float)) {
+  const std::optional<uint64_t> bytes = BytesOf(entry.type);
+  if (entry.end < entry.begin || (bytes.has_value() && entry.end - entry.begin != elements * *bytes)) {
     return wrong("data_offsets do not fit the shape");
   }
   return entry;
@@ -85,7 +119,9 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
     if (!entry.ok()) return entry.status();
     entries.push_back(*std::move(entry));
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.begin < b.begin; });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);  // What is empty comes before what begins there.
+  });
   uint64_t at = 0;
   for (const Entry& entry : entries) {
     if (entry.begin != at) {
@@ -114,6 +150,22 @@ absl::Status ReadAt(int file, uint64_t at, std::span<char> bytes, const std::str
   return absl::OkStatus();
 }
 
+constexpr size_t kConvertedElements = size_t{1} << 16;  // At a time.
+
+// `bytes` are as many elements of this type, F64, F16 or BF16.
+void Convert(const char* bytes, const std::string& type, std::span<float> values) {
+  if (type != "F64") {
+    const WireType half = type == "F16" ? WireType::kFloat16 : WireType::kBfloat16;
+    return WidenHalf(reinterpret_cast<const uint8_t*>(bytes), values.size(), half, values.data(), BestIsa());
+  }
+  for (float& value : values) {
+    double wide = 0;
+    std::memcpy(&wide, bytes, sizeof(wide));
+    bytes += sizeof(wide);
+    value = static_cast<float>(wide);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
@@ -139,13 +191,32 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   for (Entry& entry : *entries) {
     file.begins_.push_back(data + entry.begin);
     file.tensors_.push_back(std::move(entry.spec));
+    file.types_.push_back(std::move(entry.type));
   }
   return file;
 }
 
 absl::Status SafetensorsFile::Read(size_t i, int64_t first, std::span<float> values) const {
-  const uint64_t at = begins_[i] + static_cast<uint64_t>(first) * sizeof(float);
-  return ReadAt(file_.get(), at, {reinterpret_cast<char*>(values.data()), values.size_bytes()}, path_);
+  const std::string& type = types_[i];
+  if (type == "F32") {
+    const uint64_t at = begins_[i] + static_cast<uint64_t>(first) * sizeof(float);
+    return ReadAt(file_.get(), at, {reinterpret_cast<char*>(values.data()), values.size_bytes()}, path_);
+  }
+  if (type != "F64" && type != "F16" && type != "BF16") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path_, ": tensor ", tensors_[i].name, ": dtype ", type, ", expected F32, F64, F16 or BF16"));
+  }
+  const size_t element = type == "F64" ? sizeof(double) : sizeof(uint16_t);
+  std::vector<char> buffer(std::min(values.size(), kConvertedElements) * element);
+  uint64_t at = begins_[i] + static_cast<uint64_t>(first) * element;
+  while (!values.empty()) {
+    const size_t count = std::min(values.size(), kConvertedElements);
+    PS_RETURN_IF_ERROR(ReadAt(file_.get(), at, {buffer.data(), count * element}, path_));
+    Convert(buffer.data(), type, values.first(count));
+    values = values.subspan(count);
+    at += count * element;
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path) {

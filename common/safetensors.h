@@ -1,4 +1,5 @@
-// Safetensors files with float32 tensors (https://huggingface.co/docs/safetensors, "Format").
+// Safetensors files (https://huggingface.co/docs/safetensors, "Format"): written with float32 tensors, read as such
+// from tensors of any floating-point type of two, four or eight bytes.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +22,21 @@ inline constexpr char kMetadataName[] = "__metadata__";
 class SafetensorsFile {
  public:
   // Reads the header. The errors name the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is no such file, is
-  // truncated, or has tensors that overlap, leave gaps or are not float32; INTERNAL if the disk, or a permission, keeps
-  // it from being read.
+  // truncated, or has tensors that overlap or leave gaps; INTERNAL if the disk, or a permission, keeps it from being
+  // read. Tensors may be of any type.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
   uint64_t bytes() const { return bytes_; }
   // In the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
+  // Of tensor number i, in the file's words: "F32".
+  const std::string& type(size_t i) const { return types_[i]; }
   // What the file says besides: texts by name.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // Elements of tensor number i from `first` on, which it must have. An error names the file.
+  // Elements of tensor number i from `first` on, which it must have: F32 as they are, F64, F16 and BF16 as the nearest
+  // float32 (what is too large becomes infinite). An error names the file; of any other type it is INVALID_ARGUMENT,
+  // and names the tensor.
   absl::Status Read(size_t i, int64_t first, std::span<float> values) const;
 
  private:
@@ -41,6 +46,7 @@ class SafetensorsFile {
   FileDescriptor file_;
   uint64_t bytes_ = 0;
   std::vector<TensorSpec> tensors_;
+  std::vector<std::string> types_;  // Of each tensor.
   std::map<std::string, std::string> metadata_;
   std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
 };

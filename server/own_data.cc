@@ -34,6 +34,11 @@ absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
     return absl::FailedPreconditionError(absl::StrCat("--dataset: the worker has ", SamplesOf(*summary),
                                                       ", but the job's other workers have ", SamplesOf(*others)));
   }
+  if (of_all_.has_value() && !Covers(*of_all_, *summary)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--dataset: the worker has ", SamplesOf(*summary), ", with features or labels that no worker had ",
+        "when the job began: then there were ", of_all_->features, " features and ", of_all_->classes, " classes"));
+  }
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 
 #include <spdlog/spdlog.h>
 #include "common/status.h"
+#include "worker/finite_weights.h"
 #include "worker/predictions.h"
 #include "worker/preparation.h"
 
@@ -39,6 +40,9 @@ absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Pr
   PS_RETURN_IF_ERROR((*evaluator)->Validation(mark).status());
   const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
   if (!test.ok()) return test.status();
+  PS_RETURN_IF_ERROR(Annotate(
+      CheckOutcome(test->loss, "the test loss", (*network)->layout(), ConstTensors(values.begin(), values.end())),
+      prepared.initial.source));
   if (!options.predict.empty()) {
     PS_RETURN_IF_ERROR(WritePredictions(options.predict, prepared.data, **backend, **network));
     spdlog::info("--predict: {} samples in {}", prepared.data.test.size(), options.predict);

@@ -1,16 +1,21 @@
 #include "worker/initial_weights.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <filesystem>
+#include <map>
+#include <set>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/checkpoint/stored_weights.h"
 #include "common/hash.h"
 #include "common/safetensors.h"
 #include "common/status.h"
+#include "worker/finite_weights.h"
 
 namespace ps {
 namespace {
@@ -31,14 +36,55 @@ absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const
   return numbers;
 }
 
+constexpr size_t kToldMax = 8;  // Tensors in one line.
+
+// "a, b and 3 more".
+std::string Told(const std::vector<std::string>& names) {
+  const size_t told = std::min(names.size(), kToldMax);
+  const std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), ", ");
+  return names.size() == told ? text : absl::StrCat(text, " and ", names.size() - told, " more");
+}
+
+void NoteUnwanted(const std::string& path, const Layout& there, const std::vector<uint32_t>& wanted,
+                  std::vector<std::string>& notes) {
+  const std::set<uint32_t> taken(wanted.begin(), wanted.end());
+  std::vector<std::string> unwanted;
+  for (uint32_t i = 0; i < there.size(); ++i) {
+    if (!taken.contains(i)) unwanted.push_back(ToString(there[i]));
+  }
+  if (unwanted.empty()) return;
+  notes.push_back(absl::StrCat("--init_weights: ", path, ": the model has no tensor ", Told(unwanted), "; left out"));
+}
+
+// How many tensors of which type become float32.
+void NoteConverted(const SafetensorsFile& file, const std::vector<uint32_t>& wanted, std::vector<std::string>& notes) {
+  std::map<std::string, int> counts;
+  for (const uint32_t number : wanted) {
+    if (file.type(number) != "F32") ++counts[file.type(number)];
+  }
+  for (const auto& [type, count] : counts) {
+    notes.push_back(absl::StrCat("--init_weights: ", file.path(), ": converted from ", type, " to float32: ", count,
+                                 count == 1 ? " tensor" : " tensors"));
+  }
+}
+
+absl::Status CheckValues(const std::string& path, const Layout& layout, const Values& values) {
+  return Annotate(CheckFinite(layout, ConstTensors(values.begin(), values.end())),
+                  absl::StrCat("--init_weights: ", path));
+}
+
 absl::StatusOr<InitialWeights> ReadCheckpoint(const std::string& path, const Layout& layout) {
   absl::StatusOr<StoredWeights> found = ReadStoredWeights(path, [&layout](const StoredCheckpoint& stored) {
     return FindTensors(stored.folder, stored.manifest.layout, layout);
   });
   if (!found.ok()) return Annotate(found.status(), "--init_weights");
-  return InitialWeights{.values = std::move(found->values),
-                        .source = found->checkpoint.folder,
-                        .version = found->checkpoint.manifest.version()};
+  const StoredCheckpoint& stored = found->checkpoint;
+  InitialWeights weights = {
+      .values = std::move(found->values), .source = stored.folder, .version = stored.manifest.version()};
+  const auto numbers = FindTensors(stored.folder, stored.manifest.layout, layout);
+  if (numbers.ok()) NoteUnwanted(stored.folder, stored.manifest.layout, *numbers, weights.notes);
+  PS_RETURN_IF_ERROR(CheckValues(stored.folder, layout, weights.values));
+  return weights;
 }
 
 absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& layout) {
@@ -51,6 +97,10 @@ absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& l
     std::vector<float>& values = weights.values.emplace_back(static_cast<size_t>(layout[i].elements()));
     PS_RETURN_IF_ERROR(Annotate(file->Read((*numbers)[i], 0, values), "--init_weights"));
   }
+  PS_RETURN_IF_ERROR(CheckValues(path, layout, weights.values));
+  NoteConverted(*file, *numbers, weights.notes);
+  NoteUnwanted(path, file->tensors(), *numbers, weights.notes);
+  weights.metadata = file->metadata();
   const auto version = file->metadata().find("version");
   const bool told = version != file->metadata().end();
   if (told && !absl::SimpleAtoi(version->second, &weights.version)) weights.version = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,14 +16,17 @@ using Values = std::vector<std::vector<float>>;
 
 struct InitialWeights {
   Values values;
-  std::string source;    // What they are of: the file, or the checkpoint's folder.
-  uint64_t version = 0;  // As that says; 0: it does not.
+  std::string source;              // What they are of: the file, or the checkpoint's folder.
+  std::vector<std::string> notes;  // What the log is to say: tensors that were converted, or that no layer wants.
+  uint64_t version = 0;            // As that says; 0: it does not.
+  std::map<std::string, std::string> metadata;  // What a file says besides.
 };
 
 // The layout's tensors from a safetensors file, from a checkpoint's folder, or from a folder of checkpoints, of which
-// the newest complete one is taken that can be read (ReadStoredWeights); others may be in it. No path gives no values.
-// The errors name --init_weights, the file and the tensor: NOT_FOUND; INVALID_ARGUMENT if it is nothing of this kind,
-// is damaged, or lacks a tensor of this name and shape.
+// the newest complete one is taken that can be read (ReadStoredWeights); others may be in it. A file's float64, float16
+// and bfloat16 become float32. No path gives no values. The errors name --init_weights, the file and the tensor:
+// NOT_FOUND; INVALID_ARGUMENT if it is nothing of this kind, is damaged, lacks a tensor of this name and shape, or if a
+// value is not finite.
 absl::StatusOr<InitialWeights> ReadInitialWeights(const std::string& path, const Layout& layout);
 
 // 32 hexadecimal digits that depend on the values alone, so that workers can tell whether they begin with the same.

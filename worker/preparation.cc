@@ -14,11 +14,47 @@ namespace ps {
 
 namespace {
 
+// For --eval_only and --predict: what the weights were trained with. A flag that says otherwise is refused.
+absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const InitialWeights& weights) {
+  absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
+  if (!model.ok()) return Annotate(model.status(), absl::StrCat("--init_weights: ", weights.source));
+  const Normalize asked = options.data.normalize;
+  if (!model->scaling.has_value()) {
+    spdlog::warn(
+        "{} does not say how the data were scaled that it was trained on: what follows goes by the training "
+        "split of --dataset={}",
+        weights.source, options.data.dataset);
+  } else if (asked != Normalize::kAuto && asked != model->scaling->kind) {
+    return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(asked), ": ", weights.source,
+                                                   " was trained with --normalize=", ToString(model->scaling->kind),
+                                                   ", and its scaling is in it; leave the flag out"));
+  }
+  return model;
+}
+
+void TellClasses(const WorkerOptions& options, const TrainedWith& model, const InitialWeights& weights,
+                 const Dataset& train) {
+  if (train.class_labels().empty()) return;
+  spdlog::info("--dataset={}: classes 0 to {} are the labels {}", options.data.dataset, train.classes() - 1,
+               ToString(train.class_labels()));
+  const bool evaluates = options.eval_only || !options.predict.empty();
+  if (!evaluates || !model.class_labels.empty()) return;
+  spdlog::warn("{} does not say which labels its outputs are: those of --dataset={} are taken for them", weights.source,
+               options.data.dataset);
+}
+
 absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
-  absl::StatusOr<DataSplits> data = LoadDataset(options.data);
+  TrainedWith model;
+  if (options.eval_only || !options.predict.empty()) {
+    absl::StatusOr<TrainedWith> found = FindTrainedWith(options, made.initial);
+    if (!found.ok()) return found.status();
+    model = *std::move(found);
+  }
+  absl::StatusOr<DataSplits> data = LoadDataset(options.data, model);
   if (!data.ok()) return data.status();
   made.data = *std::move(data);
   const Dataset& train = made.data.train;
+  TellClasses(options, model, made.initial, train);
   spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(train),
                ToString(made.data.scaling.kind));
   return CheckModelFits(options.model, options.data.dataset, train.features(), train.classes());
@@ -35,7 +71,10 @@ absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
   const DatasetContent& train = made.own->train;
   spdlog::info("--data=own: --dataset={} has {} training samples of {} features; --normalize={}", options.data.dataset,
                train.size(), train.features, ToString(made.own->normalize));
-  return CheckModelFits(options.model, options.data.dataset, train.features, train.classes);
+  // Other workers may have more of sparse features; whether all together fit is known after the join.
+  const bool fewer = made.own->sparse && train.features < options.model.widths.front();
+  return CheckModelFits(options.model, options.data.dataset, fewer ? options.model.widths.front() : train.features,
+                        train.classes);
 }
 
 }  // namespace
@@ -53,6 +92,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   absl::StatusOr<InitialWeights> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
+  for (const std::string& note : made.initial.notes) spdlog::warn("{}", note);
 
   PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
   const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;

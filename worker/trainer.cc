@@ -9,6 +9,7 @@
 #include "common/status.h"
 #include "common/text.h"
 #include "worker/client/pause.h"
+#include "worker/finite_weights.h"
 #include "worker/saved_weights.h"
 
 namespace ps {
@@ -268,8 +269,10 @@ absl::Status Trainer::Finish() {
   result_.version = kept->mark.version;
   result_.last_version = last->version;
   if (!options_.keep_best.empty()) TellKept(kept->best.get());
-  result_.end_status =
-      Keep(kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end()));
+  const ConstTensors tested =
+      kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end());
+  result_.end_status = Keep(tested);
+  result_.end_status.Update(CheckOutcome(kept->test.loss, "the test loss", network_->layout(), tested));
   return absl::OkStatus();
 }
 
@@ -285,8 +288,8 @@ void Trainer::TellKept(const BestWeights* best) {
 }
 
 absl::Status Trainer::Keep(const ConstTensors& weights) {
-  const absl::Status saved =
-      SaveWeights(options_.save_weights, network_->layout(), weights, result_.version, prepared_.data.scaling);
+  const absl::Status saved = SaveWeights(options_.save_weights, network_->layout(), weights, result_.version,
+                                         DataMetadata(prepared_.data.scaling, prepared_.data.train));
   const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
   if (hashed.ok()) result_.weights_hash = *hashed;
   return saved.ok() ? hashed.status() : saved;

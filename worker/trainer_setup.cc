@@ -48,6 +48,11 @@ absl::Status Trainer::TakeDataOfAll() {
   if (!splits.ok()) return splits.status();
   prepared_.own.reset();
   prepared_.data = *std::move(splits);
+  const Dataset& train = prepared_.data.train;
+  PS_RETURN_IF_ERROR(CheckModelFits(options_.model, options_.data.dataset, train.features(), train.classes()));
+  if (!train.class_labels().empty()) {
+    spdlog::info("--data=own: classes 0 to {} are the labels {}", train.classes() - 1, ToString(train.class_labels()));
+  }
   data_of_all_ = of_all;
   spdlog::info("--data=own: {}; all workers together have {} samples, and one of them {}",
                ToString(prepared_.data.train), of_all->samples, of_all->largest);

@@ -120,5 +120,40 @@ TEST_CASE("What cannot be a summary is refused") {
   CHECK(text.find("statistics of 32769 features; at most 32768") != std::string::npos);
 }
 
+TEST_CASE("Features and labels that some lack are those of all, and labels out of order are refused") {
+  const DataSummary small = {.samples = 2,
+                             .features = 1,
+                             .classes = 2,
+                             .feature_stats = {.mean = {4}, .squares = {2}, .low = {3}, .high = {5}},
+                             .labels = {1, 7},
+                             .sparse = true};
+  const DataSummary large = {.samples = 2,
+                             .features = 2,
+                             .classes = 1,
+                             .feature_stats = {.mean = {4, -8}, .squares = {0, 0}, .low = {4, -8}, .high = {4, -8}},
+                             .labels = {-3},
+                             .sparse = true};
+  for (const auto& pair : {std::vector{small, large}, std::vector{large, small}}) {
+    REQUIRE(SameKind(pair[0], pair[1]));
+    const DataSummary all = Combine(pair);
+    CHECK(all.features == 2);
+    CHECK(all.classes == 3);
+    CHECK(all.labels == std::vector<int64_t>{-3, 1, 7});
+    CHECK(all.feature_stats.low == std::vector<float>{3, -8});
+    CHECK(all.feature_stats.high == std::vector<float>{5, 0});
+    CHECK(all.feature_stats.mean == std::vector<double>{4, -4});
+    CHECK(all.feature_stats.squares == std::vector<double>{2, 64});
+    CHECK(*FromProto(ToProto(all)) == all);
+  }
+  DataSummary dense = large;
+  dense.sparse = false;
+  CHECK_FALSE(SameKind(small, dense));
+  for (const auto& labels : std::vector<std::vector<int64_t>>{{7, 1}, {1, 1}, {1}, {1, 2, 3}}) {
+    DataSummary bad = small;
+    bad.labels = labels;
+    CHECK(absl::IsInvalidArgument(FromProto(ToProto(bad)).status()));
+  }
+}
+
 }  // namespace
 }  // namespace ps

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <random>
+#include <utility>
 
 #include "common/clock.h"
 #include "common/slices.h"
@@ -88,6 +90,83 @@ TEST_CASE("Files of the reference implementation are read") {
     REQUIRE(tensors.ok());
     CHECK((*tensors)[0].spec.name == "layer0.weight");
   }
+}
+
+// A file as any program may write it: tensors of bytes, one after another.
+struct RawTensor {
+  std::string name;
+  std::string type;
+  std::string shape;  // As JSON.
+  std::string bytes;
+};
+
+template <typename T>
+std::string BytesOf(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+void WriteRaw(const std::string& path, const std::vector<RawTensor>& tensors) {
+  std::string header;
+  std::string data;
+  for (const RawTensor& tensor : tensors) {
+    const size_t begin = data.size();
+    data += tensor.bytes;
+    header += (header.empty() ? "{\"" : ",\"") + tensor.name + R"(":{"dtype":")" + tensor.type + R"(","shape":)" +
+              tensor.shape + R"(,"data_offsets":[)" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+  }
+  header += "}";
+  const uint64_t bytes = header.size();
+  std::ofstream(path, std::ios::binary) << BytesOf<uint64_t>({bytes}) << header << data;
+}
+
+TEST_CASE("Floats of eight and of two bytes are read as the nearest float32, and what is too large as infinite") {
+  const TempFolder folder;
+  WriteRaw(folder.File("w"), {{"wide", "F64", "[2,2]", BytesOf<double>({1, -0.1, 1e300, 1e-300})},
+                              {"half", "F16", "[3]", BytesOf<uint16_t>({0x3C00, 0xC100, 0x7BFF})},
+                              {"brain", "BF16", "[2]", BytesOf<uint16_t>({0x3F80, 0xC020})},
+                              {"plain", "F32", "[1]", BytesOf<float>({7})}});
+  const auto file = SafetensorsFile::Open(folder.File("w"));
+  REQUIRE(file.ok());
+  CHECK(file->type(0) == "F64");
+  CHECK(file->type(3) == "F32");
+  const auto tensors = ReadSafetensors(folder.File("w"));
+  REQUIRE(tensors.ok());
+  CHECK((*tensors)[0].values == std::vector<float>{1, -0.1F, std::numeric_limits<float>::infinity(), 0});
+  CHECK((*tensors)[1].values == std::vector<float>{1, -2.5F, 65504});
+  CHECK((*tensors)[2].values == std::vector<float>{1, -2.5F});
+  CHECK((*tensors)[3].values == std::vector<float>{7});
+  std::vector<float> part(2);
+  REQUIRE(file->Read(1, 1, part).ok());
+  CHECK(part == std::vector<float>{-2.5F, 65504});
+}
+
+TEST_CASE("A long tensor of another type is converted piece by piece, each value in its place") {
+  const TempFolder folder;
+  std::vector<double> wide(200'000);
+  for (size_t i = 0; i < wide.size(); ++i) wide[i] = static_cast<double>(i);
+  WriteRaw(folder.File("w"), {{"wide", "F64", "[200000]", BytesOf(wide)}});
+  const auto tensors = ReadSafetensors(folder.File("w"));
+  REQUIRE(tensors.ok());
+  CHECK(std::equal(wide.begin(), wide.end(), (*tensors)[0].values.begin()));
+}
+
+TEST_CASE("Tensors that are no floats, of types not known here, or empty, may be there, and are not read as floats") {
+  const TempFolder folder;
+  for (const auto& [type, bytes] : {std::pair("I64", 8), std::pair("BOOL", 1), std::pair("NEW_TYPE", 3)}) {
+    WriteRaw(folder.File("w"), {{"count", type, "[]", std::string(static_cast<size_t>(bytes), '\1')},
+                                {"nothing", "F32", "[0,4]", ""},
+                                {"a", "F32", "[1]", BytesOf<float>({7})}});
+    const auto file = SafetensorsFile::Open(folder.File("w"));
+    REQUIRE(file.ok());
+    REQUIRE(file->tensors().size() == 3);
+    std::vector<float> value(1);
+    CHECK(Message(file->Read(0, 0, value)) ==
+          folder.File("w") + ": tensor count: dtype " + type + ", expected F32, F64, F16 or BF16");
+    REQUIRE(file->Read(2, 0, value).ok());
+    CHECK(value[0] == 7);
+  }
+  WriteRaw(folder.File("w"), {{"a", "F64", "[1]", "1234"}});
+  CHECK(absl::IsInvalidArgument(SafetensorsFile::Open(folder.File("w")).status()));
 }
 
 TEST_CASE("Corrupt and truncated files are refused with their name") {

@@ -98,6 +98,64 @@ def predicted():
         assert bad.returncode == 2 and "--predict: expected --init_weights" in bad.stderr, bad.stderr
 
 
+def of_the_model():
+    """Scaling and labels are those of the file of weights, whatever data it is given; what contradicts is refused."""
+    rows = [(label, 100 + 10 * k + 0.1 * i) for i in range(60) for k, label in enumerate((10, 20, 30))]
+    with Job("bsp", 1) as job:
+
+        def write(name, some):
+            path = job.folder / name
+            path.write_text("".join(f"{label} 1:{x} 2:{-x / 7}\n" for label, x in some))
+            return f"--dataset=libsvm:{path}"
+
+        train, without_20 = write("train.svm", rows), write("test.svm", [row for row in rows if row[0] != 20])
+        network, weights = "--model=mlp:2,16,4", job.folder / "model.safetensors"
+        training = ["--batch_size=20", "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
+        trained = [train, network, *training]
+        workers = [
+            Program(job.folder, f"worker-{rank}", [str(BIN / "ps_worker"), *trained, f"--rank={rank}"])
+            for rank in range(job.num_workers)
+        ]
+        assert [worker.end() for worker in workers] == [0, 0], workers[0].errors()
+        assert "classes 0 to 2 are the labels 10, 20, 30" in workers[0].errors(), workers[0].errors()
+
+        def ask(data, *flags, file=weights):
+            command = [str(BIN / "ps_worker"), f"--init_weights={file}", data, network, *flags]
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+        def predict(data):
+            output = job.folder / "out.csv"
+            done = ask(data, f"--predict={output}")
+            assert done.returncode == 0, done.stderr
+            header, *lines = output.read_text().splitlines()
+            assert header == "label,output_10,output_20,output_30,unused_3", header
+            return [tuple(map(float, line.split(","))) for line in lines]
+
+        said = predict(train)
+        assert {row[0] for row in said} == {10, 20, 30}, said[:3]
+        # In a file with other means, and other ranks of its labels, each sample gets the same outputs.
+        again = predict(without_20)
+        assert len(again) == 120
+        for expected, row in zip([row for row in said if row[0] != 20], again):
+            assert row[0] == expected[0], (expected, row)
+            assert all(abs(a - b) < 1e-3 for a, b in zip(expected, row)), (expected, row)
+
+        bad = ask(train, "--eval_only", "--normalize=minmax")
+        assert bad.returncode == 1 and "--normalize=minmax: " in bad.stderr and "standard" in bad.stderr, bad.stderr
+        assert ask(train, "--eval_only", "--normalize=standard").stdout == ask(train, "--eval_only").stdout
+        assert "does not say" not in ask(train, "--eval_only").stderr
+        plain = job.folder / "plain.safetensors"
+        data = weights.read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        header = json.loads(data[8 : 8 + size])
+        del header["__metadata__"]
+        text = json.dumps(header).encode()
+        plain.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + size :])
+        told = ask(train, "--eval_only", file=plain)
+        assert told.returncode == 0 and "does not say how the data were scaled" in told.stderr, told.stderr
+        assert "does not say which labels" in told.stderr, told.stderr
+
+
 def refused():
     """A damaged checkpoint, one that is not there, and a file that cannot be written are each named in one line."""
     with Job("bsp", 2, steps=20) as job:
@@ -141,4 +199,4 @@ def export(arguments):
 
 
 if __name__ == "__main__":
-    {"model": model, "predicted": predicted, "refused": refused}[sys.argv[2]]()
+    {"model": model, "of_the_model": of_the_model, "predicted": predicted, "refused": refused}[sys.argv[2]]()

@@ -70,6 +70,21 @@ class Partner {
   std::unique_ptr<Client> client;
 };
 
+TEST_CASE("A job whose last step leaves weights that are too large ends with an error that names the tensor") {
+  ServerOptions server;
+  server.num_workers = 1;
+  server.hyperparameters.learning_rate = 1e30F;
+  Cluster cluster(server);
+  WorkerOptions worker = SmallJob();
+  worker.steps = 1;
+  const auto results = cluster.Train(worker, 1);
+  REQUIRE(results[0].ok());
+  const std::string text = Message(results[0]->end_status);
+  CHECK(absl::IsOutOfRange(results[0]->end_status));
+  CHECK(text.find("the test loss is ") == 0);
+  CHECK(text.find(", in tensor layer") != std::string::npos);
+}
+
 TEST_CASE(
     "In asp a worker that dies in the middle of a push leaves the shards at different versions, and the job still ends "
     "normally") {

@@ -245,6 +245,25 @@ TEST_CASE("The combined statistics are saved with the weights") {
   CHECK(saved.find(R"("feature_scale":"[8,1,5]")") != std::string::npos);
 }
 
+TEST_CASE("Sparse files of their own give the weights that the whole gives, whatever features and labels each has") {
+  const TempFolder folder;
+  const std::vector<std::string> first = {"10 1:1 2:5", "30 1:3 2:9"};
+  const std::vector<std::string> second = {"20 4:7", "-1 3:2"};
+  const std::string whole = WriteRows(folder, "whole.svm", {first[0], second[0], first[1], second[1]});
+  const Flags common = {"--model=mlp:4,8,4", "--batch_size=1", "--epochs=3", "--shuffle=false", "--normalize=minmax"};
+  Job shared(folder, "shared", {"--num_workers=2"}, 1, common, std::vector<Flags>(2, {"--dataset=libsvm:" + whole}));
+  shared.ExpectEnd();
+  std::vector<Flags> each;
+  for (const auto& rows : {first, second}) {
+    each.push_back(
+        {"--data=own", "--dataset=libsvm:" + WriteRows(folder, absl::StrCat("part", each.size(), ".svm"), rows)});
+  }
+  Job own(folder, "own", {"--num_workers=2"}, 1, common, each);
+  own.ExpectEnd();
+  CHECK(own.Hash() == shared.Hash());
+  CHECK(ReadFile(own.at + "weights").find(R"("class_labels":"[-1,10,20,30]")") != std::string::npos);
+}
+
 // Servers that are killed once they have a checkpoint, and started again.
 TEST_CASE("A job on data of their own that is started again from a checkpoint ends as if nothing had happened",
           "[unsanitized]") {

@@ -72,6 +72,29 @@ TEST_CASE("Workers with data of their own are answered when all have joined, eac
   }
 }
 
+TEST_CASE("Who joins after the data are fixed may lack features and labels of sparse samples, but has no new ones") {
+  const auto sparse = [](uint64_t features, const std::vector<int64_t>& labels) {
+    DataSummary summary = Samples(10, features, static_cast<uint32_t>(labels.size()));
+    summary.labels = labels;
+    summary.sparse = true;
+    return ToProto(summary);
+  };
+  OwnData data(2);
+  CHECK(data.CheckKind(sparse(2, {10, 30})).ok());
+  data.Add(0, sparse(2, {10, 30}));
+  CHECK(data.CheckKind(sparse(3, {10, 20})).ok());
+  data.Add(1, sparse(3, {10, 20}));
+  REQUIRE(data.of_all().has_value());
+  CHECK(data.of_all()->features == 3);
+  CHECK(data.of_all()->labels == std::vector<int64_t>{10, 20, 30});
+  CHECK(data.Check(0, sparse(1, {30})).ok());
+  for (const v1::DataSummary& more : {sparse(4, {10, 30}), sparse(2, {10, 40})}) {
+    CHECK(absl::IsFailedPrecondition(data.Check(0, more)));
+    CHECK(Says(data.Check(0, more), "features or labels that no worker had"));
+  }
+  CHECK(absl::IsFailedPrecondition(data.Check(0, ToProto(Samples(10, 3, 3)))));
+}
+
 TEST_CASE("A join that has to wait for long is asked again, and is the same member then") {
   OwnJob own(TestJob::Options("bsp", 2, 1, false));
   auto a = own.Join("a", Samples(10), 77);

@@ -2,11 +2,18 @@
 
 #include <fstream>
 #include <iterator>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "common/safetensors.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
+#include "worker/data/normalize.h"
+#include "worker/finite_weights.h"
 #include "worker/initial_weights.h"
 
 namespace ps {
@@ -19,7 +26,7 @@ TEST_CASE("Saved weights are read again as initial weights, and say their versio
   const std::string path = folder.File("saved.safetensors");
   Values values = {{1, -2}, {0.5F}};
   const Scaling scaling = {.kind = Normalize::kStandard, .features = {.offset = {3, 4}, .scale = {1, 2}}};
-  REQUIRE(SaveWeights(path, kLayout, {values[0], values[1]}, 41, scaling).ok());
+  REQUIRE(SaveWeights(path, kLayout, {values[0], values[1]}, 41, scaling.Metadata()).ok());
   CHECK(ReadInitialWeights(path, kLayout)->values == values);
   std::ifstream file(path, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
@@ -35,6 +42,57 @@ TEST_CASE("Without a path nothing is saved, and a path that cannot be written is
   const std::string text = Message(SaveWeights("/no/such/folder/w", kLayout, weights, 0, {}));
   CHECK(text.rfind("--save_weights: ", 0) == 0);
   CHECK(text.find("/no/such/folder/w") != std::string::npos);
+}
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+TEST_CASE("Weights that are not finite are refused by tensor and element before anything is made of them") {
+  const TempFolder folder;
+  const std::string path = folder.File("w");
+  const std::vector<std::pair<float, std::string>> bad = {
+      {kNan, "nan"}, {-kNan, "nan"}, {kInfinity, "inf"}, {-kInfinity, "-inf"}};
+  for (const auto& [value, text] : bad) {
+    const std::vector<float> weight = {1, value};
+    const std::vector<float> bias = {0};
+    REQUIRE(WriteSafetensors(path, {{kLayout[0], weight}, {kLayout[1], bias}}).ok());
+    CHECK(Message(ReadInitialWeights(path, kLayout).status()) == "--init_weights: " + path +
+                                                                     ": tensor layer0.weight [1, 2]: element 1 is " +
+                                                                     text + "; expected finite numbers within float32");
+  }
+}
+
+TEST_CASE("Tensors that the model does not want are left out, and named, a few of many") {
+  const TempFolder folder;
+  const std::string path = folder.File("w");
+  const std::vector<float> values = {1, 2};
+  std::vector<TensorView> tensors = {{{"other", {2}}, values}};
+  for (const TensorSpec& spec : kLayout) {
+    tensors.push_back({spec, std::span(values).first(static_cast<size_t>(spec.elements()))});
+  }
+  REQUIRE(WriteSafetensors(path, tensors).ok());
+  auto read = ReadInitialWeights(path, kLayout);
+  REQUIRE(read.ok());
+  CHECK(read->values == Values{{1, 2}, {1}});
+  CHECK(read->notes ==
+        std::vector<std::string>{"--init_weights: " + path + ": the model has no tensor other [2]; left out"});
+  for (int i = 0; i < 20; ++i) tensors.push_back({{"more" + std::to_string(i), {1}}, std::span(values).first(1)});
+  REQUIRE(WriteSafetensors(path, tensors).ok());
+  read = ReadInitialWeights(path, kLayout);
+  REQUIRE(read.ok());
+  CHECK(read->notes.at(0).find(" and 13 more; left out") != std::string::npos);
+}
+
+TEST_CASE("An outcome that is no finite number is told with the tensor that is to blame") {
+  const std::vector<float> small = {1, -2};
+  const std::vector<float> large = {-1e30F};
+  const std::vector<float> none = {kNan};
+  CHECK(CheckOutcome(0.5, "the test loss", kLayout, {small, none}).ok());
+  std::string text = Message(CheckOutcome(-kNan, "the test loss", kLayout, {small, large}));
+  CHECK(text.find("the test loss is nan: ") == 0);
+  CHECK(text.find("the largest is 1e+30, in tensor layer0.bias [1]") != std::string::npos);
+  text = Message(CheckOutcome(kInfinity, "the test loss", kLayout, {small, none}));
+  CHECK(text.find("the test loss is inf: tensor layer0.bias [1]: element 0 is nan") == 0);
 }
 
 }  // namespace

@@ -26,6 +26,10 @@ absl::Status CheckSizes(const DatasetContent& content) {
     return absl::InvalidArgumentError(
         absl::StrCat("there are ", content.classes, " classes; expected 0 (regression) to ", kClassesMax));
   }
+  if (!content.class_labels.empty() && content.class_labels.size() != static_cast<size_t>(content.classes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are labels for ", content.class_labels.size(), " classes; expected ", content.classes));
+  }
   const int64_t size = content.size();
   if (size > kSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat("there are ", size, " samples; the limit is ", kSamplesMax));
@@ -112,7 +116,8 @@ DatasetContent Select(const DatasetContent& content, std::span<const int32_t> in
           .bytes = SelectRows(content.bytes, indices, content.features),
           .floats = SelectRows(content.floats, indices, content.features),
           .labels = SelectRows(content.labels, indices, 1),
-          .targets = SelectRows(content.targets, indices, 1)};
+          .targets = SelectRows(content.targets, indices, 1),
+          .class_labels = content.class_labels};
 }
 
 Dataset::Dataset() : Dataset(DatasetContent{}) {}

@@ -29,6 +29,8 @@ struct DatasetContent {
   std::vector<float> floats;    // A feature is the float itself.
   std::vector<int32_t> labels;  // [n], in [0, classes), for classification; else empty.
   std::vector<float> targets;   // [n], for regression; else empty.
+  // [classes], ascending integers: what each class is called where the samples come from. Empty: class k is called k.
+  std::vector<double> class_labels;
 
   int64_t size() const { return static_cast<int64_t>(classes > 0 ? labels.size() : targets.size()); }
 };
@@ -52,6 +54,12 @@ class Dataset {
   int64_t size() const { return content_->size(); }
   int64_t features() const { return content_->features; }
   int32_t classes() const { return content_->classes; }  // 0: regression.
+  // What class k is called where the samples come from.
+  int64_t class_label(int32_t k) const {
+    return content_->class_labels.empty() ? k : static_cast<int64_t>(content_->class_labels[static_cast<size_t>(k)]);
+  }
+  // Of each class; empty: class k is called k.
+  const std::vector<double>& class_labels() const { return content_->class_labels; }
 
   // Writes the samples `indices`, each in [0, size()), one after another: features to `features`
   // [indices.size() * features()] and labels to `labels` [indices.size()]. Bytes become byte / 255.0f, correctly

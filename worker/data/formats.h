@@ -36,8 +36,9 @@ enum class Task { kAuto, kClassification, kRegression };
 
 // How integer labels become classes.
 enum class LabelMapping {
-  kNumber,  // They are class numbers.
-  kRank,    // The smallest is class 0, the next one class 1 and so on.
+  kNumber,      // They are class numbers.
+  kRank,        // The smallest is class 0, the next one class 1 and so on.
+  kRankOfBoth,  // The same, of the labels of both files.
 };
 
 // Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab

@@ -126,8 +126,8 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
   const std::vector<std::string>& path = *paths;
   if (spec.format == "csv") return LoadCsv(path[0], path[1], table->label_first, table->task, options.bytes_max);
   if (spec.format == "libsvm") {
-    // Ranks would depend on which labels this worker has.
-    const LabelMapping mapping = options.own ? LabelMapping::kNumber : LabelMapping::kRank;
+    // The lead's test file may have labels that only other workers train on.
+    const LabelMapping mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
     return LoadLibsvm(path[0], path[1], table->task, mapping, options.bytes_max);
   }
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
@@ -171,14 +171,25 @@ absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) {
   absl::StatusOr<UnscaledSplits> splits =
       CutSplits(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
   if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
+  splits->sparse = spec->format == "libsvm";
   return splits;
 }
 
-absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options) {
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model) {
   absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
   if (!unscaled.ok()) return unscaled.status();
   const std::string context = absl::StrCat("dataset \"", options.dataset, "\"");
-  absl::StatusOr<Scaling> scaling = FindScaling(unscaled->train, unscaled->normalize);
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->train), context));
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->validation), context + ": validation split"));
+  if (unscaled->test.has_value()) {
+    PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, *unscaled->test), context + ": test split"));
+  }
+  if (model.scaling.has_value()) {
+    const DatasetContent& train = unscaled->train;
+    PS_RETURN_IF_ERROR(Annotate(CheckScalingFits(*model.scaling, train.features, train.classes > 0), context));
+  }
+  absl::StatusOr<Scaling> scaling = model.scaling.has_value() ? absl::StatusOr<Scaling>(*model.scaling)
+                                                              : FindScaling(unscaled->train, unscaled->normalize);
   if (!scaling.ok()) return Annotate(scaling.status(), context);
   absl::StatusOr<DataSplits> splits = ScaleSplits(*std::move(unscaled), *std::move(scaling), options.bytes_max);
   if (!splits.ok()) return Annotate(splits.status(), context);

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalize.h"
+#include "worker/data/trained_with.h"
 
 namespace ps {
 
@@ -38,8 +39,8 @@ struct DatasetOptions {
 
   Normalize normalize = Normalize::kAuto;
 
-  // --data=own: no other worker has these samples. So they have no identity, and the labels of libsvm are class
-  // numbers, as those of csv are.
+  // --data=own: no other worker has these samples. So they have no identity, and the classes of libsvm are those of
+  // both files' labels until other workers' are known.
   bool own = false;
 
   // Of synthetic samples and of the choice for validation.
@@ -68,6 +69,7 @@ struct UnscaledSplits {
   std::optional<DatasetContent> test;      // Unset: there is no test set.
   Normalize normalize = Normalize::kNone;  // What is to be done: never kAuto.
   std::string identity;                    // As of DataSplits; empty for samples that are a worker's own.
+  bool sparse = false;                     // Of libsvm: features that no line names are 0.
 };
 
 // Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a
@@ -79,7 +81,10 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options);
 // INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
 // file cannot be opened. The message names the file or the option, and is one line unless several options are wrong.
-absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options);
+//
+// For a model that is trained already, what it was trained with goes before what the files say: its classes, and its
+// scaling in the place of --normalize.
+absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model = {});
 // The same, but not normalised.
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options);
 

@@ -1,12 +1,64 @@
 #include "worker/data/own_data.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "worker/data/splits.h"
+#include "worker/data/trained_with.h"
 
 namespace ps {
+namespace {
+
+// None of a regression.
+std::vector<int64_t> LabelsOf(const DatasetContent& content) {
+  std::vector<int64_t> labels(static_cast<size_t>(content.classes));
+  std::iota(labels.begin(), labels.end(), 0);
+  if (!content.class_labels.empty()) labels.assign(content.class_labels.begin(), content.class_labels.end());
+  return labels;
+}
+
+// Zeros for features that it does not have, and classes by the labels of all.
+absl::Status FitSparse(const DataSummary& of_all, const TrainedWith& classes, DatasetContent& content) {
+  const int64_t size = content.size();
+  const auto width = static_cast<size_t>(of_all.features);
+  const auto own = static_cast<size_t>(content.features);
+  if (own < width) {
+    std::vector<float> floats(static_cast<size_t>(size) * width);
+    for (size_t i = 0; i < static_cast<size_t>(size); ++i) {
+      std::copy_n(content.floats.begin() + static_cast<int64_t>(i * own), own,
+                  floats.begin() + static_cast<int64_t>(i * width));
+    }
+    content.floats = std::move(floats);
+    content.features = static_cast<int64_t>(width);
+  }
+  if (size > 0) return TakeClassesOf(classes, content);
+  content.class_labels = {};  // There may be no validation split.
+  return absl::OkStatus();
+}
+
+absl::Status FitSparse(const DataSummary& of_all, int64_t bytes_max, UnscaledSplits& splits) {
+  const int64_t samples =
+      splits.train.size() + splits.validation.size() + (splits.test.has_value() ? splits.test->size() : 0);
+  if (static_cast<int64_t>(of_all.features) > kFeaturesMax ||
+      static_cast<int64_t>(of_all.features * sizeof(float)) > bytes_max / std::max<int64_t>(samples, 1)) {
+    return absl::ResourceExhaustedError(absl::StrCat(samples, " dense samples of ", of_all.features,
+                                                     " features, as other workers have, take more than the limit of ",
+                                                     bytes_max, " bytes"));
+  }
+  TrainedWith classes;
+  classes.class_labels.assign(of_all.labels.begin(), of_all.labels.end());
+  PS_RETURN_IF_ERROR(FitSparse(of_all, classes, splits.train));
+  PS_RETURN_IF_ERROR(FitSparse(of_all, classes, splits.validation));
+  return splits.test.has_value() ? FitSparse(of_all, classes, *splits.test) : absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
   const DatasetContent& train = splits.train;
@@ -16,10 +68,17 @@ absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
                      .features = static_cast<uint64_t>(train.features),
                      .classes = static_cast<uint32_t>(train.classes),
                      .feature_stats = std::move(statistics->features),
-                     .target_stats = std::move(statistics->targets)};
+                     .target_stats = std::move(statistics->targets),
+                     .labels = splits.sparse ? LabelsOf(train) : std::vector<int64_t>(),
+                     .sparse = splits.sparse};
 }
 
 absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of_all, const DatasetOptions& options) {
+  if (splits.sparse && of_all.sparse && of_all.features >= static_cast<uint64_t>(splits.train.features) &&
+      (of_all.classes == 0) == (splits.train.classes == 0) && of_all.labels.size() == of_all.classes) {
+    PS_RETURN_IF_ERROR(Annotate(FitSparse(of_all, options.bytes_max, splits),
+                                absl::StrCat("--data=own: dataset \"", options.dataset, "\"")));
+  }
   const auto features = static_cast<uint64_t>(splits.train.features);
   const auto classes = static_cast<uint32_t>(splits.train.classes);
   const size_t columns = splits.normalize == Normalize::kNone ? 0 : static_cast<size_t>(splits.train.features);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -35,9 +36,13 @@ DatasetContent ToRegression(Table table) {
 }
 
 // The labels that class 0, 1 ... have in the files.
-absl::StatusOr<std::vector<double>> FindClasses(const Table& train, LabelMapping mapping) {
-  if (mapping == LabelMapping::kRank) {
+absl::StatusOr<std::vector<double>> FindClasses(const Table& train, const std::optional<Table>& test,
+                                                LabelMapping mapping) {
+  if (mapping != LabelMapping::kNumber) {
     std::vector<double> values = train.labels;
+    if (mapping == LabelMapping::kRankOfBoth && test.has_value()) {
+      std::copy_if(test->labels.begin(), test->labels.end(), std::back_inserter(values), IsInteger);
+    }
     std::sort(values.begin(), values.end());
     values.erase(std::unique(values.begin(), values.end()), values.end());
     if (values.size() <= kClassesMax) return values;
@@ -70,6 +75,8 @@ absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>&
   }
   content.features = table.features;
   content.floats = std::move(table.values);
+  const bool numbers = values.front() == 0 && values.back() == static_cast<double>(values.size() - 1);
+  if (!numbers) content.class_labels = values;
   return content;
 }
 
@@ -115,7 +122,7 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
     return splits;
   }
   const std::string train_path = train.path;
-  absl::StatusOr<std::vector<double>> values = FindClasses(train, mapping);
+  absl::StatusOr<std::vector<double>> values = FindClasses(train, test, mapping);
   if (!values.ok()) return values.status();
   absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), *values, train_path);
   if (!content.ok()) return content.status();

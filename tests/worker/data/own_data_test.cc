@@ -1,6 +1,7 @@
 #include "worker/data/own_data.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/data_summary.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/worker/data/files.h"
@@ -65,14 +66,81 @@ TEST_CASE("a worker's samples get the classes and the scale of all workers' data
   CHECK(Features(splits->train, {0, 1}) == std::vector<float>{0, 0.5F});
 }
 
-TEST_CASE("labels of a worker's own libsvm file are class numbers, which other workers have too") {
+// What a worker makes of its own file beside others.
+struct OwnFile {
+  OwnFile(const DataFolder& folder, const std::string& name, const std::string& content, Normalize normalize)
+      : options(Own("libsvm:" + folder.Write(name, content), normalize)) {
+    absl::StatusOr<UnscaledSplits> loaded = LoadUnscaled(options);
+    REQUIRE(loaded.ok());
+    splits = *std::move(loaded);
+    summary = *Summarise(splits);
+  }
+
+  DatasetOptions options;
+  UnscaledSplits splits;
+  DataSummary summary;
+};
+
+TEST_CASE("workers' own libsvm files have the features and labels that any of them has, as one file of all would") {
   const DataFolder folder;
-  const auto splits = LoadUnscaled(Own("libsvm:" + folder.Write("s", "3 1:4\n5 1:6\n")));
+  const std::string a = "10 1:1 2:5\n30 1:3 2:9\n";
+  const std::string b = "20 4:7\n-1 3:2\n10 1:4 4:1\n";
+  for (const Normalize normalize : {Normalize::kNone, Normalize::kMinMax, Normalize::kStandard}) {
+    OwnFile first(folder, "a", a, normalize);
+    OwnFile second(folder, "b", b, normalize);
+    CHECK(first.summary.features == 2);
+    CHECK(first.summary.labels == std::vector<int64_t>{10, 30});
+    REQUIRE(SameKind(first.summary, second.summary));
+    const DataSummary all = Combine({first.summary, second.summary});
+    CHECK(all.features == 4);
+    CHECK(all.classes == 4);
+    CHECK(all.labels == std::vector<int64_t>{-1, 10, 20, 30});
+    CHECK(Covers(all, first.summary));
+    CHECK_FALSE(Covers(first.summary, all));
+    const absl::StatusOr<DataSplits> one = ScaleOwn(std::move(first.splits), all, first.options);
+    const absl::StatusOr<DataSplits> two = ScaleOwn(std::move(second.splits), all, second.options);
+    DatasetOptions shared = Own("libsvm:" + folder.Write("whole", a + b), normalize);
+    shared.own = false;
+    const absl::StatusOr<DataSplits> whole = LoadDataset(shared);
+    REQUIRE(one.ok());
+    REQUIRE(two.ok());
+    REQUIRE(whole.ok());
+    std::vector<float> features = Features(one->train, {0, 1});
+    const std::vector<float> more = Features(two->train, {0, 1, 2});
+    features.insert(features.end(), more.begin(), more.end());
+    const std::vector<float> expected = Features(whole->train, {0, 1, 2, 3, 4});
+    REQUIRE(features.size() == expected.size());
+    for (size_t i = 0; i < features.size(); ++i) CHECK(features[i] == Approx(expected[i]).margin(1e-6));
+    CHECK(one->train.labels()[1] == whole->train.labels()[1]);
+    CHECK(two->train.labels()[0] == whole->train.labels()[2]);
+    CHECK(two->train.labels()[1] == 0);
+    CHECK(one->train.class_labels() == whole->train.class_labels());
+  }
+}
+
+TEST_CASE("the lead's own test file may have labels that only others train on") {
+  const DataFolder folder;
+  OwnFile lead(folder, "a", "1 1:1\n3 1:3\n", Normalize::kNone);
+  lead.options.dataset += "," + folder.Write("test", "2 1:2\n");
+  lead.splits = *LoadUnscaled(lead.options);
+  const OwnFile other(folder, "b", "2 1:2\n", Normalize::kNone);
+  const DataSummary all = Combine({*Summarise(lead.splits), other.summary});
+  const absl::StatusOr<DataSplits> splits = ScaleOwn(std::move(lead.splits), all, lead.options);
   REQUIRE(splits.ok());
-  CHECK(splits->train.classes == 6);
-  CHECK(splits->train.labels == std::vector<int32_t>{3, 5});
-  CHECK(Message(LoadUnscaled(Own("libsvm:" + folder.Write("m", "-1 1:4\n1 1:6\n"))).status()).find("label -1 found") !=
-        std::string::npos);
+  CHECK(splits->test.class_label(splits->test.labels()[0]) == 2);
+}
+
+TEST_CASE("features and labels that all together are told not to have are refused") {
+  const DataFolder folder;
+  const OwnFile small(folder, "a", "1 1:1\n3 1:3\n", Normalize::kNone);
+  const OwnFile wide(folder, "b", "1 2:1\n3 1:3\n", Normalize::kNone);
+  const OwnFile other(folder, "c", "1 1:1\n4 1:3\n", Normalize::kNone);
+  CHECK(absl::IsInvalidArgument(ScaleOwn(wide.splits, small.summary, wide.options).status()));
+  const std::string text = Message(ScaleOwn(other.splits, small.summary, other.options).status());
+  CHECK(text.find("sample 1 has label 4") != std::string::npos);
+  DataSummary huge = small.summary;
+  huge.features = uint64_t{1} << 40;
+  CHECK(absl::IsResourceExhausted(ScaleOwn(small.splits, huge, small.options).status()));
 }
 
 TEST_CASE("data that are made from the seed, and statistics of too many features, are refused by name") {

@@ -1,0 +1,119 @@
+#include "worker/data/trained_with.h"
+
+#include "common/status.h"
+#include "tests/catch.h"
+#include "tests/worker/data/files.h"
+
+namespace ps {
+namespace {
+
+using Metadata = std::map<std::string, std::string>;
+
+DatasetOptions Options(const std::string& dataset, Normalize normalize = Normalize::kAuto) {
+  DatasetOptions options;
+  options.dataset = dataset;
+  options.normalize = normalize;
+  return options;
+}
+
+TEST_CASE("what a saved model says of its data comes back, with every bit") {
+  const DataFolder folder;
+  for (const Normalize kind : {Normalize::kStandard, Normalize::kMinMax, Normalize::kNone}) {
+    for (const std::string& dataset : {"csv:" + folder.Write("r", "0.1,7,100.5\n2,7,300.25\n"),
+                                       "csv:" + folder.Write("c", "0.1,7,0\n2,9,1\n0.3,1,2\n"),
+                                       "libsvm:" + folder.Write("s", "-10 1:0.1\n7 1:3\n30 1:0.7\n")}) {
+      const absl::StatusOr<DataSplits> data = LoadDataset(Options(dataset, kind));
+      REQUIRE(data.ok());
+      const Metadata metadata = DataMetadata(data->scaling, data->train);
+      const absl::StatusOr<TrainedWith> model = ParseDataMetadata(metadata);
+      REQUIRE(model.ok());
+      REQUIRE(model->scaling.has_value());
+      CHECK(model->scaling->Metadata() == data->scaling.Metadata());
+      CHECK(model->scaling->features.offset == data->scaling.features.offset);
+      CHECK(model->scaling->targets.scale == data->scaling.targets.scale);
+      CHECK(model->class_labels.size() == static_cast<size_t>(data->train.classes()));
+    }
+  }
+  CHECK(DataMetadata({}, LoadDataset(Options("libsvm:" + folder.File("s")))->train).at("class_labels") == "[-10,7,30]");
+}
+
+TEST_CASE("a file that says nothing of its data is no error, and one that says nonsense is, by the entry's name") {
+  const absl::StatusOr<TrainedWith> nothing = ParseDataMetadata({{"version", "7"}});
+  REQUIRE(nothing.ok());
+  CHECK_FALSE(nothing->scaling.has_value());
+  CHECK(nothing->class_labels.empty());
+  const Metadata good = {{"normalize", "minmax"}, {"feature_offset", "[1,2]"}, {"feature_scale", "[1,0.5]"}};
+  CHECK(ParseDataMetadata(good).ok());
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"normalize", "auto"},        {"normalize", "x"},          {"feature_offset", "[]"},   {"feature_offset", "[1"},
+      {"feature_offset", "[null]"}, {"feature_scale", "[1]"},    {"feature_scale", "[1,0]"}, {"feature_scale", "7"},
+      {"target_offset", "1"},       {"target_scale", "0"},       {"class_labels", "[1,1]"},  {"class_labels", "[2,1]"},
+      {"class_labels", "[0.5]"},    {"class_labels", "[1e999]"}, {"class_labels", "{}"}};
+  for (const auto& [name, value] : wrong) {
+    Metadata metadata = good;
+    metadata[name] = value;
+    const absl::Status status = ParseDataMetadata(metadata).status();
+    CHECK(absl::IsInvalidArgument(status));
+    CHECK(Message(status).find(name.substr(0, 6)) != std::string::npos);
+  }
+}
+
+TEST_CASE("samples for a trained model are scaled as it was trained, whatever samples they are") {
+  const DataFolder folder;
+  const std::string train = "csv:" + folder.Write("train", "0,0\n10,1\n20,0\n");
+  const absl::StatusOr<DataSplits> trained = LoadDataset(Options(train, Normalize::kMinMax));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const std::string alone = folder.Write("alone", "10,1\n15,0\n");
+  for (const std::string& dataset : {"csv:" + alone, absl::StrCat("csv:", alone, ",", alone)}) {
+    const absl::StatusOr<DataSplits> data = LoadDataset(Options(dataset), model);
+    REQUIRE(data.ok());
+    CHECK(Features(data->test, {0, 1}) == std::vector<float>{0.5F, 0.75F});
+    CHECK(data->scaling.kind == Normalize::kMinMax);
+  }
+  const std::string wide = "csv:" + folder.Write("wide", "1,2,0\n3,4,1\n");
+  CHECK(Message(LoadDataset(Options(wide), model).status())
+            .find("the model was trained on samples of 1 features; these have 2") != std::string::npos);
+}
+
+TEST_CASE("integer targets of a test file are targets where the model is of a regression") {
+  const DataFolder folder;
+  const absl::StatusOr<DataSplits> trained = LoadDataset(Options("csv:" + folder.Write("t", "0,0.5\n10,2.5\n")));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const absl::StatusOr<DataSplits> data = LoadDataset(Options("csv:" + folder.Write("u", "0,0\n10,3\n")), model);
+  REQUIRE(data.ok());
+  CHECK(data->test.classes() == 0);
+  CHECK(data->test.targets()[1] == 1.5F);  // (3 − 1.5) / 1.
+}
+
+TEST_CASE("labels of a test file are those of the model, whichever of them the file has") {
+  const DataFolder folder;
+  const absl::StatusOr<DataSplits> trained =
+      LoadDataset(Options("libsvm:" + folder.Write("t", "10 1:1\n20 1:2\n30 1:3\n"), Normalize::kNone));
+  REQUIRE(trained.ok());
+  CHECK(trained->train.class_labels() == std::vector<double>{10, 20, 30});
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  for (const std::string& dataset :
+       {"libsvm:" + folder.Write("u", "30 1:3\n10 1:1\n"), "csv:" + folder.Write("v", "3,30\n1,10\n")}) {
+    const absl::StatusOr<DataSplits> data = LoadDataset(Options(dataset), model);
+    REQUIRE(data.ok());
+    CHECK(std::vector<int32_t>(data->test.labels().begin(), data->test.labels().end()) == std::vector<int32_t>{2, 0});
+    CHECK(data->test.classes() == 3);
+    CHECK(data->test.class_label(2) == 30);
+  }
+  const std::string other = "libsvm:" + folder.Write("w", "10 1:1\n40 1:3\n");
+  CHECK(Message(LoadDataset(Options(other), model).status())
+            .find("sample 1 has label 40; the model was trained on the labels 10, 20, 30") != std::string::npos);
+  const std::string regression = "libsvm:" + folder.Write("x", "0.5 1:1\n4 1:3\n");
+  CHECK(Message(LoadDataset(Options(regression), model).status()).find("its labels are not all integers") !=
+        std::string::npos);
+}
+
+TEST_CASE("many labels are told in part") {
+  CHECK(ToString(std::vector<double>{-1, 1}) == "-1, 1");
+  CHECK(ToString(std::vector<double>(20, 3)) == "3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3, 3 and 8 more");
+}
+
+}  // namespace
+}  // namespace ps
