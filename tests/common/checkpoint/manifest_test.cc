@@ -1,5 +1,6 @@
 #include "common/checkpoint/manifest.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -7,6 +8,7 @@
 #include <random>
 
 #include "common/checkpoint/checked_json.h"
+#include "common/clock.h"
 #include "common/hash.h"
 #include "common/status.h"
 #include "tests/catch.h"
@@ -123,6 +125,24 @@ TEST_CASE("What could not be read back is not written", "[checkpoint]") {
           manifest.state["deep"] = deep;
         }).find(path + ": this cannot") == 0);
   CHECK(!std::filesystem::exists(path));
+}
+
+TEST_CASE("A manifest is written and read in time that grows as its tensors do", "[checkpoint]") {
+  const auto take = [](size_t count) {
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+    for (size_t i = 0; i < count; ++i) tensors.push_back({{"name", "a\\\"[{" + std::to_string(i)}, {"shape", {1}}});
+    const nlohmann::ordered_json json = {{"tensors", std::move(tensors)}};
+    const TimePoint began = Now();
+    const absl::StatusOr<std::string> text = CheckedText(json);
+    REQUIRE(text.ok());
+    const absl::StatusOr<CheckedJson> read = ParseChecked(*text);
+    REQUIRE(read.ok());
+    CHECK(read->json == json);
+    return Now() - began;
+  };
+  // 16 times as many take about 16 times as long; where the whole list was gone through after each, it was 200 times.
+  const auto few = std::max<std::chrono::nanoseconds>(take(4000), take(4000));
+  CHECK(take(64000) < 80 * few);
 }
 
 TEST_CASE("The reader of manifests survives any text", "[checkpoint]") {
