@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 
 namespace ps {
@@ -24,6 +25,16 @@ uint64_t CheckpointRounds::Begin() {
   number_ = next_number_++;
   written_.assign(num_shards_, std::nullopt);
   return *number_;
+}
+
+std::string CheckpointRounds::WaitingFor() const {
+  if (idle()) return "";
+  std::vector<uint32_t> missing;
+  for (uint32_t shard = 0; shard < num_shards_; ++shard) {
+    if (!written_[shard].has_value()) missing.push_back(shard);
+  }
+  if (missing.empty()) return "its manifest";
+  return absl::StrCat(missing.size() == 1 ? "shard " : "shards ", absl::StrJoin(missing, ", "));
 }
 
 std::optional<absl::StatusOr<std::vector<v1::CheckpointWritten>>> CheckpointRounds::OnWritten(

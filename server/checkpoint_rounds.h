@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,6 +32,8 @@ class CheckpointRounds {
   bool idle() const { return !number_.has_value(); }
   // Of the checkpoint that is under way.
   std::optional<uint64_t> number() const { return number_; }
+  // Whom the checkpoint that is under way waits for: "shards 0, 2", or its manifest. Empty: there is none.
+  std::string WaitingFor() const;
   // Of the last that is complete, or that the job began with; nothing: there is none yet.
   std::optional<uint64_t> last_version() const { return last_version_; }
   std::optional<TimePoint> last_at() const { return last_at_; }

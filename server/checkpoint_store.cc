@@ -1,13 +1,19 @@
 #include "server/checkpoint_store.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/status.h"
 
 namespace ps {
 namespace {
+
+// Of one thing that the thread does.
+constexpr std::chrono::seconds kSayBusy(5);
+constexpr std::chrono::seconds kSayAgain(30);
 
 std::span<const float> Values(std::span<const float> all, const SliceInfo& slice) {
   return all.subspan(static_cast<size_t>(slice.shard_offset), static_cast<size_t>(slice.elements));
@@ -131,14 +137,38 @@ absl::StatusOr<CheckpointStore::Loaded> CheckpointStore::ReadPart(const v1::Rest
 void CheckpointStore::Keep(uint64_t from, uint64_t newest) {
   thread_.Post([this, from, newest] {
     newest_complete_ = newest;
-    const absl::Status reaped = dir_.ReapBelow(from);
+    const absl::Status reaped = dir_.ReapBelow(from, [this](const auto& entry) { return MayRemove(entry); });
     if (!reaped.ok()) spdlog::warn("{}", Message(reaped));
   });
 }
 
+void CheckpointStore::Tick(TimePoint now) {
+  const std::optional<TimePoint> since = thread_.busy_since();
+  if (!since.has_value()) said_at_.reset();
+  if (!since.has_value() || now - std::max(*since, said_at_.value_or(*since)) < (said_at_ ? kSayAgain : kSayBusy))
+    return;
+  said_at_ = now;
+  spdlog::warn(
+      "--checkpoint_dir={}: writing or reading one part of a checkpoint has taken {} so far; if the file system "
+      "hangs, no new checkpoint is complete until it answers",
+      dir_.path(), FormatSeconds(now - *since));
+}
+
+void CheckpointStore::SetLine(std::optional<std::vector<uint64_t>> generations) {
+  thread_.Post([this, generations = std::move(generations)] { line_ = generations; });
+}
+
+// What tells nothing of itself was damaged, or begun and not ended.
+bool CheckpointStore::MayRemove(const CheckpointDir::Entry& entry) const {
+  if (!line_.has_value()) return true;
+  const std::optional<uint64_t> generation = CheckpointDir::GenerationOf(entry.path);
+  const auto same = [&](uint64_t own) { return SameLine(own, *generation); };
+  return !generation.has_value() || std::any_of(line_->begin(), line_->end(), same);
+}
+
 void CheckpointStore::RecordGeneration(uint64_t generation) {
   thread_.Post([this, generation] {
-    const absl::Status recorded = dir_.RecordGeneration(generation);
+    const absl::Status recorded = dir_.RecordGeneration(generation, stop_.get_token());
     if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
   });
 }
@@ -148,7 +178,7 @@ void CheckpointStore::Commit(Manifest manifest, size_t keep, std::function<void(
     const absl::Status written = WriteManifest(dir_.PathOf(manifest.number), manifest);
     committed(written);
     if (!written.ok()) return;
-    const absl::Status reaped = dir_.Reap(keep);
+    const absl::Status reaped = dir_.Reap(keep, [this](const auto& entry) { return MayRemove(entry); });
     if (!reaped.ok()) spdlog::warn("{}", Message(reaped));
   });
 }

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -14,6 +16,7 @@
 #include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/manifest.h"
 #include "common/checkpoint/shard_checkpoint.h"
+#include "common/clock.h"
 #include "ps/v1/ps.pb.h"
 #include "server/parameters.h"
 #include "server/task_thread.h"
@@ -26,6 +29,18 @@ class CheckpointStore {
   // Takes the folder for this shard (CheckpointDir says the errors).
   static absl::StatusOr<std::unique_ptr<CheckpointStore>> Open(const std::string& dir, uint32_t shard,
                                                                uint32_t num_shards);
+
+  ~CheckpointStore() { stop_.request_stop(); }
+  CheckpointStore(const CheckpointStore&) = delete;
+  CheckpointStore& operator=(const CheckpointStore&) = delete;
+
+  // Says, once in a while, that the disk has been at the same thing for long. To be called now and then.
+  void Tick(TimePoint now);
+  // The thread begins nothing more. Whether it has ended within this time; if not, the disk hangs.
+  bool EndWithin(std::chrono::nanoseconds time) {
+    stop_.request_stop();
+    return thread_.EndWithin(time);
+  }
 
   const CheckpointDir& dir() const { return dir_; }
 
@@ -56,6 +71,10 @@ class CheckpointStore {
   // from a folder that the chief does not use, by this.
   void Keep(uint64_t from, uint64_t newest);
 
+  // From now on only checkpoints of the lines of these generations are removed as newer ones come; nothing: whatever is
+  // there.
+  void SetLine(std::optional<std::vector<uint64_t>> generations);
+
   // This generation has begun. On disk before anything is that is written of it.
   void RecordGeneration(uint64_t generation);
 
@@ -69,6 +88,7 @@ class CheckpointStore {
       : dir_(std::move(dir)), lock_(std::move(lock)), shard_(shard), num_shards_(num_shards) {}
 
   absl::StatusOr<std::string> WritePart(const Part& part);
+  bool MayRemove(const CheckpointDir::Entry& entry) const;
   // Before the checkpoint of this number is written.
   void RemoveFailed(uint64_t next);
   absl::StatusOr<Loaded> ReadPart(const v1::Restore& restore, const std::vector<WantedPart>& wanted) const;
@@ -81,7 +101,10 @@ class CheckpointStore {
   // none yet.
   uint64_t last_written_ = 0;
   uint64_t newest_complete_ = 0;
-  TaskThread thread_{"checkpoints"};  // Last: it uses the others.
+  std::optional<std::vector<uint64_t>> line_;  // The thread's.
+  std::optional<TimePoint> said_at_;           // The ticker's.
+  std::stop_source stop_;                      // Of waits for a lock.
+  TaskThread thread_{"checkpoints"};           // Last: it uses the others.
 };
 
 // The parts of the shard's slices, merged where they lie side by side in tensor and memory and were skipped as often.

@@ -35,8 +35,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
       metrics_(metrics),
       job_(options, MakeMode(options.mode, options.num_workers)),
       shards_(options.num_shards, outbox_),
-      cut_(options.num_shards,
-           options.checkpoints.has_value() ? options.checkpoints->cut_timeout : CutCoordinator::kAttempt),
+      cut_(options.num_shards, options.cut_timeout),
       checkpoint_calls_(std::move(checkpoint_calls)),
       rounds_(options.checkpoints.value_or(ChiefOptions::Checkpoints()).every, options.num_shards,
               options.checkpoints.value_or(ChiefOptions::Checkpoints()).next_number) {
@@ -61,12 +60,26 @@ absl::StatusOr<uint64_t> Chief::RegisterShard(const v1::Registration& registrati
     PS_RETURN_IF_ERROR(CheckResumes(registration));
     if (!job_.ended()) job_.ResumeShard(shard, now);
   } else {
+    if (const absl::Status same = CheckCheckpoints(registration); !same.ok()) {
+      spdlog::warn("a server was refused: {}", Message(same));
+      return same;
+    }
     EndIfLost(registration, now);
     PS_RETURN_IF_ERROR(job_.RegisterShard(registration, now));
   }
   const uint64_t connection = shards_.Open(registration, std::move(send));
   if (!job_.ended()) ChangeView(now);
   return connection;
+}
+
+absl::Status Chief::CheckCheckpoints(const v1::Registration& registration) const {
+  const std::string who = absl::StrCat("shard ", registration.shard());
+  if (takes_checkpoints() && registration.takes_no_checkpoints()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        who, " was started without --checkpoint_dir, and the chief with --checkpoint_dir=",
+        job_.options().checkpoints->dir, ": no checkpoint would be complete; start it with this folder, or its own"));
+  }
+  return job_.CheckDescent(registration.known_checkpoints(), who);
 }
 
 absl::Status Chief::CheckResumes(const v1::Registration& registration) const {

@@ -140,6 +140,8 @@ class Chief {
   using TakeRunAnswer = std::optional<absl::StatusOr<v1::TakeRunReply>>;
   using DoneAnswer = std::optional<absl::StatusOr<v1::DoneReply>>;
 
+  // Whether the job has what the shard needs and knows: FAILED_PRECONDITION, naming --checkpoint_dir, if not.
+  absl::Status CheckCheckpoints(const v1::Registration& registration) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether there is a stream that this registration resumes.
   absl::Status CheckResumes(const v1::Registration& registration) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // By what a shard that registers anew says, the present generation may be over.

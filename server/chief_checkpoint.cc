@@ -13,7 +13,8 @@ namespace ps {
 namespace {
 
 constexpr size_t kMaxAsked = 64;
-// For all shards to come to the same point; then it is tried again later.
+// For all shards to come to the same point, or one attempt (--cut_timeout) where that takes longer; then it is tried
+// again later.
 constexpr std::chrono::seconds kCutTime{10};
 
 double SecondsOf(std::chrono::nanoseconds time) { return std::chrono::duration<double>(time).count(); }
@@ -101,7 +102,8 @@ void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
   if (!at_once && job_.names_sets()) commit.set_version(job_.mode().step() + 2);
   checkpoint_version_ = commit.has_version() ? std::optional<uint64_t>(commit.version()) : std::nullopt;
   const bool freeze = !at_once && !job_.mode().synchronous();
-  TellCut(cut_.Begin(std::move(commit), freeze, now, now + kCutTime));
+  TellCut(cut_.Begin(std::move(commit), freeze, now,
+                     now + std::max<std::chrono::nanoseconds>(kCutTime, job_.options().cut_timeout)));
 }
 
 void Chief::OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now) {
@@ -196,6 +198,11 @@ std::string Chief::WaitingForLastCheckpoint() const {
 v1::CheckpointStatus Chief::CheckpointsStatus(TimePoint now) const {
   v1::CheckpointStatus status;
   status.set_failure(checkpoint_failure_);
+  if (!rounds_.idle()) {
+    const auto writing = std::chrono::duration_cast<std::chrono::milliseconds>(now - checkpoint_began_);
+    status.set_writing_ms(static_cast<uint64_t>(std::max<int64_t>(writing.count(), 0)));
+    status.set_writing(rounds_.WaitingFor());
+  }
   if (!rounds_.last_version().has_value()) return status;
   status.set_path(checkpoint_path_);
   status.set_version(*rounds_.last_version());

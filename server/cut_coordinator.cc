@@ -24,6 +24,9 @@ v1::Cut CutCoordinator::Enter(v1::Cut::Phase phase) {
   reports_.assign(num_shards_, std::nullopt);
   v1::Cut cut;
   if (phase == v1::Cut::COMMIT) cut = commit_;
+  if (phase == v1::Cut::FREEZE) {
+    cut.set_hold_ms(static_cast<uint32_t>(std::chrono::ceil<std::chrono::milliseconds>(attempt_).count()));
+  }
   if (phase == v1::Cut::ADVANCE) ToProto(up_to_, cut.mutable_up_to());
   cut.set_number(number_);
   cut.set_phase(phase);

@@ -8,7 +8,8 @@
 // Where shards decide for themselves which pushes they apply, a cut freezes them for a short time. If a worker stalls
 // in the middle of a push, which some shards have and others not, the cut is cancelled, and tried again until the
 // caller's deadline; once the worker is lost, nobody waits for it. A commit is final: from then on only reports are
-// waited for.
+// waited for. An attempt takes --cut_timeout at most; shards that hear nothing give it up a second later, unless they
+// have reported ADVANCE (ShardCut). So what is committed was given up by nobody.
 //
 // Pure: no locks, no I/O, and time is passed in. Reports of an earlier attempt, or of another phase, change nothing.
 #pragma once

@@ -105,6 +105,10 @@ v1::View MakeView(const JobState& job, TimePoint now) {
     view.mutable_restore()->set_number(restored->manifest.number);
     view.mutable_restore()->set_manifest(ToJson(restored->manifest).dump());
   }
+  if (job.options().checkpoints.has_value()) {
+    view.set_checkpoint_dir(job.options().checkpoints->dir);
+    view.set_any_descent(job.options().checkpoints->any_descent);
+  }
   return view;
 }
 
@@ -146,6 +150,7 @@ v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {
   reply.set_resized_samples(job.resized().samples);
   if (job.options().checkpoints.has_value()) {
     reply.set_server_timeout_ms(ToMs(job.options().checkpoints->server_timeout));
+    reply.set_checkpoint_dir(job.options().checkpoints->dir);
     if (job.restored() != nullptr) reply.set_restored_version(job.restored()->manifest.version());
   }
   if (job.own_data().of_all().has_value()) *reply.mutable_own_data() = ToProto(*job.own_data().of_all());

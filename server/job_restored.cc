@@ -5,9 +5,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/layout_proto.h"
 #include "common/schedule_proto.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "server/first_of.h"
 #include "server/job_messages.h"
 #include "server/job_state.h"
@@ -16,6 +18,8 @@
 
 namespace ps {
 namespace {
+
+constexpr size_t kMaxDirBytes = 8192;
 
 // As if a worker of the restored job joined.
 v1::JoinRequest TermsOf(const RestoredJob& restored, const std::string& job) {
@@ -61,6 +65,23 @@ absl::Status JobState::CheckRestored(const ChiefOptions& options) {
       restored.path, ": --num_workers=", options.num_workers, " (the checkpoint's is ", manifest.num_workers,
       "): in --mode=", options.mode.name,
       " each worker is at a step of its own, so another number of them needs --budget=job from the job's start"));
+}
+
+absl::Status JobState::CheckDescent(const v1::KnownCheckpoints& known, const std::string& who) const {
+  PS_RETURN_IF_ERROR(CheckText("the folder of known checkpoints", known.dir(), kMaxDirBytes));
+  if (known.dir().empty()) return absl::OkStatus();
+  const bool takes = options_.checkpoints.has_value();
+  if (takes && options_.checkpoints->any_descent) return absl::OkStatus();
+  if (takes && SameLine(known.generation(), options_.generation)) return absl::OkStatus();
+  const bool goes_on = restored() != nullptr;
+  if (goes_on && SameLine(known.generation(), restored()->manifest.generation)) return absl::OkStatus();
+  const std::string ours = takes ? absl::StrCat("the chief's --checkpoint_dir=", options_.checkpoints->dir,
+                                                goes_on ? " has another job's" : " has none of them")
+                                 : "the chief was started without --checkpoint_dir";
+  return absl::FailedPreconditionError(absl::StrCat(
+      who, " knows of checkpoints of generation ", known.generation(), " in ", known.dir(), ", but ", ours,
+      "; start the chief with the folder that has them (is it mounted?), or, if the job is to begin anew, ",
+      "with --restore=none and a --checkpoint_dir"));
 }
 
 void JobState::Restore(const RestoredJob& restored) {

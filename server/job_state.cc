@@ -123,6 +123,7 @@ void JobState::OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutc
 absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
   PS_RETURN_IF_ERROR(CheckJoinTexts(request));
   PS_RETURN_IF_ERROR(Serving());
+  PS_RETURN_IF_ERROR(CheckDescent(request.known_checkpoints(), "this worker"));
   if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
   // Before the model, which differs as well where data do.
   if (request.has_own_data() && request.job() == options_.job) {

@@ -54,6 +54,8 @@ struct ChiefOptions {
   std::chrono::nanoseconds replacement_timeout = std::chrono::seconds(60);
   // A running job that makes no step for this long fails.
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
+  // How long pushes are held back at most to bring all shards to one point.
+  std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
   int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
   WireFormat wire;
@@ -65,8 +67,9 @@ struct ChiefOptions {
     uint64_t next_number = 1;
     std::vector<uint64_t> complete;  // Numbers of those that there are, in their order.
     std::chrono::nanoseconds server_timeout = std::chrono::seconds(60);
-    std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
-    bool again = false;                           // This process has served an earlier generation of the job.
+    std::string dir;           // Where; empty: nobody is told.
+    bool any_descent = false;  // It was told not to go on from what was there (--restore=none, or a path).
+    bool again = false;        // This process has served an earlier generation of the job.
     std::shared_ptr<const RestoredJob> restored;  // That this generation begins with; null: it begins anew.
   };
   std::optional<Checkpoints> checkpoints = {};
@@ -78,6 +81,8 @@ class JobState {
   JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode);
   // OK, or why the job cannot begin with its checkpoint: FAILED_PRECONDITION or INVALID_ARGUMENT, naming it.
   static absl::Status CheckRestored(const ChiefOptions& options);
+  // FAILED_PRECONDITION, naming both folders, if `who` knows of checkpoints that this generation does not descend from.
+  absl::Status CheckDescent(const v1::KnownCheckpoints& known, const std::string& who) const;
 
   // ---- What is
 

@@ -9,6 +9,7 @@
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/status.h"
 #include "server/saved_state.h"
 
@@ -138,7 +139,7 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
   return found;
 }
 
-absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage) {
+absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, const std::stop_token& stop) {
   const absl::StatusOr<uint64_t> recorded = dir.Generation();
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = dir.List();
   if (!entries.ok()) return entries.status();
@@ -149,7 +150,7 @@ absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage&
     if (manifest.ok()) last = std::max(last, manifest->generation);
   }
   std::random_device random;
-  return dir.BeginGeneration(last + (is_known ? 0 : uint64_t{random()} << 16));
+  return dir.BeginGeneration(last + (is_known ? 0 : NewLine(random())), stop);
 }
 
 }  // namespace ps

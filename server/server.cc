@@ -11,6 +11,7 @@
 #include <grpcpp/server_builder.h>
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/connection_problem.h"
 #include "common/endpoint.h"
 #include "common/optimizers/optimizer.h"
@@ -96,7 +97,7 @@ int64_t MaxShardElements(const ServerOptions& options) {
 // Of a job without checkpoints, so that members of an earlier one are no members of this one.
 uint64_t RandomGeneration() {
   std::random_device random;
-  return (uint64_t{random()} << 16) + 1;
+  return NewLine(random()) + 1;
 }
 
 ChiefOptions MakeChiefOptions(const ServerOptions& options) {
@@ -113,6 +114,7 @@ ChiefOptions MakeChiefOptions(const ServerOptions& options) {
           .reconnect_grace = ToChrono(options.reconnect_grace),
           .replacement_timeout = ToChrono(options.replacement_timeout),
           .progress_timeout = ToChrono(options.progress_timeout),
+          .cut_timeout = ToChrono(options.cut_timeout),
           .max_shard_elements = MaxShardElements(options),
           .settings = SharedSettings(options),
           .wire = WireFormatOf(options),
@@ -135,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->metrics_ = *std::move(metrics);
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->OpenCheckpoints());
-  PS_RETURN_IF_ERROR(server->Listen());
+  PS_RETURN_IF_ERROR(server->Listen(stop));
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
@@ -148,9 +150,9 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   return server;
 }
 
-absl::Status Server::MakeChief() {
+absl::Status Server::MakeChief(const std::stop_token& stop) {
   ChiefOptions options = MakeChiefOptions(options_);
-  if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options));
+  if (takes_checkpoints()) PS_RETURN_IF_ERROR(ChooseGeneration(options, stop));
   SetGeneration(options.generation);
   chief_ = std::make_unique<Chief>(
       options, [this](v1::Phase phase, const std::string& failure) { End(phase, failure); }, metrics_.get(),
@@ -158,8 +160,8 @@ absl::Status Server::MakeChief() {
   return absl::OkStatus();
 }
 
-absl::Status Server::Listen() {
-  if (options_.shard == 0) PS_RETURN_IF_ERROR(MakeChief());
+absl::Status Server::Listen(const std::stop_token& stop) {
+  if (options_.shard == 0) PS_RETURN_IF_ERROR(MakeChief(stop));
   ShardOptions shard_options = MakeShardOptions(options_);
   const bool shares = options_.shared_memory != "off";
   const absl::Status supported = shares ? LocalService::CheckSupported() : absl::OkStatus();
@@ -255,6 +257,7 @@ void Server::Tick() {
     }
     if (follower_ != nullptr && follows()) follower_->Tick(now);
     shard_->Tick(now);
+    if (store_ != nullptr) store_->Tick(now);
     data_service_->Tick(now);
     if (local_service_ != nullptr) local_service_->Tick();
     mutex_.Lock();

@@ -47,6 +47,9 @@ class Server {
   // ends it. UNAVAILABLE if the job goes on as another generation (rolled_back): the process destroys this server, and
   // starts another one.
   absl::Status Wait();
+  // After Wait: whether what was being written or read of a checkpoint has ended within this time. If not, the file
+  // system hangs; then the server cannot be destroyed, and the process is to end without.
+  bool EndDisk(std::chrono::nanoseconds time) { return store_ == nullptr || store_->EndWithin(time); }
   bool rolled_back() const {
     MutexLock lock(mutex_);
     return rolled_back_;
@@ -66,8 +69,11 @@ class Server {
   absl::Status CheckFlagsAfterNotFinite() const;
   void RecordNotFinite(const std::string& reason) const;
   // The checkpoint that the chief begins with, if any, and the number of its generation.
-  absl::Status ChooseGeneration(ChiefOptions& options);
+  absl::Status ChooseGeneration(ChiefOptions& options, const std::stop_token& stop);
   Chief::CheckpointCalls MakeCheckpointCalls();
+  // What it remembers, or its own folder has.
+  v1::KnownCheckpoints KnownCheckpoints() const;
+  void SetLineOf(const v1::View& view);
   void SetRestored(bool restored);
   void SetGeneration(uint64_t generation);
   uint64_t generation() const {
@@ -78,8 +84,8 @@ class Server {
     MutexLock lock(mutex_);
     return restored_;
   }
-  absl::Status MakeChief();
-  absl::Status Listen();
+  absl::Status MakeChief(const std::stop_token& stop);
+  absl::Status Listen(const std::stop_token& stop);
   absl::Status ListenLocally();
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
@@ -95,7 +101,7 @@ class Server {
   void End(v1::Phase phase, const std::string& failure);
   void RollBack(const std::string& reason);
   void EndStopped(const std::string& reason);
-  void HearOf(const v1::View& view);
+  void HearOf(const v1::ChiefUpdate& update);
 
   // ---- From the follower
   void OnChiefUpdate(const v1::ChiefUpdate& update);
@@ -139,6 +145,9 @@ class Server {
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;  // Before grpc_ in its end: it hands connections to it.
   TimePoint say_waiting_at_;            // The ticker's.
+  // The follower's: whether this generation has a complete checkpoint, and its chief's folder.
+  bool knows_checkpoints_ = false;
+  std::string chief_dir_;
   std::thread ticker_;
   std::thread beat_;
 

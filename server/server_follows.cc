@@ -33,7 +33,11 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   registration.set_job(options_.job);
   if (local_service_ != nullptr) registration.set_local_socket(local_service_->address());
   // The chief's own is the one that runs.
-  if (chief_ == nullptr) registration.set_generation(lineage_.generation);
+  if (chief_ == nullptr) {
+    registration.set_generation(lineage_.generation);
+    registration.set_takes_no_checkpoints(!takes_checkpoints());
+    *registration.mutable_known_checkpoints() = KnownCheckpoints();
+  }
   const auto settings = SharedSettings(options_);
   registration.mutable_settings()->insert(settings.begin(), settings.end());
   if (chief_ != nullptr) {
@@ -72,7 +76,7 @@ bool Server::HasFinished() const {
 }
 
 void Server::OnChiefUpdate(const v1::ChiefUpdate& update) {
-  if (update.has_view()) HearOf(update.view());
+  HearOf(update);
   shard_->OnChiefUpdate(update);
   {
     MutexLock lock(mutex_);

@@ -1,10 +1,14 @@
 // A server's part in generations: what each begins with, and when it is over.
 #include <algorithm>
+#include <filesystem>
+#include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/manifest.h"
 #include "common/connection_problem.h"
 #include "common/status.h"
 #include "server/restored_job.h"
@@ -19,6 +23,13 @@ std::vector<uint64_t> NumbersOfComplete(const std::vector<CheckpointDir::Entry>&
     if (entry.complete) numbers.push_back(entry.number);
   }
   return {numbers.rbegin(), numbers.rend()};
+}
+
+// As other processes can be told it.
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  return error ? path : absolute.lexically_normal().string();
 }
 
 }  // namespace
@@ -56,7 +67,7 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
       store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
 }
 
-absl::Status Server::ChooseGeneration(ChiefOptions& options) {
+absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_token& stop) {
   PS_RETURN_IF_ERROR(CheckFlagsAfterNotFinite());
   const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored = ChooseRestored(options_, store_->dir(), lineage_);
   if (!restored.ok()) return restored.status();
@@ -64,16 +75,17 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options) {
   if (!entries.ok()) return entries.status();
   const uint64_t next_number = entries->empty() ? 1 : entries->front().number + 1;
   if (lineage_.first_number == 0) lineage_.first_number = next_number;
+  const bool once = options_.restore != "auto" && options_.restore != "latest";
   options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
                          .keep = options_.keep_checkpoints,
                          .next_number = next_number,
                          .complete = NumbersOfComplete(*entries),
                          .server_timeout = ToChrono(options_.server_timeout),
-                         .cut_timeout = ToChrono(options_.cut_timeout),
+                         .dir = AbsolutePath(options_.checkpoint_dir),
+                         .any_descent = once,
                          .again = lineage_.again,
                          .restored = *restored};
   const bool goes_on = *restored != nullptr;
-  const bool once = options_.restore != "auto" && options_.restore != "latest";
   if (once && !lineage_.again && !options.checkpoints->complete.empty()) {
     spdlog::warn(
         "--restore={}: the job does not go on from the checkpoints in {}, and removes them as new ones come; who "
@@ -82,9 +94,12 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options) {
   }
   SetRestored(goes_on);
   PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
-  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_);
+  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_, stop);
   if (!generation.ok()) return generation.status();
   options.generation = lineage_.generation = *generation;
+  std::vector<uint64_t> own = {*generation};
+  if (goes_on) own.push_back((*restored)->manifest.generation);
+  store_->SetLine(once ? std::nullopt : std::optional(std::move(own)));
   if (const absl::Status forgot = store_->dir().ForgetNotFinite(); !forgot.ok()) spdlog::warn("{}", Message(forgot));
   spdlog::info("generation {}: {}", *generation,
                goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
@@ -112,12 +127,57 @@ void Server::RecordNotFinite(const std::string& reason) const {
 }
 
 // Not waited for here, in a callback of gRPC: what this server writes for the generation comes after it.
-void Server::HearOf(const v1::View& view) {
+void Server::HearOf(const v1::ChiefUpdate& update) {
+  const v1::View& view = update.view();
+  if (update.newest_checkpoint() > 0) knows_checkpoints_ = true;
+  if (update.has_view()) {
+    // The first one is complete before the job runs.
+    knows_checkpoints_ = knows_checkpoints_ || view.has_restore() || view.phase() == v1::PHASE_RUNNING;
+    chief_dir_ = view.checkpoint_dir();
+  }
+  if (knows_checkpoints_ && !chief_dir_.empty()) {
+    lineage_.known_dir = chief_dir_;
+    lineage_.known_generation = update.has_view() ? view.generation() : generation();
+  }
+  if (!update.has_view()) return;
+  if (store_ != nullptr && view.generation() != generation()) SetLineOf(view);
   SetGeneration(view.generation());
   if (view.has_restore()) SetRestored(true);
   if (store_ == nullptr || view.generation() <= lineage_.generation) return;
   lineage_.generation = view.generation();
   store_->RecordGeneration(view.generation());
+}
+
+// Of the checkpoints in its folder: those that this generation descends from.
+void Server::SetLineOf(const v1::View& view) {
+  std::vector<uint64_t> own = {view.generation()};
+  const auto json = nlohmann::ordered_json::parse(view.restore().manifest(), nullptr, /*allow_exceptions=*/false);
+  if (const absl::StatusOr<Manifest> manifest = ManifestFromJson(json); view.has_restore() && manifest.ok()) {
+    own.push_back(manifest->generation);
+  }
+  store_->SetLine(view.any_descent() ? std::nullopt : std::optional(std::move(own)));
+}
+
+v1::KnownCheckpoints Server::KnownCheckpoints() const {
+  v1::KnownCheckpoints known;
+  if (!lineage_.known_dir.empty()) {
+    known.set_dir(lineage_.known_dir);
+    known.set_generation(lineage_.known_generation);
+    return known;
+  }
+  if (store_ == nullptr) return known;
+  // Where the chief has a folder of its own, none has a manifest here. What was written for one that never came to be
+  // complete is of a generation that the chief knows.
+  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
+  if (!entries.ok() || entries->empty()) return known;
+  for (const CheckpointDir::Entry& entry : *entries) {
+    const std::optional<uint64_t> generation = CheckpointDir::GenerationOf(entry.path);
+    if (!generation.has_value()) continue;
+    known.set_dir(AbsolutePath(options_.checkpoint_dir));
+    known.set_generation(*generation);
+    break;
+  }
+  return known;
 }
 
 void Server::SetRestored(bool restored) {

@@ -10,9 +10,6 @@
 namespace ps {
 namespace {
 
-// The chief ends each attempt at a cut after a second. One whose end does not come is over for this shard after this.
-constexpr std::chrono::seconds kFrozenMax(10);
-
 // Of those that have positions: what is read of them is the shard's from now on.
 absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSlice>& slices) {
   for (ReceivedSlice& slice : slices) {
@@ -100,6 +97,8 @@ void Shard::OnCut(const v1::Cut& cut) {
     state_.SetCheckpointDue(cut);
     Report(state_.ReportCut(cut, state_.parameters->version()));
     TakeCheckpoint();  // Before any push that was held back is decided on.
+  } else if (cut.phase() == v1::Cut::COMMIT && over) {
+    Fail(absl::StrCat("cut ", cut.number(), " came when this shard had given it up: hyperparameters would differ"));
   } else if (cut.phase() == v1::Cut::COMMIT) {
     const uint64_t version = state_.CommitVersion(cut);
     std::optional<Schedule> schedule;
@@ -385,7 +384,7 @@ void Shard::ReportFailure(const std::string& reason) {
 
 void Shard::Tick(TimePoint now) {
   const OutboxLock lock(outbox_, mutex_);
-  if (state_.cut.frozen() && now - *state_.cut.frozen_since() > kFrozenMax) {
+  if (state_.cut.Expired(now)) {
     spdlog::warn("cut {}: nothing was heard of it from the chief; going on", state_.cut.number());
     Release(state_.cut.End());
     Advance();

@@ -5,9 +5,9 @@
 
 namespace ps {
 
-void ShardCut::Freeze(uint64_t number, TimePoint now) {
+void ShardCut::Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint now) {
   number_ = number;
-  frozen_since_ = now;
+  frozen_until_ = now + hold;
   up_to_.reset();
   reached_ = false;
 }
@@ -23,7 +23,7 @@ std::vector<ShardCut::Push> ShardCut::Advance(uint64_t number, CutSteps up_to) {
 }
 
 std::vector<ShardCut::Push> ShardCut::End() {
-  frozen_since_.reset();
+  frozen_until_.reset();
   up_to_.reset();
   std::vector<Push> released(held_.begin(), held_.end());
   held_.clear();

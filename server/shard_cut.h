@@ -1,9 +1,13 @@
 // A shard's part in a cut: which complete pushes it holds back, so that all shards come to a point at which they have
 // applied the same pushes.
 //
-//   open ── Freeze ──▶ frozen: holds all ── Advance ──▶ holds what is beyond the cut ──▶ Reached?
+//   open ── Freeze ──▶ frozen: holds all ── Advance ──▶ holds what is beyond the cut ──▶ Reached? ── Expired: never
 //     ▲                   └──────────────────────────────────┴── End ──────────────────────┘
 //     └──────────────────────────────────────────────────────────────┘
+//
+// A shard that does not hear of the end of an attempt gives it up (Expired), and from then on does not reach it. Once
+// it has, and the chief may have been told, it waits: the others may have carried out what this one has not heard of
+// yet.
 //
 // Nothing that is needed to reach the cut is held: a step that one shard has answered is one that its worker sends to
 // all of them, unless it is lost. Pure: no locks, no I/O, and time is passed in.
@@ -34,8 +38,8 @@ class ShardCut {
 
   // ---- From the chief. What returns pushes lets go of them: they are to be decided on, in this order.
 
-  // The cut of this number begins, instead of any other.
-  void Freeze(uint64_t number, TimePoint now);
+  // The cut of this number begins, instead of any other. Its attempt takes no longer than `hold`.
+  void Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint now);
   // Of the cut of this number, if it is the one under way: pushes before these steps are part of it.
   std::vector<Push> Advance(uint64_t number, CutSteps up_to);
   // The cut is over, whatever came of it.
@@ -51,15 +55,16 @@ class ShardCut {
   // cut.
   bool Reached(const CutSteps& applied, const OwnsFunction& owns);
 
-  bool frozen() const { return frozen_since_.has_value(); }
-  std::optional<TimePoint> frozen_since() const { return frozen_since_; }
+  bool frozen() const { return frozen_until_.has_value(); }
+  // The attempt is over, also if nobody has said so.
+  bool Expired(TimePoint now) const { return frozen() && !reached_ && now > *frozen_until_; }
   uint64_t number() const { return number_; }  // Of the last cut.
 
  private:
   bool Beyond(const Push& push) const;
 
   uint64_t number_ = 0;
-  std::optional<TimePoint> frozen_since_;
+  std::optional<TimePoint> frozen_until_;
   std::optional<CutSteps> up_to_;  // Once they are known.
   bool reached_ = false;
   std::deque<Push> held_;  // In their order. One a rank at most.

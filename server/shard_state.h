@@ -96,7 +96,8 @@ struct ShardState {
 
   // ---- Cuts
 
-  // Whether a COMMIT comes when this shard has given up the cut, and gone on.
+  // Whether a COMMIT comes when this shard has given up the cut, and gone on. No chief sends one: it has not heard that
+  // the shard reached the cut.
   bool IsOver(const v1::Cut& commit) const;
   // Begins or ends what the chief says. Returns the pushes that are held back no more: to be decided on, in this order.
   std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);

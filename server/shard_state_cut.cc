@@ -2,16 +2,29 @@
 #include "server/shard_state.h"
 
 namespace ps {
+namespace {
+
+// After the end of an attempt: the chief's word comes first, unless it is not heard.
+constexpr std::chrono::seconds kHoldMargin(1);
+constexpr std::chrono::seconds kHoldWithoutWord(10);  // From a chief that does not say how long an attempt takes.
+
+std::chrono::nanoseconds HoldOf(const v1::Cut& freeze) {
+  if (freeze.hold_ms() == 0) return kHoldWithoutWord;
+  return std::chrono::milliseconds(freeze.hold_ms()) + kHoldMargin;
+}
+
+}  // namespace
 
 bool ShardState::IsOver(const v1::Cut& commit) const {
-  const bool was_frozen = !commit.at_once() && !mode->synchronous();
+  const bool was_frozen = commit.checkpoint() > 0 ? !commit.at_once() && !mode->synchronous()
+                                                  : cut.number() > 0 && cut.number() == commit.number();
   return was_frozen && !(cut.frozen() && cut.number() == commit.number());
 }
 
 std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint now) {
   switch (message.phase()) {
     case v1::Cut::FREEZE:
-      cut.Freeze(message.number(), now);
+      cut.Freeze(message.number(), HoldOf(message), now);
       return {};
     case v1::Cut::ADVANCE:
       return cut.Advance(message.number(), FromProto(message.up_to()));

@@ -3,11 +3,14 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/sync.h"
 
 namespace ps {
@@ -23,12 +26,23 @@ class TaskThread {
         }) {}
   // Waits for the task that runs; those that wait are dropped.
   ~TaskThread() {
-    {
-      MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.NotifyAll();
+    EndWithin(std::chrono::nanoseconds(0));
     thread_.join();
+  }
+  // Whether it has ended after this time at most; from now on it begins no task. A task that hangs in the system keeps
+  // the thread; then only the process can end.
+  bool EndWithin(std::chrono::nanoseconds time) {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+    const TimePoint deadline = Now() + time;
+    while (!ended_ && Now() < deadline) changed_.WaitUntil(mutex_, deadline);
+    return ended_;
+  }
+  // Since when the task that runs has been at it; nothing: none runs.
+  std::optional<TimePoint> busy_since() const {
+    MutexLock lock(mutex_);
+    return busy_since_;
   }
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
@@ -49,18 +63,24 @@ class TaskThread {
       if (stopping_) break;
       std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
+      busy_since_ = Now();
       mutex_.Unlock();
       task();
       task = nullptr;
       mutex_.Lock();
+      busy_since_.reset();
     }
+    ended_ = true;
+    changed_.NotifyAll();
     mutex_.Unlock();
   }
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<TimePoint> busy_since_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;  // Last: it uses the others.
 };
 

@@ -9,20 +9,28 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <string_view>
 #include <system_error>
+#include <thread>
+#include <vector>
 
+#include <spdlog/spdlog.h>
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "common/check.h"
 #include "common/checkpoint/checked_json.h"
 #include "common/checkpoint/json_fields.h"
 #include "common/checkpoint/manifest.h"
+#include "common/clock.h"
 #include "common/files.h"
 #include "common/status.h"
+#include "common/text.h"
 
 namespace ps {
 namespace {
@@ -42,16 +50,58 @@ std::optional<uint64_t> NumberOf(const std::string& name) {
   return number;
 }
 
-// UNAVAILABLE: another process holds it, and it is not to be waited for.
-absl::StatusOr<FileDescriptor> LockFile(const std::string& path, int how) {
+// UNAVAILABLE: another process holds it.
+absl::StatusOr<FileDescriptor> LockFile(const std::string& path) {
   FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666));
   if (!file.valid() && errno == ELOOP) return absl::InvalidArgumentError(path + ": it is a symbolic link");
   if (!file.valid()) return FileError(path, "opening");
-  int locked = flock(file.get(), how);
-  while (locked != 0 && errno == EINTR) locked = flock(file.get(), how);
+  int locked = flock(file.get(), LOCK_EX | LOCK_NB);
+  while (locked != 0 && errno == EINTR) locked = flock(file.get(), LOCK_EX | LOCK_NB);
   if (locked == 0) return file;
   return errno == EWOULDBLOCK ? absl::UnavailableError(path + ": another process holds it")
                               : FileError(path, "locking");
+}
+
+// As the system's table of locks has it, for a message: "process 123 (flock)"; another machine's is not there.
+std::string HolderOf(const std::string& path) {
+  struct stat about = {};
+  if (stat(path.c_str(), &about) != 0) return "another process";
+  const std::string inode = absl::StrCat(":", about.st_ino);
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    // https://man7.org/linux/man-pages/man5/proc_locks.5.html: 1: FLOCK ADVISORY WRITE 123 08:01:4711 0 EOF
+    const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (fields.size() < 6 || fields[1] != "FLOCK" || !absl::EndsWith(fields[5], inode)) continue;
+    std::string name;
+    std::ifstream comm(absl::StrCat("/proc/", fields[4], "/comm"));
+    std::getline(comm, name);
+    return absl::StrCat("process ", fields[4], name.empty() ? "" : absl::StrCat(" (", Printable(name, 64), ")"));
+  }
+  return "another process, perhaps of another machine";
+}
+
+// flock(2) itself could not be interrupted: a signal's handler is another thread's.
+absl::StatusOr<FileDescriptor> AwaitLock(const std::string& path, const std::stop_token& stop) {
+  constexpr std::chrono::milliseconds kLook(20);
+  constexpr std::chrono::seconds kSay(1);
+  const TimePoint began = Now();
+  bool said = false;
+  while (true) {
+    absl::StatusOr<FileDescriptor> file = LockFile(path);
+    if (!absl::IsUnavailable(file.status())) return file;
+    const auto waited = Now() - began;
+    const auto holder = [&path] { return absl::StrCat(path, ": ", HolderOf(path), " holds this lock"); };
+    if (stop.stop_requested()) return absl::CancelledError(absl::StrCat(holder(), "; stopped"));
+    if (waited >= CheckpointDir::kLockTime) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(holder(), " for ", FormatSeconds(CheckpointDir::kLockTime), "; end it, and start again"));
+    }
+    if (!said && waited >= kSay) {
+      spdlog::warn("{}; waiting for it, for up to {}", holder(), FormatSeconds(CheckpointDir::kLockTime));
+      said = true;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
 }
 
 bool IsFolder(const std::string& path) {
@@ -79,7 +129,7 @@ absl::Status RemoveManifest(const std::string& folder) {
 
 // What processes have left that were killed. Who writes one holds the lock; if somebody does, nothing is removed.
 void RemoveTemporaryGenerations(const std::string& folder) {
-  const absl::StatusOr<FileDescriptor> lock = LockFile(folder + "/generation.lock", LOCK_EX | LOCK_NB);
+  const absl::StatusOr<FileDescriptor> lock = LockFile(folder + "/generation.lock");
   if (!lock.ok()) return;
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
@@ -112,7 +162,7 @@ absl::StatusOr<CheckpointDir> CheckpointDir::Open(const std::string& path) {
 
 absl::StatusOr<FileDescriptor> CheckpointDir::Lock(uint32_t shard) const {
   const std::string path = LockPath(shard);
-  absl::StatusOr<FileDescriptor> file = LockFile(path, LOCK_EX | LOCK_NB);
+  absl::StatusOr<FileDescriptor> file = LockFile(path);
   if (!absl::IsUnavailable(file.status())) return file;
   return absl::FailedPreconditionError(
       absl::StrCat("--checkpoint_dir=", path_, ": another process writes shard ", shard, " there; it holds ", path));
@@ -134,16 +184,16 @@ absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
   return generation;
 }
 
-absl::Status CheckpointDir::RecordGeneration(uint64_t generation) const {
-  const absl::StatusOr<FileDescriptor> lock = LockFile(path_ + "/generation.lock", LOCK_EX);
+absl::Status CheckpointDir::RecordGeneration(uint64_t generation, const std::stop_token& stop) const {
+  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop);
   if (!lock.ok()) return lock.status();
   const absl::StatusOr<uint64_t> recorded = Generation();
   if (recorded.ok() && *recorded >= generation) return absl::OkStatus();
   return WriteCheckedJson(path_ + "/generation", {{"generation", generation}}).status();
 }
 
-absl::StatusOr<uint64_t> CheckpointDir::BeginGeneration(uint64_t above) const {
-  const absl::StatusOr<FileDescriptor> lock = LockFile(path_ + "/generation.lock", LOCK_EX);
+absl::StatusOr<uint64_t> CheckpointDir::BeginGeneration(uint64_t above, const std::stop_token& stop) const {
+  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop);
   if (!lock.ok()) return lock.status();
   const absl::StatusOr<uint64_t> recorded = Generation();
   const uint64_t last = std::max(above, recorded.ok() ? *recorded : 0);
@@ -217,7 +267,20 @@ absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number) const {
   return result;
 }
 
-absl::Status CheckpointDir::Reap(size_t keep) const {
+std::optional<uint64_t> CheckpointDir::GenerationOf(const std::string& checkpoint) {
+  if (const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint); manifest.ok()) return manifest->generation;
+  std::error_code error;
+  for (fs::directory_iterator at(checkpoint, error), end; !error && at != end; at.increment(error)) {
+    const std::string name = at->path().filename().string();
+    if (!name.starts_with("shard-") || !name.ends_with(".json")) continue;
+    const absl::StatusOr<CheckedJson> record = ReadCheckedJson(at->path().string());
+    if (!record.ok() || !record->json.contains("generation")) continue;
+    if (record->json["generation"].is_number_unsigned()) return record->json["generation"].get<uint64_t>();
+  }
+  return std::nullopt;
+}
+
+absl::Status CheckpointDir::Reap(size_t keep, const MayRemove& may_remove) const {
   Check(keep >= 1, "the newest complete checkpoint is kept");
   const absl::StatusOr<std::vector<Entry>> entries = List();
   if (!entries.ok()) return entries.status();
@@ -225,19 +288,19 @@ absl::Status CheckpointDir::Reap(size_t keep) const {
   absl::Status result;
   for (const Entry& entry : *entries) {
     const bool superseded = entry.complete ? complete >= keep : complete >= 1;
-    if (superseded) result.Update(RemoveCheckpoint(entry.path));
+    if (superseded && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
     if (entry.complete) ++complete;
   }
   result.Update(SyncFolder(path_));
   return result;
 }
 
-absl::Status CheckpointDir::ReapBelow(uint64_t number) const {
+absl::Status CheckpointDir::ReapBelow(uint64_t number, const MayRemove& may_remove) const {
   const absl::StatusOr<std::vector<Entry>> entries = List();
   if (!entries.ok()) return entries.status();
   absl::Status result;
   for (const Entry& entry : *entries) {
-    if (entry.number < number) result.Update(RemoveCheckpoint(entry.path));
+    if (entry.number < number && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
   }
   result.Update(SyncFolder(path_));
   return result;

@@ -10,9 +10,12 @@
 // Servers may share one folder, or have one each: then only the chief's has manifests.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,11 +52,14 @@ class CheckpointDir {
 
   // 0: none was recorded yet. INVALID_ARGUMENT, naming the file, if it is damaged.
   absl::StatusOr<uint64_t> Generation() const;
-  // On disk when this returns, or a higher one is. Replaces what is damaged. Waits for others who do the same.
-  absl::Status RecordGeneration(uint64_t generation) const;
+  // On disk when this returns, or a higher one is. Replaces what is damaged. Waits for others who do the same, for
+  // kLockTime at most: DEADLINE_EXCEEDED, naming the lock and who holds it; CANCELLED if it is to stop. What is waited
+  // for is logged after a second.
+  static constexpr std::chrono::seconds kLockTime{30};
+  absl::Status RecordGeneration(uint64_t generation, const std::stop_token& stop = {}) const;
   // Above this one and above the recorded one; on disk when this returns, and given to nobody else. Otherwise as
   // RecordGeneration. OUT_OF_RANGE: there is none.
-  absl::StatusOr<uint64_t> BeginGeneration(uint64_t above) const;
+  absl::StatusOr<uint64_t> BeginGeneration(uint64_t above, const std::stop_token& stop = {}) const;
 
   // That a job ended because something was not finite: with the same flags it would end so again.
   struct NotFinite {
@@ -70,6 +76,8 @@ class CheckpointDir {
   // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;
   std::string PathOf(uint64_t number) const;
+  // That has written the checkpoint in this folder, or a server's part of one; nothing: it cannot be read.
+  static std::optional<uint64_t> GenerationOf(const std::string& checkpoint);
   // Makes the folder of this checkpoint, if it is not there.
   absl::Status Make(uint64_t number) const;
   // The folder of this checkpoint, which is not complete; OK if there is none.
@@ -77,10 +85,11 @@ class CheckpointDir {
   // All that are not complete and older than this one. For who makes them complete.
   absl::Status RemoveIncompleteBelow(uint64_t number) const;
   // Removes what is older than the newest `keep` (at least 1) complete ones, and incomplete ones that are older than a
-  // complete one. A manifest goes first, so that nothing half removed looks complete.
-  absl::Status Reap(size_t keep) const;
+  // complete one, as far as they may be. A manifest goes first, so that nothing half removed looks complete.
+  using MayRemove = std::function<bool(const Entry&)>;
+  absl::Status Reap(size_t keep, const MayRemove& may_remove = {}) const;
   // Where there are no manifests: removes all that are older than this one.
-  absl::Status ReapBelow(uint64_t number) const;
+  absl::Status ReapBelow(uint64_t number, const MayRemove& may_remove = {}) const;
 
  private:
   std::string LockPath(uint32_t shard) const;

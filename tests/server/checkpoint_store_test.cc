@@ -246,6 +246,48 @@ TEST_CASE("A job that began anew removes earlier checkpoints once it has one its
   CHECK(chief.Names() == "7");
 }
 
+TEST_CASE("Nobody removes a checkpoint of a generation that the job does not descend from, unless it was told to") {
+  const uint64_t other_line = (uint64_t{3} << 16) + 1;
+  for (const bool own_folders : {false, true}) {
+    CAPTURE(own_folders);
+    const TempFolder folder;
+    const std::string second = own_folders ? folder.path() + "/own" : folder.path();
+    StoringServer chief(folder.path(), 0);
+    StoringServer other(second, 1);
+    TakeWhole(chief, other, 1);
+    chief.store->SetLine({{other_line}});
+    other.store->SetLine({{other_line}});
+    TakeWhole(chief, other, 2, 1, 1);
+    other.Keep(2, 2);
+    CHECK(chief.Names() == "1 2");
+    CHECK(other.Names() == (own_folders ? "(1) (2)" : "1 2"));
+    chief.store->SetLine({{other_line, 5}});  // It has gone on from one of these.
+    other.store->SetLine(std::nullopt);
+    TakeWhole(chief, other, 3, 1, 1);
+    other.Keep(3, 3);
+    CHECK(chief.Names() == "3");
+    CHECK(other.Names() == (own_folders ? "(3)" : "3"));
+  }
+}
+
+TEST_CASE("A store whose disk hangs says so, and begins nothing more") {
+  const TempFolder folder;
+  StoringServer server(folder.path(), 0);
+  std::promise<void> reached;
+  std::promise<void> answers;
+  server.store->Read({}, {}, [&](const auto&) {
+    reached.set_value();
+    answers.get_future().wait();
+  });
+  reached.get_future().wait();
+  bool begun = false;
+  server.store->Read({}, {}, [&](const auto&) { begun = true; });
+  CHECK_FALSE(server.store->EndWithin(std::chrono::milliseconds(1)));
+  answers.set_value();
+  CHECK(server.store->EndWithin(std::chrono::minutes(2)));
+  CHECK_FALSE(begun);
+}
+
 TEST_CASE("A generation that a server hears of is on disk before what it writes for it") {
   const TempFolder folder;
   StoringServer other(folder.path(), 1);

@@ -154,6 +154,72 @@ void RestoredBy(TestJob& job, uint64_t version) {
   job.chief.OnReport(0, report, job.now);
 }
 
+// Lines of descent differ in all but the last 16 bits of a generation.
+constexpr uint64_t kLine = uint64_t{7} << 16;
+
+TEST_CASE("Who knows of checkpoints that the job does not descend from is refused, with both folders") {
+  struct Case {
+    uint64_t known;
+    bool takes;
+    bool any_descent;
+    std::string refused;
+  };
+  for (const Case& each :
+       {Case{kLine + 1, true, false, ""},
+        Case{kLine + (1 << 16), true, false, "the chief's --checkpoint_dir=/new has none"},
+        Case{kLine + (1 << 16), true, true, ""}, Case{kLine + 1, false, false, "started without --checkpoint_dir"}}) {
+    CAPTURE(each.known, each.takes, each.any_descent);
+    ChiefOptions options = WithCheckpoints("bsp", 1, 1);
+    options.generation = kLine + 5;
+    options.checkpoints->dir = "/new";
+    options.checkpoints->any_descent = each.any_descent;
+    if (!each.takes) options.checkpoints.reset();
+    SavedJob saved(options);
+    TestJob& job = saved.job;
+    v1::KnownCheckpoints known;
+    known.set_dir("/old");
+    known.set_generation(each.known);
+    v1::JoinRequest request = job.Request("a");
+    *request.mutable_known_checkpoints() = known;
+    v1::Registration registration;
+    registration.set_protocol(1);
+    registration.set_job("default");
+    (*registration.mutable_settings())["learning_rate"] = "0.1";
+    *registration.mutable_known_checkpoints() = known;
+    job.chief.OnShardGone(0, job.connections[0], job.now);
+    const absl::Status shard = job.chief
+                                   .RegisterShard(
+                                       registration, [](const v1::ChiefUpdate&) {}, job.now)
+                                   .status();
+    absl::Status worker;
+    job.chief.Join(request, job.now, job.now, [&worker](const auto& reply) { worker = reply.status(); });
+    if (each.refused.empty()) {
+      CHECK(shard.ok());
+      CHECK(worker.ok());
+      continue;
+    }
+    for (const absl::Status& status : {shard, worker}) {
+      CHECK(absl::IsFailedPrecondition(status));
+      CHECK(Message(status).find("in /old, but ") != std::string::npos);
+      CHECK(Message(status).find(each.refused) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("Status tells how long a checkpoint has been under way, and whom it waits for") {
+  SavedJob saved(WithCheckpoints("bsp", 1, 2));
+  saved.JoinAll();
+  for (uint32_t shard = 0; shard < 2; ++shard) saved.job.Initialised(shard);
+  saved.job.now += seconds(89);
+  v1::CheckpointStatus status = saved.job.chief.Status(saved.job.now).checkpoints();
+  CHECK(status.writing_ms() == 89000);
+  CHECK(status.writing() == "shards 0, 1");
+  saved.Save(0);
+  status = saved.job.chief.Status(saved.job.now).checkpoints();
+  CHECK(status.writing().empty());
+  CHECK(status.writing_ms() == 0);
+}
+
 TEST_CASE("A cut that is under way when its checkpoint, or the job, has ended comes to nothing") {
   ChiefOptions options = WithCheckpoints("asp", 1, 2);
   options.progress_timeout = seconds(5);

@@ -27,7 +27,7 @@ struct Limits {
   int jumps = 1;  // Times that a second passes.
 };
 
-enum class Kind { kSet, kPush, kApply, kUpdate, kReport, kLose, kRejoin, kSecond, kChiefGone };
+enum class Kind { kSet, kPush, kApply, kUpdate, kReport, kLose, kRejoin, kSecond, kGiveUp, kChiefGone };
 
 struct Event {
   Kind kind;
@@ -64,6 +64,7 @@ class World {
       if (!shards_[s].decided.empty()) events.push_back({Kind::kApply, 0, s});
       if (!shards_[s].updates.empty()) events.push_back({Kind::kUpdate, 0, s});
       if (!shards_[s].reports.empty()) events.push_back({Kind::kReport, 0, s});
+      if (shards_[s].cut.Expired(now_)) events.push_back({Kind::kGiveUp, 0, s});
     }
     if (asked_ && !coordinator_.idle()) {
       if (jumps_ < limits_.jumps) events.push_back({Kind::kSecond});
@@ -109,6 +110,11 @@ class World {
         ++jumps_;
         now_ += std::chrono::seconds(1);
         Move(coordinator_.CheckTimes(now_));
+        break;
+      // What the chief says is slower than time, also where the shard's clock runs ahead of its margin.
+      case Kind::kGiveUp:
+        given_up_ = true;
+        Decide(shards_[event.shard], shards_[event.shard].cut.End());
         break;
       case Kind::kChiefGone:
         chief_gone_ = true;
@@ -177,6 +183,7 @@ class World {
   bool gave_up() const { return ended_.has_value() && !ended_->ok(); }
   bool retried() const { return tries_ > 1; }
   bool held() const { return held_; }
+  bool given_up() const { return given_up_; }
 
   std::string Fingerprint() const {
     std::string text = absl::StrCat(asked_, chief_gone_, losses_, ",", jumps_, ended_.has_value(), "|", told_, "|",
@@ -297,7 +304,7 @@ class World {
     shard.last = update.cut->SerializeAsString();
     const v1::Cut::Phase phase = update.cut->phase();
     if (phase == v1::Cut::FREEZE) {
-      shard.cut.Freeze(update.cut->number(), now_);
+      shard.cut.Freeze(update.cut->number(), std::chrono::milliseconds(update.cut->hold_ms()), now_);
       CutSteps steps;  // With what is decided, but not applied yet.
       for (const auto& [rank, step] : shard.applied) {
         if (shard.Owns(rank, step.incarnation)) steps[rank] = step;
@@ -339,6 +346,7 @@ class World {
   bool asked_ = false;
   bool chief_gone_ = false;
   bool held_ = false;
+  bool given_up_ = false;  // By a shard.
   int losses_ = 0;
   int jumps_ = 0;
   int tries_ = 0;
@@ -350,6 +358,7 @@ struct Counts {
   size_t gave_up = 0;
   size_t retried = 0;
   size_t held = 0;
+  size_t given_up = 0;
 };
 
 // Lets all come to an end from here, and looks at what it came to.
@@ -362,6 +371,7 @@ void CheckOutcome(World world, Counts* counts) {
   if (world.gave_up()) ++counts->gave_up;
   if (world.retried()) ++counts->retried;
   if (world.held()) ++counts->held;
+  if (world.given_up()) ++counts->given_up;
 }
 
 Counts Enumerate(const Limits& limits) {
@@ -395,6 +405,7 @@ TEST_CASE("A worker that is lost or replaced in the middle of a cut, or stalls, 
   CHECK(late.states > 10000);
   CHECK(late.committed > 1000);
   CHECK(late.retried > 1000);
+  CHECK(late.given_up > 100);
 }
 
 // A sample of what is too much to enumerate.
@@ -414,6 +425,7 @@ TEST_CASE("In random orders with losses, rejoins and retries a cut is at the sam
   }
   CHECK(counts.committed > 300);
   CHECK(counts.retried > 30);
+  CHECK(counts.given_up > 10);
   CHECK(counts.held > 300);
 }
 

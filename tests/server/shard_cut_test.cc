@@ -12,6 +12,7 @@ namespace {
 using Push = ShardCut::Push;
 using Pushes = std::vector<ShardCut::Push>;
 
+constexpr std::chrono::seconds kHold(3);
 const ShardCut::OwnsFunction kAllOwn = [](uint32_t, uint64_t) { return true; };
 
 TEST_CASE("While a cut is open nothing is held, and no push is part of one") {
@@ -24,7 +25,7 @@ TEST_CASE("While a cut is open nothing is held, and no push is part of one") {
 
 TEST_CASE("A frozen shard holds every push, and lets go of those before the cut's steps, in their order") {
   ShardCut cut;
-  cut.Freeze(1, {});
+  cut.Freeze(1, kHold, {});
   CHECK(cut.Hold({1, 1, 8}));
   CHECK(cut.Hold({0, 1, 5}));
   CHECK(cut.Hold({2, 3, 4}));
@@ -38,25 +39,40 @@ TEST_CASE("A frozen shard holds every push, and lets go of those before the cut'
 
 TEST_CASE("A shard is there when it has applied the steps of all ranks that still have their owner, and says so once") {
   ShardCut cut;
-  cut.Freeze(1, {});
+  cut.Freeze(1, kHold, {});
   CHECK_FALSE(cut.Reached({{0, {1, 9}}}, kAllOwn));
   (void)cut.Advance(1, {{0, {1, 6}}, {1, {1, 3}}});
   CHECK_FALSE(cut.Reached({{0, {1, 6}}}, kAllOwn));
   CHECK_FALSE(cut.Reached({{0, {1, 6}}, {1, {1, 2}}}, kAllOwn));
   CHECK(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
   CHECK_FALSE(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
-  cut.Freeze(2, {});
+  cut.Freeze(2, kHold, {});
   (void)cut.Advance(2, {});
   CHECK(cut.Reached({}, kAllOwn));
 }
 
 TEST_CASE("The push of an owner who is gone is let go of by nobody") {
   ShardCut cut;
-  cut.Freeze(1, {});
+  cut.Freeze(1, kHold, {});
   CHECK(cut.Hold({0, 1, 5}));
   CHECK(cut.Hold({1, 1, 5}));
   CHECK(cut.DropOrphans([](uint32_t rank, uint64_t) { return rank == 1; }) == Pushes{{0, 1, 5}});
   CHECK(cut.End() == Pushes{{1, 1, 5}});
+}
+
+TEST_CASE("An attempt whose end is not heard of is over after its time, unless the shard was there: then it waits") {
+  ShardCut cut;
+  const TimePoint began = TimePoint() + std::chrono::hours(1);
+  CHECK_FALSE(cut.Expired(began));
+  cut.Freeze(1, kHold, began);
+  CHECK_FALSE(cut.Expired(began + kHold));
+  CHECK(cut.Expired(began + kHold + std::chrono::nanoseconds(1)));
+  (void)cut.Advance(1, {});
+  CHECK(cut.Expired(began + std::chrono::hours(1)));
+  CHECK(cut.Reached({}, kAllOwn));
+  CHECK_FALSE(cut.Expired(began + std::chrono::hours(1)));
+  CHECK(cut.End().empty());
+  CHECK_FALSE(cut.Expired(began + std::chrono::hours(1)));
 }
 
 // ---- With a shard
@@ -148,6 +164,56 @@ TEST_CASE("A cut that is cancelled, forgotten, or left without a chief holds not
     CHECK(test.Answer(0, 0).ok());
     CHECK(Weight(test) == 0);
   }
+}
+
+// Others may have made the change already, and apply pushes with it.
+TEST_CASE("A shard that has told that it is at the cut applies no push beyond it before it hears what came of it") {
+  for (const bool commits : {true, false}) {
+    CAPTURE(commits);
+    TestShard test("asp");
+    v1::Cut freeze = Phase(1, v1::Cut::FREEZE);
+    freeze.set_hold_ms(1000);
+    Tell(test, freeze);
+    Tell(test, Phase(1, v1::Cut::ADVANCE));
+    Reported(test, 1, v1::Cut::ADVANCE);
+    REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
+    Reply<v1::PushReply> reply;
+    test.AwaitPush(TestShard::Header(0, 0), TestShard::kLong, reply.Callback());
+    test.now += std::chrono::seconds(12);
+    test.shard.Tick(test.now);
+    CHECK(Weight(test) == 1);
+    Tell(test, commits ? Commit(1, 0.5F) : Phase(1, v1::Cut::CANCEL));
+    CHECK(reply.Wait()->answer() == v1::ANSWER_APPLIED);
+    CHECK(Weight(test) == (commits ? 0.5F : 0));
+  }
+}
+
+TEST_CASE("A shard that has given up a cut does not tell later that it is there, and takes over no change of it") {
+  TestShard test("asp");
+  v1::Cut freeze = Phase(1, v1::Cut::FREEZE);
+  freeze.set_hold_ms(500);
+  Tell(test, freeze);
+  REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
+  Reply<v1::PushReply> reply;
+  test.AwaitPush(TestShard::Header(0, 0), TestShard::kLong, reply.Callback());
+  test.now += std::chrono::seconds(1);
+  test.shard.Tick(test.now);
+  CHECK(Weight(test) == 1);
+  test.now += std::chrono::seconds(1);
+  test.shard.Tick(test.now);
+  CHECK(reply.Wait()->answer() == v1::ANSWER_APPLIED);
+  v1::Cut advance = Phase(1, v1::Cut::ADVANCE);
+  ToProto(CutSteps{{0, {1, 1}}}, advance.mutable_up_to());
+  Tell(test, advance);
+  {
+    MutexLock lock(test.reports_mutex);
+    for (const v1::ShardReport& report : test.reports) CHECK(report.cut().phase() != v1::Cut::ADVANCE);
+  }
+  Tell(test, Commit(1, 0.5F));  // No chief does.
+  MutexLock lock(test.reports_mutex);
+  for (const v1::ShardReport& report : test.reports) CHECK(report.cut().phase() != v1::Cut::COMMIT);
+  CHECK(test.reports.back().failure() ==
+        "shard 0: cut 1 came when this shard had given it up: hyperparameters would differ");
 }
 
 TEST_CASE("A checkpoint whose cut a shard has given up is not taken there: its versions would not belong together") {

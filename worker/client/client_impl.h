@@ -34,6 +34,7 @@ class ClientImpl final : public Client {
   uint32_t rank() const override { return joined_as_.id().rank(); }
   uint64_t incarnation() const override { return joined_as_.id().incarnation(); }
   uint64_t generation() const override { return joined_as_.id().generation(); }
+  std::string checkpoint_dir() const override { return joined_as_.checkpoint_dir(); }
   uint32_t num_workers() const override { return joined_as_.num_workers(); }
   uint32_t num_shards() const override { return context_->plan.num_shards(); }
   const std::string& name() const override { return joined_as_.name(); }

@@ -54,6 +54,10 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   request.set_join_request_id(RandomJoinRequestId());
   request.set_watches(true);
   request.set_yields(options.yields);
+  if (!options.known_dir.empty()) {
+    request.mutable_known_checkpoints()->set_dir(options.known_dir);
+    request.mutable_known_checkpoints()->set_generation(options.known_generation);
+  }
   request.mutable_flags()->insert(options.flags.begin(), options.flags.end());
   return request;
 }

@@ -52,6 +52,8 @@ ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   options.name = over.name();
   options.rank = over.rank();
   options.yields = over.fenced() || over.rolled_back();
+  options.known_dir = over.checkpoint_dir();
+  options.known_generation = over.generation();
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
 }

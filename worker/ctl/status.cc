@@ -49,7 +49,12 @@ std::string DescribeCheckpoints(const v1::CheckpointStatus& checkpoints) {
           ? "no checkpoint yet"
           : absl::StrCat("last checkpoint: ", checkpoints.path(), ", version ", checkpoints.version(), ", ",
                          FormatSeconds(std::chrono::milliseconds(checkpoints.age_ms())), " ago");
-  return checkpoints.failure().empty() ? last : absl::StrCat(last, "; the newest failed: ", checkpoints.failure());
+  return absl::StrCat(last, checkpoints.failure().empty() ? "" : "; the newest failed: ", checkpoints.failure(),
+                      checkpoints.writing().empty()
+                          ? ""
+                          : absl::StrCat("; one is being taken for ",
+                                         FormatSeconds(std::chrono::milliseconds(checkpoints.writing_ms())),
+                                         ": waiting for ", checkpoints.writing()));
 }
 
 void PrintJob(const v1::StatusReply& job) {

@@ -79,6 +79,10 @@ struct ClientOptions {
   bool yields = false;
   // Unless 0: of a worker that joins again, and waits for its servers for so long (RejoinOptions). 0 to 240 h.
   absl::Duration rejoin_timeout = absl::ZeroDuration();
+  // Likewise: the folder of checkpoints that it knows of, and their generation. A chief that begins the job anew, and
+  // has none of them, refuses the worker.
+  std::string known_dir;
+  uint64_t known_generation = 0;
   absl::Duration start_timeout = absl::Minutes(10);  // For the job to start (all workers joined).
   absl::Duration notice_every = absl::Seconds(10);   // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
@@ -321,6 +325,8 @@ class Client {
   virtual absl::Duration server_timeout() const { return absl::ZeroDuration(); }
   // Of the checkpoint that this generation began with; 0: none, or the first.
   virtual uint64_t restored_version() const { return 0; }
+  // The folder of the job's checkpoints, as its chief sees it; empty: it takes none.
+  virtual std::string checkpoint_dir() const { return ""; }
   // Unless both are 0, a checkpoint was restored with another number of workers, at this step, when these many samples
   // had been used: fixed shares of the samples are counted from there.
   struct Resized {
