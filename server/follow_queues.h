@@ -13,8 +13,9 @@
 
 namespace ps {
 
-// Bytes of a shard's first report at most, and of its others: these have the sums of all slices that a shard of the
-// largest model can hold (ValidateLayout), 16 bytes each.
+// Bytes of a shard's first report at most, and of its others. Sums of squares, some 16 bytes for each slice, are split
+// over reports, but those of one round are in one: room for those of 200,000 slices, 26 GB of weights a shard, where
+// the norm is measured. The largest model that ValidateLayout lets in needs eleven shards for that.
 inline constexpr size_t kMaxRegistrationBytes = 1 << 20;
 inline constexpr size_t kMaxReportBytes = kMaxMessageBytes;
 
