@@ -38,16 +38,20 @@ absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Pr
   PS_RETURN_IF_ERROR((*evaluator)->KeepSamples());
   const Mark mark = {.step = 0, .version = prepared.initial.version, .copied_t = SecondsSinceStart()};
   PS_RETURN_IF_ERROR((*evaluator)->Validation(mark).status());
-  const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
-  if (!test.ok()) return test.status();
-  PS_RETURN_IF_ERROR(Annotate(
-      CheckOutcome(test->loss, "the test loss", (*network)->layout(), ConstTensors(values.begin(), values.end())),
-      prepared.initial.source));
+  EvaluatedWeights evaluated = {.version = mark.version};
+  if (!prepared.data.unlabelled_test) {
+    const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
+    if (!test.ok()) return test.status();
+    PS_RETURN_IF_ERROR(Annotate(
+        CheckOutcome(test->loss, "the test loss", (*network)->layout(), ConstTensors(values.begin(), values.end())),
+        prepared.initial.source));
+    evaluated.test = *test;
+  }
   if (!options.predict.empty()) {
     PS_RETURN_IF_ERROR(WritePredictions(options.predict, prepared.data, **backend, **network));
     spdlog::info("--predict: {} samples in {}", prepared.data.test.size(), options.predict);
   }
-  return EvaluatedWeights{.test = *test, .version = mark.version};
+  return evaluated;
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // --eval_only and --predict: what the weights of --init_weights are worth, without servers and without training.
 #pragma once
 
+#include <optional>
+
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "worker/evaluator.h"
@@ -9,8 +11,8 @@
 namespace ps {
 
 struct EvaluatedWeights {
-  Evaluation test;
-  uint64_t version = 0;  // As the file or the checkpoint says; 0: it does not.
+  std::optional<Evaluation> test;  // Unset: the test split has no labels (--predict).
+  uint64_t version = 0;            // As the file or the checkpoint says; 0: it does not.
 };
 
 // Evaluates them on the test split, and on the validation split if there is one, as a lead does at the end: with a line

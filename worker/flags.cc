@@ -58,7 +58,8 @@ ABSL_FLAG(std::string, keep_best, "",
 ABSL_FLAG(std::string, dataset, "fashion-mnist",
           "fashion-mnist, mnist, synthetic[:samples=N,features=N,classes=N], function:sqrt_sin[,samples=N,test=N], "
           "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS], "
-          "csv:FILE[,TEST_FILE][,task=regression] or libsvm:FILE[,TEST_FILE][,task=regression]");
+          "csv:FILE[,TEST_FILE][,header=auto|yes|no][,task=regression] or "
+          "libsvm:FILE[,TEST_FILE][,features=N][,zero_based=auto|yes|no][,task=regression]");
 ABSL_FLAG(std::string, data, "shared",
           "shared: all workers read the same samples, of which each takes its share; own: each worker's --dataset has "
           "samples of its own");

@@ -34,7 +34,7 @@ std::string HashText(const TrainingResult& result) {
 absl::Status Evaluate(const WorkerOptions& options) {
   const absl::StatusOr<EvaluatedWeights> evaluated = EvaluateOnly(options, WorkerFlagValues());
   if (!evaluated.ok()) return evaluated.status();
-  PrintTest(evaluated->test);
+  if (evaluated->test.has_value()) PrintTest(*evaluated->test);
   if (evaluated->version > 0) std::cout << "version: " << evaluated->version << "\n";
   return FlushOutput();
 }

@@ -1,6 +1,8 @@
 #include "worker/predictions.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <cmath>
 #include <memory>
 #include <numeric>
@@ -17,9 +19,9 @@
 namespace ps {
 namespace {
 
-std::string Header(const Dataset& samples, int64_t outputs) {
-  if (samples.classes() == 0) return "target,output\n";
-  std::string header = "label";
+std::string Header(const Dataset& samples, bool labelled, int64_t outputs) {
+  if (samples.classes() == 0) return labelled ? "target,output\n" : "output\n";
+  std::string header = labelled ? "label" : "";
   // A network may have more outputs than there are classes.
   for (int64_t k = 0; k < outputs; ++k) {
     if (k < samples.classes()) {
@@ -28,23 +30,33 @@ std::string Header(const Dataset& samples, int64_t outputs) {
       absl::StrAppendFormat(&header, samples.class_labels().empty() ? ",output_%d" : ",unused_%d", k);
     }
   }
-  return header + "\n";
+  return header.substr(labelled ? 0 : 1) + "\n";
+}
+
+// The fewest digits that read back as the same number.
+template <typename T>
+std::string Shortest(T value) {
+  std::array<char, 32> text;
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 // A number of the network, in the units of the targets as read.
-double Unscaled(float value, const ColumnScaling& targets) {
-  return targets.scale.empty() ? value : targets.offset[0] + targets.scale[0] * value;
+std::string Unscaled(float value, const ColumnScaling& targets) {
+  return targets.scale.empty() ? Shortest(value) : Shortest(targets.offset[0] + targets.scale[0] * value);
 }
 
-std::string Line(const Dataset& samples, int64_t sample, std::span<const float> outputs, const Scaling& scaling) {
+std::string Line(const DataSplits& data, int64_t sample, std::span<const float> outputs) {
+  const Dataset& samples = data.test;
   const auto at = static_cast<size_t>(sample);
   if (samples.classes() == 0) {
-    return absl::StrFormat("%.9g,%.9g\n", Unscaled(samples.targets()[at], scaling.targets),
-                           Unscaled(outputs[0], scaling.targets));
+    const ColumnScaling& scaling = data.scaling.targets;
+    const std::string target = data.unlabelled_test ? "" : Unscaled(samples.targets()[at], scaling) + ",";
+    return absl::StrCat(target, Unscaled(outputs[0], scaling), "\n");
   }
-  std::string line = absl::StrFormat("%d", samples.class_label(samples.labels()[at]));
-  for (const float output : outputs) absl::StrAppendFormat(&line, ",%.9g", output);
-  return line + "\n";
+  std::string line = absl::StrFormat(",%d", samples.class_label(samples.labels()[at]));
+  if (data.unlabelled_test) line.clear();
+  for (const float output : outputs) absl::StrAppend(&line, ",", Shortest(output));
+  return line.substr(1) + "\n";
 }
 
 // `outputs` are those of the samples from `first` on.
@@ -69,7 +81,7 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
   std::iota(indices.begin(), indices.end(), 0);
   std::vector<float> outputs(static_cast<size_t>(most) * width);
   PS_RETURN_IF_ERROR(network.LoadParameters());
-  PS_RETURN_IF_ERROR(file.Append(Header(samples, network.options().widths.back())));
+  PS_RETURN_IF_ERROR(file.Append(Header(samples, !data.unlabelled_test, network.options().widths.back())));
   for (int64_t first = 0; first < samples.size(); first += most) {
     const int64_t count = std::min(most, samples.size() - first);
     const absl::StatusOr<Batch> batch =
@@ -80,7 +92,7 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
     std::string lines;
     PS_RETURN_IF_ERROR(CheckOutputs(computed, width, first));
     for (int64_t k = 0; k < count; ++k) {
-      lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width), data.scaling);
+      lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width));
     }
     PS_RETURN_IF_ERROR(file.Append(lines));
   }

@@ -14,6 +14,12 @@ namespace ps {
 
 namespace {
 
+void LogNotes(const DataNotes& notes) {
+  for (const DataNote& note : notes) {
+    spdlog::log(note.warning ? spdlog::level::warn : spdlog::level::info, "--dataset: {}", note.text);
+  }
+}
+
 // For --eval_only and --predict: what the weights were trained with. A flag that says otherwise is refused.
 absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const InitialWeights& weights) {
   absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
@@ -50,8 +56,11 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
     if (!found.ok()) return found.status();
     model = *std::move(found);
   }
-  absl::StatusOr<DataSplits> data = LoadDataset(options.data, model);
+  DatasetOptions dataset = options.data;
+  dataset.unlabelled_test = !options.predict.empty();
+  absl::StatusOr<DataSplits> data = LoadDataset(dataset, model);
   if (!data.ok()) return data.status();
+  LogNotes(data->notes);
   made.data = *std::move(data);
   const Dataset& train = made.data.train;
   TellClasses(options, model, made.initial, train);
@@ -63,6 +72,7 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
 absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
   absl::StatusOr<UnscaledSplits> own = LoadUnscaled(options.data);
   if (!own.ok()) return own.status();
+  LogNotes(own->notes);
   absl::StatusOr<DataSummary> summary = Summarise(*own);
   if (!summary.ok()) return summary.status();
   made.own = *std::move(own);
@@ -109,6 +119,17 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   return made;
 }
 
+namespace {
+
+// A libsvm file does not say how many features its samples have.
+std::string WhatToSay(const std::string& dataset, int64_t features, int64_t inputs) {
+  if (!dataset.starts_with("libsvm:")) return "";
+  if (features < inputs) return absl::StrCat("; add ,features=", inputs, " if the others are 0");
+  return absl::StrCat(", as the largest index says; ,features=", inputs, " names the first line that has it");
+}
+
+}  // namespace
+
 absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, int64_t features, int32_t classes) {
   const int64_t inputs = model.widths.front();
   const int64_t outputs = model.widths.back();
@@ -120,7 +141,7 @@ absl::Status CheckModelFits(const ModelOptions& model, const std::string& datase
   if (features != inputs) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", inputs,
                                                    " inputs, but the samples of ", dataset, " have ", features,
-                                                   " features"));
+                                                   " features", WhatToSay(dataset, features, inputs)));
   }
   if (regression && outputs != 1) {
     return absl::InvalidArgumentError(

@@ -18,8 +18,8 @@ DataSummary Of(const std::vector<float>& values) {
     for (const double value : column) made.mean[0] += value;
     made.mean[0] /= static_cast<double>(column.size());
     for (const double value : column) made.squares[0] += std::pow(value - made.mean[0], 2);
-    made.low = {static_cast<float>(*std::min_element(column.begin(), column.end()))};
-    made.high = {static_cast<float>(*std::max_element(column.begin(), column.end()))};
+    made.low = {*std::min_element(column.begin(), column.end())};
+    made.high = {*std::max_element(column.begin(), column.end())};
     return made;
   };
   const std::vector<double> column(values.begin(), values.end());
@@ -73,8 +73,8 @@ TEST_CASE("Ranges, samples and classes together do not depend on the order, and 
   b.classes = 7;
   const DataSummary all = Combine({a, b});
   CHECK(all == Combine({b, a}));
-  CHECK(all.feature_stats.low == std::vector<float>{-4});
-  CHECK(all.feature_stats.high == std::vector<float>{9});
+  CHECK(all.feature_stats.low == std::vector<double>{-4});
+  CHECK(all.feature_stats.high == std::vector<double>{9});
   CHECK(all.classes == 7);
   CHECK(all.samples == 5);
   CHECK(all.largest == 3);
@@ -139,8 +139,8 @@ TEST_CASE("Features and labels that some lack are those of all, and labels out o
     CHECK(all.features == 2);
     CHECK(all.classes == 3);
     CHECK(all.labels == std::vector<int64_t>{-3, 1, 7});
-    CHECK(all.feature_stats.low == std::vector<float>{3, -8});
-    CHECK(all.feature_stats.high == std::vector<float>{5, 0});
+    CHECK(all.feature_stats.low == std::vector<double>{3, -8});
+    CHECK(all.feature_stats.high == std::vector<double>{5, 0});
     CHECK(all.feature_stats.mean == std::vector<double>{4, -4});
     CHECK(all.feature_stats.squares == std::vector<double>{2, 64});
     CHECK(*FromProto(ToProto(all)) == all);

@@ -90,6 +90,15 @@ def predicted():
         told = float(re.search(r"test loss: (\S+)", done.stdout)[1])
         assert abs(loss - told) < 1e-4 * told, (loss, told)
 
+        # Without labels the same is said, and nothing is evaluated.
+        unlabelled = job.folder / "unlabelled.csv"
+        unlabelled.write_text("".join(f"{x / 10}\n" for x in range(1201)))
+        both = [f"--dataset=csv:{csv},{unlabelled},task=regression", *network[1:3]]
+        done = subprocess.run([*command[:3], *both], capture_output=True, text=True, timeout=60, check=True)
+        assert "test loss" not in done.stdout, done.stdout
+        header, *lines = output.read_text().splitlines()
+        assert header == "output" and list(map(float, lines)) == [said for _, said in rows], lines[:3]
+
         bad = subprocess.run(
             [*command[:2], "--predict=/proc/x", *network[:3]], capture_output=True, text=True, check=False
         )

@@ -13,8 +13,8 @@ DataSummary Samples(uint64_t samples, uint64_t features = 1, uint32_t classes = 
           .classes = classes,
           .feature_stats = {.mean = std::vector<double>(features, static_cast<double>(samples)),
                             .squares = std::vector<double>(features, 1),
-                            .low = std::vector<float>(features, 0),
-                            .high = std::vector<float>(features, 100)},
+                            .low = std::vector<double>(features, 0),
+                            .high = std::vector<double>(features, 100)},
           .target_stats = {}};
 }
 

@@ -1,9 +1,12 @@
-#include <cctype>
-#include <cmath>
+#include <algorithm>
+#include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
@@ -12,11 +15,6 @@
 
 namespace ps {
 namespace {
-
-struct CsvOptions {
-  bool label_first;
-  int64_t bytes_max;
-};
 
 std::string_view Unquoted(std::string_view field) {
   field = Trimmed(field);
@@ -45,23 +43,82 @@ char FindSeparator(std::string_view line) {
   return ',';
 }
 
-// A number's text may start with a letter only if it is "nan" or "inf", which is a bad number and no name.
-bool IsName(std::string_view field) {
-  if (field.empty()) return false;
-  const auto first = static_cast<unsigned char>(field.front());
-  if (std::isalpha(first) == 0 && first != '_') return false;
-  std::string lower(field.substr(0, 8));
-  for (char& letter : lower) letter = static_cast<char>(std::tolower(static_cast<unsigned char>(letter)));
-  return lower != "nan" && lower != "inf" && lower != "infinity";
+enum class Field { kNumber, kName, kNeither };
+
+Field KindOf(std::string_view field) {
+  if (field.empty()) return Field::kNeither;
+  if (ParseNumber(field).ok()) return Field::kNumber;
+  // What starts as a number is one that is written badly, or a date.
+  if (field.find_first_of("+-.0123456789?") == 0) return Field::kNeither;
+  const auto is_control = [](char byte) { return static_cast<unsigned char>(byte) < ' ' || byte == '\x7F'; };
+  if (std::any_of(field.begin(), field.end(), is_control)) return Field::kNeither;
+  // How programs write that a value is missing, is not finite, or is a truth value.
+  static constexpr std::string_view kValues[] = {"na",  "n/a",      "nan",  "null",  "nil", "none",
+                                                 "inf", "infinity", "true", "false", "nat", "missing"};
+  const std::string lower = absl::AsciiStrToLower(absl::string_view(field.data(), field.size()));
+  if (std::find(std::begin(kValues), std::end(kValues), lower) != std::end(kValues)) return Field::kNeither;
+  return Field::kName;
 }
 
-bool IsHeader(std::string_view line, char separator) {
-  bool header = false;
+struct FieldCounts {
+  int64_t all = 0;
+  int64_t numbers = 0;
+  int64_t names = 0;
+
+  bool only_names() const { return names > 0 && numbers == 0; }
+};
+
+FieldCounts CountFields(std::string_view line, char separator) {
+  FieldCounts counts;
   (void)ForEachField(line, separator, [&](std::string_view field) {
-    header = header || IsName(field);
+    const Field kind = KindOf(field);
+    ++counts.all;
+    counts.numbers += kind == Field::kNumber ? 1 : 0;
+    counts.names += kind == Field::kName ? 1 : 0;
     return absl::OkStatus();
   });
-  return header;
+  return counts;
+}
+
+// "sep=," is what spreadsheet programs write to say the separator.
+bool NamesSeparator(std::string_view line) { return line.size() == 5 && line.starts_with("sep="); }
+
+// Whether the first line with fields, behind `comment` or not, has names. '#' may have been before the names.
+absl::StatusOr<bool> IsHeader(const LineReader& reader, std::string_view line, char separator, bool comment,
+                              Header header) {
+  if (header == Header::kNo) return false;
+  const FieldCounts counts = CountFields(line, separator);
+  if (header == Header::kYes) return !(comment && counts.numbers == counts.all);
+  if (counts.names > 0 && counts.numbers > 0) {
+    return reader.Error(absl::StrCat("has ", counts.numbers, " numbers and ", counts.names,
+                                     " other fields; expected numbers only, or names only (header=yes reads it over)"));
+  }
+  return counts.only_names();
+}
+
+// Why the first sample looks like names that are numbers, such as years; empty if it does not. `row` has all fields.
+std::string LooksLikeNames(const std::vector<double>& row, const Table& table) {
+  bool counts = row.size() > 2;
+  for (size_t k = 0; k < row.size(); ++k) counts = counts && row[k] == static_cast<double>(k);
+  if (counts) return absl::StrCat("it is 0 to ", row.size() - 1);
+  const auto width = static_cast<size_t>(table.features);
+  const size_t samples = table.lines.size();
+  if (samples < 4) return "";
+  std::vector<double> low(table.values.begin() + table.features, table.values.begin() + 2 * table.features);
+  std::vector<double> high = low;
+  for (size_t at = 2 * width; at < table.values.size(); at += width) {
+    for (size_t k = 0; k < width; ++k) {
+      low[k] = std::min(low[k], table.values[at + k]);
+      high[k] = std::max(high[k], table.values[at + k]);
+    }
+  }
+  int64_t outside = 0;
+  for (size_t k = 0; k < width; ++k) {
+    const double margin = 3 * (high[k] - low[k]);
+    outside += table.values[k] < low[k] - margin || table.values[k] > high[k] + margin ? 1 : 0;
+  }
+  if (2 * outside <= table.features) return "";
+  return absl::StrCat(outside, " of its ", width, " features are far from those of all other lines");
 }
 
 // Appends the line's numbers to `row`.
@@ -71,7 +128,9 @@ absl::Status ParseRow(const LineReader& reader, std::string_view line, char sepa
     absl::StatusOr<double> number = ParseNumber(field);
     if (!number.ok()) {
       const absl::string_view message = number.status().message();
-      return reader.Error(absl::StrCat("field ", row.size() + 1, ": ", message));
+      const bool one = line.find(separator) == std::string_view::npos;
+      return reader.Error(absl::StrCat("field ", row.size() + 1, ": ", message,
+                                       one ? "; commas, semicolons or tabs separate fields" : ""));
     }
     row.push_back(*number);
     return absl::OkStatus();
@@ -90,62 +149,126 @@ absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, co
     return reader.Error(absl::StrCat("has ", fields, " fields; expected ", table.features + 1, " as line ",
                                      table.lines.front(), " has"));
   }
-  if (static_cast<int64_t>((table.values.size() + row.size()) * sizeof(float)) > options.bytes_max) {
+  if (static_cast<int64_t>((table.values.size() + row.size()) * sizeof(double)) > options.bytes_max) {
     return absl::ResourceExhaustedError(
         absl::StrCat(table.path, ": its numbers take more than the limit of ", options.bytes_max, " bytes"));
   }
   const auto features = options.label_first ? row.begin() + 1 : row.begin();
   table.labels.push_back(options.label_first ? row.front() : row.back());
   table.lines.push_back(reader.line_number());
-  for (int64_t i = 0; i < table.features; ++i) table.values.push_back(static_cast<float>(features[i]));
+  table.values.insert(table.values.end(), features, features + table.features);
   return absl::OkStatus();
 }
 
-absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options) {
+// A file whose rows have one field less than the training file's: each gets the label of a training sample, so that
+// what maps labels has one.
+struct Unlabelled {
+  int64_t features;
+  double label;
+};
+
+// Adds a label to a row that has none.
+absl::Status Complete(const LineReader& reader, const Unlabelled& unlabelled, const CsvOptions& options, Table& table,
+                      std::vector<double>& row) {
+  const bool lacks = static_cast<int64_t>(row.size()) == unlabelled.features;
+  if (table.lines.empty()) table.labelled = !lacks;
+  if (table.labelled) return absl::OkStatus();
+  if (!lacks) {
+    return reader.Error(absl::StrCat("has ", row.size(), " fields; expected ", unlabelled.features,
+                                     " (no label), as line ", table.lines.front(), " has"));
+  }
+  row.insert(options.label_first ? row.begin() : row.end(), unlabelled.label);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options,
+                              const std::optional<Unlabelled>& unlabelled, DataNotes& notes) {
   absl::StatusOr<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   LineReader reader(*std::move(file));
   Table table;
   table.path = path;
   std::vector<double> row;
+  std::vector<double> first;  // The first sample, with its label.
   char separator = '\0';
+  bool comment = false;
+  bool started = false;     // A line with fields has been read.
+  int64_t header_line = 0;  // 0: none.
   std::string_view line;
   for (;;) {
     absl::StatusOr<bool> more = reader.Next(&line);
     if (!more.ok()) return more.status();
     if (!*more) break;
-    if (Trimmed(line).empty()) continue;
-    if (separator == '\0') {
-      separator = FindSeparator(line);
-      if (IsHeader(line, separator)) continue;
+    const std::string_view content = Trimmed(line);
+    if (content.empty()) continue;
+    if (content.starts_with('#')) {
+      comment = true;
+      continue;
+    }
+    if (!started && separator == '\0' && NamesSeparator(line)) {
+      separator = line.back();
+      continue;
+    }
+    if (!started) {
+      started = true;
+      if (separator == '\0') separator = FindSeparator(line);
+      const absl::StatusOr<bool> header = IsHeader(reader, line, separator, comment, options.header);
+      if (!header.ok()) return header.status();
+      if (*header) {
+        header_line = reader.line_number();
+        continue;
+      }
     }
     PS_RETURN_IF_ERROR(ParseRow(reader, line, separator, row));
+    if (first.empty()) first = row;
+    if (unlabelled.has_value()) PS_RETURN_IF_ERROR(Complete(reader, *unlabelled, options, table, row));
     PS_RETURN_IF_ERROR(AddRow(reader, row, options, table));
   }
   if (table.labels.empty())
     return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected rows of numbers"));
+  if (header_line > 0) {
+    notes.push_back({.text = absl::StrCat(path, ": line ", header_line, " is taken as names (header)")});
+    return table;
+  }
+  const std::string why = options.header == Header::kAuto ? LooksLikeNames(first, table) : "";
+  const std::string taken = absl::StrCat(path, ": line ", table.lines.front(), " is taken as a sample");
+  if (why.empty()) {
+    notes.push_back({.text = taken});
+  } else {
+    notes.push_back(
+        {.warning = true,
+         .text = absl::StrCat(taken, ", but ", why, "; header=yes says that it has names, header=no that it has not")});
+  }
   return table;
 }
 
 }  // namespace
 
-absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, bool label_first, Task task,
-                                  int64_t bytes_max) {
-  const CsvOptions options = {.label_first = label_first, .bytes_max = bytes_max};
-  absl::StatusOr<Table> train = ReadCsv(path, options);
+absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, const CsvOptions& options) {
+  DataNotes notes;
+  absl::StatusOr<Table> train = ReadCsv(path, options, std::nullopt, notes);
   if (!train.ok()) return train.status();
   std::optional<Table> test;
+  bool unlabelled_test = false;
   if (!test_path.empty()) {
-    absl::StatusOr<Table> table = ReadCsv(test_path, options);
+    std::optional<Unlabelled> unlabelled;
+    if (options.unlabelled_test) unlabelled = {.features = train->features, .label = train->labels.front()};
+    absl::StatusOr<Table> table = ReadCsv(test_path, options, unlabelled, notes);
     if (!table.ok()) return table.status();
     if (table->features != train->features) {
       return absl::InvalidArgumentError(absl::StrCat(test_path, ": has ", table->features + 1,
                                                      " fields a row; expected ", train->features + 1, " as ", path,
                                                      " has"));
     }
+    unlabelled_test = !table->labelled;
     test = *std::move(table);
   }
-  return ToSplits(*std::move(train), std::move(test), task, LabelMapping::kNumber);
+  absl::StatusOr<RawSplits> splits = ToSplits(*std::move(train), std::move(test), options.task, LabelMapping::kNumber);
+  if (!splits.ok()) return splits.status();
+  if (unlabelled_test) notes.push_back({.text = absl::StrCat(test_path, ": has no labels")});
+  splits->unlabelled_test = unlabelled_test;
+  splits->notes = std::move(notes);
+  return splits;
 }
 
 }  // namespace ps

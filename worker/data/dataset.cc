@@ -34,18 +34,29 @@ absl::Status CheckSizes(const DatasetContent& content) {
   if (size > kSamplesMax) {
     return absl::InvalidArgumentError(absl::StrCat("there are ", size, " samples; the limit is ", kSamplesMax));
   }
-  if (content.classes > 0 ? !content.targets.empty() : !content.labels.empty()) {
+  const bool targets = !content.targets.empty() || !content.double_targets.empty();
+  if (content.classes > 0 ? targets : !content.labels.empty()) {
     return absl::InvalidArgumentError("there are both labels and targets; expected labels for classification only");
   }
-  if (!content.bytes.empty() && !content.floats.empty()) {
+  if (!content.bytes.empty() + !content.floats.empty() + !content.doubles.empty() > 1) {
     return absl::InvalidArgumentError("there are both byte and float features; expected one kind");
   }
-  const auto values = static_cast<int64_t>(content.bytes.size() + content.floats.size());
+  const auto values = static_cast<int64_t>(content.bytes.size() + content.floats.size() + content.doubles.size());
   if (values != size * content.features) {
     return absl::InvalidArgumentError(
         absl::StrCat("there are ", values, " feature values; expected ", size, " samples of ", content.features));
   }
   return absl::OkStatus();
+}
+
+bool IsFinite(double x) { return std::isfinite(x); }
+
+absl::Status CheckFinite(const std::vector<double>& values, int64_t features) {
+  const auto bad = std::find_if_not(values.begin(), values.end(), IsFinite);
+  if (bad == values.end()) return absl::OkStatus();
+  const int64_t position = bad - values.begin();
+  return absl::InvalidArgumentError(absl::StrCat("sample ", position / features, " has feature ", position % features,
+                                                 " = ", *bad, "; expected a finite number"));
 }
 
 absl::Status CheckValues(const DatasetContent& content) {
@@ -54,6 +65,12 @@ absl::Status CheckValues(const DatasetContent& content) {
       return absl::InvalidArgumentError(
           absl::StrCat("sample ", i, " has label ", content.labels[i], "; expected 0 to ", content.classes - 1));
     }
+  }
+  PS_RETURN_IF_ERROR(CheckFinite(content.doubles, content.features));
+  const auto bad_target = std::find_if_not(content.double_targets.begin(), content.double_targets.end(), IsFinite);
+  if (bad_target != content.double_targets.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("sample ", bad_target - content.double_targets.begin(),
+                                                   " has target ", *bad_target, "; expected a finite number"));
   }
   const Isa isa = BestIsa();
   if (!AllFinite(content.floats.data(), content.floats.size(), isa)) {
@@ -87,6 +104,17 @@ std::vector<T> SelectRows(const std::vector<T>& values, std::span<const int32_t>
 
 }  // namespace
 
+void RoundToFloats(DatasetContent& content) {
+  const auto round = [](std::vector<double>& values, std::vector<float>& rounded) {
+    if (values.empty()) return;
+    rounded.resize(values.size());
+    std::transform(values.begin(), values.end(), rounded.begin(), [](double x) { return static_cast<float>(x); });
+    values = {};
+  };
+  round(content.doubles, content.floats);
+  round(content.double_targets, content.targets);
+}
+
 absl::Status Check(const DatasetContent& content) {
   PS_RETURN_IF_ERROR(CheckSizes(content));
   return CheckValues(content);
@@ -99,12 +127,15 @@ uint64_t Fingerprint(const DatasetContent& content) {
     // An empty vector's data may be null, which xxHash does not take.
     if (size > 0) XXH3_64bits_update(state.get(), data, size);
   };
-  const int64_t shape[] = {content.size(), content.features, content.classes, content.floats.empty() ? 1 : 4};
+  const int64_t width = !content.doubles.empty() ? 8 : content.floats.empty() ? 1 : 4;
+  const int64_t shape[] = {content.size(), content.features, content.classes, width};
   add(&shape[0], sizeof(shape));
   add(content.bytes.data(), content.bytes.size());
   add(content.floats.data(), content.floats.size() * sizeof(float));
+  add(content.doubles.data(), content.doubles.size() * sizeof(double));
   add(content.labels.data(), content.labels.size() * sizeof(int32_t));
   add(content.targets.data(), content.targets.size() * sizeof(float));
+  add(content.double_targets.data(), content.double_targets.size() * sizeof(double));
   return XXH3_64bits_digest(state.get());
 }
 
@@ -115,8 +146,10 @@ DatasetContent Select(const DatasetContent& content, std::span<const int32_t> in
           .columns = content.columns,
           .bytes = SelectRows(content.bytes, indices, content.features),
           .floats = SelectRows(content.floats, indices, content.features),
+          .doubles = SelectRows(content.doubles, indices, content.features),
           .labels = SelectRows(content.labels, indices, 1),
           .targets = SelectRows(content.targets, indices, 1),
+          .double_targets = SelectRows(content.double_targets, indices, 1),
           .class_labels = content.class_labels};
 }
 
@@ -125,6 +158,7 @@ Dataset::Dataset() : Dataset(DatasetContent{}) {}
 Dataset::Dataset(DatasetContent content) : content_(std::make_shared<const DatasetContent>(std::move(content))) {}
 
 absl::StatusOr<Dataset> Dataset::Create(DatasetContent content) {
+  RoundToFloats(content);
   PS_RETURN_IF_ERROR(Check(content));
   return Dataset(std::move(content));
 }

@@ -19,21 +19,30 @@ inline constexpr int64_t kSamplesMax = INT32_MAX;
 inline constexpr int32_t kClassesMax = 65536;
 
 // What a dataset is made of; a plain value that loaders fill and transforms change before it becomes a Dataset.
-// n is the number of samples. Exactly one of `bytes` and `floats` holds the features, row-major [n, features].
+// n is the number of samples. Exactly one of `bytes`, `floats` and `doubles` holds the features, row-major
+// [n, features]. What a text says is kept in double until it is scaled (normalize.h): seconds since 1970 or metres of a
+// map differ in digits that a float does not have.
 struct DatasetContent {
   int64_t features = 0;  // Per sample.
   int32_t classes = 0;   // 0: regression.
   int64_t rows = 0;      // Of an image; rows * columns == features. 0 if the samples are not known to be images.
   int64_t columns = 0;
-  std::vector<uint8_t> bytes;   // A feature is byte / 255.
-  std::vector<float> floats;    // A feature is the float itself.
-  std::vector<int32_t> labels;  // [n], in [0, classes), for classification; else empty.
-  std::vector<float> targets;   // [n], for regression; else empty.
+  std::vector<uint8_t> bytes;          // A feature is byte / 255.
+  std::vector<float> floats;           // A feature is the float itself.
+  std::vector<double> doubles;         // As read from a text; a Dataset has none.
+  std::vector<int32_t> labels;         // [n], in [0, classes), for classification; else empty.
+  std::vector<float> targets;          // [n], for regression; else empty.
+  std::vector<double> double_targets;  // In the place of `targets`, as read from a text; a Dataset has none.
   // [classes], ascending integers: what each class is called where the samples come from. Empty: class k is called k.
   std::vector<double> class_labels;
 
-  int64_t size() const { return static_cast<int64_t>(classes > 0 ? labels.size() : targets.size()); }
+  int64_t size() const {
+    return static_cast<int64_t>(classes > 0 ? labels.size() : targets.size() + double_targets.size());
+  }
 };
+
+// Rounds doubles to floats.
+void RoundToFloats(DatasetContent& content);
 
 // Sizes agree, labels are in [0, classes), floats and targets are finite. INVALID_ARGUMENT names what is wrong, and the
 // first sample at fault.
@@ -48,7 +57,7 @@ class Dataset {
  public:
   Dataset();  // No samples.
 
-  // Takes over `content` if Check finds nothing wrong.
+  // Takes over `content`, rounded to floats, if Check finds nothing wrong.
   static absl::StatusOr<Dataset> Create(DatasetContent content);
 
   int64_t size() const { return content_->size(); }

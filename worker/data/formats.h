@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
+#include "worker/data/notes.h"
 #include "worker/data/spec.h"
 
 namespace ps {
@@ -18,6 +19,8 @@ namespace ps {
 struct RawSplits {
   DatasetContent train;
   std::optional<DatasetContent> test;
+  bool unlabelled_test = false;  // The test set's labels or targets mean nothing: its file has none.
+  DataNotes notes;
 };
 
 // Images and labels in IDX files, plain or gzip. Images are unsigned bytes or float32, of two dimensions or more (the
@@ -41,21 +44,50 @@ enum class LabelMapping {
   kRankOfBoth,  // The same, of the labels of both files.
 };
 
-// Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab
-// that the first line has. The label is the last field, or the first. Numbers may be in double quotes. The first line
-// is a header, and skipped, if a field of it starts with a letter or an underscore (and is not nan or inf). Empty lines
-// are skipped. Features are taken as they are. Labels that are all integers are class numbers, from 0 (kAuto); any
-// other label makes it a regression.
-absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, bool label_first, Task task,
-                                  int64_t bytes_max);
+// Whether the first line of a table has names.
+enum class Header {
+  kAuto,  // It has if a field is a name and none a number. NA, null, None, True and the like are no names.
+  kYes,
+  kNo,
+};
 
-// LABEL INDEX:VALUE ..., one sample a line, plain or gzip. Indices count from 1 and ascend; features that a line does
-// not name are 0, and there are as many as the largest index of either file. '#' starts a comment.
+struct CsvOptions {
+  bool label_first = false;
+  Header header = Header::kAuto;  // Of either file.
+  Task task = Task::kAuto;
+  bool unlabelled_test = false;  // The test file may have one column less: no label.
+  int64_t bytes_max = 0;
+};
+
+// Numbers in a text table, one sample a line, plain or gzip. The separator is the first of comma, semicolon and tab
+// that the first line has, or the one that a first line "sep=," names. The label is the last field, or the first.
+// Numbers may be in double quotes. Empty lines are skipped, as are lines that start with '#'. Features are taken as
+// they are. Labels that are all integers are class numbers, from 0 (kAuto); any other label makes it a regression.
+// Notes tell how the first line was taken, and warn where numbers in it look like names.
+absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, const CsvOptions& options);
+
+// What the smallest index of a libsvm file is.
+enum class IndexBase {
+  kAuto,  // 0 if either file has index 0, else 1.
+  kZero,
+  kOne,
+};
+
+struct LibsvmOptions {
+  Task task = Task::kAuto;
+  LabelMapping mapping = LabelMapping::kRank;
+  IndexBase base = IndexBase::kAuto;
+  int64_t features = 0;  // 0: as many as the largest index of either file says.
+  int64_t bytes_max = 0;
+};
+
+// LABEL [qid:N] INDEX:VALUE ..., one sample a line, plain or gzip. Indices ascend; features that a line does not name
+// are 0. '#' starts a comment. qid is read over. A note tells what the indices were counted from.
 // Integer labels are ranked, with kRank: the smallest becomes class 0, the next class 1 and so on (-1/+1 becomes 0/1).
 // The test file's labels are mapped in the same way, and must occur in the training file. Any other label makes it a
 // regression. Source: https://www.csie.ntu.edu.tw/~cjlin/libsvm.
-absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path, Task task,
-                                     LabelMapping mapping, int64_t bytes_max);
+absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path,
+                                     const LibsvmOptions& options);
 
 // Samples made up from `seed`: sample i is of class i % classes, and its features are the bytes of that class's centre
 // blended with uniform noise, `noise` of it: 0 gives the centre itself, 1 only noise. Options with their defaults:

@@ -3,13 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <zlib.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,11 +18,14 @@ namespace ps {
 // Not thread-safe. Every error names the file.
 class InputFile {
  public:
-  // NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not a regular file or cannot be opened.
+  // NOT_FOUND if there is no such file; FAILED_PRECONDITION if it is not a regular file or cannot be opened;
+  // INVALID_ARGUMENT names the format if it is a known one that is not read (bzip2, xz, zstd, zip, npy, parquet,
+  // UTF-16).
   static absl::StatusOr<InputFile> Open(const std::string& path);
 
   // Reads until `out` is full or the file ends, and returns the bytes read. DATA_LOSS if the gzip stream is cut off or
-  // corrupt; its checksum is checked when the end is reached.
+  // corrupt, or if what follows a gzip member is neither zeros up to the end nor another member (RFC 1952, 2.2); a
+  // checksum is checked when its member's end is reached.
   absl::StatusOr<size_t> Read(std::span<uint8_t> out);
 
   // The file cannot hold more uncompressed bytes than this: its size or, for gzip, the 1032 times as much that deflate
@@ -34,13 +36,27 @@ class InputFile {
 
  private:
   struct Closer {
-    void operator()(gzFile file) const { gzclose_r(file); }
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  struct Inflater;  // A stream, and where in the file its input stands.
+  struct InflaterDeleter {
+    void operator()(Inflater* inflater) const;
   };
 
-  InputFile(std::string path, gzFile file, int64_t size);
+  InputFile(std::string path, std::FILE* file, int64_t size);
+
+  // Up to `count` bytes as they stand in the file.
+  absl::StatusOr<size_t> ReadPlain(uint8_t* out, size_t count);
+  // Makes the inflater's input not empty unless the file has ended.
+  absl::Status FillInput();
+  // Looks at what follows a member: false at the end of the file.
+  absl::StatusOr<bool> NextMember();
+  absl::StatusOr<size_t> ReadGzip(std::span<uint8_t> out);
+  absl::Status Corrupt(const std::string& reason) const;
 
   std::string path_;
-  std::unique_ptr<gzFile_s, Closer> file_;
+  std::unique_ptr<std::FILE, Closer> file_;
+  std::unique_ptr<Inflater, InflaterDeleter> inflater_;  // Null: the file is plain.
   int64_t bytes_max_;
 };
 

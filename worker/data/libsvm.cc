@@ -16,13 +16,15 @@ namespace {
 // A file as it stands: only the features that lines name.
 struct SparseTable {
   struct Entry {
-    int32_t feature;  // From 0.
-    float value;
+    int32_t index;  // As the file has it.
+    double value;
   };
   Table table;  // All but its features and values.
   std::vector<Entry> entries;
-  std::vector<int64_t> ends;  // [n]: sample i has entries [ends[i - 1], ends[i]).
-  int64_t features = 0;       // The largest index.
+  std::vector<int64_t> ends;     // [n]: sample i has entries [ends[i - 1], ends[i]).
+  int64_t smallest = INT64_MAX;  // Index.
+  int64_t largest = -1;
+  int64_t largest_line = 0;
 
   int64_t bytes() const {
     return static_cast<int64_t>(entries.size() * sizeof(Entry) +
@@ -38,7 +40,13 @@ std::string_view NextWord(std::string_view& line) {
   return word;
 }
 
-absl::Status AddEntry(const LineReader& reader, std::string_view word, int64_t previous, SparseTable& sparse) {
+bool IsQueryId(std::string_view word) {
+  return word.size() > 4 && word.starts_with("qid:") &&
+         word.find_first_not_of("0123456789", 4) == std::string_view::npos;
+}
+
+absl::Status AddEntry(const LineReader& reader, const LibsvmOptions& options, std::string_view word, int64_t previous,
+                      SparseTable& sparse) {
   const size_t colon = word.find(':');
   int64_t index = 0;
   const char* const index_end = word.data() + std::min(colon, word.size());
@@ -46,26 +54,37 @@ absl::Status AddEntry(const LineReader& reader, std::string_view word, int64_t p
   if (colon == std::string_view::npos || error != std::errc() || end != index_end) {
     return reader.Error(absl::StrCat(Quoted(word), " found; expected INDEX:VALUE"));
   }
-  if (index < 1 || index > kFeaturesMax) {
-    return reader.Error(absl::StrCat("index ", index, " found; expected 1 to ", kFeaturesMax));
+  const int64_t first = options.base == IndexBase::kOne ? 1 : 0;
+  const int64_t width = options.features > 0 ? options.features : kFeaturesMax;
+  const int64_t last = options.base == IndexBase::kZero ? width - 1 : width;
+  if (index < first || index > last) {
+    return reader.Error(absl::StrCat("index ", index, " found; expected ", first, " to ", last,
+                                     options.features > 0 ? absl::StrCat(" (features=", width, ")") : ""));
   }
   if (index <= previous) {
     return reader.Error(absl::StrCat("index ", index, " follows ", previous, "; expected ascending indices"));
   }
   absl::StatusOr<double> value = ParseNumber(word.substr(colon + 1));
   if (!value.ok()) return reader.Error(absl::StrCat("index ", index, ": ", value.status().message()));
-  sparse.entries.push_back({.feature = static_cast<int32_t>(index - 1), .value = static_cast<float>(*value)});
-  sparse.features = std::max(sparse.features, index);
+  sparse.entries.push_back({.index = static_cast<int32_t>(index), .value = *value});
+  sparse.smallest = std::min(sparse.smallest, index);
+  if (index > sparse.largest) {
+    sparse.largest = index;
+    sparse.largest_line = reader.line_number();
+  }
   return absl::OkStatus();
 }
 
-absl::Status AddLine(const LineReader& reader, std::string_view line, SparseTable& sparse) {
+absl::Status AddLine(const LineReader& reader, const LibsvmOptions& options, std::string_view line,
+                     SparseTable& sparse) {
   absl::StatusOr<double> label = ParseNumber(NextWord(line));
   if (!label.ok()) return reader.Error(absl::StrCat("label: ", label.status().message()));
-  int64_t previous = 0;
-  for (std::string_view word = NextWord(line); !word.empty(); word = NextWord(line)) {
-    PS_RETURN_IF_ERROR(AddEntry(reader, word, previous, sparse));
-    previous = sparse.entries.back().feature + 1;
+  int64_t previous = -1;
+  std::string_view word = NextWord(line);
+  if (IsQueryId(word)) word = NextWord(line);
+  for (; !word.empty(); word = NextWord(line)) {
+    PS_RETURN_IF_ERROR(AddEntry(reader, options, word, previous, sparse));
+    previous = sparse.entries.back().index;
   }
   sparse.table.labels.push_back(*label);
   sparse.table.lines.push_back(reader.line_number());
@@ -73,7 +92,7 @@ absl::Status AddLine(const LineReader& reader, std::string_view line, SparseTabl
   return absl::OkStatus();
 }
 
-absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, int64_t bytes_max) {
+absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, const LibsvmOptions& options) {
   absl::StatusOr<InputFile> file = InputFile::Open(path);
   if (!file.ok()) return file.status();
   LineReader reader(*std::move(file));
@@ -86,10 +105,10 @@ absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, int64_t bytes_ma
     if (!*more) break;
     line = line.substr(0, line.find('#'));
     if (Trimmed(line).empty()) continue;
-    PS_RETURN_IF_ERROR(AddLine(reader, line, sparse));
-    if (sparse.bytes() > bytes_max) {
+    PS_RETURN_IF_ERROR(AddLine(reader, options, line, sparse));
+    if (sparse.bytes() > options.bytes_max) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(path, ": its samples take more than the limit of ", bytes_max, " bytes"));
+          absl::StrCat(path, ": its samples take more than the limit of ", options.bytes_max, " bytes"));
     }
   }
   if (sparse.ends.empty()) {
@@ -98,9 +117,9 @@ absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, int64_t bytes_ma
   return sparse;
 }
 
-absl::StatusOr<Table> Densify(SparseTable sparse, int64_t features, int64_t bytes_max) {
+absl::StatusOr<Table> Densify(SparseTable sparse, int64_t first, int64_t features, int64_t bytes_max) {
   const auto size = static_cast<int64_t>(sparse.ends.size());
-  if (features * static_cast<int64_t>(sizeof(float)) > bytes_max / size) {
+  if (features * static_cast<int64_t>(sizeof(double)) > bytes_max / size) {
     return absl::ResourceExhaustedError(absl::StrCat(sparse.table.path, ": ", size, " dense samples of ", features,
                                                      " features take more than the limit of ", bytes_max, " bytes"));
   }
@@ -109,40 +128,66 @@ absl::StatusOr<Table> Densify(SparseTable sparse, int64_t features, int64_t byte
   table.values.resize(static_cast<size_t>(size * features));
   int64_t entry = 0;
   for (int64_t i = 0; i < size; ++i) {
-    float* row = table.values.data() + i * features;
+    double* row = table.values.data() + i * features;
     for (; entry < sparse.ends[static_cast<size_t>(i)]; ++entry) {
       const SparseTable::Entry& one = sparse.entries[static_cast<size_t>(entry)];
-      row[one.feature] = one.value;
+      row[one.index - first] = one.value;
     }
   }
   return table;
 }
 
+// How many features a sample has if the smallest index is `first`, or why it cannot be.
+absl::StatusOr<int64_t> CountFeatures(const SparseTable& table, int64_t first, const LibsvmOptions& options) {
+  const int64_t count = table.largest + 1 - first;
+  const int64_t most = options.features > 0 ? options.features : kFeaturesMax;
+  if (count <= most) return options.features > 0 ? options.features : count;
+  return absl::InvalidArgumentError(absl::StrCat(table.table.path, ": line ", table.largest_line, ": index ",
+                                                 table.largest, " found; expected ", first, " to ", most - 1 + first,
+                                                 ", as an index 0 makes all count from 0 (zero_based=auto)"));
+}
+
+// Smallest and largest, for the log.
+void NoteIndices(const SparseTable& table, int64_t first, DataNotes& notes) {
+  if (table.largest < 0) return;
+  notes.push_back({.text = absl::StrCat(table.table.path, ": indices ", table.smallest, " to ", table.largest,
+                                        " (line ", table.largest_line, "), taken as counted from ", first)});
+}
+
 }  // namespace
 
-absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path, Task task,
-                                     LabelMapping mapping, int64_t bytes_max) {
-  absl::StatusOr<SparseTable> train = ReadLibsvm(path, bytes_max);
-  if (!train.ok()) return train.status();
-  int64_t features = train->features;
-  std::optional<SparseTable> sparse_test;
-  if (!test_path.empty()) {
-    absl::StatusOr<SparseTable> table = ReadLibsvm(test_path, bytes_max);
+absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string& test_path,
+                                     const LibsvmOptions& options) {
+  std::vector<SparseTable> sparse;
+  for (const std::string& file : {path, test_path}) {
+    if (file.empty()) continue;
+    absl::StatusOr<SparseTable> table = ReadLibsvm(file, options);
     if (!table.ok()) return table.status();
-    features = std::max(features, table->features);
-    sparse_test = *std::move(table);
+    sparse.push_back(*std::move(table));
+  }
+  int64_t first = options.base == IndexBase::kZero ? 0 : 1;
+  for (const SparseTable& table : sparse) first = std::min(first, table.smallest);
+  int64_t features = 0;
+  DataNotes notes;
+  for (const SparseTable& table : sparse) {
+    const absl::StatusOr<int64_t> count = CountFeatures(table, first, options);
+    if (!count.ok()) return count.status();
+    features = std::max(features, *count);
+    NoteIndices(table, first, notes);
   }
   if (features == 0)
     return absl::InvalidArgumentError(absl::StrCat(path, ": contains no features; expected INDEX:VALUE"));
-  absl::StatusOr<Table> dense = Densify(*std::move(train), features, bytes_max);
-  if (!dense.ok()) return dense.status();
-  std::optional<Table> dense_test;
-  if (sparse_test.has_value()) {
-    absl::StatusOr<Table> table = Densify(*std::move(sparse_test), features, bytes_max);
+  std::vector<Table> dense;
+  for (SparseTable& one : sparse) {
+    absl::StatusOr<Table> table = Densify(std::move(one), first, features, options.bytes_max);
     if (!table.ok()) return table.status();
-    dense_test = *std::move(table);
+    dense.push_back(*std::move(table));
   }
-  return ToSplits(*std::move(dense), std::move(dense_test), task, mapping);
+  std::optional<Table> test;
+  if (dense.size() > 1) test = std::move(dense[1]);
+  absl::StatusOr<RawSplits> splits = ToSplits(std::move(dense[0]), std::move(test), options.task, options.mapping);
+  if (splits.ok()) splits->notes = std::move(notes);
+  return splits;
 }
 
 }  // namespace ps

@@ -93,17 +93,29 @@ absl::StatusOr<std::vector<std::string>> FindPaths(const DatasetSpec& spec, cons
 
 // How the tables of csv and libsvm are to be read.
 struct TableOptions {
-  Task task = Task::kAuto;
-  bool label_first = false;
+  CsvOptions csv;
+  LibsvmOptions libsvm;
 };
 
 absl::StatusOr<TableOptions> ParseTableOptions(const DatasetSpec& spec) {
+  const absl::StatusOr<std::string> header = spec.Word("header", {"auto", "yes", "no"}, "auto");
+  if (!header.ok()) return header.status();
+  const absl::StatusOr<std::string> zero_based = spec.Word("zero_based", {"auto", "yes", "no"}, "auto");
+  if (!zero_based.ok()) return zero_based.status();
+  absl::StatusOr<int64_t> features = 0;
+  if (spec.format == "libsvm") features = spec.Integer("features", 1, kFeaturesMax, 0);
+  if (!features.ok()) return features.status();
   const absl::StatusOr<std::string> task = spec.Word("task", {"auto", "classification", "regression"}, "auto");
   if (!task.ok()) return task.status();
   const absl::StatusOr<std::string> label = spec.Word("label", {"first", "last"}, "last");
   if (!label.ok()) return label.status();
-  TableOptions options = {.label_first = *label == "first"};
-  if (*task != "auto") options.task = *task == "regression" ? Task::kRegression : Task::kClassification;
+  TableOptions options;
+  options.csv.label_first = *label == "first";
+  options.libsvm.features = *features;
+  if (*header != "auto") options.csv.header = *header == "yes" ? Header::kYes : Header::kNo;
+  if (*zero_based != "auto") options.libsvm.base = *zero_based == "yes" ? IndexBase::kZero : IndexBase::kOne;
+  if (*task != "auto") options.csv.task = *task == "regression" ? Task::kRegression : Task::kClassification;
+  options.libsvm.task = options.csv.task;
   return options;
 }
 
@@ -119,16 +131,21 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
     return MakeFunction(*function, options.seed);
   }
   if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
-  const absl::StatusOr<TableOptions> table = ParseTableOptions(spec);
+  absl::StatusOr<TableOptions> table = ParseTableOptions(spec);
   if (!table.ok()) return table.status();
   absl::StatusOr<std::vector<std::string>> paths = FindPaths(spec, options.data_dir);
   if (!paths.ok()) return paths.status();
   const std::vector<std::string>& path = *paths;
-  if (spec.format == "csv") return LoadCsv(path[0], path[1], table->label_first, table->task, options.bytes_max);
+  if (spec.format == "csv") {
+    table->csv.unlabelled_test = options.unlabelled_test;
+    table->csv.bytes_max = options.bytes_max;
+    return LoadCsv(path[0], path[1], table->csv);
+  }
   if (spec.format == "libsvm") {
     // The lead's test file may have labels that only other workers train on.
-    const LabelMapping mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
-    return LoadLibsvm(path[0], path[1], table->task, mapping, options.bytes_max);
+    table->libsvm.mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
+    table->libsvm.bytes_max = options.bytes_max;
+    return LoadLibsvm(path[0], path[1], table->libsvm);
   }
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
                  options.bytes_max);

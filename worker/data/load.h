@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalize.h"
+#include "worker/data/notes.h"
 #include "worker/data/trained_with.h"
 
 namespace ps {
@@ -17,8 +18,9 @@ struct DatasetOptions {
   // synthetic[:samples=N,features=F,classes=C,test=N,noise=X]     made from the seed; needs no files
   // function:sqrt_sin[,samples=N,test=N]          points of a function, drawn from the seed; needs no files
   // idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]
-  // csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]    the label is last by default
-  // libsvm:FILE[,TEST_FILE][,task=auto|classification|regression]
+  // csv:FILE[,TEST_FILE][,label=first|last][,header=auto|yes|no][,task=auto|classification|regression]
+  //                                               the label is last by default
+  // libsvm:FILE[,TEST_FILE][,features=N][,zero_based=auto|yes|no][,task=auto|classification|regression]
   // Any file may be plain or gzip. formats.h says how each format is read.
   std::string dataset;
 
@@ -43,6 +45,9 @@ struct DatasetOptions {
   // both files' labels until other workers' are known.
   bool own = false;
 
+  // A csv test file may have one column less: no label. For predictions.
+  bool unlabelled_test = false;
+
   // Of synthetic samples and of the choice for validation.
   uint64_t seed = 1;
 
@@ -54,12 +59,15 @@ struct DataSplits {
   Dataset train;
   Dataset validation;  // Empty (size 0) without validation_split.
   Dataset test;
-  bool test_is_train = false;  // The dataset has no test set; `test` is the training split.
-  Scaling scaling;             // What was done to the features and targets of all three.
+  bool test_is_train = false;    // The dataset has no test set; `test` is the training split.
+  bool unlabelled_test = false;  // The labels or targets of `test` mean nothing.
+  Scaling scaling;               // What was done to the features and targets of all three.
 
   // What was read, before any option had an effect on it: numbers of samples, and hashes of samples and labels. Equal
   // on any two workers that read the same samples, whatever their files are called.
   std::string identity;
+
+  DataNotes notes;
 };
 
 // Splits of samples as they were read, before statistics of the training samples have changed anything.
@@ -67,9 +75,11 @@ struct UnscaledSplits {
   DatasetContent train;
   DatasetContent validation;
   std::optional<DatasetContent> test;      // Unset: there is no test set.
+  bool unlabelled_test = false;            // As of DataSplits.
   Normalize normalize = Normalize::kNone;  // What is to be done: never kAuto.
   std::string identity;                    // As of DataSplits; empty for samples that are a worker's own.
   bool sparse = false;                     // Of libsvm: features that no line names are 0.
+  DataNotes notes;
 };
 
 // Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a

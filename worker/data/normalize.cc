@@ -20,7 +20,7 @@ constexpr std::array<std::pair<const char*, Normalize>, 4> kNames = {{{"auto", N
 
 // What a feature is without normalisation, as Dataset::Gather gives it.
 float Value(uint8_t byte) { return static_cast<float>(byte) / 255.0F; }
-float Value(float value) { return value; }
+double Value(double value) { return value; }
 
 template <typename T>
 void FindRanges(const std::vector<T>& values, size_t width, ColumnStatistics& stats) {
@@ -28,8 +28,9 @@ void FindRanges(const std::vector<T>& values, size_t width, ColumnStatistics& st
   stats.high = stats.low;
   for (size_t row = 0; row < values.size(); row += width) {
     for (size_t k = 0; k < width; ++k) {
-      stats.low[k] = std::min(stats.low[k], Value(values[row + k]));
-      stats.high[k] = std::max(stats.high[k], Value(values[row + k]));
+      const double value = Value(values[row + k]);
+      stats.low[k] = std::min(stats.low[k], value);
+      stats.high[k] = std::max(stats.high[k], value);
     }
   }
 }
@@ -112,6 +113,25 @@ absl::Status ScaleColumns(const std::vector<T>& values, const ColumnScaling& col
   return absl::OkStatus();
 }
 
+constexpr size_t kComparedMax = 4096;  // Values of a column: they are sorted.
+constexpr size_t kMergedNotesMax = 3;
+
+// Of column k of `values`, [·, width].
+void AddMerged(const std::vector<double>& values, size_t width, size_t k, const std::string& what, DataNotes& notes) {
+  std::vector<double> column;
+  for (size_t at = k; at < values.size() && column.size() < kComparedMax; at += width) column.push_back(values[at]);
+  std::sort(column.begin(), column.end());
+  column.erase(std::unique(column.begin(), column.end()), column.end());
+  size_t merged = 0;
+  for (size_t i = 1; i < column.size(); ++i) {
+    merged += static_cast<float>(column[i]) == static_cast<float>(column[i - 1]) ? 1 : 0;
+  }
+  if (100 * merged <= column.size()) return;
+  notes.push_back({.warning = true,
+                   .text = absl::StrCat(what, " has ", column.size(), " different values, of which ", merged,
+                                        " become equal to others as float32; --normalize=standard keeps them apart")});
+}
+
 std::string Shortest(double value) {
   std::array<char, 32> text;
   return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
@@ -159,8 +179,12 @@ absl::StatusOr<Statistics> FindStatistics(const DatasetContent& train, Normalize
                                                    " can be normalised; --normalize=none leaves them unscaled"));
   }
   const auto width = static_cast<size_t>(train.features);
-  found.features = train.bytes.empty() ? FindColumns(train.floats, width, kind) : FindColumns(train.bytes, width, kind);
-  if (train.classes == 0) found.targets = FindColumns(train.targets, 1, kind);
+  found.features = !train.doubles.empty()  ? FindColumns(train.doubles, width, kind)
+                   : !train.floats.empty() ? FindColumns(train.floats, width, kind)
+                                           : FindColumns(train.bytes, width, kind);
+  if (train.classes > 0) return found;
+  found.targets =
+      train.double_targets.empty() ? FindColumns(train.targets, 1, kind) : FindColumns(train.double_targets, 1, kind);
   return found;
 }
 
@@ -176,6 +200,16 @@ absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind)
   return ScalingOf(*found, static_cast<uint64_t>(train.size()), kind);
 }
 
+DataNotes FindMerged(const DatasetContent& train) {
+  DataNotes notes;
+  const auto width = static_cast<size_t>(train.features);
+  for (size_t k = 0; k < width && !train.doubles.empty() && notes.size() < kMergedNotesMax; ++k) {
+    AddMerged(train.doubles, width, k, absl::StrCat("feature ", k), notes);
+  }
+  if (!train.double_targets.empty()) AddMerged(train.double_targets, 1, 0, "the target", notes);
+  return notes;
+}
+
 absl::Status ApplyScaling(const Scaling& scaling, int64_t bytes_max, DatasetContent& content) {
   const auto bytes = static_cast<int64_t>(content.bytes.size());
   if (bytes > bytes_max / static_cast<int64_t>(sizeof(float))) {
@@ -183,12 +217,22 @@ absl::Status ApplyScaling(const Scaling& scaling, int64_t bytes_max, DatasetCont
         absl::StrCat("--normalize=", ToString(scaling.kind), ": ", content.size(), " samples of ", content.features,
                      " bytes become floats, which take more than the limit of ", bytes_max, " bytes"));
   }
-  if (content.bytes.empty()) {
+  if (!content.doubles.empty()) {
+    content.floats.resize(content.doubles.size());
+    PS_RETURN_IF_ERROR(ScaleColumns(content.doubles, scaling.features, "feature", content.floats.data()));
+    content.doubles = {};
+  } else if (content.bytes.empty()) {
     PS_RETURN_IF_ERROR(ScaleColumns(content.floats, scaling.features, "feature", content.floats.data()));
   } else {
     content.floats.resize(content.bytes.size());
     PS_RETURN_IF_ERROR(ScaleColumns(content.bytes, scaling.features, "feature", content.floats.data()));
     content.bytes = {};
+  }
+  if (!content.double_targets.empty()) {
+    content.targets.resize(content.double_targets.size());
+    PS_RETURN_IF_ERROR(ScaleColumns(content.double_targets, scaling.targets, "target", content.targets.data()));
+    content.double_targets = {};
+    return absl::OkStatus();
   }
   return ScaleColumns(content.targets, scaling.targets, "target", content.targets.data());
 }

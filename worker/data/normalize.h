@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "ps/data_summary.h"
 #include "worker/data/dataset.h"
+#include "worker/data/notes.h"
 
 namespace ps {
 
@@ -61,6 +62,10 @@ absl::StatusOr<Statistics> FindStatistics(const DatasetContent& train, Normalize
 Scaling ScalingOf(const Statistics& statistics, uint64_t samples, Normalize kind);
 // That of `train`. INVALID_ARGUMENT as above.
 absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind);
+
+// Warns of each feature, and of the targets, whose different values become equal where they are rounded to floats as
+// they are (kNone): more than one in a hundred of those of the first samples.
+DataNotes FindMerged(const DatasetContent& train);
 
 // Scales the features and targets; bytes become floats. INVALID_ARGUMENT names the first sample whose scaled value does
 // not fit into a float; RESOURCE_EXHAUSTED if floats in the place of bytes would take more than `bytes_max`.

@@ -29,12 +29,12 @@ absl::Status FitSparse(const DataSummary& of_all, const TrainedWith& classes, Da
   const auto width = static_cast<size_t>(of_all.features);
   const auto own = static_cast<size_t>(content.features);
   if (own < width) {
-    std::vector<float> floats(static_cast<size_t>(size) * width);
+    std::vector<double> doubles(static_cast<size_t>(size) * width);
     for (size_t i = 0; i < static_cast<size_t>(size); ++i) {
-      std::copy_n(content.floats.begin() + static_cast<int64_t>(i * own), own,
-                  floats.begin() + static_cast<int64_t>(i * width));
+      std::copy_n(content.doubles.begin() + static_cast<int64_t>(i * own), own,
+                  doubles.begin() + static_cast<int64_t>(i * width));
     }
-    content.floats = std::move(floats);
+    content.doubles = std::move(doubles);
     content.features = static_cast<int64_t>(width);
   }
   if (size > 0) return TakeClassesOf(classes, content);
@@ -46,7 +46,7 @@ absl::Status FitSparse(const DataSummary& of_all, int64_t bytes_max, UnscaledSpl
   const int64_t samples =
       splits.train.size() + splits.validation.size() + (splits.test.has_value() ? splits.test->size() : 0);
   if (static_cast<int64_t>(of_all.features) > kFeaturesMax ||
-      static_cast<int64_t>(of_all.features * sizeof(float)) > bytes_max / std::max<int64_t>(samples, 1)) {
+      static_cast<int64_t>(of_all.features * sizeof(double)) > bytes_max / std::max<int64_t>(samples, 1)) {
     return absl::ResourceExhaustedError(absl::StrCat(samples, " dense samples of ", of_all.features,
                                                      " features, as other workers have, take more than the limit of ",
                                                      bytes_max, " bytes"));

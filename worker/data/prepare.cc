@@ -83,6 +83,7 @@ absl::StatusOr<DatasetContent> Crop(DatasetContent content, int crop) {
   if (crop == content.rows) return content;
   content.bytes = CropRows(content.bytes, content.rows, crop);
   content.floats = CropRows(content.floats, content.rows, crop);
+  content.doubles = CropRows(content.doubles, content.rows, crop);
   content.rows = content.columns = crop;
   content.features = int64_t{crop} * crop;
   return content;

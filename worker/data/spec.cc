@@ -31,10 +31,13 @@ const std::vector<Format>& Formats() {
       {"function", "function:sqrt_sin[,samples=N,test=N]", {1}, {"samples", "test"}},
       {"idx", "idx:IMAGES,LABELS[,TEST_IMAGES,TEST_LABELS]", {2, 4}, {}},
       {"csv",
-       "csv:FILE[,TEST_FILE][,label=first|last][,task=auto|classification|regression]",
+       "csv:FILE[,TEST_FILE][,label=first|last][,header=auto|yes|no][,task=auto|classification|regression]",
        {1, 2},
-       {"label", "task"}},
-      {"libsvm", "libsvm:FILE[,TEST_FILE][,task=auto|classification|regression]", {1, 2}, {"task"}},
+       {"label", "header", "task"}},
+      {"libsvm",
+       "libsvm:FILE[,TEST_FILE][,features=N][,zero_based=auto|yes|no][,task=auto|classification|regression]",
+       {1, 2},
+       {"features", "zero_based", "task"}},
   };
   return *kFormats;
 }

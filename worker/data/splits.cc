@@ -1,5 +1,7 @@
 #include "worker/data/splits.h"
 
+#include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -54,7 +56,8 @@ absl::Status Scale(const Scaling& scaling, int64_t bytes_max, DatasetContent& co
 }  // namespace
 
 absl::StatusOr<UnscaledSplits> CutSplits(RawSplits raw, Normalize normalize, const DatasetOptions& options) {
-  UnscaledSplits splits = {.normalize = normalize};
+  UnscaledSplits splits = {
+      .unlabelled_test = raw.unlabelled_test, .normalize = normalize, .notes = std::move(raw.notes)};
   if (!options.own) splits.identity = Identity(raw);
   if (options.crop > 0) {
     PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
@@ -68,6 +71,10 @@ absl::StatusOr<UnscaledSplits> CutSplits(RawSplits raw, Normalize normalize, con
   const bool all = options.samples_per_class == 0 && split->validation.empty();
   splits.train = all ? std::move(raw.train) : Select(raw.train, split->train);
   splits.test = std::move(raw.test);
+  if (normalize == Normalize::kNone) {
+    DataNotes merged = FindMerged(splits.train);
+    std::move(merged.begin(), merged.end(), std::back_inserter(splits.notes));
+  }
   // Before one bad value spoils the statistics of all.
   if (normalize != Normalize::kNone) PS_RETURN_IF_ERROR(Check(splits.train));
   return splits;
@@ -79,9 +86,11 @@ absl::StatusOr<DataSplits> ScaleSplits(UnscaledSplits splits, Scaling scaling, i
     PS_RETURN_IF_ERROR(Annotate(Scale(scaling, bytes_max, splits.validation), "validation split"));
     if (splits.test.has_value()) PS_RETURN_IF_ERROR(Annotate(Scale(scaling, bytes_max, *splits.test), "test split"));
   }
-  DataSplits made = {.scaling = std::move(scaling), .identity = std::move(splits.identity)};
+  DataSplits made = {
+      .scaling = std::move(scaling), .identity = std::move(splits.identity), .notes = std::move(splits.notes)};
   PS_RETURN_IF_ERROR(MoveTo(made.train, std::move(splits.train)));
   PS_RETURN_IF_ERROR(MoveTo(made.validation, std::move(splits.validation)));
+  made.unlabelled_test = splits.unlabelled_test;
   made.test_is_train = !splits.test.has_value();
   if (made.test_is_train) {
     made.test = made.train;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/charconv.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 
@@ -30,8 +31,8 @@ bool AllIntegers(const std::vector<double>& labels) { return std::all_of(labels.
 DatasetContent ToRegression(Table table) {
   DatasetContent content;
   content.features = table.features;
-  content.floats = std::move(table.values);
-  content.targets.assign(table.labels.begin(), table.labels.end());
+  content.doubles = std::move(table.values);
+  content.double_targets = std::move(table.labels);
   return content;
 }
 
@@ -74,7 +75,7 @@ absl::StatusOr<DatasetContent> ToClasses(Table table, const std::vector<double>&
     content.labels.push_back(static_cast<int32_t>(found - values.begin()));
   }
   content.features = table.features;
-  content.floats = std::move(table.values);
+  content.doubles = std::move(table.values);
   const bool numbers = values.front() == 0 && values.back() == static_cast<double>(values.size() - 1);
   if (!numbers) content.class_labels = values;
   return content;
@@ -102,6 +103,9 @@ absl::StatusOr<double> ParseNumber(std::string_view text) {
   if (digits.empty() || error == std::errc::invalid_argument || end != digits.data() + digits.size()) {
     return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a number"));
   }
+  // std::from_chars does not say which of the two it was. Too small is 0.
+  if (error == std::errc::result_out_of_range) absl::from_chars(digits.data(), end, value);
+  if (error == std::errc::result_out_of_range && std::abs(value) < 1) return 0;
   if (error != std::errc() || !std::isfinite(static_cast<float>(value))) {
     return absl::InvalidArgumentError(absl::StrCat(Quoted(text), " found; expected a finite number within float32"));
   }

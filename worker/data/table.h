@@ -15,8 +15,9 @@ namespace ps {
 // One file's samples; n is labels.size().
 struct Table {
   std::string path;
+  bool labelled = true;        // Else the labels mean nothing.
   int64_t features = 0;        // Per sample.
-  std::vector<float> values;   // [n, features], all finite.
+  std::vector<double> values;  // [n, features], all finite.
   std::vector<double> labels;  // [n], all finite.
   std::vector<int64_t> lines;  // [n], where each sample stands in the file.
 };

@@ -107,9 +107,9 @@ std::vector<double> ClassLabels(int32_t classes, const std::vector<double>& name
 
 void BecomeRegression(DatasetContent& content) {
   const std::vector<double> labels = ClassLabels(content.classes, content.class_labels);
-  content.targets.reserve(content.labels.size());
+  content.double_targets.reserve(content.labels.size());
   for (const int32_t label : content.labels) {
-    content.targets.push_back(static_cast<float>(labels[static_cast<size_t>(label)]));
+    content.double_targets.push_back(labels[static_cast<size_t>(label)]);
   }
   content.labels = {};
   content.class_labels = {};

@@ -10,8 +10,8 @@ namespace ps {
 struct ColumnStatistics {
   std::vector<double> mean;     // Empty where only ranges are needed, as is the next.
   std::vector<double> squares;  // The sum of the squared distances from the mean.
-  std::vector<float> low;       // The smallest value.
-  std::vector<float> high;      // The largest.
+  std::vector<double> low;      // The smallest value.
+  std::vector<double> high;     // The largest.
 
   bool operator==(const ColumnStatistics&) const = default;
 };

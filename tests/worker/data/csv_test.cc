@@ -24,7 +24,12 @@ TEST_CASE("separators, quotes, blanks, line ends, signs, a byte order mark and g
       "\n1 , \"-2.5\", 0\n3,.4,\"1\"\n\n",
       std::string("\xEF\xBB\xBF") + "1,-2.5,0\n3,0.4,1.0\n",
       Gzip("a,b,c\n1,-2.5,0\n3,0.4,1\n"),
-      "\"a b\",\"c\",1\n1,-2.5,0\n3,0.4,1\n",
+      "\"a b\",\"c\",d\n1,-2.5,0\n3,0.4,1\n",
+      "\xE8\x90\xBC,\xD1\x8F,\xC3\xA9\n1,-2.5,0\n3,0.4,1\n",
+      std::string("\xEF\xBB\xBF") + "\xE8\x90\xBC,\xD1\x8F,\xC3\xA9\n1,-2.5,0\n3,0.4,1\n",
+      "sep=;\nx;y;z\n1;-2.5;0\n3;0.4;1\n",
+      "# x,y,z\n1,-2.5,0\n# a remark\n3,0.4,1\n",
+      "x,y,z\n# a remark\n1,-2.5,0\n3,0.4,1\n",
   };
   for (const std::string& text : texts) {
     const auto splits = Load("csv:" + folder.Write("t", text));
@@ -94,6 +99,138 @@ TEST_CASE("a bad row is refused with its file and line") {
     CHECK_THAT(error, EndsWith(bad.error));
     CHECK(error.find('\n') == std::string::npos);
   }
+}
+
+TEST_CASE("a number too small for a double is 0, of either sign, and what is small is itself") {
+  const DataFolder folder;
+  const auto splits = Load("csv:" + folder.Write("t", "1e-400,-1e-400,0\n0.000e-999,1e-40,1\n"));
+  REQUIRE(splits.ok());
+  CHECK(Features(splits->train, {0, 1}) == std::vector<float>{0, 0, 0, 1e-40F});
+  const auto sparse = Load("libsvm:" + folder.Write("s", "0 1:1e-400\n1 1:2e-320\n"));
+  REQUIRE(sparse.ok());
+  CHECK(Features(sparse->train, {0, 1}) == std::vector<float>{0, 0});
+}
+
+std::string Notes(const absl::StatusOr<DataSplits>& splits) {
+  REQUIRE(splits.ok());
+  std::string text;
+  for (const DataNote& note : splits->notes) absl::StrAppend(&text, note.warning ? "W " : "I ", note.text, "\n");
+  return text;
+}
+
+TEST_CASE("the header option says whether line 1 has names, in either file, and the notes how it was taken") {
+  const DataFolder folder;
+  const std::string table = folder.Write("t", "0,1,2\n0.5,0.1,1\n0.25,0.2,0\n");
+  const auto as_sample = Load("csv:" + table + ",header=no");
+  CHECK(Notes(as_sample) == "I " + table + ": line 1 is taken as a sample\n");
+  CHECK(as_sample->train.size() == 3);
+  const auto as_names = Load("csv:" + table + "," + table + ",header=yes");
+  const std::string named = "I " + table + ": line 1 is taken as names (header)\n";
+  CHECK(Notes(as_names) == named + named);
+  CHECK(as_names->train.size() == 2);
+  CHECK(as_names->test.size() == 2);
+  const auto guessed = Load("csv:" + table);
+  CHECK(guessed->train.size() == 3);
+  CHECK_THAT(Notes(guessed),
+             ContainsText("W " + table + ": line 1 is taken as a sample, but it is 0 to 2; header=yes"));
+  const auto with_comment = Load("csv:" + folder.Write("c", "# x,y,z\n0.5,0.1,1\n0.25,0.2,0\n") + ",header=yes");
+  REQUIRE(with_comment.ok());
+  CHECK(with_comment->train.size() == 2);
+}
+
+TEST_CASE("numbers in line 1 that are far from all others, such as years, are warned of, and a usual line is not") {
+  const DataFolder folder;
+  const std::string rows = "0.5,0.1,1\n0.25,0.2,0\n0.1,0.7,0\n0.3,0.1,1\n";
+  CHECK_THAT(Notes(Load("csv:" + folder.Write("y", "2019,2020,2\n" + rows))),
+             ContainsText("y: line 1 is taken as a sample, but 2 of its 2 features are far from those of all other"));
+  CHECK(Notes(Load("csv:" + folder.Write("u", "0.9,0.2,1\n" + rows))).starts_with("I "));
+}
+
+TEST_CASE("a first line with a bad field is a bad line and not a header") {
+  const DataFolder folder;
+  const std::vector<BadText> cases = {
+      {"x,2,0\n1,2,0\n",
+       "t: line 1: has 2 numbers and 1 other fields; expected numbers only, or names only (header=yes "
+       "reads it over)"},
+      {"NA,2,0\n1,2,0\n", "t: line 1: field 1: \"NA\" found; expected a number"},
+      {"2,null,0\n1,2,0\n", "t: line 1: field 2: \"null\" found; expected a number"},
+      {"2,1,None\n1,2,0\n", "t: line 1: field 3: \"None\" found; expected a number"},
+      {"True,False,NA\n1,2,0\n", "t: line 1: field 1: \"True\" found; expected a number"},
+      {"1 2 0\n1 3 0\n",
+       "t: line 1: field 1: \"1 2 0\" found; expected a number; commas, semicolons or tabs separate "
+       "fields"},
+  };
+  for (const BadText& bad : cases) CHECK_THAT(LoadError("csv:" + folder.Write("t", bad.text)), EndsWith(bad.error));
+}
+
+TEST_CASE("formats that are not read are named, whatever the reader") {
+  const DataFolder folder;
+  const std::vector<BadText> cases = {{"BZh9", "is bzip2"},
+                                      {std::string("\xFD"
+                                                   "7zXZ\0",
+                                                   6),
+                                       "is xz"},
+                                      {"\x28\xB5\x2F\xFD", "is zstd"},
+                                      {"PK\x03\x04", "is zip"},
+                                      {"\x93NUMPY", "is npy"},
+                                      {"PAR1\x15", "is parquet"},
+                                      {"\xFF\xFE\x31", "is UTF-16"},
+                                      {"\xFE\xFF\x31", "is UTF-16"}};
+  for (const BadText& bad : cases) {
+    const std::string file = folder.Write("t", bad.text + "more");
+    for (const std::string& spec : {"csv:" + file, "libsvm:" + file, IdxSpec(file, file)}) {
+      CHECK_THAT(LoadError(spec), ContainsText("t: " + bad.error));
+    }
+  }
+}
+
+TEST_CASE("what follows a gzip stream is another one or zeros up to the end, or it is refused with its byte") {
+  const DataFolder folder;
+  const std::string one = Gzip("1,2,0\n3,4,1\n");
+  const auto rows = [&](const std::string& content) {
+    const auto splits = Load("csv:" + folder.Write("t", content));
+    return splits.ok() ? splits->train.size() : -1;
+  };
+  CHECK(rows(one + one) == 4);
+  CHECK(rows(one + std::string(200000, '\0')) == 2);
+  CHECK_THAT(LoadError("csv:" + folder.Write("t", one + "1,2,0\n")),
+             EndsWith(absl::StrCat("byte ", one.size(),
+                                   " follows its end and is neither zero nor the start of another stream")));
+  CHECK_THAT(LoadError("csv:" + folder.Write("t", one + std::string(3, '\0') + one)),
+             ContainsText(absl::StrCat("byte ", one.size() + 3, " follows its end and is behind zeros")));
+  CHECK_THAT(LoadError("libsvm:" + folder.Write("t", Gzip("1 1:2\n") + "x")), ContainsText("follows its end"));
+  for (const size_t cut : {size_t{1}, size_t{9}, one.size() - 9, one.size() - 1}) {
+    CHECK_THAT(LoadError("csv:" + folder.Write("t", one + one.substr(0, cut))), EndsWith("gzip stream ends too early"));
+  }
+  const std::string images = folder.Write("images", Gzip(Idx(0x08, {1, 1, 1}, "1")) + "x");
+  const std::string labels = folder.Write("labels", Idx(0x08, {1}, std::string(1, '\0')));
+  CHECK_THAT(LoadError(IdxSpec(images, labels)), ContainsText("images: "));
+}
+
+TEST_CASE("a test table without labels is read where it may be, the label first or last, and of either task") {
+  const DataFolder folder;
+  DatasetOptions options;
+  options.normalize = Normalize::kNone;
+  const std::string classes = folder.Write("c", "x,y,label\n5,2,1\n3,4,0\n");
+  const std::string targets = folder.Write("r", "0.5,1,2\n1.5,3,4\n");
+  const std::string test = folder.Write("t", "x,y\n7,8\n9,1\n");
+  for (const std::string& spec : {"csv:" + classes + "," + test, "csv:" + targets + "," + test + ",label=first"}) {
+    options.dataset = spec;
+    options.unlabelled_test = false;
+    CHECK_THAT(LoadError(options), EndsWith("t: has 2 fields a row; expected 3 as " +
+                                            (spec.ends_with("first") ? targets : classes) + " has"));
+    options.unlabelled_test = true;
+    const auto splits = LoadDataset(options);
+    REQUIRE(splits.ok());
+    CHECK(splits->unlabelled_test);
+    CHECK(Features(splits->test, {0, 1}) == std::vector<float>{7, 8, 9, 1});
+  }
+  options.dataset = "csv:" + classes + "," + folder.Write("t", "7,8\n9,1,0\n");
+  CHECK_THAT(LoadError(options), EndsWith("t: line 2: has 3 fields; expected 2 (no label), as line 1 has"));
+  options.dataset = "csv:" + classes + "," + folder.Write("t", "7,8,1\n9,1\n");
+  CHECK_THAT(LoadError(options), EndsWith("t: line 2: has 2 fields; expected 3 as line 1 has"));
+  options.dataset = "csv:" + classes + "," + classes;
+  CHECK_FALSE(LoadDataset(options)->unlabelled_test);
 }
 
 TEST_CASE("a test table must match the training table") {

@@ -64,6 +64,36 @@ TEST_CASE("auto is standard for tables of numbers, and nothing for images and sy
   CHECK(kind(IdxSpec(floats, labels)) == Normalize::kNone);
 }
 
+TEST_CASE("values that differ only beyond the digits of a float are told apart once they are scaled") {
+  const DataFolder folder;
+  const std::string csv = folder.Write("t", "1700000000,5400000.01,1700000001\n1700000060,5400000.02,1700000003.5\n");
+  const std::string sparse = folder.Write("s", "1700000001.25 1:1700000000\n1700000003 1:1700000060\n");
+  for (const Normalize kind : {Normalize::kStandard, Normalize::kMinMax}) {
+    const float low = kind == Normalize::kStandard ? -1 : 0;
+    const auto splits = LoadDataset(Options("csv:" + csv + "," + csv, kind));
+    REQUIRE(splits.ok());
+    for (const Dataset* samples : {&splits->train, &splits->test}) {
+      CHECK(Features(*samples, {0, 1}) == std::vector<float>{low, low, 1, 1});
+      CHECK(ToVector(samples->targets()) == std::vector<float>{low, 1});
+    }
+    const auto of_libsvm = LoadDataset(Options("libsvm:" + sparse, kind));
+    REQUIRE(of_libsvm.ok());
+    CHECK(Features(of_libsvm->train, {0, 1}) == std::vector<float>{low, 1});
+    CHECK(ToVector(of_libsvm->train.targets()) == std::vector<float>{low, 1});
+  }
+}
+
+TEST_CASE("without scaling, features and targets whose values become equal as floats are warned of") {
+  const DataFolder folder;
+  const auto splits = Load("csv:" + folder.Write("t", "1700000000,0.1,1700000001\n1700000010,0.2,1700000003.5\n"));
+  REQUIRE(splits.ok());
+  REQUIRE(splits->notes.size() == 3);
+  CHECK(splits->notes[1].warning);
+  CHECK_THAT(splits->notes[1].text, ContainsText("feature 0 has 2 different values, of which 1 become equal"));
+  CHECK_THAT(splits->notes[2].text, ContainsText("the target has 2 different values"));
+  CHECK(LoadDataset(Options("csv:" + folder.File("t"), Normalize::kStandard))->notes.size() == 1);
+}
+
 TEST_CASE("features that a libsvm line leaves out count as 0 in the statistics") {
   const DataFolder folder;
   const auto splits = LoadDataset(Options("libsvm:" + folder.Write("s", "0 1:4\n1 2:6\n"), Normalize::kAuto));

@@ -50,7 +50,7 @@ TEST_CASE("a worker's samples get the classes and the scale of all workers' data
   absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
   REQUIRE(unscaled.ok());
   DataSummary all = *Summarise(*unscaled);
-  CHECK(all.feature_stats.low == std::vector<float>{1});
+  CHECK(all.feature_stats.low == std::vector<double>{1});
   all.classes = 9;
   all.samples = 100;
   all.feature_stats.high = {5};
