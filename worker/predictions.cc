@@ -92,7 +92,7 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
     std::string lines;
     PS_RETURN_IF_ERROR(CheckOutputs(computed, width, first));
     for (int64_t k = 0; k < count; ++k) {
-      lines += Line(samples, first + k, computed.subspan(static_cast<size_t>(k) * width, width));
+      lines += Line(data, first + k, computed.subspan(static_cast<size_t>(k) * width, width));
     }
     PS_RETURN_IF_ERROR(file.Append(lines));
   }

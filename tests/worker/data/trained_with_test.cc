@@ -76,6 +76,36 @@ TEST_CASE("samples for a trained model are scaled as it was trained, whatever sa
             .find("the model was trained on samples of 1 features; these have 2") != std::string::npos);
 }
 
+TEST_CASE("a libsvm file alone with other indices than the model was trained on is refused with what to say") {
+  const DataFolder folder;
+  const absl::StatusOr<DataSplits> trained = LoadDataset(Options("libsvm:" + folder.Write("t", "0 1:1\n1 3:2\n")));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const std::string narrow = "libsvm:" + folder.Write("n", "1 2:1\n0 1:3\n");
+  CHECK(Message(LoadDataset(Options(narrow), model).status())
+            .find("samples of 3 features; these have 2; add ,features=3 if the others are 0") != std::string::npos);
+  CHECK(LoadDataset(Options(narrow + ",features=3"), model).ok());
+  const std::string wide = "libsvm:" + folder.Write("w", "1 2:1\n0 4:3\n");
+  CHECK(Message(LoadDataset(Options(wide), model).status())
+            .find("these have 4, as the largest index says; ,features=3 names") != std::string::npos);
+  CHECK(Message(LoadDataset(Options(wide + ",features=3"), model).status()).find("line 2: index 4 found") !=
+        std::string::npos);
+}
+
+TEST_CASE("values that are equal as floats are told apart by the scaling of a trained model") {
+  const DataFolder folder;
+  const std::string train = folder.Write("t", "1700000000,1700000001\n1700000060,1700000003.5\n");
+  const absl::StatusOr<DataSplits> trained = LoadDataset(Options("csv:" + train, Normalize::kMinMax));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const std::string alone = "csv:" + folder.Write("alone", "1700000015,1700000001\n1700000030,1700000006\n");
+  const absl::StatusOr<DataSplits> data = LoadDataset(Options(alone), model);
+  REQUIRE(data.ok());
+  CHECK(Features(data->test, {0, 1}) == std::vector<float>{0.25F, 0.5F});
+  CHECK(data->test.targets()[0] == 0);
+  CHECK(data->test.targets()[1] == 2);
+}
+
 TEST_CASE("integer targets of a test file are targets where the model is of a regression") {
   const DataFolder folder;
   const absl::StatusOr<DataSplits> trained = LoadDataset(Options("csv:" + folder.Write("t", "0,0.5\n10,2.5\n")));
