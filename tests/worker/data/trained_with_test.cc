@@ -99,11 +99,11 @@ TEST_CASE("values that are equal as floats are told apart by the scaling of a tr
   const absl::StatusOr<DataSplits> trained = LoadDataset(DataOptions("csv:" + train, Normalize::kMinMax));
   REQUIRE(trained.ok());
   const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
-  const std::string alone = "csv:" + folder.Write("alone", "1700000015,1700000001\n1700000030,1700000006\n");
+  const std::string alone = "csv:" + folder.Write("alone", "1700000015,1700000002.25\n1700000030,1700000006\n");
   const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(alone), model);
   REQUIRE(data.ok());
   CHECK(Features(data->test, {0, 1}) == std::vector<float>{0.25F, 0.5F});
-  CHECK(data->test.targets()[0] == 0);
+  CHECK(data->test.targets()[0] == 0.5F);
   CHECK(data->test.targets()[1] == 2);
 }
 
