@@ -119,17 +119,6 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   return made;
 }
 
-namespace {
-
-// A libsvm file does not say how many features its samples have.
-std::string WhatToSay(const std::string& dataset, int64_t features, int64_t inputs) {
-  if (!dataset.starts_with("libsvm:")) return "";
-  if (features < inputs) return absl::StrCat("; add ,features=", inputs, " if the others are 0");
-  return absl::StrCat(", as the largest index says; ,features=", inputs, " names the first line that has it");
-}
-
-}  // namespace
-
 absl::Status CheckModelFits(const ModelOptions& model, const std::string& dataset, int64_t features, int32_t classes) {
   const int64_t inputs = model.widths.front();
   const int64_t outputs = model.widths.back();
@@ -141,7 +130,7 @@ absl::Status CheckModelFits(const ModelOptions& model, const std::string& datase
   if (features != inputs) {
     return absl::InvalidArgumentError(absl::StrCat("--model: the network takes ", inputs,
                                                    " inputs, but the samples of ", dataset, " have ", features,
-                                                   " features", WhatToSay(dataset, features, inputs)));
+                                                   " features", FeaturesHint(dataset, features, inputs)));
   }
   if (regression && outputs != 1) {
     return absl::InvalidArgumentError(

@@ -179,6 +179,15 @@ absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
   return problems.ToStatus();
 }
 
+std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t inputs) {
+  if (!dataset.starts_with("libsvm:") || features == inputs) return "";
+  if (features > inputs) {
+    return absl::StrCat(", as the largest index says; ,features=", inputs, " names the first line that has it");
+  }
+  return absl::StrCat("; add ,features=", inputs,
+                      " if the others are 0, and ,zero_based=yes if indices count from 0 and no line has index 0");
+}
+
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) {
   PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
   const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
@@ -203,7 +212,12 @@ absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const Trai
   }
   if (model.scaling.has_value()) {
     const DatasetContent& train = unscaled->train;
-    PS_RETURN_IF_ERROR(Annotate(CheckScalingFits(*model.scaling, train.features, train.classes > 0), context));
+    const absl::Status fits = CheckScalingFits(*model.scaling, train.features, train.classes > 0);
+    if (!fits.ok()) {
+      const auto inputs = static_cast<int64_t>(model.scaling->features.offset.size());
+      return absl::InvalidArgumentError(
+          absl::StrCat(context, ": ", fits.message(), FeaturesHint(options.dataset, train.features, inputs)));
+    }
   }
   absl::StatusOr<Scaling> scaling = model.scaling.has_value() ? absl::StatusOr<Scaling>(*model.scaling)
                                                               : FindScaling(unscaled->train, unscaled->normalize);

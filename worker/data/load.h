@@ -86,6 +86,10 @@ struct UnscaledSplits {
 // line.
 absl::Status ValidateDatasetOptions(const DatasetOptions& options);
 
+// What to say where the samples of `dataset` have `features` features and a model takes `inputs`, as the end of a
+// message: a libsvm file does not tell how many its samples have. Empty for other formats, or if the two are equal.
+std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t inputs);
+
 // Crops, then takes samples_per_class, then splits off validation, then normalises all splits by the statistics of the
 // training samples left, which keep their order. The same options and files give the same splits on every machine.
 // INVALID_ARGUMENT: an option or the content of a file is wrong. NOT_FOUND: a file is missing; the message lists where

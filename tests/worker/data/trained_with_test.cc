@@ -9,7 +9,7 @@ namespace {
 
 using Metadata = std::map<std::string, std::string>;
 
-DatasetOptions TableOptions(const std::string& dataset, Normalize normalize = Normalize::kAuto) {
+DatasetOptions DataOptions(const std::string& dataset, Normalize normalize = Normalize::kAuto) {
   DatasetOptions options;
   options.dataset = dataset;
   options.normalize = normalize;
@@ -22,7 +22,7 @@ TEST_CASE("what a saved model says of its data comes back, with every bit") {
     for (const std::string& dataset : {"csv:" + folder.Write("r", "0.1,7,100.5\n2,7,300.25\n"),
                                        "csv:" + folder.Write("c", "0.1,7,0\n2,9,1\n0.3,1,2\n"),
                                        "libsvm:" + folder.Write("s", "-10 1:0.1\n7 1:3\n30 1:0.7\n")}) {
-      const absl::StatusOr<DataSplits> data = LoadDataset(TableOptions(dataset, kind));
+      const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(dataset, kind));
       REQUIRE(data.ok());
       const Metadata metadata = DataMetadata(data->scaling, data->train);
       const absl::StatusOr<TrainedWith> model = ParseDataMetadata(metadata);
@@ -34,7 +34,8 @@ TEST_CASE("what a saved model says of its data comes back, with every bit") {
       CHECK(model->class_labels.size() == static_cast<size_t>(data->train.classes()));
     }
   }
-  CHECK(DataMetadata({}, LoadDataset(TableOptions("libsvm:" + folder.File("s")))->train).at("class_labels") == "[-10,7,30]");
+  CHECK(DataMetadata({}, LoadDataset(DataOptions("libsvm:" + folder.File("s")))->train).at("class_labels") ==
+        "[-10,7,30]");
 }
 
 TEST_CASE("a file that says nothing of its data is no error, and one that says nonsense is, by the entry's name") {
@@ -61,27 +62,57 @@ TEST_CASE("a file that says nothing of its data is no error, and one that says n
 TEST_CASE("samples for a trained model are scaled as it was trained, whatever samples they are") {
   const DataFolder folder;
   const std::string train = "csv:" + folder.Write("train", "0,0\n10,1\n20,0\n");
-  const absl::StatusOr<DataSplits> trained = LoadDataset(TableOptions(train, Normalize::kMinMax));
+  const absl::StatusOr<DataSplits> trained = LoadDataset(DataOptions(train, Normalize::kMinMax));
   REQUIRE(trained.ok());
   const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
   const std::string alone = folder.Write("alone", "10,1\n15,0\n");
   for (const std::string& dataset : {"csv:" + alone, absl::StrCat("csv:", alone, ",", alone)}) {
-    const absl::StatusOr<DataSplits> data = LoadDataset(TableOptions(dataset), model);
+    const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(dataset), model);
     REQUIRE(data.ok());
     CHECK(Features(data->test, {0, 1}) == std::vector<float>{0.5F, 0.75F});
     CHECK(data->scaling.kind == Normalize::kMinMax);
   }
   const std::string wide = "csv:" + folder.Write("wide", "1,2,0\n3,4,1\n");
-  CHECK(Message(LoadDataset(TableOptions(wide), model).status())
+  CHECK(Message(LoadDataset(DataOptions(wide), model).status())
             .find("the model was trained on samples of 1 features; these have 2") != std::string::npos);
+}
+
+TEST_CASE("a libsvm file alone with other indices than the model was trained on is refused with what to say") {
+  const DataFolder folder;
+  const absl::StatusOr<DataSplits> trained = LoadDataset(DataOptions("libsvm:" + folder.Write("t", "0 1:1\n1 3:2\n")));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const std::string narrow = "libsvm:" + folder.Write("n", "1 2:1\n0 1:3\n");
+  CHECK(Message(LoadDataset(DataOptions(narrow), model).status())
+            .find("samples of 3 features; these have 2; add ,features=3 if the others are 0") != std::string::npos);
+  CHECK(LoadDataset(DataOptions(narrow + ",features=3"), model).ok());
+  const std::string wide = "libsvm:" + folder.Write("w", "1 2:1\n0 4:3\n");
+  CHECK(Message(LoadDataset(DataOptions(wide), model).status())
+            .find("these have 4, as the largest index says; ,features=3 names") != std::string::npos);
+  CHECK(Message(LoadDataset(DataOptions(wide + ",features=3"), model).status()).find("line 2: index 4 found") !=
+        std::string::npos);
+}
+
+TEST_CASE("values that are equal as floats are told apart by the scaling of a trained model") {
+  const DataFolder folder;
+  const std::string train = folder.Write("t", "1700000000,1700000001\n1700000060,1700000003.5\n");
+  const absl::StatusOr<DataSplits> trained = LoadDataset(DataOptions("csv:" + train, Normalize::kMinMax));
+  REQUIRE(trained.ok());
+  const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
+  const std::string alone = "csv:" + folder.Write("alone", "1700000015,1700000002.25\n1700000030,1700000006\n");
+  const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(alone), model);
+  REQUIRE(data.ok());
+  CHECK(Features(data->test, {0, 1}) == std::vector<float>{0.25F, 0.5F});
+  CHECK(data->test.targets()[0] == 0.5F);
+  CHECK(data->test.targets()[1] == 2);
 }
 
 TEST_CASE("integer targets of a test file are targets where the model is of a regression") {
   const DataFolder folder;
-  const absl::StatusOr<DataSplits> trained = LoadDataset(TableOptions("csv:" + folder.Write("t", "0,0.5\n10,2.5\n")));
+  const absl::StatusOr<DataSplits> trained = LoadDataset(DataOptions("csv:" + folder.Write("t", "0,0.5\n10,2.5\n")));
   REQUIRE(trained.ok());
   const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
-  const absl::StatusOr<DataSplits> data = LoadDataset(TableOptions("csv:" + folder.Write("u", "0,0\n10,3\n")), model);
+  const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions("csv:" + folder.Write("u", "0,0\n10,3\n")), model);
   REQUIRE(data.ok());
   CHECK(data->test.classes() == 0);
   CHECK(data->test.targets()[1] == 1.5F);  // (3 − 1.5) / 1.
@@ -90,23 +121,23 @@ TEST_CASE("integer targets of a test file are targets where the model is of a re
 TEST_CASE("labels of a test file are those of the model, whichever of them the file has") {
   const DataFolder folder;
   const absl::StatusOr<DataSplits> trained =
-      LoadDataset(TableOptions("libsvm:" + folder.Write("t", "10 1:1\n20 1:2\n30 1:3\n"), Normalize::kNone));
+      LoadDataset(DataOptions("libsvm:" + folder.Write("t", "10 1:1\n20 1:2\n30 1:3\n"), Normalize::kNone));
   REQUIRE(trained.ok());
   CHECK(trained->train.class_labels() == std::vector<double>{10, 20, 30});
   const TrainedWith model = *ParseDataMetadata(DataMetadata(trained->scaling, trained->train));
   for (const std::string& dataset :
        {"libsvm:" + folder.Write("u", "30 1:3\n10 1:1\n"), "csv:" + folder.Write("v", "3,30\n1,10\n")}) {
-    const absl::StatusOr<DataSplits> data = LoadDataset(TableOptions(dataset), model);
+    const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(dataset), model);
     REQUIRE(data.ok());
     CHECK(std::vector<int32_t>(data->test.labels().begin(), data->test.labels().end()) == std::vector<int32_t>{2, 0});
     CHECK(data->test.classes() == 3);
     CHECK(data->test.class_label(2) == 30);
   }
   const std::string other = "libsvm:" + folder.Write("w", "10 1:1\n40 1:3\n");
-  CHECK(Message(LoadDataset(TableOptions(other), model).status())
+  CHECK(Message(LoadDataset(DataOptions(other), model).status())
             .find("sample 1 has label 40; the model was trained on the labels 10, 20, 30") != std::string::npos);
   const std::string regression = "libsvm:" + folder.Write("x", "0.5 1:1\n4 1:3\n");
-  CHECK(Message(LoadDataset(TableOptions(regression), model).status()).find("its labels are not all integers") !=
+  CHECK(Message(LoadDataset(DataOptions(regression), model).status()).find("its labels are not all integers") !=
         std::string::npos);
 }
 
