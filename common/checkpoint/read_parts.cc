@@ -149,9 +149,7 @@ class Reader {
       return absl::OkStatus();
     }
     for (size_t k = 0; k < part.state.size(); ++k) {
-      const auto state = [k](const WantedPart& one) {
-        return one.state.empty() ? std::span<float>() : one.state[k];
-      };
+      const auto state = [k](const WantedPart& one) { return one.state.empty() ? std::span<float>() : one.state[k]; };
       PS_RETURN_IF_ERROR(ReadValues(file, part, part.state[k], state));
     }
     return absl::OkStatus();

@@ -112,7 +112,9 @@ def locked():
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 server = Program(job.folder, "server", [str(BIN / "ps_server"), f"--checkpoint_dir={job.dir}"])
                 words = [f"{job.dir}/generation.lock", f"process {os.getpid()}", "waiting for it"]
-                wait_until("the lock to be named", lambda: all(word in server.errors() for word in words))
+                wait_until(
+                    "the lock to be named", lambda server=server, words=words: all(w in server.errors() for w in words)
+                )
                 server.process.send_signal(how)
                 assert server.end() == 1, server.errors()
                 assert "stopped" in server.errors(), server.errors()

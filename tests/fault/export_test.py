@@ -145,9 +145,9 @@ def of_the_model():
         # In a file with other means, and other ranks of its labels, each sample gets the same outputs.
         again = predict(without_20)
         assert len(again) == 120
-        for expected, row in zip([row for row in said if row[0] != 20], again):
+        for expected, row in zip([row for row in said if row[0] != 20], again, strict=False):
             assert row[0] == expected[0], (expected, row)
-            assert all(abs(a - b) < 1e-3 for a, b in zip(expected, row)), (expected, row)
+            assert all(abs(a - b) < 1e-3 for a, b in zip(expected, row, strict=False)), (expected, row)
 
         bad = ask(train, "--eval_only", "--normalize=minmax")
         assert bad.returncode == 1 and "--normalize=minmax: " in bad.stderr and "standard" in bad.stderr, bad.stderr

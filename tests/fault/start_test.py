@@ -52,13 +52,25 @@ def limited():
         for megabytes in (96, 128, 200, 230, 260, 300):
             for program, arguments in (
                 ("ps_ctl", [f"--server={job.addresses[0]}", "status"]),
-                ("ps_server", ["--num_workers=1", "--chief=127.0.0.1:1", "--num_shards=2", "--shard=1",
-                               "--connect_timeout=300ms"]),
+                (
+                    "ps_server",
+                    [
+                        "--num_workers=1",
+                        "--chief=127.0.0.1:1",
+                        "--num_shards=2",
+                        "--shard=1",
+                        "--connect_timeout=300ms",
+                    ],
+                ),
                 ("ps_worker", ["--server=127.0.0.1:1", "--connect_timeout=300ms", *MODEL]),
             ):
                 limit = megabytes << 20
                 ended = subprocess.run(
-                    [str(BIN / program), *arguments], capture_output=True, text=True, timeout=LIMIT, check=False,
+                    [str(BIN / program), *arguments],
+                    capture_output=True,
+                    text=True,
+                    timeout=LIMIT,
+                    check=False,
                     preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
                 )
                 where = f"{program} in {megabytes} MB: {ended.returncode}: {ended.stderr}"
