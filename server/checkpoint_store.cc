@@ -82,7 +82,7 @@ void CheckpointStore::Write(Part part, std::function<void(v1::CheckpointWritten)
 void CheckpointStore::RemoveFailed(uint64_t next) {
   absl::Status removed;
   if (shard_ == 0) {
-    removed = dir_.RemoveIncompleteBelow(next);
+    removed = dir_.RemoveIncompleteBelow(next, [this](const auto& entry) { return MayRemove(entry); });
   } else if (last_written_ > newest_complete_ && !dir_.WasLocked(0)) {
     removed = dir_.Remove(last_written_);
   }

@@ -257,12 +257,13 @@ std::string CheckpointDir::LockPath(uint32_t shard) const { return absl::StrCat(
 
 absl::Status CheckpointDir::Make(uint64_t number) const { return MakeFolders(PathOf(number)); }
 
-absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number) const {
+absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number, const MayRemove& may_remove) const {
   const absl::StatusOr<std::vector<Entry>> entries = List();
   if (!entries.ok()) return entries.status();
   absl::Status result;
   for (const Entry& entry : *entries) {
-    if (!entry.complete && entry.number < number) result.Update(RemoveCheckpoint(entry.path));
+    if (entry.complete || entry.number >= number || (may_remove && !may_remove(entry))) continue;
+    result.Update(RemoveCheckpoint(entry.path));
   }
   return result;
 }

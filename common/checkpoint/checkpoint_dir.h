@@ -82,12 +82,12 @@ class CheckpointDir {
   absl::Status Make(uint64_t number) const;
   // The folder of this checkpoint, which is not complete; OK if there is none.
   absl::Status Remove(uint64_t number) const;
-  // All that are not complete and older than this one. For who makes them complete.
-  absl::Status RemoveIncompleteBelow(uint64_t number) const;
   // Removes what is older than the newest `keep` (at least 1) complete ones, and incomplete ones that are older than a
   // complete one, as far as they may be. A manifest goes first, so that nothing half removed looks complete.
   using MayRemove = std::function<bool(const Entry&)>;
   absl::Status Reap(size_t keep, const MayRemove& may_remove = {}) const;
+  // Removes all that are not complete and older than this one. For who makes them complete.
+  absl::Status RemoveIncompleteBelow(uint64_t number, const MayRemove& may_remove = {}) const;
   // Where there are no manifests: removes all that are older than this one.
   absl::Status ReapBelow(uint64_t number, const MayRemove& may_remove = {}) const;
 

@@ -76,6 +76,7 @@ TEST_CASE("A job whose last step leaves weights that are too large ends with an 
   server.hyperparameters.learning_rate = 1e30F;
   Cluster cluster(server);
   WorkerOptions worker = SmallJob();
+  worker.model.widths = {20, 64, 4};  // Enough hidden units for some that the step leaves alive.
   worker.steps = 1;
   const auto results = cluster.Train(worker, 1);
   REQUIRE(results[0].ok());

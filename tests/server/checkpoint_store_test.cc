@@ -255,6 +255,7 @@ TEST_CASE("Nobody removes a checkpoint of a generation that the job does not des
     StoringServer chief(folder.path(), 0);
     StoringServer other(second, 1);
     TakeWhole(chief, other, 1);
+    other.Keep(1, 1);
     chief.store->SetLine({{other_line}});
     other.store->SetLine({{other_line}});
     TakeWhole(chief, other, 2, 1, 1);

@@ -191,8 +191,9 @@ TEST_CASE("Who knows of checkpoints that the job does not descend from is refuse
                                    .RegisterShard(
                                        registration, [](const v1::ChiefUpdate&) {}, job.now)
                                    .status();
-    absl::Status worker;
-    job.chief.Join(request, job.now, job.now, [&worker](const auto& reply) { worker = reply.status(); });
+    const auto joined = std::make_shared<absl::Status>();  // As long as the join waits for others it is accepted.
+    job.chief.Join(request, job.now, job.now + seconds(5), [joined](const auto& reply) { *joined = reply.status(); });
+    const absl::Status worker = *joined;
     if (each.refused.empty()) {
       CHECK(shard.ok());
       CHECK(worker.ok());
@@ -210,11 +211,13 @@ TEST_CASE("Status tells how long a checkpoint has been under way, and whom it wa
   SavedJob saved(WithCheckpoints("bsp", 1, 2));
   saved.JoinAll();
   for (uint32_t shard = 0; shard < 2; ++shard) saved.job.Initialised(shard);
+  const uint64_t number = saved.job.cuts.back().checkpoint();
+  saved.Cut(0);
   saved.job.now += seconds(89);
   v1::CheckpointStatus status = saved.job.chief.Status(saved.job.now).checkpoints();
   CHECK(status.writing_ms() == 89000);
   CHECK(status.writing() == "shards 0, 1");
-  saved.Save(0);
+  saved.Written(number, 0);
   status = saved.job.chief.Status(saved.job.now).checkpoints();
   CHECK(status.writing().empty());
   CHECK(status.writing_ms() == 0);

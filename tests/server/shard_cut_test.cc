@@ -212,8 +212,7 @@ TEST_CASE("A shard that has given up a cut does not tell later that it is there,
   Tell(test, Commit(1, 0.5F));  // No chief does.
   MutexLock lock(test.reports_mutex);
   for (const v1::ShardReport& report : test.reports) CHECK(report.cut().phase() != v1::Cut::COMMIT);
-  CHECK(test.reports.back().failure() ==
-        "shard 0: cut 1 came when this shard had given it up: hyperparameters would differ");
+  CHECK(test.reports.back().failure() == "cut 1 came when this shard had given it up: hyperparameters would differ");
 }
 
 TEST_CASE("A checkpoint whose cut a shard has given up is not taken there: its versions would not belong together") {
