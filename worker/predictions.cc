@@ -27,7 +27,7 @@ std::string Header(const Dataset& samples, bool labelled, int64_t outputs) {
     if (k < samples.classes()) {
       absl::StrAppendFormat(&header, ",output_%d", samples.class_label(static_cast<int32_t>(k)));
     } else {
-      absl::StrAppendFormat(&header, samples.class_labels().empty() ? ",output_%d" : ",unused_%d", k);
+      absl::StrAppend(&header, samples.class_labels().empty() ? ",output_" : ",unused_", k);
     }
   }
   return header.substr(labelled ? 0 : 1) + "\n";

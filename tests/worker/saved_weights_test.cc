@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 #include "tests/catch.h"
@@ -56,9 +57,9 @@ TEST_CASE("Weights that are not finite are refused by tensor and element before 
     const std::vector<float> weight = {1, value};
     const std::vector<float> bias = {0};
     REQUIRE(WriteSafetensors(path, {{kLayout[0], weight}, {kLayout[1], bias}}).ok());
-    CHECK(Message(ReadInitialWeights(path, kLayout).status()) == "--init_weights: " + path +
-                                                                     ": tensor layer0.weight [1, 2]: element 1 is " +
-                                                                     text + "; expected finite numbers within float32");
+    CHECK(Message(ReadInitialWeights(path, kLayout).status()) ==
+          absl::StrCat("--init_weights: ", path, ": tensor layer0.weight [1, 2]: element 1 is ", text,
+                       "; expected finite numbers within float32"));
   }
 }
 

@@ -130,6 +130,7 @@ std::map<std::string, std::string> DataMetadata(const Scaling& scaling, const Da
   Metadata metadata = scaling.Metadata();
   if (train.classes() == 0) return metadata;
   std::vector<int64_t> labels;
+  labels.reserve(static_cast<size_t>(train.classes()));
   for (int32_t k = 0; k < train.classes(); ++k) labels.push_back(train.class_label(k));
   metadata["class_labels"] = absl::StrCat("[", absl::StrJoin(labels, ","), "]");
   return metadata;

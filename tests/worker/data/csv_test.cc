@@ -1,3 +1,4 @@
+#include "absl/strings/str_cat.h"
 #include "tests/catch.h"
 #include "tests/worker/data/files.h"
 
@@ -214,7 +215,8 @@ TEST_CASE("a test table without labels is read where it may be, the label first 
   const std::string classes = folder.Write("c", "x,y,label\n5,2,1\n3,4,0\n");
   const std::string targets = folder.Write("r", "0.5,1,2\n1.5,3,4\n");
   const std::string test = folder.Write("t", "x,y\n7,8\n9,1\n");
-  for (const std::string& spec : {"csv:" + classes + "," + test, "csv:" + targets + "," + test + ",label=first"}) {
+  for (const std::string& spec :
+       {absl::StrCat("csv:", classes, ",", test), absl::StrCat("csv:", targets, ",", test, ",label=first")}) {
     options.dataset = spec;
     options.unlabelled_test = false;
     CHECK_THAT(LoadError(options), EndsWith("t: has 2 fields a row; expected 3 as " +

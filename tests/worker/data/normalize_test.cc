@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "absl/strings/str_cat.h"
 #include "tests/catch.h"
 #include "tests/worker/data/files.h"
 
@@ -70,7 +71,7 @@ TEST_CASE("values that differ only beyond the digits of a float are told apart o
   const std::string sparse = folder.Write("s", "1700000001.25 1:1700000000\n1700000003 1:1700000060\n");
   for (const Normalize kind : {Normalize::kStandard, Normalize::kMinMax}) {
     const float low = kind == Normalize::kStandard ? -1 : 0;
-    const auto splits = LoadDataset(Options("csv:" + csv + "," + csv, kind));
+    const auto splits = LoadDataset(Options(absl::StrCat("csv:", csv, ",", csv), kind));
     REQUIRE(splits.ok());
     for (const Dataset* samples : {&splits->train, &splits->test}) {
       CHECK(Features(*samples, {0, 1}) == std::vector<float>{low, low, 1, 1});
