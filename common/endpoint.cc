@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kClientWindowBytes = 64 << 20;  // As kServerWindowBytes, for what the server sends.
 constexpr int kReadChunkBytes = 2 << 20;
-// Of what a server sends its clients and shards: more than its reports and their requests, for it tells the layout, and
-// a shard that is started again the checkpoint's manifest, which has some hundred bytes a tensor.
+// This limits what a server sends its clients and shards: more than its reports and their requests, for it tells the
+// layout, and a shard that is started again the checkpoint's manifest, which has some hundred bytes a tensor.
 constexpr int kMaxToldBytes = 256 << 20;
 constexpr int kMaxStreams = 128;  // Calls at once on a connection; more wait at the client.
 constexpr int kKeepaliveMs = 10000;

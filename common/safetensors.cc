@@ -29,7 +29,7 @@ using SortedJson = nlohmann::json;
 
 constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // As the reference implementation has it.
 
-// Of an element of each type whose size is a number of bytes.
+// The bytes of an element, for each type whose elements are whole bytes.
 constexpr std::array<std::pair<const char*, uint64_t>, 15> kTypes = {{{"F32", 4},
                                                                       {"F64", 8},
                                                                       {"F16", 2},

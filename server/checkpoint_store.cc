@@ -11,7 +11,7 @@
 namespace ps {
 namespace {
 
-// Of one thing that the thread does.
+// How long the thread may be at one thing before a line says so, and until the next line.
 constexpr std::chrono::seconds kSayBusy(5);
 constexpr std::chrono::seconds kSayAgain(30);
 

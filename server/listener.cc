@@ -19,6 +19,7 @@
 #include <spdlog/spdlog.h>
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -119,7 +120,10 @@ absl::StatusOr<std::vector<FileDescriptor>> ListenAtHost(const std::string& flag
       if (endpoint.port == 0) endpoint.port = PortOf(socket->get());  // The others have the same.
       sockets.push_back(*std::move(socket));
     }
-    if (!sockets.empty()) return sockets;
+    if (!sockets.empty()) {
+      if (!why.ok()) spdlog::warn("{}; listening at the other addresses of {} only", Message(why), host);
+      return sockets;
+    }
     if (!any || host == endpoint.host) return why;
   }
   return absl::InternalError(flag);
@@ -178,10 +182,15 @@ void Listener::Run() {
   polls.push_back({.fd = stop_.get(), .events = POLLIN, .revents = 0});
   for (const FileDescriptor& socket : sockets_) polls.push_back({.fd = socket.get(), .events = POLLIN, .revents = 0});
   while (true) {
-    if (poll(polls.data(), polls.size(), full_ ? kLookAgainMs : -1) < 0 && errno != EINTR) {
-      spdlog::error("--listen: {}", std::strerror(errno));  // For want of memory: callers wait meanwhile.
-      full_ = true;
+    // A caller who could not even be taken in to be sent away keeps its socket readable: the thread rests instead of
+    // asking again and again, and callers wait meanwhile.
+    const bool rests = std::exchange(out_of_descriptors_, false);
+    const int ready = poll(polls.data(), rests ? 1 : polls.size(), full_ ? kLookAgainMs : -1);
+    if (ready < 0 && errno != EINTR) {
+      OnFull(std::strerror(errno));
+      out_of_descriptors_ = true;
     }
+    if (ready < 0) continue;
     if (polls.front().revents != 0) return;
     if (full_ && HasRoom()) {
       full_ = false;
@@ -189,7 +198,7 @@ void Listener::Run() {
       on_room_(true);
     }
     for (size_t i = 1; i < polls.size(); ++i) {
-      if (polls[i].revents != 0) AcceptFrom(polls[i].fd);
+      if (!rests && polls[i].revents != 0) AcceptFrom(polls[i].fd);
     }
   }
 }
@@ -207,7 +216,10 @@ void Listener::AcceptFrom(int socket) {
       continue;
     }
     const int error = errno;
-    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) OnFull(std::strerror(error));
+    if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM) {
+      out_of_descriptors_ = true;
+      OnFull(std::strerror(error));
+    }
     // What else there is concerns one caller who is gone again (accept(2)), or nobody waits.
     if (error != EINTR && error != ECONNABORTED) return;
   }

@@ -57,10 +57,11 @@ class Listener {
   const FileDescriptor stop_;  // An eventfd.
   std::unique_ptr<Acceptor> acceptor_;
   std::function<void(bool)> on_room_;
-  // Of the thread.
+  // Only the thread uses these.
   bool full_ = false;
-  TimePoint warn_at_;    // Not before this.
-  uint64_t unsaid_ = 0;  // Sent away since the last warning.
+  bool out_of_descriptors_ = false;  // At the last caller.
+  TimePoint warn_at_;                // Not before this.
+  uint64_t unsaid_ = 0;              // Sent away since the last warning.
   std::thread thread_;
 };
 

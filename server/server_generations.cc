@@ -148,7 +148,7 @@ void Server::HearOf(const v1::ChiefUpdate& update) {
   store_->RecordGeneration(view.generation());
 }
 
-// Of the checkpoints in its folder: those that this generation descends from.
+// The generations of the checkpoints in its folder that this generation descends from.
 void Server::SetLineOf(const v1::View& view) {
   std::vector<uint64_t> own = {view.generation()};
   const auto json = nlohmann::ordered_json::parse(view.restore().manifest(), nullptr, /*allow_exceptions=*/false);

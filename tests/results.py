@@ -21,7 +21,7 @@ LINES_MAX = 120  # Of one failed test's output; the end says most.
 NEVER_LUCK = re.compile(
     r"ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|SUMMARY: \w+Sanitizer|: runtime error: "
     r"|SegFault|SIGSEGV|SIGABRT|SIGFPE|SIGILL|SIGBUS|Segmentation fault|core dumped|terminate called|Subprocess aborted"
-    # Of an assertion that failed: Catch2's CHECK( a == b ) and Python's assert.
+    # This is how an assertion that failed is printed: Catch2's CHECK( a == b ) and Python's assert.
     r"|^\s*(?:CHECK|REQUIRE|assert|E\s+assert|AssertionError)\b.*(?:hash|twice|counted|contributions|samples)",
     re.MULTILINE,
 )

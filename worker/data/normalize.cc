@@ -116,7 +116,7 @@ absl::Status ScaleColumns(const std::vector<T>& values, const ColumnScaling& col
 constexpr size_t kComparedMax = 4096;  // Values of a column: they are sorted.
 constexpr size_t kMergedNotesMax = 3;
 
-// Of column k of `values`, [·, width].
+// Looks at column k of `values`, [·, width].
 void AddMerged(const std::vector<double>& values, size_t width, size_t k, const std::string& what, DataNotes& notes) {
   std::vector<double> column;
   for (size_t at = k; at < values.size() && column.size() < kComparedMax; at += width) column.push_back(values[at]);
