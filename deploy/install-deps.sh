@@ -49,7 +49,7 @@ make_venv() {
   if [[ -z $venv ]]; then return; fi
   if [[ ! -x $venv/bin/python ]]; then /usr/bin/python3 -m venv "$venv"; fi
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    'nanobind>=3.1,<4' nanobind-backend pytest numpy grpcio 'ruff==0.17.6' 'mypy==2.4.1'
+    'nanobind>=3.1,<4' nanobind-backend pytest pytest-xdist numpy grpcio 'ruff==0.17.6' 'mypy==2.4.1'
 }
 
 # missing PACKAGE...: those of them that are not installed, one a line.

@@ -5,7 +5,7 @@ usage: analysis.py BUILD LIST [--each]
 
 BUILD is a folder that CMake has configured, with compile_commands.json and the generated headers. LIST is a file with a
 line for each source that had no finding: a hash of that source, of all files of the project that it includes, of
-.clang-tidy and of clang-tidy's version. A source whose hash is there is not read again, and what is read without a
+.clang-tidy, of the checks that are left out and of clang-tidy's version. A source whose hash is there is not read again, and what is read without a
 finding is noted there.
 
 Headers take most of the time, so what is to be read is read in groups of up to 48 sources of one target. That hides a
@@ -39,6 +39,7 @@ class Hashes:
     def __init__(self):
         version = subprocess.run(["clang-tidy", "--version"], check=True, capture_output=True, text=True).stdout
         self._base = (ROOT / ".clang-tidy").read_bytes() + re.search(r"version \S+", version).group().encode()
+        self._base += CHECKS_OF_GROUPS.encode()
         self._includes = {}
 
     def of(self, source):
@@ -126,7 +127,7 @@ def main():
     options = [] if each else [f"--header-filter={HEADERS}", f"--checks={CHECKS_OF_GROUPS}", "--extra-arg=-Wno-shadow"]
     print(f"{sum(len(sources) for _, sources in to_read)} of {len(of)} sources are to be read", flush=True)
 
-    passed, status = {source for source in of if of[source] in known}, 0
+    passed, status = {source for source in of if not each and of[source] in known}, 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {pool.submit(tidy, build if each else folder, file, options): sources for file, sources in to_read}
         for job in concurrent.futures.as_completed(jobs):

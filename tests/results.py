@@ -21,8 +21,9 @@ LINES_MAX = 120  # Of one failed test's output; the end says most.
 NEVER_LUCK = re.compile(
     r"ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|SUMMARY: \w+Sanitizer|: runtime error: "
     r"|SegFault|SIGSEGV|SIGABRT|SIGFPE|SIGILL|SIGBUS|Segmentation fault|core dumped|terminate called|Subprocess aborted"
-    # This is how an assertion that failed is printed: Catch2's CHECK( a == b ) and Python's assert.
-    r"|^\s*(?:CHECK|REQUIRE|assert|E\s+assert|AssertionError)\b.*(?:hash|twice|counted|contributions|samples)",
+    # This is how an assertion that failed is printed: Catch2's CHECK( a == b ), CHECK_FALSE( a ) and Python's assert.
+    r"|^\s*(?:(?:CHECK|REQUIRE)\w*\(|(?:E\s+)?assert\b|(?:E\s+)?AssertionError\b).*"
+    r"(?i:hash|twice|counted|contributions|samples|\bpushes\b|\.runs\b|weights ==|== weights|other weights)",
     re.MULTILINE,
 )
 

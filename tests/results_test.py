@@ -67,13 +67,20 @@ class ResultsTest(unittest.TestCase):
             "  CHECK( hash == expected_hash )",
             "AssertionError: 3 pushes were counted, 2 were sent",
             "  REQUIRE( contributions == 4 )",
+            "  CHECK( own.Hash() == shared.Hash() )",
+            "  CHECK( HashOf(weights) == expected )",
+            "  CHECK_FALSE( counted )",
+            "  CHECK( division.runs == 400 )",
+            "AssertionError: 2 servers, [1] killed after 0.218 s: other weights",
         ):
             with self.subTest(output):
                 assert self.again(ctest_case("a", "fail", output, "Failed")) == []
         assert self.again(ctest_case("a", "fail", "", "Exception: SegFault")) == []
 
     def test_a_word_of_a_log_is_no_wrong_hash(self):
-        assert self.again(ctest_case("a", "fail", "I ps_worker: weights hash 12", "Failed")) == ["7"]
+        for output in ("I ps_worker: weights hash 12", "  CHECK( joined )", "AssertionError: waited 40 s for the job"):
+            with self.subTest(output):
+                assert self.again(ctest_case("a", "fail", output, "Failed")) == ["7"]
 
     def test_a_name_that_matched_no_test_is_a_failure(self):
         lines = self.run_results("summary", self.report("1", ctest_case("a", "run", "No test cases matched 'a'")))

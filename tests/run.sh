@@ -131,14 +131,14 @@ run_tests() {
     if [[ ! -e $report.again$attempt ]]; then break; fi
     reports+=("$report.again$attempt")
   done
-  add_reports "$status" "${reports[@]}"
+  add_reports "$status" 8 "${reports[@]}"
 }
 
-# add_reports STATUS REPORT...: adds the JUnit files of a run, and of the tests that were run again, to the totals; STATUS is
-# that of the program that wrote the first.
+# add_reports STATUS USUAL REPORT...: adds the JUnit files of a run, and of the tests that were run again, to the totals.
+# STATUS is that of the program that wrote the first report; USUAL is the status by which it says that tests failed.
 add_reports() {
-  local status=$1 summary counts
-  shift
+  local status=$1 usual=$2 summary counts
+  shift 2
   if ! summary=$(python3 tests/results.py summary "$@" 2>&1); then
     tail -n 20 "$log"
     failed=$((failed + 1))
@@ -147,8 +147,12 @@ add_reports() {
   if [[ $summary == *$'\n'* ]]; then printf '%s\n' "${summary%$'\n'*}"; fi
   grep '^unsteady: ' <<<"$summary" >>"$logs/unsteady.txt" || true
   read -r -a counts <<<"${summary##*$'\n'}"
-  # The program itself may fail (no tests at all, the limit) with no single test to blame.
-  if ((status != 0 && counts[1] == 0 && counts[3] == 0)); then counts[1]=1; tail -n 20 "$log"; fi
+  # The program itself may fail (no tests at all, a crash, the limit), with no single test to blame.
+  if ((status != 0 && (status != usual || counts[1] + counts[3] == 0))); then
+    counts[1]=$((counts[1] + 1))
+    echo "FAILED: the program that runs the tests ended with status $status"
+    tail -n 20 "$log"
+  fi
   passed=$((passed + counts[0])) failed=$((failed + counts[1])) skipped=$((skipped + counts[2]))
   unsteady=$((unsteady + counts[3]))
 }
@@ -184,7 +188,8 @@ run_python() {
   rm -f "$report" "$report".again*
   local pytest=("$venv/bin/python" -m pytest -p no:cacheprovider) reports=("$report") attempt ids
   export PYTHONPATH=$root/build/python PSGRAD_BIN=$root/build/bin
-  phase "python: test" "$test_timeout_s" "${pytest[@]}" tests/python --junitxml="$report" || status=$?
+  phase "python: test" "$test_timeout_s" "${pytest[@]}" -n $(($(nproc) + 1)) --dist=worksteal tests/python \
+    --junitxml="$report" || status=$?
   for attempt in 1 2; do
     mapfile -t ids < <(python3 tests/results.py again "${reports[-1]}" 2>/dev/null)
     if ((${#ids[@]} == 0)); then break; fi
@@ -193,7 +198,7 @@ run_python() {
     reports+=("$report.again$attempt")
   done
   unset PYTHONPATH PSGRAD_BIN
-  add_reports "$status" "${reports[@]}"
+  add_reports "$status" 1 "${reports[@]}"
   check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
   check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
   if $torch; then

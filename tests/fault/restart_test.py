@@ -9,8 +9,8 @@ from job import BIN, Job, Program, undisturbed, wait_until
 
 
 def run(mode, shards, victims, after_s, flags=()):
-    """The hash of a job whose servers are killed so long after the first checkpoint."""
-    with Job(mode, shards, flags=flags, worker_flags=["--experiment_step_time=1ms"]) as job:
+    """The hash of a job whose servers are killed so long after the first checkpoint, with most of its steps to come."""
+    with Job(mode, shards, flags=flags, worker_flags=["--experiment_step_time=3ms"]) as job:
         job.start_workers()
         wait_until("the first checkpoint", lambda: job.newest() >= 1)
         time.sleep(after_s)
@@ -33,7 +33,7 @@ def bsp():
 
 def own_folders():
     """Servers that share no folder: each has its part in its own."""
-    with Job("bsp", 2, flags=["--checkpoint_every=40"], worker_flags=["--experiment_step_time=1ms"], own=True) as job:
+    with Job("bsp", 2, flags=["--checkpoint_every=40"], worker_flags=["--experiment_step_time=3ms"], own=True) as job:
         job.start_workers()
         job.wait_for_training()
         for number, victims in enumerate([[1], [0], [0, 1]]):
@@ -48,7 +48,9 @@ def own_folders():
 
 def stopped():
     """A server that is asked to leave takes a checkpoint first, and nothing is made twice."""
-    with Job("bsp", 1, flags=["--checkpoint_every=1000000"]) as job:
+    # A step takes so long that the job cannot be over before the signal comes.
+    flags, paced = ["--checkpoint_every=1000000"], ["--experiment_step_time=3ms"]
+    with Job("bsp", 1, flags=flags, worker_flags=paced) as job:
         job.start_workers()
         job.wait_for_training()
         job.servers[0].kill(signal.SIGTERM)

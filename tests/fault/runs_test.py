@@ -37,7 +37,7 @@ def killed():
         ("local_sgd", 2, [0]),
     ]:
         flags = ["--budget=job", "--checkpoint_every=20"]
-        with Job(mode, shards, flags=flags, worker_flags=["--experiment_step_time=1ms"]) as job:
+        with Job(mode, shards, flags=flags, worker_flags=["--experiment_step_time=3ms"]) as job:
             job.start_workers()
             wait_until("the first checkpoint", lambda job=job: job.newest() >= 1)
             time.sleep(moments.uniform(0, 0.3))
