@@ -71,7 +71,7 @@ void PushTable::SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t ma
 // ---- From nothing to complete
 
 absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1::PushRequest& header,
-                                                  std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite,
+                                                  std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite,
                                                   const Mode& mode, uint64_t newest) {
   const uint32_t rank = header.id().rank();
   if (ledger_.Seen(rank, header.step()) || IsComplete(rank, header.step()) || IsReplaced(header)) return Arrival();
@@ -89,8 +89,9 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   Arrival arrival = {.push = *found, .slices = {}};
   Push& push = **found;
   push.session = session;
-  for (ReceivedSlice& slice : slices) {
-    const absl::StatusOr<size_t> local = CheckSlice(header, slice, &slice != not_finite);
+  for (size_t i = 0; i < slices.size(); ++i) {
+    ReceivedSlice& slice = slices[i];
+    const absl::StatusOr<size_t> local = CheckSlice(header, slice, /*finite=*/not_finite != i);
     if (!local.ok()) {
       Drop(rank);
       return Annotate(local.status(), absl::StrCat("rank ", rank, ", step ", header.step()));

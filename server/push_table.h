@@ -72,14 +72,14 @@ class PushTable {
     std::shared_ptr<Push> push;  // Null: nothing more of it is needed.
     std::vector<size_t> slices;  // Local indices of those that are new; of a repeated one the first counts.
   };
-  // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is one of
-  // them with a value that is not, or null. Begins the push if the mode admits it; another one that the rank had begun
-  // is then dropped. Of an earlier edition than that nothing is needed. A push that the mode calls stale is recorded as
-  // such, and nothing of it is kept. INVALID_ARGUMENT names the slice or tensor that is wrong, and drops what is here
-  // of the push; FAILED_PRECONDITION or the mode's error if the push may not come now; RESOURCE_EXHAUSTED past the
-  // limit.
+  // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is the
+  // place among them of one with a value that is not finite, if there is one. Begins the push if the mode admits it;
+  // another one that the rank had begun is then dropped. Of an earlier edition than that nothing is needed. A push that
+  // the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT names the slice or tensor
+  // that is wrong, and drops what is here of the push; FAILED_PRECONDITION or the mode's error if the push may not come
+  // now; RESOURCE_EXHAUSTED past the limit.
   absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
-                              const ReceivedSlice* not_finite, const Mode& mode, uint64_t newest);
+                              std::optional<size_t> not_finite, const Mode& mode, uint64_t newest);
   // All of the rank's push is here.
   const Push& Complete(uint32_t rank);
   // The session has no more slices, and no other brings any: INVALID_ARGUMENT, and the push is dropped, if some are

@@ -282,12 +282,13 @@ bool AllFinite(const Payload& payload, Isa isa) {
   return true;
 }
 
-const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
-  for (const ReceivedSlice& slice : slices) {
-    if (slice.payload.changeable()) continue;
-    if (slice.payload.bytes() % WireBytes(slice.payload.type()) == 0 && !AllFinite(slice.payload, isa)) return &slice;
+std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa) {
+  for (size_t i = 0; i < slices.size(); ++i) {
+    const Payload& payload = slices[i].payload;
+    if (payload.changeable()) continue;
+    if (payload.bytes() % WireBytes(payload.type()) == 0 && !AllFinite(payload, isa)) return i;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 }  // namespace ps

@@ -58,7 +58,8 @@ float Coefficient(uint64_t samples, uint64_t total);
 // True if every element of the payload is finite. The payload's size must be that of whole elements.
 bool AllFinite(const Payload& payload, Isa isa);
 
-// The first of whole elements' slices with a value that is not finite, or null. Changeable ones are passed over.
-const ReceivedSlice* FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
+// Which is the first of whole elements' slices with a value that is not finite: its place among them, or nothing.
+// Changeable ones are passed over.
+std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 }  // namespace ps

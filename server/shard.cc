@@ -123,9 +123,9 @@ void Shard::SetChiefLost(bool lost) {
 // ---- Initial values
 
 absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
-  if (const ReceivedSlice* slice = FindNotFinite(slices, isa_); slice != nullptr) {
+  if (const std::optional<size_t> found = FindNotFinite(slices, isa_); found.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slice->index, " are not finite"));
+        absl::StrCat("rank ", id.rank(), ": the initial values of slice ", slices[*found].index, " are not finite"));
   }
   const OutboxLock lock(outbox_, mutex_);
   const absl::Status added = state_.AddInitial(id, slices);
@@ -156,7 +156,7 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
       if (is_changeable(slice)) slice.payload = slice.payload.Copied();
     }
   }
-  const ReceivedSlice* const not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
+  const std::optional<size_t> not_finite = FindNotFinite(slices, isa_);  // The costly check, without the lock.
   Updater::SpeculativeUpdate ready;
   {
     const OutboxLock lock(outbox_, mutex_);

@@ -117,7 +117,7 @@ absl::Status ShardState::CheckInitialised() const {
 
 absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
                                                       std::vector<ReceivedSlice> slices,
-                                                      const ReceivedSlice* not_finite) {
+                                                      std::optional<size_t> not_finite) {
   if (job.running()) {
     PS_RETURN_IF_ERROR(CheckPulled(header));
     absl::StatusOr<PushTable::Arrival> arrival =

@@ -81,7 +81,7 @@ struct ShardState {
   absl::Status CheckInitialised() const;
   // As PushTable::Add, of a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
-                                            std::vector<ReceivedSlice> slices, const ReceivedSlice* not_finite);
+                                            std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite);
   // The view in force names the members. Returns the sets that are to be decided now.
   std::vector<StepSet> SetMembers();
   // Whether the step of this push, which is complete here, needs others that are not.

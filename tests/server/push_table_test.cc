@@ -1,10 +1,12 @@
 #include "server/push_table.h"
 
+#include <limits>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "server/modes/each_push.h"
+#include "server/reduce.h"
 #include "tests/catch.h"
 
 namespace ps {
@@ -13,7 +15,8 @@ namespace {
 // A push table on a model of two slices, a and b, of 8 bytes each, that is told events in words and answers in words:
 //
 //   RANK:STEP SLICES [samples N] [version V] [edition E] [incarnation I] [session S]   some slices of a push
-//                                    ("-": none; "~a": a is absent; "!a": so it says, but has values)
+//                                    ("-": none; "~a": a is absent; "!a": so it says, but has values; "?a": its values
+//                                    are not finite)
 //   end RANK:STEP session S          no more slices come
 //   take STEP: RANKS                 these make a version;   record RANK / release: how that ended
 //   owner RANK I                     the rank has a new owner;   newest V: the shard's version
@@ -83,18 +86,20 @@ class Scenario {
     char mark = 0;
     for (const char slice : slices) {
       if (slice == '-') continue;
-      if (slice == '~' || slice == '!') {
+      if (slice == '~' || slice == '!' || slice == '?') {
         mark = slice;
         continue;
       }
-      auto values = std::make_shared<std::vector<float>>(slice == 'B' ? 3 : 2, 1.0F);  // B is b, but too long.
+      const float value = mark == '?' ? std::numeric_limits<float>::infinity() : 1;
+      auto values = std::make_shared<std::vector<float>>(slice == 'B' ? 3 : 2, value);  // B is b, but too long.
       const Piece piece(reinterpret_cast<const uint8_t*>(values->data()), values->size() * sizeof(float));
       received.push_back({.index = slice == 'a' ? 0U : slice == 'z' ? 9U : 1U, .payload = Payload({piece}, values)});
       if (mark == '~') received.back().payload = {};
-      if (mark != 0) received.back().payload.set_absent();
+      if (mark == '~' || mark == '!') received.back().payload.set_absent();
       mark = 0;
     }
-    const auto arrival = table_.Add(&sessions_[session], header, std::move(received), nullptr, *mode_, newest_);
+    const std::optional<size_t> not_finite = FindNotFinite(received, BestIsa());
+    const auto arrival = table_.Add(&sessions_[session], header, std::move(received), not_finite, *mode_, newest_);
     if (!arrival.ok()) return Message(arrival.status());
     if (arrival->push == nullptr) return "not needed";
     std::string said = "new:";
@@ -230,6 +235,15 @@ TEST_CASE("An absent slice that makes no sense is refused in one line, and drops
   Follow(easgd,
          {{"0:0 ~a contribution 1",
            "rank 0, step 0: slice 0 of tensor a is absent, which only the gradient of a weight can be, dropped, 0 B"}});
+}
+
+TEST_CASE("A slice that is not finite is refused by the name of its tensor, wherever it is among those that come") {
+  Scenario asp("asp");
+  Follow(asp, {{"0:0 ?ab", "rank 0, step 0: the gradient of tensor a is not finite, dropped, 0 B"},
+               {"0:0 a?b", "rank 0, step 0: the gradient of tensor b is not finite, dropped, 0 B"},
+               {"0:0 b?a", "rank 0, step 0: the gradient of tensor a is not finite, dropped, 0 B"},
+               {"0:0 ab", "new: a b, complete, 16 B"},
+               {"0:0 ?ab", "not needed, 16 B"}});  // It counts already.
 }
 
 TEST_CASE("A push that is begun anew, or differs, drops what was here of the rank's push") {

@@ -272,5 +272,24 @@ TEST_CASE("A NaN is found in any piece, also where its float straddles two") {
   }
 }
 
+TEST_CASE("Of slices the first that is not finite is told by its place, but for those that may still change") {
+  const std::vector<float> good(8, 1.0F);
+  const std::vector<float> bad = {1, 2, 3, 4, 5, 6, 7, std::numeric_limits<float>::infinity()};
+  const auto slice = [](const std::vector<float>& values, size_t cut_off = 0) {
+    const Piece piece(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float) - cut_off);
+    return ReceivedSlice{.index = 7, .payload = Payload({piece}, nullptr)};
+  };
+  const auto found = [](const std::vector<ReceivedSlice>& slices) { return FindNotFinite(slices, BestIsa()); };
+  CHECK(found({}) == std::nullopt);
+  CHECK(found({slice(good), slice(good)}) == std::nullopt);
+  CHECK(found({slice(bad), slice(good)}) == 0);
+  CHECK(found({slice(good), slice(bad), slice(bad)}) == 1);
+  CHECK(found({slice(bad, 1), slice(good), slice(bad)}) ==
+        2);  // The first has no whole elements: it is refused for that.
+  ReceivedSlice changeable = slice(bad);
+  changeable.payload = Payload::Changeable(changeable.payload.pieces().front(), nullptr);
+  CHECK(found({changeable, slice(bad)}) == 1);
+}
+
 }  // namespace
 }  // namespace ps
