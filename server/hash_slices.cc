@@ -13,7 +13,7 @@ void HashSlices(ThreadPool& pool, const VersionPin& pin, HashesCallback callback
     const SliceHash hash = HashSlice(pin.slice(local));
     reply->mutable_hashes(static_cast<int>(local))->set_hash(hash.data(), hash.size());
   };
-  pool.Post(slices, hash_slice, [reply, callback = std::move(callback)] { callback(*reply); });
+  pool.PostBehind(slices, hash_slice, [reply, callback = std::move(callback)] { callback(*reply); });
 }
 
 }  // namespace ps

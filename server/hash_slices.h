@@ -11,7 +11,8 @@ namespace ps {
 
 using HashesCallback = std::function<void(const v1::HashSlicesReply&)>;
 
-// Hashes on the pool's threads, which keep the version pinned until `callback` has been called by one of them.
+// Hashes on the pool's threads, behind updates and one version after the other. They keep the version pinned until
+// `callback` has been called by one of them.
 void HashSlices(ThreadPool& pool, const VersionPin& pin, HashesCallback callback);
 
 }  // namespace ps

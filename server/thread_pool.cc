@@ -1,5 +1,7 @@
 #include "server/thread_pool.h"
 
+#include <utility>
+
 namespace ps {
 
 ThreadPool::ThreadPool(int threads) {
@@ -18,7 +20,8 @@ void ThreadPool::Stop() {
   }
 }
 
-void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
+std::shared_ptr<ThreadPool::Task> ThreadPool::MakeTask(size_t items, std::function<void(size_t)> work,
+                                                       std::function<void()> done) {
   if (items == 0) {  // Nothing to do but to be done, in its turn.
     items = 1;
     work = [](size_t) {};
@@ -27,6 +30,11 @@ void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::funct
   task->items = items;
   task->work = std::move(work);
   task->done = std::move(done);
+  return task;
+}
+
+void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
+  std::shared_ptr<Task> task = MakeTask(items, std::move(work), std::move(done));
   {
     MutexLock lock(mutex_);
     tasks_.push_back(std::move(task));
@@ -38,39 +46,80 @@ void ThreadPool::Post(size_t items, std::function<void(size_t)> work, std::funct
   }
 }
 
-std::shared_ptr<ThreadPool::Task> ThreadPool::NextTask() {
-  MutexLock lock(mutex_);
-  while (tasks_.empty() && !stopping_) posted_.Wait(mutex_);
-  return tasks_.empty() ? nullptr : tasks_.front();
+void ThreadPool::PostBehind(size_t items, std::function<void(size_t)> work, std::function<void()> done) {
+  std::shared_ptr<Task> task = MakeTask(items, std::move(work), std::move(done));
+  {
+    MutexLock lock(mutex_);
+    behind_.push_back(std::move(task));
+  }
+  posted_.NotifyOne();
 }
 
 void ThreadPool::Run() {
-  while (const std::shared_ptr<Task> task = NextTask()) Work(task);
+  size_t worked = 0;
+  while (RunNext(worked, /*waits=*/true)) {
+  }
 }
 
-void ThreadPool::Work(const std::shared_ptr<Task>& task) {
+bool ThreadPool::RunPosted() {
   size_t worked = 0;
+  bool any = false;
+  while (RunNext(worked, /*waits=*/false)) any = true;
+  return any;
+}
+
+bool ThreadPool::RunNext(size_t& worked, bool waits) {
+  std::shared_ptr<Task> task;
+  {
+    MutexLock lock(mutex_);
+    while (waits && tasks_.empty() && !may_work_behind() && !stopping_) posted_.Wait(mutex_);
+    if (!tasks_.empty()) {
+      task = tasks_.front();
+    } else if (!may_work_behind()) {
+      return false;  // What may still be behind is finished by the thread that is at it.
+    }
+  }
+  if (task != nullptr) {
+    Work(task, worked);
+  } else {
+    WorkBehind();
+  }
+  return true;
+}
+
+void ThreadPool::Work(const std::shared_ptr<Task>& task, size_t& worked) {
+  size_t items = 0;
   for (size_t item = task->next.fetch_add(1); item < task->items; item = task->next.fetch_add(1)) {
     task->work(item);
-    ++worked;
+    ++items;
+    if (++worked < kItemsBeforeOneBehind) continue;
+    worked = 0;
+    WorkBehind();
   }
   {
     MutexLock lock(mutex_);
     if (!tasks_.empty() && tasks_.front() == task) tasks_.pop_front();
   }
-  if (worked > 0 && task->finished.fetch_add(worked) + worked == task->items) task->done();
+  if (items > 0 && task->finished.fetch_add(items) + items == task->items) task->done();
 }
 
-bool ThreadPool::RunPosted() {
-  for (bool worked = false;; worked = true) {
-    std::shared_ptr<Task> task;
-    {
-      MutexLock lock(mutex_);
-      if (tasks_.empty()) return worked;
-      task = tasks_.front();
-    }
-    Work(task);
+void ThreadPool::WorkBehind() {
+  std::shared_ptr<Task> task;
+  {
+    MutexLock lock(mutex_);
+    if (!may_work_behind()) return;
+    works_behind_ = true;
+    task = behind_.front();
   }
+  const size_t item = task->next.fetch_add(1);
+  task->work(item);
+  const bool last = item + 1 == task->items;
+  if (last) task->done();
+  MutexLock lock(mutex_);
+  works_behind_ = false;
+  if (last) behind_.pop_front();
+  // This thread has something else to do now, and another may have slept meanwhile.
+  if (!tasks_.empty() && !behind_.empty()) posted_.NotifyOne();
 }
 
 }  // namespace ps
