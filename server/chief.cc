@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kMaxHostBytes = 256;     // In the log.
 constexpr size_t kMaxJoinsPerWorker = 4;  // That wait for their answer.
 constexpr size_t kMaxBusyBytes = 256;
+constexpr std::chrono::seconds kSayRefusedEvery(1);  // Whoever asks is told each time.
 
 void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1::ChiefUpdate& update) {
   for (const StepSet& set : sets) {
@@ -36,6 +37,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
       job_(options, MakeMode(options.mode, options.num_workers)),
       shards_(options.num_shards, outbox_),
       cut_(options.num_shards, options.cut_timeout),
+      refused_joins_(kSayRefusedEvery),
       checkpoint_calls_(std::move(checkpoint_calls)),
       rounds_(options.checkpoints.value_or(ChiefOptions::Checkpoints()).every, options.num_shards,
               options.checkpoints.value_or(ChiefOptions::Checkpoints()).next_number) {
@@ -167,7 +169,11 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
   const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers;
   const absl::StatusOr<JobState::Joined> joined = job_.Join(request, room, now);
   if (!joined.ok()) {
-    spdlog::warn("a worker on {} was refused: {}", Printable(request.host(), kMaxHostBytes), Message(joined.status()));
+    if (const std::optional<uint64_t> left_out = refused_joins_.Admit(now); left_out.has_value()) {
+      const std::string others = *left_out == 0 ? "" : absl::StrCat(" (", *left_out, " other joins before it)");
+      spdlog::warn("a worker on {} was refused: {}{}", Printable(request.host(), kMaxHostBytes),
+                   Message(joined.status()), others);
+    }
     outbox_.Add([callback, status = joined.status()] { callback(status); });
     return 0;
   }
@@ -335,6 +341,9 @@ void Chief::Tick(TimePoint now) {
   const auto is_joining = [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return joins_.Has(member.rank, member.incarnation);
   };
+  if (const uint64_t left_out = refused_joins_.TakeLeftOut(now); left_out > 0) {
+    spdlog::warn("{} other joins were refused", left_out);
+  }
   MoveCut(cut_.CheckTimes(now));
   MoveSet(now);
   MoveCheckpoint(now);

@@ -24,6 +24,7 @@
 #include "common/checkpoint/manifest.h"
 #include "common/metrics.h"
 #include "common/outbox.h"
+#include "common/sparing_lines.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "server/checkpoint_rounds.h"
@@ -208,6 +209,7 @@ class Chief {
   WaitingCalls<v1::TakeRunReply> takes_ ABSL_GUARDED_BY(mutex_);  // Their numbers are those of the requests.
   MemberStreams streams_ ABSL_GUARDED_BY(mutex_);
   CutCoordinator cut_ ABSL_GUARDED_BY(mutex_);
+  SparingLines refused_joins_ ABSL_GUARDED_BY(mutex_);
   // The change that is under way, and who asked for it; empty: none.
   JobState::Setting setting_ ABSL_GUARDED_BY(mutex_);
   SetCallback set_callback_ ABSL_GUARDED_BY(mutex_);

@@ -1,3 +1,7 @@
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "tests/server/captured_log.h"
 #include "tests/server/test_job.h"
 
 namespace ps {
@@ -45,6 +49,33 @@ TEST_CASE("Joins that do not match the job are refused by what differs") {
   CHECK(refused(request, "held by a"));
   REQUIRE(job.Join(job.Request("b")).ok());
   CHECK(refused(job.Request("c"), "--num_workers=2"));
+}
+
+TEST_CASE("Refused joins have a line a second in the log, which counts the others, and each is told why") {
+  TestJob job("bsp", 1);
+  REQUIRE(job.Join(job.Request("a")).ok());
+  const CapturedLog log;
+  v1::JoinRequest request = job.Request("b");
+  request.set_host("h");
+  request.set_protocol(9);
+  const auto refuse = [&] {
+    for (int i = 0; i < 100; ++i) CHECK(absl::IsUnimplemented(job.Join(request).status()));
+  };
+  const auto lines_with = [&](const std::string& words) {
+    const std::vector<std::string> lines = log.lines();
+    return std::count_if(lines.begin(), lines.end(), [&](const auto& line) { return absl::StrContains(line, words); });
+  };
+  refuse();
+  CHECK(lines_with("a worker on h was refused: ") == 1);
+  job.now += std::chrono::seconds(1);
+  refuse();
+  CHECK(lines_with("a worker on h was refused: ") == 2);
+  CHECK(lines_with("(99 other joins before it)") == 1);
+  job.chief.Tick(job.now);
+  CHECK(lines_with("99 other joins were refused") == 0);
+  for (int i = 0; i < 2; ++i) job.chief.Tick(job.now += std::chrono::seconds(1));
+  CHECK(lines_with("99 other joins were refused") == 1);
+  CHECK(lines_with("refused") == 3);
 }
 
 TEST_CASE("A model that does not fit into the servers' memory is refused, and the job can still get another") {
