@@ -9,7 +9,10 @@ using Answer = std::optional<absl::StatusOr<v1::SetHyperparametersReply>>;
 
 class RunningJob : public TestJob {
  public:
-  explicit RunningJob(const std::string& mode, uint32_t shards, bool run = true) : TestJob(mode, 1, shards) {
+  explicit RunningJob(const std::string& mode, uint32_t shards, bool run = true)
+      : RunningJob(Options(mode, 1, shards, /*hands_out_runs=*/false), run) {}
+  explicit RunningJob(const ChiefOptions& options, bool run = true) : TestJob(options) {
+    const uint32_t shards = options.num_shards;
     if (!run) return;
     REQUIRE(Join(Request("a")).ok());
     for (uint32_t shard = 0; shard < shards; ++shard) Initialised(shard);
@@ -70,6 +73,28 @@ TEST_CASE("A shard alone chooses the version, and several that decide for themse
   }
   REQUIRE((*answer)->ok());
   CHECK((**answer)->shards(0).version() == 7);
+}
+
+TEST_CASE("An attempt takes as long as --cut_timeout says, without checkpoints too, and shards are told so") {
+  for (const std::chrono::milliseconds cut_timeout :
+       {std::chrono::milliseconds(1000), std::chrono::milliseconds(5000)}) {
+    CAPTURE(cut_timeout.count());
+    ChiefOptions options = TestJob::Options("asp", 1, 2, /*hands_out_runs=*/false);
+    options.cut_timeout = cut_timeout;
+    RunningJob job(options);
+    const auto answer = job.Set("learning_rate", 0.5F);
+    CHECK(job.cuts.back().hold_ms() == cut_timeout.count());
+    // Each phase of it, over all shards, takes 1.2 s.
+    for (const v1::Cut::Phase phase : {v1::Cut::FREEZE, v1::Cut::ADVANCE, v1::Cut::COMMIT}) {
+      for (int i = 0; i < 12; ++i) job.chief.Tick(job.now += std::chrono::milliseconds(100));
+      if (job.cuts.back().phase() != phase) break;
+      for (const uint32_t shard : {0U, 1U}) job.Report(shard, phase, 7);
+    }
+    const bool in_time = cut_timeout > seconds(2);
+    CHECK(answer->has_value() == in_time);
+    CHECK(job.cuts.back().phase() == (in_time ? v1::Cut::COMMIT : v1::Cut::CANCEL));
+    CHECK(job.LearningRate() == (in_time ? 0.5F : 0.1F));
+  }
 }
 
 TEST_CASE("What cannot be set is refused, and nothing is changed") {
