@@ -1,5 +1,6 @@
 #include "common/program.h"
 
+#include <cxxabi.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
@@ -8,12 +9,14 @@
 #include <csignal>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
+#include <typeinfo>
 
 #include <spdlog/pattern_formatter.h>
 #include <spdlog/sinks/base_sink.h>
@@ -74,6 +77,8 @@ void KeepFreedMemory() {
 #endif
 }
 
+void FlushLog() { (void)StderrLines()->Flush(Now() + kFlushTime); }
+
 int Complain(const std::string& program, const absl::Status& status, int exit_status) {
   const std::shared_ptr<LineWriter> lines = StderrLines();
   const bool read = lines->Flush(Now() + kFlushTime);
@@ -89,22 +94,42 @@ absl::Status FlushOutput() {
 
 namespace {
 
+// The type of the exception that is being handled, as it is written in C++; empty: there is none.
+std::string TypeOfException() {
+  const std::type_info* const type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "";
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status),
+                                                         &std::free);
+  return name == nullptr ? type->name() : name.get();
+}
+
 // Where a thread cannot be started or memory is used up, libraries throw, in any thread, what nobody is there to catch:
-// one line says which it was. Everything else ends with a signal, as ever, and with what debuggers can look at.
+// one line says which it was. Everything else ends with a line that names the exception, and with a signal, so that
+// debuggers have something to look at.
 [[noreturn]] void OnTerminate() {
   std::string what;
+  bool limited = false;
   try {
     if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) std::rethrow_exception(thrown);
+    what = "std::terminate was called";
   } catch (const std::bad_alloc&) {
+    limited = true;
     what = "there is not enough memory (is it limited, as by ulimit -v or a control group?)";
+  } catch (const std::filesystem::filesystem_error& error) {  // It is a system_error, too.
+    what = absl::StrCat("uncaught ", TypeOfException(), ": ", error.what());
   } catch (const std::system_error& error) {
+    limited = true;
     what = absl::StrCat("the system refuses a thread or another resource: ", error.code().message(),
                         " (are threads or memory limited, as by ulimit -u or -v?)");
+  } catch (const std::exception& error) {
+    what = absl::StrCat("uncaught ", TypeOfException(), ": ", error.what());
   } catch (...) {
+    what = absl::StrCat("uncaught ", TypeOfException());
   }
-  if (what.empty()) std::abort();
   const std::string line = absl::StrCat(program_invocation_short_name, ": ", what, "\n");
   (void)!write(STDERR_FILENO, line.data(), line.size());
+  if (!limited) std::abort();
   std::_Exit(kExitFailed);
 }
 

@@ -27,6 +27,10 @@ void KeepFreedMemory();
 bool StartProgram(int argc, char** argv, const std::string& usage, const std::string& source, CommandLine* line,
                   int* exit_status);
 
+// Waits until what was logged is written, for at most 1 s. For who ends the process without destructors, which do this
+// otherwise.
+void FlushLog();
+
 // Writes out what the program has printed on stdout. DATA_LOSS if it cannot be written (a full disk, a reader that is
 // gone).
 absl::Status FlushOutput();

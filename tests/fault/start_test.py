@@ -21,10 +21,12 @@ def silent_chief():
             wait_until("its first line", lambda worker=worker: f"asking {job.addresses[0]}" in worker.errors())
             assert worker.end() == 1
             took = time.monotonic() - began
-            assert "(--connect_timeout)" in worker.errors().splitlines()[-1], worker.errors()
-            assert re.search(r"after 2(\.\d)? s \(", worker.errors().splitlines()[-1]), worker.errors()
-            # Not one time for each of the calls; this machine may be busy.
-            assert took < 4, f"{name}: it took {took} s"
+            last = worker.errors().splitlines()[-1]
+            assert "(--connect_timeout)" in last, worker.errors()
+            said = re.search(r"after (\d+(?:\.\d)?) s \(", last)
+            # The flag's time once, not once for each call. This machine may be busy.
+            assert said and 2 <= float(said[1]) < 4, worker.errors()
+            assert took < LIMIT / 2, f"{name}: it took {took} s"
 
 
 def moved_shard():
@@ -74,7 +76,7 @@ def limited():
                     preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
                 )
                 where = f"{program} in {megabytes} MB: {ended.returncode}: {ended.stderr}"
-                assert "terminate called" not in ended.stderr, where
+                assert ended.returncode != -signal.SIGABRT, where
                 told += "memory" in ended.stderr or "refuses a thread" in ended.stderr
     assert told > 0
 
