@@ -10,7 +10,9 @@
 namespace ps {
 namespace {
 
-// Of those that have positions: what is read of them is the shard's from now on.
+constexpr std::chrono::seconds kSayHeld(10);  // A line says how long a cut has held pushes back after each of these.
+
+// Copies what is read of slices that have positions: it is the shard's from now on.
 absl::Status UnpackSlices(const v1::PushRequest& header, std::vector<ReceivedSlice>& slices) {
   for (ReceivedSlice& slice : slices) {
     if (!slice.payload.has_positions()) continue;
@@ -115,7 +117,9 @@ void Shard::OnCut(const v1::Cut& cut) {
 
 void Shard::SetChiefLost(bool lost) {
   const OutboxLock lock(outbox_, mutex_);
-  state_.job.SetChiefLost(lost);  // A cut that is under way may go on when it is back; else Tick ends it.
+  // A cut that is under way may go on when the chief is back. Otherwise Tick ends it, unless this shard has told that
+  // it is there: then it waits for the chief, or for the end of the job.
+  state_.job.SetChiefLost(lost);
   Advance();
   AnswerWaits();
 }
@@ -389,6 +393,7 @@ void Shard::Tick(TimePoint now) {
     Release(state_.cut.End());
     Advance();
   }
+  SayHeld(now);
   // That the job makes progress is told here, where no version is told of by itself.
   const bool progress = state_.readable() && state_.parameters->version() != told_version_;
   if (state_.stall.Update(state_.Situation(now), now) || state_.untold.due(now) || progress) {
@@ -396,6 +401,12 @@ void Shard::Tick(TimePoint now) {
   }
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
   for (Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
+}
+
+void Shard::SayHeld(TimePoint now) {
+  if (state_.cut.HeldFor(now) < kSayHeld || now < say_held_at_) return;
+  say_held_at_ = now + kSayHeld;
+  spdlog::warn("{}", state_.WaitingForCut(now));
 }
 
 void Shard::Shutdown(const absl::Status& status) {

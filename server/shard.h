@@ -83,7 +83,7 @@ class Shard {
   // Whether a member may hold one version until it has the next.
   bool allows_views() const { return options_.max_versions > 2; }
   uint32_t number() const { return options_.shard; }
-  // Of the current version; 0 if there is none.
+  // The current version's number; 0 if there is none.
   uint64_t version() const;
   // Null as long as the view in force has none.
   std::shared_ptr<const ShardLayout> layout() const;
@@ -93,8 +93,8 @@ class Shard {
 
   // ---- As a whole
 
-  // Ends the waits whose deadline has passed, and a cut that the chief has forgotten, and reports to the chief what an
-  // update has been waiting for.
+  // Ends the waits whose deadline has passed, and a cut that the chief has forgotten, reports to the chief what an
+  // update has been waiting for, and logs for how long a cut has held pushes back.
   void Tick(TimePoint now);
   // Builds on this thread what waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
@@ -114,6 +114,7 @@ class Shard {
   // The view in force is the first with this model.
   void SetLayout() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SayHeld(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -164,10 +165,12 @@ class Shard {
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
   BuildStreams streams_ ABSL_GUARDED_BY(mutex_);
-  std::optional<float> told_learning_rate_ ABSL_GUARDED_BY(mutex_);  // That the chief knows of.
-  uint64_t told_version_ ABSL_GUARDED_BY(mutex_) = 0;                // Likewise.
-  std::atomic<bool> applies_in_place_;                               // As in the state; read without the lock.
-  ThreadPool pool_;                                                  // Last: its threads end before what they use.
+  TimePoint say_held_at_ ABSL_GUARDED_BY(mutex_);  // Not before this.
+  // The chief knows of these.
+  std::optional<float> told_learning_rate_ ABSL_GUARDED_BY(mutex_);
+  uint64_t told_version_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<bool> applies_in_place_;  // As in the state; read without the lock.
+  ThreadPool pool_;                     // Last: its threads end before what they use.
 };
 
 }  // namespace ps

@@ -7,6 +7,7 @@ namespace ps {
 
 void ShardCut::Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint now) {
   number_ = number;
+  frozen_at_ = now;
   frozen_until_ = now + hold;
   up_to_.reset();
   reached_ = false;

@@ -6,8 +6,8 @@
 //     └──────────────────────────────────────────────────────────────┘
 //
 // A shard that does not hear of the end of an attempt gives it up (Expired), and from then on does not reach it. Once
-// it has, and the chief may have been told, it waits: the others may have carried out what this one has not heard of
-// yet.
+// it has reached it, and the chief may have been told, it waits for the chief's word however long that takes: the
+// others may have carried out what this one has not heard of yet. What it holds meanwhile is told (HeldFor).
 //
 // Nothing that is needed to reach the cut is held: a step that one shard has answered is one that its worker sends to
 // all of them, unless it is lost. Pure: no locks, no I/O, and time is passed in.
@@ -40,7 +40,7 @@ class ShardCut {
 
   // The cut of this number begins, instead of any other. Its attempt takes no longer than `hold`.
   void Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint now);
-  // Of the cut of this number, if it is the one under way: pushes before these steps are part of it.
+  // Pushes before these steps are part of the cut of this number. Does nothing if another one is under way.
   std::vector<Push> Advance(uint64_t number, CutSteps up_to);
   // The cut is over, whatever came of it.
   std::vector<Push> End();
@@ -58,12 +58,19 @@ class ShardCut {
   bool frozen() const { return frozen_until_.has_value(); }
   // The attempt is over, also if nobody has said so.
   bool Expired(TimePoint now) const { return frozen() && !reached_ && now > *frozen_until_; }
-  uint64_t number() const { return number_; }  // Of the last cut.
+  // Frozen, it has come to the cut's steps, and awaits the end.
+  bool reached() const { return reached_; }
+  // For how long it has been frozen.
+  std::chrono::nanoseconds HeldFor(TimePoint now) const {
+    return frozen() ? now - frozen_at_ : std::chrono::nanoseconds(0);
+  }
+  uint64_t number() const { return number_; }  // The last cut's.
 
  private:
   bool Beyond(const Push& push) const;
 
   uint64_t number_ = 0;
+  TimePoint frozen_at_;
   std::optional<TimePoint> frozen_until_;
   std::optional<CutSteps> up_to_;  // Once they are known.
   bool reached_ = false;

@@ -192,7 +192,7 @@ std::string ShardState::WaitingForRanks(TimePoint now) const {
 std::string ShardState::WaitingFor(TimePoint now) const {
   if (!job.running()) return job.view().waiting_for().empty() ? "waiting for the chief" : job.view().waiting_for();
   if (updater.blocked_since().has_value()) return parameters->DescribeReaders(now);
-  if (cut.frozen()) return absl::StrCat("cut ", cut.number(), ": waiting for all shards to come to the same point");
+  if (cut.frozen()) return WaitingForCut(now);
   if (updater.awaits_totals().has_value()) {
     return absl::StrCat("version ", *updater.awaits_totals(), ": waiting for the other shards' norms");
   }

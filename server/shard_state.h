@@ -30,10 +30,10 @@ struct ShardState {
   // ---- What it is made of
 
   const ShardOptions options;
-  // Of gradients. Where workers bring it, it is theirs from SetLayout on; before that nothing is made.
+  // It is for gradients. Where workers bring it, it is theirs from SetLayout on; before that nothing is made.
   OptimizerSetup setup;
-  std::unique_ptr<Optimizer> optimizer;              // That the setup names.
-  const std::unique_ptr<Optimizer> outer_optimizer;  // Of differences of weights.
+  std::unique_ptr<Optimizer> optimizer;              // The setup names it.
+  const std::unique_ptr<Optimizer> outer_optimizer;  // It is for differences of weights.
   const std::unique_ptr<Mode> mode;
   const bool follows_decisions;  // The chief names the sets that make a version.
   JobView job;
@@ -107,13 +107,15 @@ struct ShardState {
   void ForgetHeldOrphans();
   // Whether this shard has come to where all are to be. True once for a cut.
   bool ReachedCut();
+  // "cut 4: waiting for the chief's word; it has held pushes back for 12 s". A cut is under way.
+  std::string WaitingForCut(TimePoint now) const;
   // Tells the chief that the shard has carried out what the message says, at this version.
   v1::ShardReport ReportCut(const v1::Cut& message, uint64_t version) const;
 
   // ---- Checkpoints
 
   void SetCheckpointDue(const v1::Cut& commit);
-  // Of the current version, which is not being overwritten, and what belongs to it.
+  // What a checkpoint has of the current version, which is not being overwritten.
   nlohmann::ordered_json Save() const;
   std::vector<v1::RankStep> SavedSteps() const;
   // What Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
@@ -156,14 +158,14 @@ struct ShardState {
   std::vector<float> InitialState() const;
   // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
   absl::Status CheckPulled(const v1::PushRequest& header) const;
-  // Of the push that the member computes on what it asks for.
+  // The step of the push that the member computes on what it asks for.
   uint64_t NextStep(const ShardRequest& request) const;
   Answer AnswerPush(Wait& wait, TimePoint now);
   Answer AnswerWeights(const Wait& wait, TimePoint now);
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
   // How far the members have come: with the pushes that are complete, or only those that are answered.
   CutSteps Progress(bool complete) const;
-  // Of ranks whose push of the step in the making is not complete.
+  // Names the ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };
 

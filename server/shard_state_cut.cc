@@ -1,6 +1,10 @@
 // ShardState's part in cuts.
 #include "server/shard_state.h"
 
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
 namespace ps {
 namespace {
 
@@ -64,6 +68,12 @@ bool ShardState::ReachedCut() {
   if (!cut.frozen() || !updater.idle()) return false;
   return cut.Reached(Progress(/*complete=*/false),
                      [this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
+}
+
+std::string ShardState::WaitingForCut(TimePoint now) const {
+  return absl::StrCat("cut ", cut.number(), ": waiting for ",
+                      cut.reached() ? "the chief's word" : "all shards to come to the same point",
+                      "; it has held pushes back for ", FormatSeconds(cut.HeldFor(now)));
 }
 
 v1::ShardReport ShardState::ReportCut(const v1::Cut& message, uint64_t version) const {

@@ -162,10 +162,10 @@ class Job:
         command = [*self.control(), *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
 
-    def version(self):
-        """Of shard 0, as ps_ctl status tells it; -1: it does not answer now."""
+    def version(self, shard=0):
+        """This shard's version, as ps_ctl status tells it; -1: it does not answer now."""
         status = self.ask("--timeout=5s", "status")
-        found = re.search(r"^ +0 +\S+:\d+ +(\d+)", status.stdout, re.MULTILINE)
+        found = re.search(rf"^ +{shard} +\S+:\d+ +(\d+)", status.stdout, re.MULTILINE)
         return int(found[1]) if status.returncode == 0 and found else -1
 
     def wait_for_training(self):

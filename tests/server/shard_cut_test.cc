@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "tests/log_text.h"
 #include "tests/server/test_shard.h"
 #include "tests/temp_folder.h"
 
@@ -186,6 +187,39 @@ TEST_CASE("A shard that has told that it is at the cut applies no push beyond it
     CHECK(reply.Wait()->answer() == v1::ANSWER_APPLIED);
     CHECK(Weight(test) == (commits ? 0.5F : 0));
   }
+}
+
+TEST_CASE(
+    "A shard whose pushes stand still for a cut says what it waits for, in its status and every 10 s in the log") {
+  LogText log;
+  TestShard test("asp");
+  v1::Cut freeze = Phase(7, v1::Cut::FREEZE);
+  freeze.set_hold_ms(60000);
+  Tell(test, freeze);
+  REQUIRE(test.Add(0, 0, {1, 1, 1, 1}).ok());
+  Reply<v1::PushReply> reply;
+  test.AwaitPush(TestShard::Header(0, 0), TestShard::kLong, reply.Callback());
+  const std::string held = "cut 7: waiting for all shards to come to the same point; it has held pushes back for ";
+  test.now += std::chrono::seconds(9);
+  test.shard.Tick(test.now);
+  CHECK(log.Take().find("cut 7") == std::string::npos);
+  CHECK(test.shard.Status(test.now).waiting_for() == held + "9.0 s");
+  test.now += std::chrono::seconds(1);
+  test.shard.Tick(test.now);
+  CHECK(log.Take() == "W " + held + "10 s\n");
+  Tell(test, Phase(7, v1::Cut::ADVANCE));
+  Reported(test, 7, v1::Cut::ADVANCE);
+  test.now += std::chrono::seconds(9);
+  test.shard.Tick(test.now);
+  CHECK(log.Take().empty());
+  test.now += std::chrono::minutes(10);  // It has told that it is there, so it waits however long the word takes.
+  test.shard.Tick(test.now);
+  CHECK(log.Take() == "W cut 7: waiting for the chief's word; it has held pushes back for 619 s\n");
+  Tell(test, Phase(7, v1::Cut::CANCEL));
+  CHECK(reply.Wait()->answer() == v1::ANSWER_APPLIED);
+  test.now += std::chrono::hours(1);
+  test.shard.Tick(test.now);
+  CHECK(log.Take().empty());
 }
 
 TEST_CASE("A shard that has given up a cut does not tell later that it is there, and takes over no change of it") {

@@ -20,6 +20,8 @@ class Link:
         self._passing.set()
         self._delay_s = 0.0
         self._reset_after = 0  # Messages from the target; 0: not.
+        self._hold_at = None  # What the target sends.
+        self.held = threading.Event()
         self._writers = set()
         self.address = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result()
 
@@ -41,6 +43,10 @@ class Link:
 
     def reset_after(self, messages):
         self._reset_after = messages
+
+    def hold_at(self, text):
+        """From the first message on that has these bytes, nothing of what the target sends passes, until heal."""
+        self._hold_at = text
 
     def _call(self, function):
         self._loop.call_soon_threadsafe(function)
@@ -74,6 +80,10 @@ class Link:
     async def _pump(self, reader, writer, counts):
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
+                if counts and self._hold_at is not None and self._hold_at in data:
+                    self._hold_at = None
+                    self._passing.clear()
+                    self.held.set()
                 await self._passing.wait()
                 if self._delay_s > 0:
                     await asyncio.sleep(self._delay_s)
