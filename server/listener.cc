@@ -24,10 +24,9 @@
 namespace ps {
 namespace {
 
-constexpr rlim_t kReserved = 128;           // Descriptors that are not for connections,
-constexpr rlim_t kReservedPart = 4;         // but at most this part of all.
-constexpr rlim_t kMostConnections = 16384;  // However many descriptors there may be: each costs memory, too.
-constexpr int kLookAgainMs = 100;           // While there is no room.
+constexpr rlim_t kReserved = 128;    // Descriptors that are not for connections,
+constexpr rlim_t kReservedPart = 4;  // but at most this part of all.
+constexpr int kLookAgainMs = 100;    // While there is no room.
 constexpr std::chrono::seconds kWarnOfRoomEvery(1);
 constexpr int kMostWaiting = 4096;  // The system's own limit is less, or holds.
 
@@ -36,12 +35,9 @@ rlim_t DescriptorLimit() {
   return getrlimit(RLIMIT_NOFILE, &limit) == 0 ? limit.rlim_cur : 1024;
 }
 
-// Connections have the descriptors below this number. The system gives the lowest that is free, so that a number says
-// how many are open.
-rlim_t FirstReserved() {
-  const rlim_t limit = DescriptorLimit();
-  return std::min(limit - std::min(kReserved, limit / kReservedPart), kMostConnections);
-}
+// How many descriptors may be open so that enough are left. The system gives the lowest that is free, so that a number
+// says how many are open.
+rlim_t FirstReservedOf(rlim_t limit) { return limit - std::min(kReserved, limit / kReservedPart); }
 
 absl::Status NotHere(const std::string& flag, int error) {
   if (error == EADDRINUSE || error == EADDRNOTAVAIL) {
@@ -76,7 +72,7 @@ absl::StatusOr<FileDescriptor> ListenAtPath(const std::string& flag, const std::
         absl::StrCat(flag, ": the path has more than ", sizeof address.sun_path - 1, " bytes"));
   }
   std::copy(path.begin(), path.end(), address.sun_path);
-  unlink(path.c_str());  // Of a server that was killed.
+  unlink(path.c_str());  // A server that was killed has left it.
   return ListenAt(flag, reinterpret_cast<const sockaddr*>(&address), sizeof address, 0);
 }
 
@@ -139,7 +135,7 @@ void RaiseDescriptorLimit() {
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Listen(const std::string& flag, const Endpoint& endpoint,
-                                                           std::chrono::nanoseconds silence) {
+                                                           std::chrono::nanoseconds silence, uint64_t max_connections) {
   Endpoint bound = endpoint;
   std::vector<FileDescriptor> sockets;
   const int silence_ms = ServerSilenceMs(silence);
@@ -154,11 +150,15 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Listen(const std::string& fl
   }
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop.valid()) return NotHere(flag, errno);
-  return std::unique_ptr<Listener>(new Listener(bound, std::move(sockets), std::move(stop)));
+  return std::unique_ptr<Listener>(new Listener(bound, std::move(sockets), std::move(stop), max_connections));
 }
 
-Listener::Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop)
-    : endpoint_(std::move(endpoint)), sockets_(std::move(sockets)), stop_(std::move(stop)) {}
+Listener::Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop,
+                   uint64_t max_connections)
+    : endpoint_(std::move(endpoint)),
+      max_connections_(max_connections),
+      sockets_(std::move(sockets)),
+      stop_(std::move(stop)) {}
 
 Listener::~Listener() { Stop(); }
 
@@ -203,9 +203,22 @@ void Listener::Run() {
   }
 }
 
+uint64_t Listener::FirstReserved() const {
+  return std::min<uint64_t>(FirstReservedOf(DescriptorLimit()), max_connections_);
+}
+
+std::string Listener::WhyFull() const {
+  const rlim_t limit = DescriptorLimit();
+  if (FirstReservedOf(limit) > max_connections_) {
+    return absl::StrCat("this server takes no more than ", max_connections_, " at a time");
+  }
+  return absl::StrCat("this process has ", FirstReservedOf(limit), " descriptors open, of ", limit,
+                      " that it may have (ulimit -n)");
+}
+
 bool Listener::HasRoom() const {
   const FileDescriptor next(fcntl(stop_.get(), F_DUPFD_CLOEXEC, 0));
-  return next.valid() && static_cast<rlim_t>(next.get()) < FirstReserved();
+  return next.valid() && static_cast<uint64_t>(next.get()) < FirstReserved();
 }
 
 void Listener::AcceptFrom(int socket) {
@@ -226,11 +239,10 @@ void Listener::AcceptFrom(int socket) {
 }
 
 void Listener::Take(FileDescriptor connection, int socket) {
-  if (static_cast<rlim_t>(connection.get()) >= FirstReserved()) {
+  if (static_cast<uint64_t>(connection.get()) >= FirstReserved()) {
     connection.Close();
     ++unsaid_;
-    return OnFull(absl::StrCat("this process has ", FirstReserved(), " descriptors open, of ", DescriptorLimit(),
-                               " that it may have (ulimit -n)"));
+    return OnFull(WhyFull());
   }
   Acceptor::NewConnectionParameters parameters;
   parameters.listener_fd = socket;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,9 +28,12 @@ class Listener {
 
   // Listens; callers wait until Start. A name that has several addresses is listened on at each of them. Port 0 picks
   // one. `silence`: as SetServerArguments'. UNAVAILABLE, naming the flag, if that cannot be. A path where something
-  // is must be nobody else's (UnixLock); what is there is replaced.
+  // is must be nobody else's (UnixLock); what is there is replaced. Connections use the descriptors below
+  // `max_connections`, however many there may be: each costs memory, too.
   static absl::StatusOr<std::unique_ptr<Listener>> Listen(const std::string& flag, const Endpoint& endpoint,
-                                                          std::chrono::nanoseconds silence);
+                                                          std::chrono::nanoseconds silence,
+                                                          uint64_t max_connections = kMaxConnections);
+  static constexpr uint64_t kMaxConnections = 16384;
   ~Listener();
 
   // What it listens on, with the real port.
@@ -42,7 +46,7 @@ class Listener {
   void Stop();
 
  private:
-  Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop);
+  Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop, uint64_t max_connections);
   void Run();
   // Takes in those who wait at this socket.
   void AcceptFrom(int socket);
@@ -51,8 +55,12 @@ class Listener {
   void OnFull(const std::string& why);
   // Whether one more connection would leave enough descriptors.
   bool HasRoom() const;
+  // Connections have the descriptors below this number.
+  uint64_t FirstReserved() const;
+  std::string WhyFull() const;
 
   const Endpoint endpoint_;
+  const uint64_t max_connections_;
   std::vector<FileDescriptor> sockets_;
   const FileDescriptor stop_;  // An eventfd.
   std::unique_ptr<Acceptor> acceptor_;
