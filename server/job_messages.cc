@@ -107,7 +107,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   }
   if (job.options().checkpoints.has_value()) {
     view.set_checkpoint_dir(job.options().checkpoints->dir);
-    view.set_any_descent(job.options().checkpoints->any_descent);
+    view.set_any_descent(job.options().checkpoints->removes_others());
   }
   return view;
 }

@@ -56,7 +56,7 @@ struct ChiefOptions {
   std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
   // How long pushes are held back at most to bring all shards to one point.
   std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
-  int64_t max_shard_elements = INT64_MAX;       // Of a model that a server's memory holds.
+  int64_t max_shard_elements = INT64_MAX;       // A server's memory holds a model of so many.
   std::map<std::string, std::string> settings;  // Flags that all servers must share.
   WireFormat wire;
   bool hands_out_runs = false;  // --budget=job.
@@ -71,6 +71,10 @@ struct ChiefOptions {
     bool any_descent = false;  // It was told not to go on from what was there (--restore=none, or a path).
     bool again = false;        // This process has served an earlier generation of the job.
     std::shared_ptr<const RestoredJob> restored;  // That this generation begins with; null: it begins anew.
+
+    // Whether checkpoints go that this generation does not descend from. Once the job goes on from one of its own, what
+    // it was told is done.
+    bool removes_others() const { return any_descent && (restored == nullptr || !restored->is_own); }
   };
   std::optional<Checkpoints> checkpoints = {};
 };
@@ -93,11 +97,11 @@ class JobState {
   const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
   // As last set or told by a push (of the learning rate, as shard 0 knows it); none as long as there is no optimizer.
   HyperparameterValues hyperparameters() const;
-  // Likewise; nothing as long as it is not known how long an epoch is.
+  // The same for the schedule; nothing as long as it is not known how long an epoch is.
   std::optional<Schedule> schedule() const;
   // 0: no worker has told it.
   uint64_t samples_per_epoch() const { return terms_.samples_per_epoch(); }
-  // Of pushes that the mode has refused, as shard 0 counts them.
+  // The mode has refused pushes of so many samples, as shard 0 counts them.
   uint64_t dropped_samples() const { return dropped_samples_; }
   v1::Phase phase() const { return phase_; }
   const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
@@ -125,7 +129,7 @@ class JobState {
   bool MayInitialise(uint32_t rank) const;
   // While workers are still joining, the lead is rank 0.
   bool IsLead(const Member& member) const;
-  TimePoint last_progress() const { return last_progress_; }  // Of a job that runs.
+  TimePoint last_progress() const { return last_progress_; }  // It is known while the job runs.
 
   // An error if the job has ended: ABORTED with its failure, FAILED_PRECONDITION if it is finished; UNAVAILABLE if this
   // generation of it is over.
@@ -162,7 +166,7 @@ class JobState {
   struct Joined {
     Member member;
     uint64_t view = 0;       // That must be in force before the join is answered.
-    bool is_repeat = false;  // Of a join that made this member; else a new view is due.
+    bool is_repeat = false;  // An earlier join made this member; else a new view is due.
   };
   // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
@@ -194,7 +198,7 @@ class JobState {
   absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
   absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
-  // Of a checkpoint that is under way.
+  // They begin and end the cut of a checkpoint that is under way.
   void BeginRunsCut() { runs_.BeginCut(); }
   void EndRunsCut() { runs_.EndCut(); }
   // What is to be recorded of runs since the last call.
@@ -236,7 +240,7 @@ class JobState {
   std::vector<StepSet> NextView(TimePoint now);
 
  private:
-  // Of a join as this rank whose samples are its own (job_data.cc). Errors of OwnData::Check and
+  // Looks at a join as this rank whose samples are its own (job_data.cc). Errors are those of OwnData::Check and
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
   void AddOwnData(uint32_t rank, const v1::DataSummary& data);
@@ -261,7 +265,7 @@ class JobState {
   void CheckRejoining(TimePoint now);
   // Everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
-  // Of those who took part in the restored job, all are here, or have had their time.
+  // All who took part in the restored job are here, or have had their time.
   bool HasRestoredMembers(TimePoint now) const;
   void SetPhase(v1::Phase phase, const std::string& failure);
 
@@ -295,7 +299,8 @@ class JobState {
   TimePoint last_progress_;
   std::string superseded_;  // Why, if it is.
   bool awaits_first_checkpoint_ = false;
-  // Of the restored job: the step at which each rank goes on, as long as its first owner is there; and who took part.
+  // They are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who took
+  // part.
   std::map<uint32_t, uint64_t> restored_steps_;
   std::set<uint32_t> restored_members_;
   std::optional<TimePoint> began_;            // The first time that times were looked at.

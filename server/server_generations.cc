@@ -99,7 +99,7 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_tok
   options.generation = lineage_.generation = *generation;
   std::vector<uint64_t> own = {*generation};
   if (goes_on) own.push_back((*restored)->manifest.generation);
-  store_->SetLine(once ? std::nullopt : std::optional(std::move(own)));
+  store_->SetLine(options.checkpoints->removes_others() ? std::nullopt : std::optional(std::move(own)));
   if (const absl::Status forgot = store_->dir().ForgetNotFinite(); !forgot.ok()) spdlog::warn("{}", Message(forgot));
   spdlog::info("generation {}: {}", *generation,
                goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())

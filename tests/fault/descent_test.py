@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import shutil
 import signal
 import sys
 
@@ -91,6 +92,27 @@ def on_purpose():
         job.finish()
 
 
+def own_line():
+    """Once a job that began anew goes on from a checkpoint of its own, nobody removes those of others."""
+    with Job("bsp", 2, steps=1000000, flags=[*NEW, "--restore=none"], worker_flags=SLOWLY) as job:
+        theirs, first = [job.folder / f"theirs-{copy}" for copy in (1, 2)], job.dir / "checkpoint-000001"
+        with training(1) as other:
+            for program in other.servers + other.workers:
+                program.kill()
+            for copy in theirs:
+                shutil.copytree(other.dir / f"checkpoint-{other.newest():06d}", copy)
+        job.start_workers()
+        wait_until("its first one to go", lambda: job.newest() >= 3 and not first.exists())
+        theirs[0].rename(first)
+        wait_until("the others' to be removed, as it was told to", lambda: not first.exists())
+        job.kill_and_restart([1])
+        wait_until("the job to go on from its own", lambda: "goes on from" in job.servers[0].errors())
+        theirs[1].rename(first)
+        before = job.newest()
+        wait_until("three more", lambda: job.newest() >= before + 3)
+        assert (first / "manifest.json").exists()
+
+
 def without():
     """A shard that is started again without --checkpoint_dir is told so."""
     with training(2) as job:
@@ -121,5 +143,5 @@ def locked():
 
 
 if __name__ == "__main__":
-    cases = [elsewhere, started_again, on_purpose, without, locked]
+    cases = [elsewhere, started_again, on_purpose, own_line, without, locked]
     {case.__name__: case for case in cases}[sys.argv[2]]()

@@ -207,6 +207,20 @@ TEST_CASE("Who knows of checkpoints that the job does not descend from is refuse
   }
 }
 
+TEST_CASE("What begins anew on purpose removes others' checkpoints until it goes on from one of its own") {
+  ChiefOptions anew = WithCheckpoints("bsp", 1, 1);
+  anew.checkpoints->any_descent = true;
+  CHECK(TestJob(anew).view.any_descent());
+  for (const bool is_own : {false, true}) {
+    ChiefOptions options = WithCheckpoints("bsp", 1, 1);
+    const std::shared_ptr<RestoredJob> restored = Restored(options, 3, /*finished=*/false);
+    restored->is_own = is_own;
+    options.checkpoints->any_descent = true;
+    options.checkpoints->restored = restored;
+    CHECK(TestJob(options).view.any_descent() == !is_own);
+  }
+}
+
 TEST_CASE("Status tells how long a checkpoint has been under way, and whom it waits for") {
   SavedJob saved(WithCheckpoints("bsp", 1, 2));
   saved.JoinAll();
