@@ -90,6 +90,7 @@ void CheckpointStore::RemoveFailed(uint64_t next) {
 }
 
 absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) {
+  PS_RETURN_IF_ERROR(RecordGenerationNow(/*wait=*/std::chrono::nanoseconds(0)));
   RemoveFailed(part.number);
   last_written_ = part.number;
   PS_RETURN_IF_ERROR(dir_.Make(part.number));
@@ -168,9 +169,21 @@ bool CheckpointStore::MayRemove(const CheckpointDir::Entry& entry) const {
 
 void CheckpointStore::RecordGeneration(uint64_t generation) {
   thread_.Post([this, generation] {
-    const absl::Status recorded = dir_.RecordGeneration(generation, stop_.get_token());
+    unrecorded_ = generation;
+    const absl::Status recorded = RecordGenerationNow(CheckpointDir::kLockTime);
     if (!recorded.ok()) spdlog::warn("{}", Message(recorded));
   });
+}
+
+absl::Status CheckpointStore::RecordGenerationNow(std::chrono::nanoseconds wait) {
+  if (!unrecorded_.has_value()) return absl::OkStatus();
+  const absl::Status recorded = dir_.RecordGeneration(*unrecorded_, stop_.get_token(), wait);
+  if (!recorded.ok()) {
+    return absl::Status(recorded.code(), absl::StrCat("no checkpoint is written as long as generation ", *unrecorded_,
+                                                      " cannot be recorded in ", dir_.path(), ": ", Message(recorded)));
+  }
+  unrecorded_.reset();
+  return absl::OkStatus();
 }
 
 void CheckpointStore::Commit(Manifest manifest, size_t keep, std::function<void(absl::Status)> committed) {

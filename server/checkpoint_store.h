@@ -36,18 +36,20 @@ class CheckpointStore {
 
   // Says, once in a while, that the disk has been at the same thing for long. To be called now and then.
   void Tick(TimePoint now);
-  // The thread begins nothing more. Whether it has ended within this time; if not, the disk hangs.
+  // The thread begins nothing more. Whether it has ended within this time.
   bool EndWithin(std::chrono::nanoseconds time) {
     stop_.request_stop();
     return thread_.EndWithin(time);
   }
+  // Bytes that it has read and written until now.
+  uint64_t bytes_moved() const { return thread_.bytes_moved(); }
 
   const CheckpointDir& dir() const { return dir_; }
 
   // ---- A shard's part
 
-  // Of the checkpoint of this number. The message says what came of it; `steps` are not filled in. The snapshot is
-  // released as soon as it is written.
+  // Writes the shard's part of the checkpoint of this number. The message says what came of it; `steps` are not filled
+  // in. The snapshot is released as soon as it is written.
   struct Part {
     uint64_t number = 0;
     uint64_t generation = 0;
@@ -75,7 +77,8 @@ class CheckpointStore {
   // there.
   void SetLine(std::optional<std::vector<uint64_t>> generations);
 
-  // This generation has begun. On disk before anything is that is written of it.
+  // This generation has begun. It is on disk before anything is that is written of it: as long as it cannot be
+  // recorded, which is logged and tried again before each part, no part is written.
   void RecordGeneration(uint64_t generation);
 
   // ---- The chief's
@@ -88,6 +91,8 @@ class CheckpointStore {
       : dir_(std::move(dir)), lock_(std::move(lock)), shard_(shard), num_shards_(num_shards) {}
 
   absl::StatusOr<std::string> WritePart(const Part& part);
+  // What RecordGeneration was told, if it is not on disk yet. Waits for others for this time at most.
+  absl::Status RecordGenerationNow(std::chrono::nanoseconds wait);
   bool MayRemove(const CheckpointDir::Entry& entry) const;
   // Before the checkpoint of this number is written.
   void RemoveFailed(uint64_t next);
@@ -102,9 +107,25 @@ class CheckpointStore {
   uint64_t last_written_ = 0;
   uint64_t newest_complete_ = 0;
   std::optional<std::vector<uint64_t>> line_;  // The thread's.
+  std::optional<uint64_t> unrecorded_;         // The thread's: a generation that has begun and is not on disk yet.
   std::optional<TimePoint> said_at_;           // The ticker's.
-  std::stop_source stop_;                      // Of waits for a lock.
+  std::stop_source stop_;                      // It ends waits for a lock.
   TaskThread thread_{"checkpoints"};           // Last: it uses the others.
+};
+
+// For how long nothing was read or written, by a disk that is looked at now and then. A pure value.
+class DiskSilence {
+ public:
+  // `bytes_moved`: until now, as CheckpointStore tells. The first look begins the time.
+  std::chrono::nanoseconds Look(uint64_t bytes_moved, TimePoint now) {
+    if (!since_.has_value() || bytes_moved != bytes_moved_) since_ = now;
+    bytes_moved_ = bytes_moved;
+    return now - *since_;
+  }
+
+ private:
+  uint64_t bytes_moved_ = 0;
+  std::optional<TimePoint> since_;
 };
 
 // The parts of the shard's slices, merged where they lie side by side in tensor and memory and were skipped as often.

@@ -1,11 +1,15 @@
 // ps_server: holds a shard of a model's weights and applies what workers push.
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
 #include <stop_token>
+#include <string>
+#include <vector>
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/clock.h"
 #include "common/grpc_log.h"
 #include "common/program.h"
@@ -17,21 +21,45 @@
 
 namespace {
 
-constexpr std::chrono::seconds kDiskTime(2);   // For what is under way when a server ends.
-constexpr std::chrono::seconds kStartTime(5);  // To leave what a start waits for, once a stop was asked for.
+constexpr std::chrono::seconds kDiskTime(2);     // What is under way when a server ends is waited for silently so long.
+constexpr std::chrono::seconds kHangingDisk(5);  // It has read and written nothing for so long.
+constexpr std::chrono::seconds kStartTime(5);    // A start has so long to leave what it waits for, once it is to stop.
 
-// Whether the server's disk has done what it was at. One that hangs is not waited for by a process that ends; one that
-// goes back to a checkpoint on that disk waits, as others would wait for it.
+// Whether the server's disk has done what it was at. A process that ends waits for it as long as it goes on, so that no
+// part is left half written for nothing, and not for one that hangs; one that goes back to a checkpoint on that disk
+// waits for --server_timeout, as others would wait for it.
 bool EndDisk(ps::Server& server, const ps::ServerOptions& options, const std::stop_token& stop) {
   if (server.EndDisk(kDiskTime)) return true;
   const ps::TimePoint deadline = ps::Now() + ps::ToChrono(options.server_timeout);
-  spdlog::warn("--checkpoint_dir={}: the file system does not answer; {}", options.checkpoint_dir,
-               server.rolled_back() ? "going back to a checkpoint waits for it (--server_timeout)"
-                                    : "ending without what was being written");
-  while (server.rolled_back() && !stop.stop_requested() && ps::Now() < deadline) {
-    if (server.EndDisk(std::chrono::milliseconds(100))) return true;
+  spdlog::info("--checkpoint_dir={}: waiting for what is being written or read there {}", options.checkpoint_dir,
+               server.rolled_back() ? "(--server_timeout)" : "as long as it goes on");
+  ps::DiskSilence silence;
+  while (!server.EndDisk(std::chrono::milliseconds(100))) {
+    const ps::TimePoint now = ps::Now();
+    const std::chrono::nanoseconds silent = silence.Look(server.disk_bytes(), now);
+    if (server.rolled_back() ? now < deadline && !stop.stop_requested() : silent < kHangingDisk) continue;
+    spdlog::warn("--checkpoint_dir={}: what was under way there has not ended, and nothing was written or read for {}",
+                 options.checkpoint_dir, ps::FormatSeconds(silent));
+    return false;
   }
-  return false;
+  return true;
+}
+
+// What a start that does not end hangs in.
+std::string HangsIn(ps::StartPhase phase, const ps::ServerOptions& options) {
+  switch (phase) {
+    case ps::StartPhase::kFiles: {
+      std::vector<std::string> files;
+      if (!options.checkpoint_dir.empty()) files.push_back("--checkpoint_dir=" + options.checkpoint_dir);
+      if (!options.metrics_file.empty()) files.push_back("--metrics_file=" + options.metrics_file);
+      return absl::StrCat("the file system of ", absl::StrJoin(files, " or "));
+    }
+    case ps::StartPhase::kListening:
+      return absl::StrCat("listening at --listen=", options.listen, " (perhaps in looking up that name)");
+    case ps::StartPhase::kJoining:
+      return absl::StrCat("joining --chief=", options.chief);
+  }
+  return "";
 }
 
 }  // namespace
@@ -62,6 +90,7 @@ int main(int argc, char** argv) {
   Server* running = nullptr;
   std::string stopped;  // Why, if it was.
   std::stop_source stop;
+  std::atomic<StartPhase> phase = StartPhase::kFiles;
   const StopSignal stop_signal([&](const std::string& signal) {
     spdlog::info("{}: stopping", signal);
     MutexLock lock(mutex);
@@ -72,14 +101,15 @@ int main(int argc, char** argv) {
     const TimePoint deadline = Now() + kStartTime;
     while (!started && Now() < deadline) changed.WaitUntil(mutex, deadline);
     if (started) return;
-    spdlog::warn("the start hangs, perhaps in the file system of --checkpoint_dir={}; ending", options.checkpoint_dir);
-    std::_Exit(kExitFailed);
+    const absl::Status hangs =
+        absl::DeadlineExceededError("the start hangs in " + HangsIn(phase, options) + "; ending");
+    std::_Exit(Complain("ps_server", hangs, kExitFailed));
   });
   // Each generation of the job is a server of its own.
   Lineage lineage;
   while (true) {
     absl::StatusOr<std::unique_ptr<Server>> server =
-        Server::Start(options, ServerFlagValues(), stop.get_token(), &lineage);
+        Server::Start(options, ServerFlagValues(), stop.get_token(), &lineage, &phase);
     {
       MutexLock lock(mutex);
       started = true;
@@ -95,6 +125,7 @@ int main(int argc, char** argv) {
     const absl::Status ended = (*server)->Wait();
     if (!EndDisk(**server, options, stop.get_token())) {
       std::cout.flush();
+      FlushLog();
       std::_Exit((*server)->rolled_back() || !ended.ok() ? Complain("ps_server", ended, kExitFailed) : kExitDone);
     }
     {

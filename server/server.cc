@@ -129,7 +129,12 @@ Server::Server(const ServerOptions& options, Lineage* lineage)
       suspensions_(std::min<std::chrono::nanoseconds>(kGap, ToChrono(options.lease) / 4), Now()) {}
 
 absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& options, const nlohmann::ordered_json& flags,
-                                                      const std::stop_token& stop, Lineage* lineage) {
+                                                      const std::stop_token& stop, Lineage* lineage,
+                                                      std::atomic<StartPhase>* phase) {
+  const auto enter = [phase](StartPhase next) {
+    if (phase != nullptr) *phase = next;
+  };
+  enter(StartPhase::kFiles);
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
   std::unique_ptr<Server> server(new Server(options, lineage));
   absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
@@ -137,7 +142,10 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   server->metrics_ = *std::move(metrics);
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->OpenCheckpoints());
-  PS_RETURN_IF_ERROR(server->Listen(stop));
+  if (options.shard == 0) PS_RETURN_IF_ERROR(server->MakeChief(stop));
+  enter(StartPhase::kListening);
+  PS_RETURN_IF_ERROR(server->Listen());
+  enter(StartPhase::kJoining);
   PS_RETURN_IF_ERROR(server->JoinChief(stop));
   nlohmann::ordered_json start = StartFields();
   start["mode"] = CanonicalMode(options.mode.name);
@@ -160,8 +168,7 @@ absl::Status Server::MakeChief(const std::stop_token& stop) {
   return absl::OkStatus();
 }
 
-absl::Status Server::Listen(const std::stop_token& stop) {
-  if (options_.shard == 0) PS_RETURN_IF_ERROR(MakeChief(stop));
+absl::Status Server::Listen() {
   ShardOptions shard_options = MakeShardOptions(options_);
   const bool shares = options_.shared_memory != "off";
   const absl::Status supported = shares ? LocalService::CheckSupported() : absl::OkStatus();

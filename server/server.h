@@ -1,6 +1,7 @@
 // A whole server in one object: what ps_server runs, and what tests run in process.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -26,14 +27,19 @@
 
 namespace ps {
 
+// What a start is at, in this order.
+enum class StartPhase { kFiles, kListening, kJoining };
+
 class Server {
  public:
   // Listens, and joins its chief where it has one: waits for it for connect_timeout, or until a stop is requested
   // (CANCELLED). Errors name the flag. `flags` go into the `start` event. `lineage` is what the process knows of
-  // earlier generations, and outlives the server; null: nothing.
+  // earlier generations, and outlives the server; null: nothing. `phase` is told what the start is at, for who has to
+  // say what it hangs in; null: nobody is told.
   static absl::StatusOr<std::unique_ptr<Server>> Start(const ServerOptions& options,
                                                        const nlohmann::ordered_json& flags = {},
-                                                       const std::stop_token& stop = {}, Lineage* lineage = nullptr);
+                                                       const std::stop_token& stop = {}, Lineage* lineage = nullptr,
+                                                       std::atomic<StartPhase>* phase = nullptr);
   // Stops at once: a job that has not ended fails.
   ~Server();
 
@@ -47,9 +53,11 @@ class Server {
   // ends it. UNAVAILABLE if the job goes on as another generation (rolled_back): the process destroys this server, and
   // starts another one.
   absl::Status Wait();
-  // After Wait: whether what was being written or read of a checkpoint has ended within this time. If not, the file
-  // system hangs; then the server cannot be destroyed, and the process is to end without.
+  // After Wait: whether what was being written or read of a checkpoint has ended within this time. As long as it has
+  // not, the server cannot be destroyed; where the file system hangs the process is to end without.
   bool EndDisk(std::chrono::nanoseconds time) { return store_ == nullptr || store_->EndWithin(time); }
+  // Bytes of checkpoints that were read and written until now.
+  uint64_t disk_bytes() const { return store_ == nullptr ? 0 : store_->bytes_moved(); }
   bool rolled_back() const {
     MutexLock lock(mutex_);
     return rolled_back_;
@@ -85,7 +93,7 @@ class Server {
     return restored_;
   }
   absl::Status MakeChief(const std::stop_token& stop);
-  absl::Status Listen(const std::stop_token& stop);
+  absl::Status Listen();
   absl::Status ListenLocally();
   std::string AdvertisedAddress() const;
   absl::Status JoinChief(const std::stop_token& stop);
@@ -168,7 +176,7 @@ class Server {
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;  // By an operator.
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;   // Once a last checkpoint is taken.
   bool rolled_back_ ABSL_GUARDED_BY(mutex_) = false;
-  bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // Of another server.
+  bool chief_knows_ ABSL_GUARDED_BY(mutex_) = false;  // It is used on other servers.
   v1::Phase end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
   std::string failure_ ABSL_GUARDED_BY(mutex_);
 };

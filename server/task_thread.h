@@ -2,14 +2,20 @@
 #pragma once
 
 #include <pthread.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <deque>
+#include <fstream>
 #include <functional>
 #include <optional>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 #include "common/sync.h"
 
@@ -22,6 +28,7 @@ class TaskThread {
   explicit TaskThread(const char* name)
       : thread_([this, name] {
           pthread_setname_np(pthread_self(), name);
+          number_ = gettid();
           Run();
         }) {}
   // Waits for the task that runs; those that wait are dropped.
@@ -43,6 +50,16 @@ class TaskThread {
   std::optional<TimePoint> busy_since() const {
     MutexLock lock(mutex_);
     return busy_since_;
+  }
+  // Bytes that its tasks have read and written in files until now; 0 where the system does not count them. Together
+  // with busy_since it tells a file system that is slow from one that hangs.
+  uint64_t bytes_moved() const {
+    // https://man7.org/linux/man-pages/man5/proc_pid_io.5.html: rchar: 323934931, then wchar: 323929600
+    std::ifstream counts(absl::StrCat("/proc/self/task/", number_.load(), "/io"));
+    std::string name;
+    uint64_t read = 0;
+    uint64_t written = 0;
+    return counts >> name >> read >> name >> written ? read + written : 0;
   }
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
@@ -81,7 +98,8 @@ class TaskThread {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<TimePoint> busy_since_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;  // Last: it uses the others.
+  std::atomic<pid_t> number_ = 0;  // The thread's, by which the system knows it.
+  std::thread thread_;             // Last: it uses the others.
 };
 
 }  // namespace ps

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include <spdlog/spdlog.h>
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -41,7 +40,7 @@ constexpr std::string_view kPrefix = "checkpoint-";
 
 std::string NameOf(uint64_t number) { return absl::StrFormat("checkpoint-%06d", number); }
 
-// Of a name that NameOf gives. Above the limit it is nobody's who counts from 1.
+// The number in a name that NameOf gives. Above the limit it is nobody's who counts from 1.
 std::optional<uint64_t> NumberOf(const std::string& name) {
   constexpr uint64_t kMax = 1'000'000'000'000;
   uint64_t number = 0;
@@ -62,16 +61,33 @@ absl::StatusOr<FileDescriptor> LockFile(const std::string& path) {
                               : FileError(path, "locking");
 }
 
+// The file as the system's table of locks names it: "08:01:4711". Its device is the mounted file system's, which some
+// file systems (btrfs, overlayfs) do not tell by stat(2). Empty: it cannot be told.
+std::string NameInLocks(const std::string& path) {
+  struct statx about = {};
+  if (statx(AT_FDCWD, path.c_str(), AT_SYMLINK_NOFOLLOW, STATX_INO | STATX_MNT_ID, &about) != 0) return "";
+  unsigned major = about.stx_dev_major;
+  unsigned minor = about.stx_dev_minor;
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line; (about.stx_mask & STATX_MNT_ID) != 0 && std::getline(mounts, line);) {
+    // https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: 36 35 98:0 /mnt1 /mnt2 rw - ext3 /dev/root rw
+    uint64_t id = 0;
+    const std::vector<std::string> fields = absl::StrSplit(line, absl::MaxSplits(' ', 3));
+    if (fields.size() < 3 || !absl::SimpleAtoi(fields[0], &id) || id != about.stx_mnt_id) continue;
+    const std::vector<std::string> device = absl::StrSplit(fields[2], ':');
+    if (device.size() != 2 || !absl::SimpleAtoi(device[0], &major) || !absl::SimpleAtoi(device[1], &minor)) return "";
+  }
+  return absl::StrFormat("%02x:%02x:%d", major, minor, about.stx_ino);
+}
+
 // As the system's table of locks has it, for a message: "process 123 (flock)"; another machine's is not there.
 std::string HolderOf(const std::string& path) {
-  struct stat about = {};
-  if (stat(path.c_str(), &about) != 0) return "another process";
-  const std::string inode = absl::StrCat(":", about.st_ino);
+  const std::string name_in_locks = NameInLocks(path);
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {
     // https://man7.org/linux/man-pages/man5/proc_locks.5.html: 1: FLOCK ADVISORY WRITE 123 08:01:4711 0 EOF
     const std::vector<std::string> fields = absl::StrSplit(line, ' ', absl::SkipEmpty());
-    if (fields.size() < 6 || fields[1] != "FLOCK" || !absl::EndsWith(fields[5], inode)) continue;
+    if (fields.size() < 6 || fields[1] != "FLOCK" || fields[5] != name_in_locks) continue;
     std::string name;
     std::ifstream comm(absl::StrCat("/proc/", fields[4], "/comm"));
     std::getline(comm, name);
@@ -81,7 +97,8 @@ std::string HolderOf(const std::string& path) {
 }
 
 // flock(2) itself could not be interrupted: a signal's handler is another thread's.
-absl::StatusOr<FileDescriptor> AwaitLock(const std::string& path, const std::stop_token& stop) {
+absl::StatusOr<FileDescriptor> AwaitLock(const std::string& path, const std::stop_token& stop,
+                                         std::chrono::nanoseconds wait) {
   constexpr std::chrono::milliseconds kLook(20);
   constexpr std::chrono::seconds kSay(1);
   const TimePoint began = Now();
@@ -92,12 +109,9 @@ absl::StatusOr<FileDescriptor> AwaitLock(const std::string& path, const std::sto
     const auto waited = Now() - began;
     const auto holder = [&path] { return absl::StrCat(path, ": ", HolderOf(path), " holds this lock"); };
     if (stop.stop_requested()) return absl::CancelledError(absl::StrCat(holder(), "; stopped"));
-    if (waited >= CheckpointDir::kLockTime) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(holder(), " for ", FormatSeconds(CheckpointDir::kLockTime), "; end it, and start again"));
-    }
+    if (waited >= wait) return absl::DeadlineExceededError(holder());
     if (!said && waited >= kSay) {
-      spdlog::warn("{}; waiting for it, for up to {}", holder(), FormatSeconds(CheckpointDir::kLockTime));
+      spdlog::warn("{}; waiting for it, for up to {}", holder(), FormatSeconds(wait));
       said = true;
     }
     std::this_thread::sleep_for(kLook);
@@ -184,8 +198,9 @@ absl::StatusOr<uint64_t> CheckpointDir::Generation() const {
   return generation;
 }
 
-absl::Status CheckpointDir::RecordGeneration(uint64_t generation, const std::stop_token& stop) const {
-  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop);
+absl::Status CheckpointDir::RecordGeneration(uint64_t generation, const std::stop_token& stop,
+                                             std::chrono::nanoseconds wait) const {
+  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop, wait);
   if (!lock.ok()) return lock.status();
   const absl::StatusOr<uint64_t> recorded = Generation();
   if (recorded.ok() && *recorded >= generation) return absl::OkStatus();
@@ -193,7 +208,11 @@ absl::Status CheckpointDir::RecordGeneration(uint64_t generation, const std::sto
 }
 
 absl::StatusOr<uint64_t> CheckpointDir::BeginGeneration(uint64_t above, const std::stop_token& stop) const {
-  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop);
+  const absl::StatusOr<FileDescriptor> lock = AwaitLock(path_ + "/generation.lock", stop, kLockTime);
+  if (absl::IsDeadlineExceeded(lock.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(Message(lock.status()), ", and has held it for ",
+                                                    FormatSeconds(kLockTime), "; end it, and start again"));
+  }
   if (!lock.ok()) return lock.status();
   const absl::StatusOr<uint64_t> recorded = Generation();
   const uint64_t last = std::max(above, recorded.ok() ? *recorded : 0);

@@ -53,15 +53,16 @@ class CheckpointDir {
   // 0: none was recorded yet. INVALID_ARGUMENT, naming the file, if it is damaged.
   absl::StatusOr<uint64_t> Generation() const;
   // On disk when this returns, or a higher one is. Replaces what is damaged. Waits for others who do the same, for
-  // kLockTime at most: DEADLINE_EXCEEDED, naming the lock and who holds it; CANCELLED if it is to stop. What is waited
+  // `wait` at most: DEADLINE_EXCEEDED, naming the lock and who holds it; CANCELLED if it is to stop. What is waited
   // for is logged after a second.
   static constexpr std::chrono::seconds kLockTime{30};
-  absl::Status RecordGeneration(uint64_t generation, const std::stop_token& stop = {}) const;
-  // Above this one and above the recorded one; on disk when this returns, and given to nobody else. Otherwise as
-  // RecordGeneration. OUT_OF_RANGE: there is none.
+  absl::Status RecordGeneration(uint64_t generation, const std::stop_token& stop = {},
+                                std::chrono::nanoseconds wait = kLockTime) const;
+  // Above this one and above the recorded one; on disk when this returns, and given to nobody else. For a server that
+  // starts; errors and waits are RecordGeneration's. OUT_OF_RANGE: there is none.
   absl::StatusOr<uint64_t> BeginGeneration(uint64_t above, const std::stop_token& stop = {}) const;
 
-  // That a job ended because something was not finite: with the same flags it would end so again.
+  // Tells that a job ended because something was not finite: with the same flags it would end so again.
   struct NotFinite {
     std::string reason;
     std::map<std::string, std::string> settings;
@@ -76,7 +77,8 @@ class CheckpointDir {
   // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;
   std::string PathOf(uint64_t number) const;
-  // That has written the checkpoint in this folder, or a server's part of one; nothing: it cannot be read.
+  // The generation that has written the checkpoint in this folder, or a server's part of one; nothing: it cannot be
+  // read.
   static std::optional<uint64_t> GenerationOf(const std::string& checkpoint);
   // Makes the folder of this checkpoint, if it is not there.
   absl::Status Make(uint64_t number) const;

@@ -1,5 +1,6 @@
 """Disks that are full, read-only or damaged, and folders that two jobs want: disk_test.py BUILD_FOLDER CASE."""
 
+import fcntl
 import os
 import pathlib
 import shutil
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from job import BIN, Job, Program, undisturbed, wait_until
+from job import BIN, LIMIT, Job, Program, undisturbed, wait_until
 
 SLOWLY = ["--experiment_step_time=4ms"]
 ON_REQUEST = ["--checkpoint_every=1000000", "--keep_checkpoints=3"]
@@ -185,6 +186,29 @@ def shared():
         assert "--job=" in third.errors(), third.errors()
 
 
+def same_inode():
+    """A lock's holder is named, and not who holds a file of the same number in another file system."""
+    with SmallDisk("1m") as disk, SmallDisk("1m") as other, tempfile.TemporaryDirectory() as folder:
+        files = [open(where / "generation.lock", "w") for where in (other, disk)]
+        if os.fstat(files[0].fileno()).st_ino != os.fstat(files[1].fileno()).st_ino:
+            print("SKIPPED: these file systems number their files together")
+            return
+        fcntl.flock(files[1], fcntl.LOCK_EX)
+        innocent = subprocess.Popen(["flock", other / "generation.lock", "sleep", str(LIMIT)])
+        try:
+            wait_until("its lock", lambda: f" {innocent.pid} " in pathlib.Path("/proc/locks").read_text())
+            arguments = [str(BIN / "ps_server"), f"--checkpoint_dir={disk}"]
+            server = Program(pathlib.Path(folder), "server", arguments)
+            wait_until("the holder to be named", lambda: " holds this lock" in server.errors())
+            server.kill()
+            assert f"process {os.getpid()} (" in server.errors(), f"not {innocent.pid}: {server.errors()}"
+        finally:
+            innocent.kill()
+            innocent.wait()
+            for file in files:
+                file.close()
+
+
 if __name__ == "__main__":
-    cases = {"full": full, "read_only": read_only, "damaged": damaged, "shared": shared}
+    cases = {"full": full, "read_only": read_only, "damaged": damaged, "shared": shared, "same_inode": same_inode}
     cases[sys.argv[2]]()

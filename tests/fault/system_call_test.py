@@ -4,9 +4,12 @@ strace injects it, into the one thread that writes checkpoints; the calls are co
 kill leaves is what was there when the call began, so what a call has done is seen by the kill at the next one.
 """
 
+import contextlib
+import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +50,9 @@ class Injection:
             time.sleep(0.01)
         self.end()
         return not server.runs()
+
+    def kill(self):
+        self.process.kill()
 
     def end(self):
         """What was traced."""
@@ -193,8 +199,82 @@ def check_order(traced):
     assert renames == 3 and not written, traced
 
 
+@contextlib.contextmanager
+def checkpoint_under_way(call, delay_s):
+    """A job that has begun a checkpoint, each such call of which takes this long."""
+    with Job("bsp", 1, steps=1000000, flags=FLAGS, worker_flags=["--experiment_step_time=1ms"]) as job:
+        job.start_workers()
+        job.wait_for_training()
+        injection = Injection(job, job.servers[0], call, f"delay_exit={delay_s}s", "1+")
+        asked = Program(job.folder, "asked", [*job.control(), "checkpoint"])
+        wait_until("the checkpoint to be begun", lambda: (job.dir / "checkpoint-000002").exists())
+        yield job, injection
+        asked.end()
+        injection.end()
+
+
+def hanging():
+    """A disk that hangs: lines say so while the job runs and when it ends, which does not wait for it."""
+    with checkpoint_under_way("fsync", 1000) as (job, injection):
+        server = job.servers[0]
+        wait_until("the line that says so", lambda: "one part of a checkpoint has taken 5." in server.errors())
+        assert job.ask("shutdown").returncode == 0
+        wait_until("its last line", lambda: "nothing was written or read for 5." in server.errors())
+        injection.kill()  # It holds what it delays, also at the end of the process.
+        assert server.end() == 0, server.errors()
+        assert not (job.dir / "checkpoint-000002/shard-0-of-1.json").exists(), "what hangs was not ended"
+
+
+def slow():
+    """A disk that is slow: a server that ends waits until its part is written, however long that takes in all."""
+    with checkpoint_under_way("write", 2) as (job, _):
+        assert job.ask("shutdown").returncode == 0
+        assert job.servers[0].end() == 0, job.servers[0].errors()
+        assert "is being written or read there as long as it goes on" in job.servers[0].errors(), job.servers[0].errors()
+        assert "nothing was written" not in job.servers[0].errors(), job.servers[0].errors()
+        assert not list(job.dir.glob("checkpoint-000002/*.tmp-*")), list(job.dir.glob("*/*"))
+        assert (job.dir / "checkpoint-000002/shard-0-of-1.json").exists(), list(job.dir.glob("*/*"))
+
+
+def start_hanging():
+    """A start that hangs in the system can be ended, and says in what it hangs."""
+    with Job("bsp", 0) as job:
+        job.dir.mkdir()
+        folder = [f"--checkpoint_dir={job.dir}"]
+        for path, flags, words in (
+            (job.dir / "shard-0.lock", folder, f"the file system of --checkpoint_dir={job.dir}; ending\n"),
+            ("/etc/hosts", [*folder, "--listen=localhost:0"], "listening at --listen=localhost:0 (perhaps"),
+        ):
+            trace = job.folder / "trace"
+            strace = ["strace", "-f", "-o", trace, "-P", path, "-etrace=openat"]
+            strace += ["-einject=openat:delay_enter=1000s", str(BIN / "ps_server"), *flags]
+            traced = Program(job.folder, "traced", strace)
+            wait_until("the program to take signals", lambda traced=traced: catches_signals(traced.process.pid))
+            os.kill(child_of(traced.process.pid), signal.SIGTERM)
+            said = f"ps_server: the start hangs in {words}"
+            wait_until("its last line", lambda traced=traced, said=said: said in traced.errors())
+            wait_until("its end", lambda trace=trace: "exited with 1" in trace.read_text())
+            traced.kill()  # It holds what it delays, also at the end of the process.
+
+
+def child_of(process):
+    children = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    named = [child for child in children if pathlib.Path(f"/proc/{child}/comm").read_text() == "ps_server\n"]
+    return int(named[0]) if named else None
+
+
+def catches_signals(process):
+    """Whether its child is a server that has a thread for SIGTERM."""
+    server = child_of(process)
+    if server is None:
+        return False
+    blocked = re.search(r"^SigBlk:\s*(\w+)", pathlib.Path(f"/proc/{server}/status").read_text(), re.MULTILINE)
+    return bool(int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 if __name__ == "__main__":
-    cases = {"failing": failing, "ordered": ordered}
+    cases = {"failing": failing, "ordered": ordered, "hanging": hanging, "slow": slow}
+    cases["start hanging"] = start_hanging
     cases["killed at writes"] = lambda: killed(["write"])
     cases["killed at syncs"] = lambda: killed(["fsync"])
     cases["killed at names"] = lambda: killed(["mkdir", "openat", "rename", "unlink", "unlinkat"])

@@ -1,6 +1,9 @@
 // A server's checkpoints on disk: what is written, read back, and removed.
 #include "server/checkpoint_store.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <future>
@@ -11,9 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
+#include "common/file_descriptor.h"
+#include "common/files.h"
 #include "common/status.h"
 #include "server/parameters.h"
 #include "tests/catch.h"
+#include "tests/log_text.h"
 #include "tests/temp_folder.h"
 
 namespace ps {
@@ -43,6 +49,8 @@ class StoringServer {
                  [&written](v1::CheckpointWritten message) { written.set_value(std::move(message)); });
     return written.get_future().get();
   }
+
+  std::string Failure(uint64_t number) { return Write(number).failure(); }
 
   // What is read, or what is wrong; every value is put into `values`.
   absl::StatusOr<CheckpointStore::Loaded> Read(const Manifest& manifest, const std::string& path,
@@ -272,6 +280,7 @@ TEST_CASE("Nobody removes a checkpoint of a generation that the job does not des
 }
 
 TEST_CASE("A store whose disk hangs says so, and begins nothing more") {
+  LogText log;
   const TempFolder folder;
   StoringServer server(folder.path(), 0);
   std::promise<void> reached;
@@ -281,12 +290,88 @@ TEST_CASE("A store whose disk hangs says so, and begins nothing more") {
     answers.get_future().wait();
   });
   reached.get_future().wait();
+  const TimePoint now = Now();  // The disk has been at it for a moment.
+  server.store->Tick(now + std::chrono::seconds(4));
+  CHECK(log.Take().empty());
+  server.store->Tick(now + std::chrono::seconds(5));
+  CHECK(log.Take().find("one part of a checkpoint has taken 5.0 s so far; if the file system hangs") !=
+        std::string::npos);
+  server.store->Tick(now + std::chrono::seconds(34));
+  CHECK(log.Take().empty());
+  server.store->Tick(now + std::chrono::seconds(36));
+  CHECK(log.Take().find("has taken 36 s so far") != std::string::npos);
   bool begun = false;
   server.store->Read({}, {}, [&](const auto&) { begun = true; });
   CHECK_FALSE(server.store->EndWithin(std::chrono::milliseconds(1)));
   answers.set_value();
   CHECK(server.store->EndWithin(std::chrono::minutes(2)));
   CHECK_FALSE(begun);
+}
+
+TEST_CASE("A disk that goes on is told from one that hangs by the bytes that it takes and gives") {
+  const TempFolder folder;
+  StoringServer server(folder.path(), 0);
+  DiskSilence silence;
+  const TimePoint began = Now();
+  const auto silent_after = [&](int seconds) {
+    return silence.Look(server.store->bytes_moved(), began + std::chrono::seconds(seconds));
+  };
+  std::promise<void> reached;
+  std::promise<void> next;
+  std::promise<void> written;
+  std::promise<void> answers;
+  server.store->Read({}, {}, [&](const auto&) {
+    reached.set_value();
+    next.get_future().wait();
+    Check(WriteFileAtomically(folder.File("file"), {std::string_view("some")}).ok(), "there is room");
+    written.set_value();
+    answers.get_future().wait();
+  });
+  reached.get_future().wait();
+  CHECK(silent_after(0) == std::chrono::seconds(0));
+  CHECK(silent_after(9) == std::chrono::seconds(9));
+  next.set_value();
+  written.get_future().wait();
+  CHECK(silent_after(10) == std::chrono::seconds(0));
+  CHECK(silent_after(14) == std::chrono::seconds(4));
+  answers.set_value();
+}
+
+TEST_CASE("No part is written of a generation that could not be recorded, and it is tried again before each") {
+  LogText log;
+  const TempFolder folder;
+  StoringServer other(folder.path(), 1);
+  fs::remove(folder.File("generation.lock"));
+  fs::create_symlink("elsewhere", folder.File("generation.lock"));
+  other.store->RecordGeneration(9);
+  const std::string why = "no checkpoint is written as long as generation 9 cannot be recorded in " + folder.path() +
+                          ": " + folder.File("generation.lock") + ": it is a symbolic link";
+  CHECK(other.Failure(1) == why);
+  CHECK(other.Failure(2) == why);
+  CHECK(log.Take() == "W " + why + "\n");
+  CHECK(other.Names().empty());
+  fs::remove(folder.File("generation.lock"));
+  CHECK(other.Failure(3).empty());
+  CHECK(*other.store->dir().Generation() == 9);
+  CHECK(other.Names() == "(3)");
+}
+
+TEST_CASE("A part of a generation is refused at once while another process holds the lock") {
+  LogText log;
+  const TempFolder folder;
+  StoringServer other(folder.path(), 1);
+  fs::remove(folder.File("generation.lock"));
+  fs::create_symlink("elsewhere", folder.File("generation.lock"));
+  other.store->RecordGeneration(9);
+  (void)other.Failure(1);
+  fs::remove(folder.File("generation.lock"));
+  FileDescriptor lock(open(folder.File("generation.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  REQUIRE(flock(lock.get(), LOCK_EX) == 0);
+  const std::string failure = other.Failure(2);
+  CHECK(failure.find(folder.File("generation.lock") + ": process ") != std::string::npos);
+  CHECK(failure.find("start again") == std::string::npos);
+  lock.Close();
+  CHECK(other.Failure(3).empty());
 }
 
 TEST_CASE("A generation that a server hears of is on disk before what it writes for it") {

@@ -148,6 +148,20 @@ TEST_CASE("What a killed process has left of the generation goes, unless another
   CHECK(*dir->Generation() == 7);
 }
 
+TEST_CASE("Who waits for the lock of the generation in vain is told who holds it", "[checkpoint]") {
+  const TempFolder folder;
+  const auto dir = CheckpointDir::Open(folder.path());
+  REQUIRE(dir.ok());
+  FileDescriptor lock(open(folder.File("generation.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  REQUIRE(flock(lock.get(), LOCK_EX) == 0);
+  const absl::Status refused = dir->RecordGeneration(7, {}, std::chrono::nanoseconds(0));
+  CHECK(absl::IsDeadlineExceeded(refused));
+  CHECK(Message(refused).starts_with(
+      absl::StrCat(folder.File("generation.lock"), ": process ", getpid(), " (common_test) holds this lock")));
+  lock.Close();
+  CHECK(dir->RecordGeneration(7, {}, std::chrono::nanoseconds(0)).ok());
+}
+
 TEST_CASE("How a job ended that was not finite is kept, and a damaged record of it is refused", "[checkpoint]") {
   const TempFolder folder;
   const auto dir = CheckpointDir::Open(folder.path());
