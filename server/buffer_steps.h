@@ -19,7 +19,7 @@ class BufferSteps {
   // `mean_share`: how far a buffer of the mean moves towards what is pushed (Mode::buffer_share).
   explicit BufferSteps(float mean_share);
 
-  // Of a buffer of this kind, where pushes carry this. Differences are added.
+  // What steps a buffer of this kind, where pushes carry this. Differences are added.
   const Optimizer& Of(TensorKind kind, v1::Contribution contribution) const;
 
  private:

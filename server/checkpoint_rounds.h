@@ -30,11 +30,11 @@ class CheckpointRounds {
       : every_(every), num_shards_(num_shards), next_number_(next_number) {}
 
   bool idle() const { return !number_.has_value(); }
-  // Of the checkpoint that is under way.
+  // It numbers the checkpoint that is under way.
   std::optional<uint64_t> number() const { return number_; }
   // Whom the checkpoint that is under way waits for: "shards 0, 2", or its manifest. Empty: there is none.
   std::string WaitingFor() const;
-  // Of the last that is complete, or that the job began with; nothing: there is none yet.
+  // The last that is complete, or that the job began with, has them; nothing: there is none yet.
   std::optional<uint64_t> last_version() const { return last_version_; }
   std::optional<TimePoint> last_at() const { return last_at_; }
   // One is to be begun by its schedule, of a job that has come to this version.
@@ -61,7 +61,8 @@ class CheckpointRounds {
   uint64_t next_number_;
   std::optional<uint64_t> number_;
   std::vector<std::optional<v1::CheckpointWritten>> written_;  // By shard.
-  std::optional<uint64_t> last_version_;  // Of the last one; nothing: there is none yet. Likewise its time.
+  // The last one has them; nothing: there is none yet.
+  std::optional<uint64_t> last_version_;
   std::optional<TimePoint> last_at_;
   TimePoint next_at_;
 };

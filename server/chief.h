@@ -50,7 +50,7 @@ class Chief {
   struct CheckpointCalls {
     // Makes a checkpoint complete; then `committed` is called, from any thread.
     std::function<void(Manifest manifest, std::function<void(absl::Status)> committed)> commit;
-    // Of a checkpoint's number.
+    // The folder of the checkpoint with this number.
     std::function<std::string(uint64_t)> path_of;
     // Called once: this generation is over, and the job goes on as another, which is to be higher than `heard_of` and
     // not to begin with `damaged`, the path of a checkpoint, unless that is empty.
@@ -96,7 +96,8 @@ class Chief {
   // are not finished, that it has to ask again. A member has one such call; a new one ends the old. Errors are of
   // JobState::OnTakeRun and TakeRun.
   void TakeRun(const v1::TakeRunRequest& request, TimePoint now, TimePoint deadline, TakeRunCallback callback);
-  // Of the id; or of the join_request_id, where the worker never got to know its id: then OK also where nobody has it.
+  // The member with the id leaves; or the one with the join_request_id, where the worker never got to know its id: then
+  // OK also where nobody has it.
   absl::Status Leave(const v1::LeaveRequest& request, TimePoint now);
 
   // ---- Operators
@@ -230,15 +231,15 @@ class Chief {
   std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // That it is to be of, if that was named.
   std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);                   // Numbers of those that are complete.
   std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
-  std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // Of the last one that is complete.
-  std::string checkpoint_failure_ ABSL_GUARDED_BY(mutex_);  // Of the last one, if it failed.
+  std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // The last one that is complete has it.
+  std::string checkpoint_failure_ ABSL_GUARDED_BY(mutex_);  // Why the last one failed, if it did.
   // The last checkpoint is complete, or was tried for as long as --server_timeout; when its first attempt began; and
   // whether that has failed.
   bool saved_the_end_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<TimePoint> finishing_since_ ABSL_GUARDED_BY(mutex_);
   bool tried_the_end_ ABSL_GUARDED_BY(mutex_) = false;
   bool superseded_ ABSL_GUARDED_BY(mutex_) = false;   // This generation is over.
-  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Of joins and watches.
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;  // Joins and watches have numbers.
   v1::Phase told_end_ ABSL_GUARDED_BY(mutex_) = v1::PHASE_UNSPECIFIED;
 };
 

@@ -27,7 +27,7 @@ namespace ps {
 
 class CutCoordinator {
  public:
-  // Of an attempt, from its freeze to its commit, and from its cancellation to the next one.
+  // An attempt takes so long, from its freeze to its commit, and so long passes from its cancellation to the next one.
   static constexpr std::chrono::seconds kAttempt{1};
   static constexpr std::chrono::seconds kPause{1};
 
@@ -63,11 +63,11 @@ class CutCoordinator {
   const std::chrono::nanoseconds attempt_;
   // UNSPECIFIED: no cut; CANCEL: between two attempts; else what shards were told last.
   v1::Cut::Phase phase_ = v1::Cut::UNSPECIFIED;
-  uint64_t number_ = 0;  // Of the attempt.
+  uint64_t number_ = 0;  // It numbers the attempt.
   v1::Cut commit_;
   TimePoint attempt_ends_;  // Or the pause.
   TimePoint deadline_;
-  std::vector<std::optional<v1::CutReport>> reports_;  // Of this phase, by shard.
+  std::vector<std::optional<v1::CutReport>> reports_;  // They are this phase's, by shard.
   std::vector<CutSteps> steps_;                        // At the freeze, by shard.
   CutSteps up_to_;
   std::string waited_for_;  // By the last attempt that was cancelled.

@@ -10,7 +10,7 @@
 
 namespace ps {
 
-// Of one owner of a rank: one more than its last step. A later owner is further than any earlier one.
+// One owner of a rank, and one more than its last step. A later owner is further than any earlier one.
 struct CutStep {
   uint64_t incarnation = 0;
   uint64_t next_step = 0;

@@ -22,7 +22,7 @@ class FloatBuffer {
   float* data() { return data_; }
   const float* data() const { return data_; }
   size_t size() const { return size_; }
-  // Of one that is shared: where its floats are, from the beginning. Else it has no bytes.
+  // Where the floats of one that is shared are, from the beginning. Else it has no bytes.
   const SharedMemory& memory() const { return shared_; }
 
  private:
@@ -59,7 +59,7 @@ class BufferRing {
   // Null if nothing is being written.
   const std::shared_ptr<HeldBuffers>& next() const { return next_; }
   bool in_place() const { return next_ == current_; }
-  // Of all sets that exist.
+  // All sets that exist take so many.
   uint64_t bytes() const {
     return (1 + spare_.size()) * elements_ * (values_.size() * sizeof(float) + (rounded_ ? sizeof(uint16_t) : 0));
   }

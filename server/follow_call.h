@@ -29,8 +29,9 @@ class FollowCall final : public ServerCall {
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Chief& chief_;
-  std::optional<uint32_t> shard_;  // Once it is registered. Of reactions on messages, one at a time.
-  uint64_t connection_ = 0;        // Likewise.
+  std::optional<uint32_t>
+      shard_;  // Known once it is registered. Both are used by reactions on messages, one at a time.
+  uint64_t connection_ = 0;
   Mutex mutex_;
   UpdateQueue queue_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

@@ -47,10 +47,10 @@ class UpdateQueue {
 // more.
 class ReportQueue {
  public:
-  // Of pushes, and of rounds of norms, that wait at most, so that a report stays below kMaxReportBytes. No shard has
-  // nearly as many.
+  // At most so many pushes, and so many rounds of norms, wait, so that a report stays below kMaxReportBytes. No shard
+  // has nearly as many.
   static constexpr int kMaxPushes = 16384;
-  // Of sums in a report, unless it has those of one round only.
+  // A report has sums of so many bytes at most, unless it has those of one round only.
   static constexpr size_t kMaxNormBytes = 3 << 20;
 
   // RESOURCE_EXHAUSTED if more than kMaxPushes would wait: none of them may be lost. Then it is not added.

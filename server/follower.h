@@ -85,7 +85,7 @@ class Follower {
   absl::Status broke_ ABSL_GUARDED_BY(mutex_);       // How the last call ended.
   TimePoint broke_at_ ABSL_GUARDED_BY(mutex_);       // When the stream was open last.
   TimePoint retry_at_ ABSL_GUARDED_BY(mutex_);
-  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the stream.
+  uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;  // The stream is of this generation.
   ReportQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::deque<v1::ShardReport> again_ ABSL_GUARDED_BY(mutex_);  // To be sent before what is in the queue.
   ResumableEnd<v1::ShardReport> end_ ABSL_GUARDED_BY(mutex_);

@@ -28,7 +28,7 @@ class HealthService {
   class WatchCall;
   struct Watch {
     std::shared_ptr<WatchCall> call;
-    bool known = false;  // Of the server, not of a service that there is not.
+    bool known = false;  // It asks for the server, not for a service that there is not.
   };
   // RESOURCE_EXHAUSTED past their limit.
   absl::Status AddWatch(const std::shared_ptr<WatchCall>& call, const std::string& service);

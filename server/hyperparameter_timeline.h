@@ -64,12 +64,13 @@ class HyperparameterTimeline {
     float learning_rate = 0;
   };
 
-  // Of this version, if it is a told one.
+  // The learning rate that was told for this version; nothing: none was.
   std::optional<float> ToldAt(uint64_t version) const;
 
-  Hyperparameters made_with_;  // The newest version.
-  Schedule schedule_;          // Likewise.
-  std::optional<float> told_;  // Likewise.
+  // The newest version was made with these three.
+  Hyperparameters made_with_;
+  Schedule schedule_;
+  std::optional<float> told_;
   std::deque<Change> pending_;
   std::deque<Told> pending_told_;
 };

@@ -46,7 +46,7 @@ class JobTerms {
   void Fix(const v1::JoinRequest& request);
   // For a checkpoint: a join from which Fix takes the same, but for the layout.
   v1::JoinRequest Save() const;
-  // Of data that are the workers' own, which joins do not tell: of all together.
+  // For data that are the workers' own, whose number joins do not tell: it is that of all together.
   void SetSamplesPerEpoch(uint64_t samples) { samples_per_epoch_ = samples; }
   // FAILED_PRECONDITION if the schedule cannot be with so many samples of an epoch.
   absl::Status CheckSchedule(uint64_t samples_per_epoch) const;
@@ -56,7 +56,7 @@ class JobTerms {
   // The model; nothing before the first join.
   const std::optional<SlicePlan>& plan() const { return plan_; }
   const OptimizerTerms& optimizer() const { return optimizer_; }
-  // Of the workers, as in JoinRequest: those of the first join.
+  // The workers' flags, as in JoinRequest: those of the first join.
   const WorkerFlags& worker_flags() const { return worker_flags_; }
   // Workers train on samples of their own.
   bool own_data() const { return own_data_; }

@@ -58,7 +58,7 @@ class JobView {
   const std::map<uint32_t, std::string>& done() const { return done_; }
   std::set<uint32_t> done_ranks() const;
   ModeMembers mode_members() const;
-  // Of the members that are not done; nothing: all are, or there are none.
+  // The lowest rank of a member that is not done; nothing: all are, or there are none.
   std::optional<uint32_t> lowest_rank() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
   // What keeps a rank from its next step, though nothing is wrong; empty: nothing that it told of.

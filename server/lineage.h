@@ -11,13 +11,13 @@ namespace ps {
 
 struct Lineage {
   bool again = false;       // It has served one before: this one goes back to its checkpoints.
-  std::string address;      // That it listens on; empty: as the flag says.
+  std::string address;      // It listens on this; empty: as the flag says.
   uint64_t generation = 0;  // The highest that it has heard of.
   // The folder of a generation that it was in and that had a complete checkpoint, as its chief saw it; empty: there was
   // none.
   std::string known_dir;
-  uint64_t known_generation = 0;               // That one.
-  uint64_t first_number = 0;                   // Of the checkpoints that it has taken itself; 0: none yet.
+  uint64_t known_generation = 0;               // The generation that known_dir is of.
+  uint64_t first_number = 0;                   // The first checkpoint that it took itself; 0: none yet.
   std::map<std::string, std::string> damaged;  // Paths of checkpoints that could not be restored, and why.
   TimePoint lost_at;                           // When the chief was lost, if this is another server.
 };

@@ -64,7 +64,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
 
   Shard& shard_;
   const WaitLimits limits_;
-  // Of Run's thread.
+  // Run's thread uses them.
   std::atomic<uint32_t> rank_ = 0;                              // The same as id_'s, for messages. From any thread.
   v1::Identity id_;                                             // Since the greeting.
   std::map<uint32_t, std::shared_ptr<SharedMemory>> memories_;  // The member's, by its number.
@@ -76,7 +76,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   LocalSocket socket_;                     // Until there is a channel: then that is it.
   std::unique_ptr<LocalChannel> channel_;  // Set once, by Run's thread.
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);  // Not answered.
-  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // Of calls that are not released.
+  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // Calls that are not released hold them.
   std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);                // Numbers, by SharedMemory::identity.
 };
 

@@ -66,7 +66,7 @@ class LocalService {
   CondVar stop_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Entries entries_ ABSL_GUARDED_BY(mutex_);
-  size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;  // Of them, not admitted.
+  size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;  // So many of them are not admitted.
   TimePoint warn_at_ ABSL_GUARDED_BY(mutex_);     // Not before this.
   struct Member {
     uint64_t incarnation = 0;

@@ -25,7 +25,7 @@
 
 namespace ps {
 
-// Of each tensor, from those of each slice of the model: added in the order of slices.
+// Each tensor's sum, from those of the model's slices, which are added in their order.
 std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice);
 
 class NormTotals {

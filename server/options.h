@@ -40,8 +40,8 @@ struct ServerOptions {
   uint32_t num_shards = 1;
   std::string chief;  // Address of server 0; empty on server 0 itself.
 
-  absl::Duration lease = absl::Seconds(10);                // Of a worker, and of a shard's link to the chief.
-  absl::Duration replacement_timeout = absl::Seconds(60);  // Of a lost worker's rank, where it is waited for.
+  absl::Duration lease = absl::Seconds(10);                // Workers have it, and a shard's link to the chief.
+  absl::Duration replacement_timeout = absl::Seconds(60);  // A lost worker's rank is kept for another so long.
   absl::Duration reconnect_grace = absl::Seconds(1);       // For a worker whose connection broke to reconnect.
   absl::Duration progress_timeout = absl::Minutes(10);     // A running job without a step for this long fails.
   absl::Duration connect_timeout = absl::Seconds(30);      // For a shard to find the chief.
@@ -52,15 +52,15 @@ struct ServerOptions {
   uint32_t keep_checkpoints = 3;                      // The newest.
   std::string restore = "auto";                       // Or latest, none, or a path.
   absl::Duration server_timeout = absl::Seconds(60);  // For a server that died to come back.
-  absl::Duration cut_timeout = absl::Seconds(1);      // Of an attempt to bring all shards to one point.
+  absl::Duration cut_timeout = absl::Seconds(1);      // An attempt to bring all shards to one point takes so long.
 
-  uint64_t max_inflight_bytes = 0;     // Of gradients; 0: two pushes a worker.
+  uint64_t max_inflight_bytes = 0;     // Gradients take so many at most; 0: two pushes a worker.
   uint64_t max_parked = 64;            // Waiting calls of callers that are not workers; each worker has its own limit.
   int max_versions = 4;                // Buffers of weights.
   std::string stream = "auto";         // Or always or never: slices leave before their version is committed.
   bool long_links = false;             // Windows grow with the delay of links.
-  std::string wire_dtype = "float32";  // Of what pushes carry of weights: float32, bfloat16 or float16.
-  std::string weights_wire_dtype = "float32";  // Of weights in replies.
+  std::string wire_dtype = "float32";  // Pushes carry weights so: float32, bfloat16 or float16.
+  std::string weights_wire_dtype = "float32";  // Replies carry weights so.
   bool error_feedback = false;                 // Workers keep what rounding takes away.
   std::string compress = "none";               // Or topk:FRACTION, of the elements that pushes carry of weights.
   bool weights_delta = false;                  // With topk: servers send what has changed of weights.
@@ -89,10 +89,10 @@ absl::Status ValidateServerOptions(const ServerOptions& options);
 // INVALID_ARGUMENT, naming --compress.
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text);
 
-// Of valid options: what a job sends.
+// What a job with these valid options sends.
 WireFormat WireFormatOf(const ServerOptions& options);
 
-// Of valid options: the mode, with what of it other flags say.
+// The mode of valid options, with what of it other flags say.
 ModeOptions ModeOptionsOf(const ServerOptions& options);
 
 // The flags that all servers of a job must share, by name: of those of modes and optimizers what is used.

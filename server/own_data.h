@@ -19,7 +19,7 @@ class OwnData {
  public:
   // Statistics of so many columns, of all ranks together, are kept at the most: 24 bytes each.
   static constexpr uint64_t kStatisticsMax = uint64_t{1} << 24;
-  // Of all ranks together.
+  // All ranks together have so many at most.
   static constexpr uint64_t kSamplesMax = uint64_t{1} << 40;
 
   explicit OwnData(uint32_t num_workers) : num_workers_(num_workers) {}

@@ -41,7 +41,7 @@ class VersionPin {
   const ShardLayout& layout() const { return *layout_; }
   // All of the shard's; slice i is at layout().slice(i).shard_offset.
   std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
-  // Of the slice with this local index.
+  // The slice with this local index has these.
   std::span<const float> slice(size_t local) const;
   // The same as it is sent to workers: rounded, if the parameters are and it is of a weight.
   struct Sent {
@@ -69,12 +69,12 @@ struct RoundedBuffer {
   uint8_t* data = nullptr;
   WireType type = WireType::kFloat32;
 
-  // Of a slice; null: its elements are not rounded.
+  // Where a slice's are; null: its elements are not rounded.
   uint8_t* At(const ShardLayout& layout, size_t local) const;
 };
 
-// Of each slice, by local index: how many versions were made without any gradient of it, and so are none of its
-// updates. It belongs to the optimizer's state.
+// How many versions were made without any gradient of a slice, and so are none of its updates, by the slice's local
+// index. It belongs to the optimizer's state.
 using SkippedUpdates = std::shared_ptr<const std::vector<uint64_t>>;
 
 // Holds one version's weights and optimizer state. As VersionPin.
@@ -147,8 +147,8 @@ class Parameters {
   bool updating_in_place() const { return weights_.in_place(); }
   // Must not be called while updating_in_place().
   VersionPin Pin(const Reader& reader, TimePoint now);
-  // Of the version in the making, which is written beside the current one: of slices that are built it may be read, and
-  // what is held is not written again, also when it is abandoned.
+  // Pins the version in the making, which is written beside the current one: slices of it that are built may be read,
+  // and what is held is not written again, also when it is abandoned.
   VersionPin PinNext(const Reader& reader, TimePoint now);
   // Keeps the current version's weights for later updates; nobody is named as its reader. As Pin.
   KeptVersion Keep() { return Hold(weights_.current(), {}); }
@@ -157,18 +157,18 @@ class Parameters {
   // Must not be called unless may_snapshot(). Who holds it is not counted as a reader.
   Snapshot TakeSnapshot();
   const Readers& readers() const { return *readers_; }
-  // Of the optimizer's state.
+  // The optimizer's state has so many.
   size_t state_tensors() const { return state_.current()->tensors.size(); }
   // Up to the current version.
   const SkippedUpdates& skipped() const { return skipped_; }
-  // Of all weights and state that exist now, and of what is kept of how the weights have changed.
+  // All weights and state that exist now take so many, with what is kept of how the weights have changed.
   uint64_t bytes() const { return weights_.bytes() + state_.bytes() + (history_ == nullptr ? 0 : history_->bytes()); }
   // What an update waits for that finds no buffer.
   std::string DescribeReaders(TimePoint now) const;
 
   // ---- Updating
 
-  // Of the update that has begun, as VersionPin::build.
+  // The number of the update that has begun, as VersionPin::build.
   uint64_t build() const { return builds_; }
   // What the next update reads, before it has begun: the current version, which nobody writes until then.
   Update Current() const;
@@ -191,7 +191,7 @@ class Parameters {
   struct ReleaseHook;
   bool Begin(bool in_place, Update* update);
   RoundedBuffer RoundedOf(HeldBuffers& buffers) const;
-  // Of the current version, that another has not made.
+  // Rounds a slice of the current version, whose values were brought or restored rather than made from another's.
   absl::Status RoundSlice(size_t local);
   std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
   VersionPin PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
@@ -205,7 +205,7 @@ class Parameters {
   const std::shared_ptr<Readers> readers_;
   BufferRing weights_;
   BufferRing state_;
-  std::shared_ptr<VersionChanges> making_;  // Of the update that has begun.
+  std::shared_ptr<VersionChanges> making_;  // The update that has begun makes them.
   std::shared_ptr<const ChangeHistory> history_;
   bool updated_ = false;  // Since the initial values, or those of a checkpoint.
   SkippedUpdates skipped_;

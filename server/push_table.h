@@ -41,7 +41,7 @@ struct Push {
   uint64_t version = 0;  // That the gradient was computed on.
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
-  uint64_t edition = 0;  // Of what its sender pushes.
+  uint64_t edition = 0;  // What its sender pushes has it.
   uint64_t runs = 0;     // As in PushRequest.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
   std::optional<float> learning_rate;  // The job's, as its worker tells it.
@@ -50,8 +50,8 @@ struct Push {
   const void* session = nullptr;       // That brought the newest of its slices; never dereferenced.
   std::vector<Payload> slices;         // By local index; see has().
   size_t received = 0;                 // Slices.
-  size_t absent = 0;                   // Of them.
-  size_t expected = 0;                 // Likewise, if it is not empty.
+  size_t absent = 0;                   // So many of them are absent.
+  size_t expected = 0;                 // So many slices come, if it is not empty.
   uint64_t reserved_bytes = 0;
 
   bool has_all() const { return samples == 0 || received == expected; }
@@ -151,7 +151,7 @@ class PushTable {
   std::set<uint32_t> Begun(uint64_t step) const;
   // One more than the highest step of any push that is complete.
   uint64_t HighestStep() const;
-  // Of each rank the last push that is complete, and its owner.
+  // Each rank's last push that is complete, and its owner.
   struct LastComplete {
     uint64_t incarnation = 0;
     uint64_t step = 0;
@@ -165,7 +165,7 @@ class PushTable {
   bool IsReplaced(const v1::PushRequest& header) const;
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
-  // Of a push, or of what begins one: its rank, incarnation and the like.
+  // Refuses a push, or what begins one; only its rank, incarnation and the like are looked at.
   void Refuse(const Push& push);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;

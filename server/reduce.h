@@ -48,7 +48,7 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
 // before the update is read: its elements and, with delay compensation, its weights.
 double GradientSquares(const VersionInput& version, const OptimizerBlock& slice, Isa isa);
 
-// Of what the optimizer would do to the slice with this version, as Optimizer::Measure; g as it is applied.
+// Measures what the optimizer would do to the slice with this version, as Optimizer::Measure; g is as it is applied.
 TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& slice, const Optimizer& optimizer,
                            Isa isa);
 

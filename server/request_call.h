@@ -14,7 +14,7 @@
 
 namespace ps {
 
-// Of a request that is small: names, numbers, a reason.
+// A request that has no more than names, numbers and a reason is smaller than this.
 inline constexpr size_t kMaxSmallRequestBytes = 64 << 10;
 
 // Reads one request, and is answered by whoever derives from it.

@@ -18,7 +18,7 @@ namespace ps {
 
 struct RestoredJob {
   Manifest manifest;
-  std::string path;    // Of its folder.
+  std::string path;    // Its folder.
   bool is_own = true;  // It is in the job's own folder.
   v1::SavedJob job;
   nlohmann::ordered_json runs;  // As of JobRuns; null: none were handed out.

@@ -26,9 +26,9 @@ namespace ps {
 
 // What is dealt; the same for all workers.
 struct RunTerms {
-  uint64_t samples = 0;     // Of the training split.
+  uint64_t samples = 0;     // The training split has so many.
   uint64_t batch_size = 0;  // Samples of a run.
-  uint64_t runs = 0;        // Of the whole job.
+  uint64_t runs = 0;        // The whole job has so many.
 
   uint64_t runs_per_epoch() const { return (samples + batch_size - 1) / batch_size; }
   uint64_t EpochOf(uint64_t run) const { return run / runs_per_epoch(); }
@@ -73,7 +73,7 @@ class RunDealer {
     };
     Kind kind = Kind::kWait;
     uint64_t run = 0;
-    bool is_repeat = false;  // Of a request that got this run.
+    bool is_repeat = false;  // An earlier request got this run.
   };
   // The run that this worker takes with its request of this number, from 1; a repeat of the last that got a run gets
   // the same. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.

@@ -76,7 +76,7 @@ class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<Serve
   CallWatch& watch_;
   const grpc::GenericCallbackServerContext& context_;
   grpc::ByteBuffer incoming_;  // While it is read, gRPC's; then the reaction's.
-  size_t max_bytes_ = 0;       // Of the message that is read.
+  size_t max_bytes_ = 0;       // The message that is read has so many at most.
   std::atomic<bool> gone_ = false;
   Mutex mutex_;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;

@@ -19,7 +19,7 @@ class ShardLayout {
   ShardLayout(Layout model, uint32_t shard, uint32_t num_shards, const PushFormat& pushes = {});
 
   uint32_t shard() const { return shard_; }
-  const SlicePlan& plan() const { return plan_; }  // Of the whole model.
+  const SlicePlan& plan() const { return plan_; }  // It has the whole model.
 
   // Slices of this shard. They go by their local index, 0 to slices() - 1, in the order of the model.
   size_t slices() const { return plan_.shard_slices(shard_).size(); }
@@ -36,7 +36,7 @@ class ShardLayout {
   // Floats of all slices, and of a buffer that holds them (each slice is padded).
   size_t elements() const { return static_cast<size_t>(plan_.shard_elements(shard_)); }
   size_t buffer_elements() const { return static_cast<size_t>(plan_.shard_buffer_elements(shard_)); }
-  // Of a whole version.
+  // A whole version has so many bytes.
   uint64_t bytes() const { return elements() * sizeof(float); }
 
   // The local index of a slice that was received as an initial value, or in a push, where it may be absent and then has
@@ -49,7 +49,7 @@ class ShardLayout {
   const uint32_t shard_;
   const PushFormat pushes_;
   uint64_t pushed_bytes_ = 0;
-  std::vector<int32_t> local_;  // Of each slice of the model; -1: another shard's.
+  std::vector<int32_t> local_;  // Each of the model's slices has one; -1: it is another shard's.
 };
 
 }  // namespace ps

@@ -28,10 +28,10 @@ struct ShardOptions {
   ScheduleOptions schedule;
   ClipOptions clip;
   int apply_threads = 1;  // 0: updates wait for ApplyPosted.
-  size_t max_inline_elements =
-      16384;                        // Of slices that whoever brings their last contribution builds; others are posted.
+  // Whoever brings the last contribution to a slice of no more than this builds it; others are posted.
+  size_t max_inline_elements = 16384;
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
-  uint64_t max_inflight_bytes = 0;  // Of gradients; 0: twice num_workers pushes.
+  uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
   WireFormat wire;
   StreamWhen stream = StreamWhen::kAuto;

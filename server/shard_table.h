@@ -49,13 +49,13 @@ class ShardTable {
   bool AllInitialised() const;
   // Whether this view is in force: every shard acts on it or on a later one.
   bool AllAcknowledge(uint64_t view) const;
-  uint64_t highest_step() const;  // Of all: one more than the highest step that is complete.
-  // At which the rank was left by its last owner, once a view without that owner is in force: one more than its last
-  // step that is complete on any shard. To the others that step is new, and is not made again: a cut or a measurement
-  // of that push would wait for shards that have it already.
+  uint64_t highest_step() const;  // One more than the highest step that is complete on any.
+  // The step at which the rank was left by its last owner, once a view without that owner is in force: one more than
+  // its last step that is complete on any shard. To the others that step is new, and is not made again: a cut or a
+  // measurement of that push would wait for shards that have it already.
   uint64_t LeftStep(uint32_t rank) const;
-  // Likewise: so many of the runs that this owner took, the first ones, are used by the last push that any shard has of
-  // it (--budget=job).
+  // At that time so many of the runs that this owner took, the first ones, are used by the last push that any shard
+  // has of it (--budget=job).
   uint64_t LeftRuns(uint32_t rank, uint64_t incarnation) const;
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
   // The step that it gathers, or, where it gathers none, its version.
@@ -67,7 +67,7 @@ class ShardTable {
   std::string waiting_for() const;
 
   bool ever_registered(uint32_t shard) const { return shards_[shard].ever_registered; }
-  // Of a shard that is missing: "shard 1 at HOST:PORT, lost 12 s ago"; or that it never registered.
+  // Names a shard that is missing: "shard 1 at HOST:PORT, lost 12 s ago"; or that it never registered.
   std::string DescribeMissing(TimePoint now) const;
   // The first shard that has been gone for as long as this: "shard 1 at HOST:PORT was lost 12 s ago".
   std::optional<std::string> Lost(TimePoint now, std::chrono::nanoseconds time) const;

@@ -48,13 +48,13 @@ class Updater {
   // What one version is made of.
   struct Version {
     Pushes pushes;                       // Ascending by rank.
-    std::vector<float> coefficients;     // Of each push; an empty contribution's is not used.
-    TensorFactors clip_factors;          // Of the gradient; null: none, or not known yet.
-    TensorFactors trust_ratios;          // Likewise, of the optimizer.
+    std::vector<float> coefficients;     // Each push has one; an empty contribution's is not used.
+    TensorFactors clip_factors;          // The gradient's; null: none, or not known yet.
+    TensorFactors trust_ratios;          // The optimizer's; null: none, or not known yet.
     bool has_lowest = false;             // The lowest rank's of all pushes is among them.
     std::optional<float> learning_rate;  // That a push tells for this version and those after it.
     UpdateContext context;               // Set when it is begun.
-    uint64_t position = 0;               // Of the schedule: samples that have passed before what it is made of.
+    uint64_t position = 0;               // The schedule's: samples that have passed before what it is made of.
     uint64_t next_position = 0;          // And with it, what the pushes have passed.
     TimePoint committed_at;
 
@@ -73,24 +73,24 @@ class Updater {
     enum class Stage { kNew, kGradientNorms, kTrustRatios, kReady, kBuilding };
 
     std::shared_ptr<const ShardLayout> layout;
-    const Optimizer* optimizer = nullptr;  // Of weights.
-    const BufferSteps* buffers = nullptr;  // Of what else is pushed.
-    size_t state_tensors = 0;              // Of the parameters; the optimizer uses the first of them.
-    SkippedUpdates skipped;                // Likewise, before the first version.
+    const Optimizer* optimizer = nullptr;  // It steps weights.
+    const BufferSteps* buffers = nullptr;  // They step what else is pushed.
+    size_t state_tensors = 0;              // The parameters have so many; the optimizer uses the first of them.
+    SkippedUpdates skipped;                // The parameters' before the first version.
     float delay_compensation = 0;
     ClipOptions clip;               // Unset where what is pushed are differences of weights.
     std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
     Parameters::Update memory;
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
     mutable std::atomic<size_t> not_finite = SIZE_MAX;
-    // Of this stage, in double, of each slice of each version: written as slices are measured.
-    std::vector<double> squares;         // Of the gradient, or of the optimizer's update.
+    // What this stage measures, in double, of each slice of each version; written as slices are measured.
+    std::vector<double> squares;         // They are the gradient's, or the optimizer's update's.
     std::vector<double> weight_squares;  // For trust ratios.
 
     // Under the owner's lock.
     State state = State::kCommitted;
     Stage stage = Stage::kNew;
-    bool awaits_totals = false;   // Of this stage, from the chief.
+    bool awaits_totals = false;   // This stage waits for them, from the chief.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
     size_t parts = 0;             // That are being built, each of some slices.
     std::vector<size_t> built;    // Slices, in the order in which they were.
@@ -114,7 +114,7 @@ class Updater {
     VersionInput Input(const Version& version, size_t local) const;
     // Which elements of the slice these may change; null: perhaps all.
     ChangedPositions Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const;
-    // Of values that are pushed, but not used.
+    // Whether values that are pushed, but not used, are finite.
     bool UnusedFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;
     // Item i: slice i mod slices of version i / slices.
@@ -150,12 +150,12 @@ class Updater {
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
 
-  // Of the schedule, once it is known how long an epoch is; nothing has been made yet.
+  // Tells the schedule, once it is known how long an epoch is; nothing has been made yet.
   void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
   // For a checkpoint of the current version, after which nothing else is committed; and to begin with one.
   struct Saved {
     HyperparameterTimeline::Saved timeline;
-    uint64_t position = 0;  // Of the set that is decided on next.
+    uint64_t position = 0;  // The position of the set that is decided on next.
     uint64_t dropped_samples = 0;
   };
   Saved Save() const { return {timeline_.Save(), position(), dropped_samples_}; }
@@ -238,7 +238,7 @@ class Updater {
   bool ruined() const { return ruined_; }
 
  private:
-  // Of the pushes that follow those that are committed.
+  // Makes the version of the pushes that follow those that are committed.
   Version MakeVersion(Pushes pushes) const;
   // The number of the version that is committed next.
   uint64_t next_committed() const;
@@ -262,7 +262,7 @@ class Updater {
   // Begins what the update in the making is measured for next, until it is ready to be built.
   void NextStage();
   void OnMeasured();
-  // Of version number i of the update in the making.
+  // Sets them for version number i of the update in the making.
   void SetTotals(size_t i, std::span<const double> squares, std::span<const double> weight_squares);
 
   const Mode& mode_;

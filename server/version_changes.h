@@ -13,17 +13,17 @@ namespace ps {
 // Positions in a slice, ascending. Null: perhaps all have changed.
 using ChangedPositions = std::shared_ptr<const std::vector<uint16_t>>;
 
-// Of one update, from the version before it to the one that it makes.
+// What one update changes, from the version before it to the one that it makes.
 struct VersionChanges {
   uint64_t from = 0;
   uint64_t to = 0;
   std::vector<ChangedPositions> slices;  // By local index. Each is written once, by who builds the slice.
-  size_t positions = 0;                  // Of all slices; counted when all are built.
+  size_t positions = 0;                  // All slices have so many; counted when all are built.
 
   void Count();
 };
 
-// Of the newest updates, without a gap. Immutable.
+// The changes of the newest updates, without a gap. Immutable.
 class ChangeHistory {
  public:
   // With one more, which begins where `before` (null: there is none) ends. The oldest are left out where there are too
@@ -34,14 +34,14 @@ class ChangeHistory {
   // What has changed in this slice since version `base`, up to the newest. Nothing: it is not known.
   std::optional<std::vector<uint16_t>> Since(uint64_t base, size_t local) const;
 
-  // Of the positions that are kept.
+  // The positions that are kept take so many.
   uint64_t bytes() const;
 
  private:
   std::vector<std::shared_ptr<const VersionChanges>> updates_;  // Ascending.
 };
 
-// Of positions of several slices of the same elements: all of them, ascending.
+// All positions that several sets of them, of the same elements, have; ascending.
 std::vector<uint16_t> Union(const std::vector<const std::vector<uint16_t>*>& positions);
 
 }  // namespace ps

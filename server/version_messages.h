@@ -39,14 +39,14 @@ class VersionMessages {
   std::optional<Message> Next();
 
  private:
-  // Of the weights that are held, those of lower index, so of earlier layers, first.
+  // The next of the weights that are held; those of lower index, so of earlier layers, come first.
   grpc::ByteBuffer NextSlices(const v1::PullReply& header);
   OutgoingSlice SliceOf(size_t local) const;
   void QueueMissing();
 
   std::optional<VersionPin> weights_;
-  uint64_t build_ = 0;      // That slices were sent of last; 0: of none.
-  std::vector<bool> sent_;  // Of it, by local index; empty: none.
+  uint64_t build_ = 0;      // Slices were sent of this one last; 0: of none.
+  std::vector<bool> sent_;  // Its slices that were sent, by local index; empty: none.
   std::priority_queue<size_t, std::vector<size_t>, std::greater<>> queue_;  // Local indices.
   std::optional<v1::PullReply> answer_;                                     // Until it was sent.
   bool answered_ = false;

@@ -33,9 +33,9 @@ struct ShardRequest {
   std::optional<uint64_t> push;      // The answer to its push of this step.
   bool weights = false;              // With a push: those on which the next one is to be computed.
   bool computes = false;             // A member computes its next push on the weights.
-  std::optional<uint64_t> version;   // Of a pull alone: exactly this one; else the newest.
+  std::optional<uint64_t> version;   // A pull alone may want exactly this one; else the newest.
   std::optional<uint64_t> at_least;  // The newest, but not before this version.
-  std::optional<uint64_t> step;      // Of the push that a member computes on the weights; unset: its next one.
+  std::optional<uint64_t> step;      // The push that a member computes on the weights has it; unset: its next one.
   std::chrono::nanoseconds wait;     // At most, for each of the two.
 };
 
@@ -82,7 +82,7 @@ class Waiters {
 
   bool empty() const { return waits_.empty(); }
   size_t size() const { return waits_.size(); }
-  // Of callers that are not members.
+  // So many are of callers that are not members.
   size_t others() const;
 
  private:

@@ -20,7 +20,7 @@ class WaitingCalls {
   using Callback = std::function<void(absl::StatusOr<Reply>)>;
 
   struct Call {
-    uint64_t number = 0;  // Of the caller's choice.
+    uint64_t number = 0;  // The caller chooses it.
     uint32_t rank = 0;
     uint64_t incarnation = 0;
     uint64_t view = 0;  // That it waits for.

@@ -16,7 +16,7 @@ import re
 import sys
 import xml.etree.ElementTree
 
-LINES_MAX = 120  # Of one failed test's output; the end says most.
+LINES_MAX = 120  # So much of a failed test's output is printed; the end says most.
 
 NEVER_LUCK = re.compile(
     r"ERROR: \w+Sanitizer|WARNING: ThreadSanitizer|SUMMARY: \w+Sanitizer|: runtime error: "

@@ -57,7 +57,7 @@ class Gather : public Mode {
   const std::set<uint32_t>& lost_ranks() const { return lost_ranks_; }
   // Ranks that push nothing any more and count as empty, also those that have left.
   const std::set<uint32_t>& empty_ranks() const { return empty_ranks_; }
-  // Of the step in the making, in the order in which they were completed; a rank is there once.
+  // The pushes of the step in the making, in the order in which they were completed; a rank is there once.
   const std::vector<Arrival>& arrived() const { return arrived_; }
   bool HasArrived(uint32_t rank) const;
 

@@ -161,7 +161,7 @@ class Mode {
   // be built speculatively; else empty.
   virtual std::vector<uint32_t> ExpectedContributors() const = 0;
 
-  // Of those that are `done` and do not count as empty, one that it needs a push of; `begun` are the ranks whose push
+  // One of those that are `done` and do not count as empty of which it needs a push; `begun` are the ranks whose push
   // of step() has begun. Nothing where none of it has, or where a version waits for nobody.
   virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const = 0;
 

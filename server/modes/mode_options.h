@@ -50,13 +50,14 @@ struct ModeOptions {
   // local_sgd and easgd
   uint32_t local_steps = 8;            // Batches between two exchanges; of gradients also 0: never.
   std::string local_sync = "weights";  // Or gradients.
-  std::string average_every;           // Of gradients (ParseAverageEvery).
-  float outer_momentum = 0;            // Of weights: Nesterov's.
+  std::string average_every;           // How often gradients are averaged (ParseAverageEvery).
+  float outer_momentum = 0;            // It is Nesterov's, for weights.
   float easgd_alpha = 0;               // 0: 0.9 / num_workers, as in easgd's source.
 
   // The one that is used.
   float alpha(uint32_t num_workers) const;
-  // Likewise: a mode in which everybody waits for everybody fails unless it is told otherwise, the others go on.
+  // What happens at a loss: a mode in which everybody waits for everybody fails unless it is told otherwise, the others
+  // go on.
   LossAction loss_action() const;
 };
 
