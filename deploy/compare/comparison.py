@@ -182,7 +182,7 @@ class Comparison:
     def _trials(self, items: list[tuning.Item]) -> list[RunSpec]:
         """As many as there will be; their rates are known only one after the other."""
         return [
-            tuning.trial_spec(item, self._settings, number + 1, (item.untuned, 0.0), self._plan["step_time_s"])
+            tuning.trial_spec(item, self._settings, number + 1, (item.center, 0.0), self._plan["step_time_s"])
             for item in items
             for number in range(tuning.TRIALS)
         ]

@@ -41,7 +41,7 @@ class Mode:
         return [f"--mode={self.name}"] + ([] if flag is None else [f"--{flag}={self.number}"])
 
     def applies_of(self, workers: int) -> float:
-        """How many workers' batches one update is made of: the divisor of an untuned rate is `workers` over this.
+        """How many workers' batches one update is made of.
 
         A rate belongs to so many samples. bsp applies one update with the mean of N batches where asp and ssp make N
         updates of one batch each, so each of theirs gets an N-th of the rate. backup's update is the mean of N - B
@@ -54,9 +54,25 @@ class Mode:
             return workers - (self.number or 0)
         return workers
 
-    def untuned_rate(self, rate_of_bsp: float, workers: int) -> float:
-        """The learning rate without --tune, from bsp's."""
+    def rate_of_samples(self, rate_of_bsp: float, workers: int) -> float:
+        """The learning rate by which as many samples change the weights as much as in bsp, with the same momentum."""
         return rate_of_bsp * self.applies_of(workers) / workers
+
+    def untuned(
+        self, rate_of_bsp: float, momentum: float, workers: int, staleness: int | None = None
+    ) -> tuple[float, float]:
+        """The learning rate and momentum without --tune, from bsp's. `staleness`: the enforced one; None: what the
+        mode has, about `workers` - 1.
+
+        Updates that are late act as momentum does, so asp and ssp get none besides; and from a staleness of 1 on, the
+        effective rate, learning rate / (1 - momentum), goes down with it. This is what --tune has found for the
+        default job (docs/compare.md has its command and its results).
+        """
+        rate = self.rate_of_samples(rate_of_bsp, workers)
+        late = workers - 1 if staleness is None else staleness
+        if self.name not in ("asp", "ssp") or late == 0:
+            return rate, momentum
+        return rate / (1 - momentum) * min(1, 2 / (1 + late)), 0.0
 
 
 def parse_mode(text: str) -> Mode:

@@ -74,14 +74,11 @@ class Rates:
         self._tuned[item] = rate
 
     def of_mode(self, mode: Mode) -> Rate:
-        settings = self._settings
-        return self._tuned.get(str(mode), Rate(settings.rate_of(mode), settings.momentum))
+        return self._tuned.get(str(mode), Rate(*self._settings.rate_of(mode)))
 
     def of_staleness(self, staleness: int) -> Rate:
         """Of one worker, whose every batch is an update of its own, as in asp."""
-        settings = self._settings
-        untuned = Rate(ONE_BY_ONE.untuned_rate(settings.learning_rate, settings.workers), settings.momentum)
-        return self._tuned.get(f"staleness:{staleness}", untuned)
+        return self._tuned.get(f"staleness:{staleness}", Rate(*self._settings.rate_of(ONE_BY_ONE, staleness)))
 
 
 def make_plan(settings: Settings, rates: Rates, step_time_s: float, pytorch: bool = False) -> list[RunSpec]:

@@ -43,8 +43,8 @@ class Settings:
     dataset: str
     data_dir: str
     learning_rate: float  # bsp's; the others' follow from it, unless `rates` has them.
-    rates: dict[str, float]  # By mode, as written.
-    momentum: float
+    rates: dict[str, float]  # By mode, as written; they are with this momentum:
+    momentum: float  # bsp's; asp and ssp have none, unless their rate is written.
     servers: int
     step_time_s: float | None  # None: measured.
     eval_every: float  # Epochs.
@@ -57,9 +57,11 @@ class Settings:
     run_timeout_s: float | None  # None: by the estimate.
     command: tuple[str, ...]  # The user's script; empty: ps_worker.
 
-    def rate_of(self, mode: Mode) -> float:
-        """The learning rate without --tune."""
-        return self.rates.get(str(mode), mode.untuned_rate(self.learning_rate, self.workers))
+    def rate_of(self, mode: Mode, staleness: int | None = None) -> tuple[float, float]:
+        """The learning rate and momentum without --tune; of one worker if a staleness is enforced."""
+        if staleness is None and str(mode) in self.rates:
+            return self.rates[str(mode)], self.momentum
+        return mode.untuned(self.learning_rate, self.momentum, self.workers, staleness)
 
     def as_json(self) -> dict[str, Any]:
         """What makes a comparison the one that it is: all but where it is written and when it gives up."""
@@ -75,7 +77,7 @@ class Settings:
             "dataset": self.dataset,
             "data_dir": self.data_dir,
             "learning_rate": self.learning_rate,
-            "rates": {str(mode): self.rate_of(mode) for mode in self.modes},
+            "rates": {str(mode): list(self.rate_of(mode)) for mode in self.modes},
             "momentum": self.momentum,
             "servers": self.servers,
             "step_time": "measured" if self.step_time_s is None else f"{self.step_time_s * 1000:g}ms",

@@ -32,7 +32,8 @@ class Item:
     mode: Mode
     workers: int
     staleness: int | None
-    untuned: float  # The learning rate around which to search, with momentum 0.9.
+    center: float  # The learning rate around which to search, with momentum 0.9.
+    untuned: tuple[float, float]  # Learning rate and momentum.
 
     @property
     def id(self) -> str:
@@ -64,17 +65,25 @@ class Trial:
 
 def items_of(settings: Settings) -> list[Item]:
     """The one worker with batches of the same size that is a reference is the enforced staleness 0."""
-    items = [Item(str(mode), mode, settings.workers, None, settings.rate_of(mode)) for mode in settings.modes]
-    if settings.references and not any(mode.name == "bsp" for mode in settings.modes):
-        items.append(Item("bsp", Mode("bsp"), settings.workers, None, settings.learning_rate))
-    staleness = set(settings.staleness) | ({0} if settings.references else set())
-    rate = ONE_BY_ONE.untuned_rate(settings.learning_rate, settings.workers)
-    return items + [Item(f"staleness:{value}", ONE_BY_ONE, 1, value, rate) for value in sorted(staleness)]
+    modes = list(settings.modes)
+    if settings.references and not any(mode.name == "bsp" for mode in modes):
+        modes.append(Mode("bsp"))
+
+    def item(name: str, mode: Mode, workers: int, staleness: int | None) -> Item:
+        center = mode.rate_of_samples(settings.learning_rate, settings.workers)
+        if staleness is None:
+            center = settings.rates.get(str(mode), center)
+        return Item(name, mode, workers, staleness, center, settings.rate_of(mode, staleness))
+
+    values = sorted(set(settings.staleness) | ({0} if settings.references else set()))
+    return [item(str(mode), mode, settings.workers, None) for mode in modes] + [
+        item(f"staleness:{value}", ONE_BY_ONE, 1, value) for value in values
+    ]
 
 
 def next_point(item: Item, trials: list[Trial]) -> tuple[float, float]:
     """The effective rate and momentum of the next trial."""
-    center = item.untuned / (1 - MOMENTUMS[-1])
+    center = item.center / (1 - MOMENTUMS[-1])
     grid = [(center * _GRID_STEP**power, momentum) for momentum in reversed(MOMENTUMS) for power in (-1, 0, 1)]
     if len(trials) < len(grid):
         return grid[len(trials)]
@@ -140,8 +149,8 @@ def tune(item: Item, settings: Settings, step_time_s: float, make: Callable[[Run
     best = max(trials, key=lambda trial: trial.score)
     ended_well = best.status == "done" and best.loss is not None
     return {
-        "learning_rate": best.learning_rate if ended_well else item.untuned,
-        "momentum": best.momentum if ended_well else settings.momentum,
+        "learning_rate": best.learning_rate if ended_well else item.untuned[0],
+        "momentum": best.momentum if ended_well else item.untuned[1],
         "tuned": ended_well,
         "at_edge": ended_well and edge_of(best, trials) != 0,
         "validation_split": VALIDATION_SPLIT,

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
 
 from flags import UsageError
-from modes import Mode, parse_mode
+from modes import ONE_BY_ONE, Mode, parse_mode
 from settings import parse
 from support import compare
 
@@ -80,9 +80,24 @@ class SettingsTest(unittest.TestCase):
     def test_untuned_rates_are_of_as_many_samples(self) -> None:
         settings = parse(["--learning_rate=0.08,easgd:8=0.03", "--workers=4"])
         rates = {str(mode): settings.rate_of(mode) for mode in settings.modes}
-        assert rates.pop("easgd:8") == 0.03
-        for mode, rate in {"bsp": 0.08, "ssp:2": 0.02, "asp": 0.02, "backup:1": 0.06, "local_sgd:8": 0.08}.items():
-            assert math.isclose(rates[mode], rate)
+        assert rates.pop("easgd:8") == (0.03, 0.9)
+        for mode, rate in {"bsp": 0.08, "backup:1": 0.06, "local_sgd:8": 0.08}.items():
+            assert rates[mode][1] == 0.9
+            assert math.isclose(rates[mode][0], rate)
+
+    def test_late_updates_have_no_momentum_and_a_lower_rate_untuned(self) -> None:
+        settings = parse(["--learning_rate=0.08,ssp:2=0.01", "--workers=4"])
+        rate, momentum = settings.rate_of(parse_mode("asp"))
+        assert momentum == 0
+        assert math.isclose(rate, 0.08 / 0.1 / 4 * 2 / 4)
+        assert settings.rate_of(parse_mode("ssp:2")) == (0.01, 0.9)
+        assert settings.rate_of(ONE_BY_ONE, staleness=0) == (0.02, 0.9)
+        for staleness, share in {1: 1, 3: 0.5, 7: 0.25}.items():
+            rate, momentum = settings.rate_of(ONE_BY_ONE, staleness)
+            assert momentum == 0
+            assert math.isclose(rate, 0.2 * share)
+        two = parse(["--workers=2"]).rate_of(parse_mode("asp"))
+        assert math.isclose(two[0], 0.25)
 
     def test_aliases(self) -> None:
         assert parse_mode("sync") == Mode("bsp")
