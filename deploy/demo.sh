@@ -15,7 +15,7 @@ readonly EPOCHS=${EPOCHS:-10} WORKERS=${WORKERS:-2} MODES=${MODES:-bsp asp}
 
 readonly BSP_LEARNING_RATE=0.05
 # In asp every worker's push is an update of its own, where bsp makes one update of the mean of all N: N times as many
-# updates on an N-th of the data each. So the learning rate is divided by N.
+# updates on an N-th of the data each. So the learning rate is divided by N. docs/measured.md has what tuning finds.
 ASP_LEARNING_RATE=$(awk -v rate="$BSP_LEARNING_RATE" -v workers="$WORKERS" 'BEGIN {print rate / workers}')
 readonly ASP_LEARNING_RATE
 readonly MODEL=mlp:784,256,128,10 BATCH_SIZE=64 EVAL_EVERY=0.25
