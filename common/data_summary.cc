@@ -94,6 +94,7 @@ v1::DataSummary ToProto(const DataSummary& summary) {
   if (!summary.target_stats.low.empty()) *message.mutable_target_stats() = ToProto(summary.target_stats);
   message.mutable_labels()->Assign(summary.labels.begin(), summary.labels.end());
   message.set_sparse(summary.sparse);
+  if (summary.first_index.has_value()) message.set_first_index(*summary.first_index);
   return message;
 }
 
@@ -115,6 +116,11 @@ absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
                          .target_stats = FromProto(message.target_stats()),
                          .labels = {message.labels().begin(), message.labels().end()},
                          .sparse = message.sparse()};
+  if (message.has_first_index()) summary.first_index = message.first_index();
+  if (summary.first_index.value_or(0) > 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("own_data: features are counted from ", *summary.first_index, "; expected 0 or 1"));
+  }
   if (!AreLabels(summary.labels, summary.classes)) {
     return absl::InvalidArgumentError(absl::StrCat("own_data: ", summary.labels.size(), " labels of ", summary.classes,
                                                    " classes; expected as many, ascending"));
@@ -128,10 +134,14 @@ absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message) {
   return summary;
 }
 
+bool CountAlike(const DataSummary& a, const DataSummary& b) {
+  return !a.first_index.has_value() || !b.first_index.has_value() || a.first_index == b.first_index;
+}
+
 bool SameKind(const DataSummary& a, const DataSummary& b) {
-  return a.sparse == b.sparse && (a.sparse || a.features == b.features) && (a.classes == 0) == (b.classes == 0) &&
-         a.labels.empty() == b.labels.empty() && SameKind(a.feature_stats, b.feature_stats) &&
-         SameKind(a.target_stats, b.target_stats);
+  return CountAlike(a, b) && a.sparse == b.sparse && (a.sparse || a.features == b.features) &&
+         (a.classes == 0) == (b.classes == 0) && a.labels.empty() == b.labels.empty() &&
+         SameKind(a.feature_stats, b.feature_stats) && SameKind(a.target_stats, b.target_stats);
 }
 
 bool Covers(const DataSummary& all, const DataSummary& one) {
@@ -153,6 +163,7 @@ DataSummary Combine(const std::vector<DataSummary>& summaries) {
     all.samples += next->samples;
     all.largest = std::max(all.largest, next->samples);
     all.classes = std::max(all.classes, next->classes);
+    if (!all.first_index.has_value()) all.first_index = next->first_index;
     std::vector<int64_t> labels;
     std::set_union(all.labels.begin(), all.labels.end(), next->labels.begin(), next->labels.end(),
                    std::back_inserter(labels));

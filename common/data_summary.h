@@ -15,8 +15,11 @@ v1::DataSummary ToProto(const DataSummary& summary);
 // nothing that can be, or of more than kToldColumnsMax.
 absl::StatusOr<DataSummary> FromProto(const v1::DataSummary& message);
 
-// Whether both are of samples with the same features (or of sparse ones), either of classes with or without labels or
-// of a regression, with the same kind of statistics, so that they can be combined.
+// Whether the first feature has the same number in both, as far as they tell.
+bool CountAlike(const DataSummary& a, const DataSummary& b);
+
+// Whether both are of samples with the same features (or of sparse ones, counted alike), either of classes with or
+// without labels or of a regression, with the same kind of statistics, so that they can be combined.
 bool SameKind(const DataSummary& a, const DataSummary& b);
 
 // Whether `all` has every feature and label of `one`, which is of the same kind.

@@ -30,6 +30,12 @@ absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
         " workers are too many to be kept; at most ", kStatisticsMax, " together; --normalize=none does without"));
   }
   const DataSummary* const others = of_all_.has_value() ? &*of_all_ : told_.empty() ? nullptr : &told_.begin()->second;
+  if (others != nullptr && !CountAlike(*others, *summary)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--dataset: the worker's libsvm indices are counted from ", *summary->first_index,
+        ", but those of the job's other workers from ", *others->first_index,
+        " (from 0 where a file has index 0, else from 1); say on all workers ,zero_based=yes or ,zero_based=no"));
+  }
   if (others != nullptr && !SameKind(*others, *summary)) {
     return absl::FailedPreconditionError(absl::StrCat("--dataset: the worker has ", SamplesOf(*summary),
                                                       ", but the job's other workers have ", SamplesOf(*others)));

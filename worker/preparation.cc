@@ -27,8 +27,9 @@ absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const 
   const Normalize asked = options.data.normalize;
   if (!model->scaling.has_value()) {
     spdlog::warn(
-        "{} does not say how the data were scaled that it was trained on: what follows goes by the training "
-        "split of --dataset={}",
+        "{} does not say how the data were scaled that it was trained on (a file of --save_weights does, a checkpoint "
+        "or "
+        "an export does not): what follows goes by the training split of --dataset={}",
         weights.source, options.data.dataset);
   } else if (asked != Normalize::kAuto && asked != model->scaling->kind) {
     return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(asked), ": ", weights.source,

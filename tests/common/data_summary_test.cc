@@ -145,6 +145,16 @@ TEST_CASE("Features and labels that some lack are those of all, and labels out o
     CHECK(all.feature_stats.squares == std::vector<double>{2, 64});
     CHECK(*FromProto(ToProto(all)) == all);
   }
+  DataSummary from_0 = small;
+  from_0.first_index = 0;
+  DataSummary from_1 = large;
+  from_1.first_index = 1;
+  CHECK_FALSE(SameKind(from_0, from_1));
+  CHECK(SameKind(from_0, large));  // Of an older worker, which does not tell.
+  CHECK(Combine({large, from_0}).first_index == 0);
+  CHECK(*FromProto(ToProto(from_0)) == from_0);
+  from_1.first_index = 2;
+  CHECK(absl::IsInvalidArgument(FromProto(ToProto(from_1)).status()));
   DataSummary dense = large;
   dense.sparse = false;
   CHECK_FALSE(SameKind(small, dense));

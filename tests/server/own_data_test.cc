@@ -1,6 +1,7 @@
 // --data=own as the chief keeps it.
 #include "server/own_data.h"
 
+#include "absl/strings/str_cat.h"
 #include "tests/server/test_job.h"
 
 namespace ps {
@@ -93,6 +94,26 @@ TEST_CASE("Who joins after the data are fixed may lack features and labels of sp
     CHECK(Says(data.Check(0, more), "features or labels that no worker had"));
   }
   CHECK(absl::IsFailedPrecondition(data.Check(0, ToProto(Samples(10, 3, 3)))));
+}
+
+TEST_CASE("Workers that count the indices of sparse features differently are refused with what to say") {
+  const auto counted_from = [](uint32_t first) {
+    DataSummary summary = Samples(10);
+    summary.sparse = true;
+    summary.first_index = first;
+    return ToProto(summary);
+  };
+  for (const uint32_t first : {0U, 1U}) {
+    OwnData data(2);
+    data.Add(0, counted_from(first));
+    CHECK(data.CheckKind(counted_from(first)).ok());
+    const absl::Status refused = data.CheckKind(counted_from(1 - first));
+    CHECK(absl::IsFailedPrecondition(refused));
+    CHECK(Says(refused, absl::StrCat("libsvm indices are counted from ", 1 - first, ", but those of the job's other")));
+    CHECK(Says(refused, "zero_based=yes or ,zero_based=no"));
+    data.Add(1, counted_from(first));
+    CHECK(absl::IsFailedPrecondition(data.Check(1, counted_from(1 - first))));
+  }
 }
 
 TEST_CASE("A join that has to wait for long is asked again, and is the same member then") {

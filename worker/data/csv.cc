@@ -83,17 +83,30 @@ FieldCounts CountFields(std::string_view line, char separator) {
 // "sep=," is what spreadsheet programs write to say the separator.
 bool NamesSeparator(std::string_view line) { return line.size() == 5 && line.starts_with("sep="); }
 
-// Whether the first line with fields, behind `comment` or not, has names. '#' may have been before the names.
-absl::StatusOr<bool> IsHeader(const LineReader& reader, std::string_view line, char separator, bool comment,
-                              Header header) {
-  if (header == Header::kNo) return false;
+struct Comment {
+  int64_t line;
+  std::string text;  // Without the '#'.
+};
+
+// The line that has the names, of `comments` and the first line with fields behind them; 0: none has. With
+// header=yes it is the latter, unless that has numbers only and a comment has as many names.
+absl::StatusOr<int64_t> FindHeader(const LineReader& reader, std::string_view line, char separator,
+                                   const std::vector<Comment>& comments, Header header) {
+  if (header == Header::kNo) return 0;
   const FieldCounts counts = CountFields(line, separator);
-  if (header == Header::kYes) return !(comment && counts.numbers == counts.all);
+  if (header == Header::kYes) {
+    const auto has_names = [&](const Comment& comment) {
+      const FieldCounts names = CountFields(comment.text, separator);
+      return names.only_names() && names.all == counts.all;
+    };
+    const auto comment = std::find_if(comments.rbegin(), comments.rend(), has_names);
+    return counts.numbers == counts.all && comment != comments.rend() ? comment->line : reader.line_number();
+  }
   if (counts.names > 0 && counts.numbers > 0) {
     return reader.Error(absl::StrCat("has ", counts.numbers, " numbers and ", counts.names,
                                      " other fields; expected numbers only, or names only (header=yes reads it over)"));
   }
-  return counts.only_names();
+  return counts.only_names() ? reader.line_number() : 0;
 }
 
 // Why the first sample looks like names that are numbers, such as years; empty if it does not. `row` has all fields.
@@ -121,16 +134,20 @@ std::string LooksLikeNames(const std::vector<double>& row, const Table& table) {
   return absl::StrCat(outside, " of its ", width, " features are far from those of all other lines");
 }
 
-// Appends the line's numbers to `row`.
-absl::Status ParseRow(const LineReader& reader, std::string_view line, char separator, std::vector<double>& row) {
+// The line's numbers to `row`; `label` is the number of a field that may be empty, and is then left out.
+absl::Status ParseRow(const LineReader& reader, std::string_view line, char separator, std::optional<int64_t> label,
+                      std::vector<double>& row) {
   row.clear();
+  int64_t at = -1;
   return ForEachField(line, separator, [&](std::string_view field) -> absl::Status {
+    ++at;
+    if (field.empty() && at == label) return absl::OkStatus();
     absl::StatusOr<double> number = ParseNumber(field);
     if (!number.ok()) {
       const absl::string_view message = number.status().message();
       const bool one = line.find(separator) == std::string_view::npos;
-      return reader.Error(absl::StrCat("field ", row.size() + 1, ": ", message,
-                                       one ? "; commas, semicolons or tabs separate fields" : ""));
+      return reader.Error(
+          absl::StrCat("field ", at + 1, ": ", message, one ? "; commas, semicolons or tabs separate fields" : ""));
     }
     row.push_back(*number);
     return absl::OkStatus();
@@ -160,8 +177,8 @@ absl::Status AddRow(const LineReader& reader, const std::vector<double>& row, co
   return absl::OkStatus();
 }
 
-// A file whose rows have one field less than the training file's: each gets the label of a training sample, so that
-// what maps labels has one.
+// A file whose rows have one field less than the training file's, or an empty one, where the label would be: each gets
+// the label of a training sample, so that what maps labels has one.
 struct Unlabelled {
   int64_t features;
   double label;
@@ -191,9 +208,12 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
   std::vector<double> row;
   std::vector<double> first;  // The first sample, with its label.
   char separator = '\0';
-  bool comment = false;
-  bool started = false;     // A line with fields has been read.
-  int64_t header_line = 0;  // 0: none.
+  std::vector<Comment> comments;  // Before the first line with fields.
+  bool started = false;           // A line with fields has been read.
+  bool nothing_sure = false;      // The first one has neither numbers nor names.
+  int64_t header_line = 0;        // 0: none.
+  std::optional<int64_t> label;   // The field that may be empty.
+  if (unlabelled.has_value()) label = options.label_first ? 0 : unlabelled->features;
   std::string_view line;
   for (;;) {
     absl::StatusOr<bool> more = reader.Next(&line);
@@ -202,7 +222,7 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     const std::string_view content = Trimmed(line);
     if (content.empty()) continue;
     if (content.starts_with('#')) {
-      comment = true;
+      if (!started) comments.push_back({.line = reader.line_number(), .text = std::string(content.substr(1))});
       continue;
     }
     if (!started && separator == '\0' && NamesSeparator(line)) {
@@ -212,14 +232,19 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     if (!started) {
       started = true;
       if (separator == '\0') separator = FindSeparator(line);
-      const absl::StatusOr<bool> header = IsHeader(reader, line, separator, comment, options.header);
+      const absl::StatusOr<int64_t> header = FindHeader(reader, line, separator, comments, options.header);
       if (!header.ok()) return header.status();
-      if (*header) {
-        header_line = reader.line_number();
-        continue;
-      }
+      header_line = *header;
+      if (header_line == reader.line_number()) continue;
+      comments = {};
+      const FieldCounts counts = CountFields(line, separator);
+      nothing_sure = options.header == Header::kAuto && counts.all > 1 && counts.numbers == 0;
     }
-    PS_RETURN_IF_ERROR(ParseRow(reader, line, separator, row));
+    if (const absl::Status parsed = ParseRow(reader, line, separator, label, row); !parsed.ok()) {
+      if (!nothing_sure || !table.lines.empty()) return parsed;
+      return absl::InvalidArgumentError(
+          absl::StrCat(parsed.message(), "; if the line has names, header=yes reads it over"));
+    }
     if (first.empty()) first = row;
     if (unlabelled.has_value()) PS_RETURN_IF_ERROR(Complete(reader, *unlabelled, options, table, row));
     PS_RETURN_IF_ERROR(AddRow(reader, row, options, table));
@@ -263,11 +288,12 @@ absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& te
     unlabelled_test = !table->labelled;
     test = *std::move(table);
   }
-  absl::StatusOr<RawSplits> splits = ToSplits(*std::move(train), std::move(test), options.task, LabelMapping::kNumber);
+  absl::StatusOr<RawSplits> splits =
+      ToSplits(*std::move(train), std::move(test), options.task, LabelMapping::kNumber, options.unlabelled_test);
   if (!splits.ok()) return splits.status();
   if (unlabelled_test) notes.push_back({.text = absl::StrCat(test_path, ": has no labels")});
-  splits->unlabelled_test = unlabelled_test;
-  splits->notes = std::move(notes);
+  splits->unlabelled_test |= unlabelled_test;
+  splits->notes.insert(splits->notes.begin(), notes.begin(), notes.end());
   return splits;
 }
 

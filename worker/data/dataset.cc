@@ -136,6 +136,8 @@ uint64_t Fingerprint(const DatasetContent& content) {
   add(content.labels.data(), content.labels.size() * sizeof(int32_t));
   add(content.targets.data(), content.targets.size() * sizeof(float));
   add(content.double_targets.data(), content.double_targets.size() * sizeof(double));
+  // There are none where class k is called k, so that these have the hash that they had before classes had names.
+  add(content.class_labels.data(), content.class_labels.size() * sizeof(double));
   return XXH3_64bits_digest(state.get());
 }
 
@@ -150,7 +152,8 @@ DatasetContent Select(const DatasetContent& content, std::span<const int32_t> in
           .labels = SelectRows(content.labels, indices, 1),
           .targets = SelectRows(content.targets, indices, 1),
           .double_targets = SelectRows(content.double_targets, indices, 1),
-          .class_labels = content.class_labels};
+          .class_labels = content.class_labels,
+          .first_index = content.first_index};
 }
 
 Dataset::Dataset() : Dataset(DatasetContent{}) {}

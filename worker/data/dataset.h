@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +36,8 @@ struct DatasetContent {
   std::vector<double> double_targets;  // In the place of `targets`, as read from a text; a Dataset has none.
   // [classes], ascending integers: what each class is called where the samples come from. Empty: class k is called k.
   std::vector<double> class_labels;
+  // The number of the first feature, 0 or 1, where the samples come from numbered ones (libsvm).
+  std::optional<int32_t> first_index;
 
   int64_t size() const {
     return static_cast<int64_t>(classes > 0 ? labels.size() : targets.size() + double_targets.size());
@@ -48,8 +51,8 @@ void RoundToFloats(DatasetContent& content);
 // first sample at fault.
 absl::Status Check(const DatasetContent& content);
 
-// XXH3 (64 bits, https://github.com/Cyan4973/xxHash) over the shape, the features as stored and the labels: equal on
-// any two workers that hold the same samples in the same order. Reads all of them.
+// XXH3 (64 bits, https://github.com/Cyan4973/xxHash) over the shape, the features as stored, the labels and what they
+// are called: equal on any two workers that hold the same samples in the same order. Reads all of them.
 uint64_t Fingerprint(const DatasetContent& content);
 
 // Immutable. Copies share the samples and cost a pointer. All functions may be called from any thread at once.
@@ -67,8 +70,10 @@ class Dataset {
   int64_t class_label(int32_t k) const {
     return content_->class_labels.empty() ? k : static_cast<int64_t>(content_->class_labels[static_cast<size_t>(k)]);
   }
-  // Of each class; empty: class k is called k.
+  // What each class is called; it is empty where class k is called k.
   const std::vector<double>& class_labels() const { return content_->class_labels; }
+  // As of DatasetContent.
+  std::optional<int32_t> first_index() const { return content_->first_index; }
 
   // Writes the samples `indices`, each in [0, size()), one after another: features to `features`
   // [indices.size() * features()] and labels to `labels` [indices.size()]. Bytes become byte / 255.0f, correctly
@@ -96,6 +101,13 @@ class Dataset {
 
   std::shared_ptr<const DatasetContent> content_;
 };
+
+// What a reader of data guessed or noticed, for the log.
+struct DataNote {
+  bool warning = false;
+  std::string text;  // Names the file.
+};
+using DataNotes = std::vector<DataNote>;
 
 // The samples `indices` of `content`, in that order.
 DatasetContent Select(const DatasetContent& content, std::span<const int32_t> indices);

@@ -10,7 +10,6 @@
 
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
-#include "worker/data/notes.h"
 #include "worker/data/spec.h"
 
 namespace ps {
@@ -47,15 +46,15 @@ enum class LabelMapping {
 // Whether the first line of a table has names.
 enum class Header {
   kAuto,  // It has if a field is a name and none a number. NA, null, None, True and the like are no names.
-  kYes,
+  kYes,   // It has; or, if it has numbers only, a comment before it with as many fields that are names.
   kNo,
 };
 
 struct CsvOptions {
   bool label_first = false;
-  Header header = Header::kAuto;  // Of either file.
+  Header header = Header::kAuto;  // It holds for either file.
   Task task = Task::kAuto;
-  bool unlabelled_test = false;  // The test file may have one column less: no label.
+  bool unlabelled_test = false;  // The test file may have one column less, or an empty one: no label.
   int64_t bytes_max = 0;
 };
 
@@ -77,7 +76,9 @@ struct LibsvmOptions {
   Task task = Task::kAuto;
   LabelMapping mapping = LabelMapping::kRank;
   IndexBase base = IndexBase::kAuto;
-  int64_t features = 0;  // 0: as many as the largest index of either file says.
+  bool base_of_model = false;   // `base` is what a trained model's file says.
+  bool any_test_label = false;  // Test labels that the training file does not have are none. For predictions.
+  int64_t features = 0;         // 0: as many as the largest index of either file says.
   int64_t bytes_max = 0;
 };
 

@@ -60,7 +60,7 @@ struct InputFile::Inflater {
   z_stream stream = {};
   bool in_member = true;
   bool ended = false;      // The file has no more input.
-  int64_t bytes_read = 0;  // Of the file, those in the input included.
+  int64_t bytes_read = 0;  // So much of the file has been read, what is in the input included.
   std::array<uint8_t, kInputBytes> input;
 
   int64_t position() const { return bytes_read - static_cast<int64_t>(stream.avail_in); }

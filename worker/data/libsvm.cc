@@ -58,8 +58,11 @@ absl::Status AddEntry(const LineReader& reader, const LibsvmOptions& options, st
   const int64_t width = options.features > 0 ? options.features : kFeaturesMax;
   const int64_t last = options.base == IndexBase::kZero ? width - 1 : width;
   if (index < first || index > last) {
-    return reader.Error(absl::StrCat("index ", index, " found; expected ", first, " to ", last,
-                                     options.features > 0 ? absl::StrCat(" (features=", width, ")") : ""));
+    return reader.Error(absl::StrCat(
+        "index ", index, " found; expected ", first, " to ", last,
+        options.features > 0 ? absl::StrCat(" (features=", width, ")") : "",
+        options.base_of_model ? absl::StrCat(", as the model was trained on indices from ", first, " (zero_based)")
+                              : ""));
   }
   if (index <= previous) {
     return reader.Error(absl::StrCat("index ", index, " follows ", previous, "; expected ascending indices"));
@@ -185,8 +188,12 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
   }
   std::optional<Table> test;
   if (dense.size() > 1) test = std::move(dense[1]);
-  absl::StatusOr<RawSplits> splits = ToSplits(std::move(dense[0]), std::move(test), options.task, options.mapping);
-  if (splits.ok()) splits->notes = std::move(notes);
+  absl::StatusOr<RawSplits> splits =
+      ToSplits(std::move(dense[0]), std::move(test), options.task, options.mapping, options.any_test_label);
+  if (!splits.ok()) return splits.status();
+  splits->train.first_index = static_cast<int32_t>(first);
+  if (splits->test.has_value()) splits->test->first_index = static_cast<int32_t>(first);
+  splits->notes.insert(splits->notes.begin(), notes.begin(), notes.end());
   return splits;
 }
 

@@ -119,7 +119,20 @@ absl::StatusOr<TableOptions> ParseTableOptions(const DatasetSpec& spec) {
   return options;
 }
 
-absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions& options) {
+// Indices are counted as they were in what the model was trained on.
+absl::Status TakeBaseOf(const TrainedWith& model, LibsvmOptions& options) {
+  if (!model.first_index.has_value()) return absl::OkStatus();
+  const IndexBase base = *model.first_index == 0 ? IndexBase::kZero : IndexBase::kOne;
+  if (options.base != IndexBase::kAuto && options.base != base) {
+    return absl::InvalidArgumentError(absl::StrCat("the model was trained on indices counted from ", *model.first_index,
+                                                   ", and its file says so; leave zero_based out"));
+  }
+  options.base = base;
+  options.base_of_model = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions& options, const TrainedWith& model) {
   if (spec.format == "synthetic") {
     const absl::StatusOr<SyntheticOptions> synthetic = ParseSynthetic(spec, options.bytes_max);
     if (!synthetic.ok()) return synthetic.status();
@@ -144,7 +157,9 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
   if (spec.format == "libsvm") {
     // The lead's test file may have labels that only other workers train on.
     table->libsvm.mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
+    table->libsvm.any_test_label = options.unlabelled_test;
     table->libsvm.bytes_max = options.bytes_max;
+    PS_RETURN_IF_ERROR(Annotate(TakeBaseOf(model, table->libsvm), absl::StrCat("dataset \"", spec.text, "\"")));
     return LoadLibsvm(path[0], path[1], table->libsvm);
   }
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
@@ -155,6 +170,19 @@ absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions&
 Normalize ChooseNormalize(const DatasetSpec& spec, Normalize wanted) {
   if (wanted != Normalize::kAuto) return wanted;
   return spec.format == "csv" || spec.format == "libsvm" ? Normalize::kStandard : Normalize::kNone;
+}
+
+absl::StatusOr<UnscaledSplits> LoadUnscaledFor(const TrainedWith& model, const DatasetOptions& options) {
+  PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
+  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
+  if (!spec.ok()) return spec.status();
+  absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options, model);
+  if (!raw.ok()) return raw.status();
+  absl::StatusOr<UnscaledSplits> splits =
+      CutSplits(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
+  if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
+  splits->sparse = spec->format == "libsvm";
+  return splits;
 }
 
 }  // namespace
@@ -188,21 +216,10 @@ std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t i
                       " if the others are 0, and ,zero_based=yes if indices count from 0 and no line has index 0");
 }
 
-absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) {
-  PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
-  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
-  if (!spec.ok()) return spec.status();
-  absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options);
-  if (!raw.ok()) return raw.status();
-  absl::StatusOr<UnscaledSplits> splits =
-      CutSplits(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
-  if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
-  splits->sparse = spec->format == "libsvm";
-  return splits;
-}
+absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) { return LoadUnscaledFor({}, options); }
 
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model) {
-  absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaled(options);
+  absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaledFor(model, options);
   if (!unscaled.ok()) return unscaled.status();
   const std::string context = absl::StrCat("dataset \"", options.dataset, "\"");
   PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->train), context));

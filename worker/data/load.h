@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalize.h"
-#include "worker/data/notes.h"
 #include "worker/data/trained_with.h"
 
 namespace ps {
@@ -45,7 +44,8 @@ struct DatasetOptions {
   // both files' labels until other workers' are known.
   bool own = false;
 
-  // A csv test file may have one column less: no label. For predictions.
+  // A csv test file may have one column less, or an empty one: no label; and labels of a test file that the training
+  // file does not have are none. For predictions.
   bool unlabelled_test = false;
 
   // Of synthetic samples and of the choice for validation.
@@ -75,10 +75,10 @@ struct UnscaledSplits {
   DatasetContent train;
   DatasetContent validation;
   std::optional<DatasetContent> test;      // Unset: there is no test set.
-  bool unlabelled_test = false;            // As of DataSplits.
+  bool unlabelled_test = false;            // The labels or targets of `test` mean nothing.
   Normalize normalize = Normalize::kNone;  // What is to be done: never kAuto.
-  std::string identity;                    // As of DataSplits; empty for samples that are a worker's own.
-  bool sparse = false;                     // Of libsvm: features that no line names are 0.
+  std::string identity;                    // DataSplits says what it is; empty for samples that are a worker's own.
+  bool sparse = false;                     // They come from libsvm: features that no line names are 0.
   DataNotes notes;
 };
 
@@ -96,8 +96,8 @@ std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t i
 // it was looked for. DATA_LOSS: a file is truncated or corrupt. RESOURCE_EXHAUSTED: bytes_max. FAILED_PRECONDITION: a
 // file cannot be opened. The message names the file or the option, and is one line unless several options are wrong.
 //
-// For a model that is trained already, what it was trained with goes before what the files say: its classes, and its
-// scaling in the place of --normalize.
+// For a model that is trained already, what it was trained with goes before what the files say: its classes, its
+// scaling in the place of --normalize, and where indices of libsvm are counted from.
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model = {});
 // The same, but not normalised.
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options);

@@ -8,7 +8,6 @@
 #include "absl/status/statusor.h"
 #include "ps/data_summary.h"
 #include "worker/data/dataset.h"
-#include "worker/data/notes.h"
 
 namespace ps {
 

@@ -70,7 +70,8 @@ absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
                      .feature_stats = std::move(statistics->features),
                      .target_stats = std::move(statistics->targets),
                      .labels = splits.sparse ? LabelsOf(train) : std::vector<int64_t>(),
-                     .sparse = splits.sparse};
+                     .sparse = splits.sparse,
+                     .first_index = train.first_index};
 }
 
 absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of_all, const DatasetOptions& options) {

@@ -112,7 +112,8 @@ absl::StatusOr<double> ParseNumber(std::string_view text) {
   return value;
 }
 
-absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping) {
+absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping,
+                                   bool any_test_label) {
   if (task == Task::kClassification) {
     const auto bad = std::find_if_not(train.labels.begin(), train.labels.end(), IsInteger);
     if (bad != train.labels.end()) {
@@ -128,6 +129,19 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
   const std::string train_path = train.path;
   absl::StatusOr<std::vector<double>> values = FindClasses(train, test, mapping);
   if (!values.ok()) return values.status();
+  const auto is_class = [&](double label) { return std::binary_search(values->begin(), values->end(), label); };
+  if (any_test_label && test.has_value()) {
+    const auto other = std::find_if_not(test->labels.begin(), test->labels.end(), is_class);
+    if (other != test->labels.end()) {
+      const auto at = static_cast<size_t>(other - test->labels.begin());
+      splits.notes.push_back(
+          {.warning = true,
+           .text = absl::StrCat(test->path, ": line ", test->lines[at], ": label ", *other, " is none of those of ",
+                                train_path, "; the file is taken as one without labels")});
+      splits.unlabelled_test = true;
+      test->labels.assign(test->labels.size(), train.labels.front());
+    }
+  }
   absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), *values, train_path);
   if (!content.ok()) return content.status();
   splits.train = *std::move(content);

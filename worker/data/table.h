@@ -26,8 +26,11 @@ struct Table {
 // locale. INVALID_ARGUMENT if it is no number, is not finite or does not fit in a float.
 absl::StatusOr<double> ParseNumber(std::string_view text);
 
-// Decides by the training labels what they are (Task::kAuto), and maps the labels of both files alike.
-absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping);
+// Decides by the training labels what they are (Task::kAuto), and maps the labels of both files alike. A test label
+// that the training file does not have is an error, unless `any_test_label`: then the test set is one without labels,
+// with a note.
+absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task task, LabelMapping mapping,
+                                   bool any_test_label = false);
 
 // A piece of a line for a message: quoted, and cut if it is long.
 std::string Quoted(std::string_view text);

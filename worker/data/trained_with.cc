@@ -128,6 +128,7 @@ std::string ToString(const std::vector<double>& class_labels) {
 
 std::map<std::string, std::string> DataMetadata(const Scaling& scaling, const Dataset& train) {
   Metadata metadata = scaling.Metadata();
+  if (train.first_index().has_value()) metadata["zero_based"] = *train.first_index() == 0 ? "yes" : "no";
   if (train.classes() == 0) return metadata;
   std::vector<int64_t> labels;
   labels.reserve(static_cast<size_t>(train.classes()));
@@ -141,6 +142,13 @@ absl::StatusOr<TrainedWith> ParseDataMetadata(const std::map<std::string, std::s
   absl::StatusOr<std::optional<Scaling>> scaling = ParseScaling(metadata);
   if (!scaling.ok()) return scaling.status();
   model.scaling = *std::move(scaling);
+  const auto zero_based = metadata.find("zero_based");
+  if (zero_based != metadata.end()) {
+    if (zero_based->second != "yes" && zero_based->second != "no") {
+      return WrongEntry(metadata, "zero_based", "yes or no");
+    }
+    model.first_index = zero_based->second == "yes" ? 0 : 1;
+  }
   if (!metadata.contains("class_labels")) return model;
   std::optional<std::vector<double>> labels = Numbers(metadata, "class_labels");
   if (!labels.has_value() || !AreLabels(*labels)) {

@@ -17,9 +17,12 @@ namespace ps {
 struct TrainedWith {
   std::optional<Scaling> scaling;    // Unset: the file does not say.
   std::vector<double> class_labels;  // What class 0, 1 ... is called, ascending; empty: a regression, or not said.
+  // The number of the first feature in libsvm files, 0 or 1; unset: it was trained on others, or the file does not say.
+  std::optional<int32_t> first_index;
 };
 
-// For the metadata of a saved model: Scaling::Metadata and, of classes, `class_labels`, a JSON array.
+// For the metadata of a saved model: Scaling::Metadata; of classes `class_labels`, a JSON array; and of features that
+// are numbered (libsvm) `zero_based`, yes or no.
 std::map<std::string, std::string> DataMetadata(const Scaling& scaling, const Dataset& train);
 
 // What that gave. INVALID_ARGUMENT names the entry that is there and is no such thing.

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace ps {
 
-// Of the values in each column. Empty: there are none.
+// Describes the values in each column; it is empty where there are none.
 struct ColumnStatistics {
-  std::vector<double> mean;     // Empty where only ranges are needed, as is the next.
+  std::vector<double> mean;     // It is empty where only ranges are needed, as is the next.
   std::vector<double> squares;  // The sum of the squared distances from the mean.
   std::vector<double> low;      // The smallest value.
   std::vector<double> high;     // The largest.
@@ -19,18 +20,20 @@ struct ColumnStatistics {
 // So many columns are the most whose statistics can be told.
 inline constexpr int64_t kToldColumnsMax = 32768;
 
-// Of one worker's training split, or of those of all workers together.
+// Describes one worker's training split, or those of all workers together ("of all").
 struct DataSummary {
   uint64_t samples = 0;
-  uint64_t largest = 0;            // Of all together: the samples of the worker that has the most.
-  uint64_t features = 0;           // Of all together the largest number.
-  uint32_t classes = 0;            // 0: a regression. Of all together the largest number.
+  uint64_t largest = 0;            // Of all, this is how many samples the worker has that has the most. Else 0.
+  uint64_t features = 0;           // Of all, this is the largest number that a worker has.
+  uint32_t classes = 0;            // 0 stands for a regression. Of all, this is the largest number that a worker has.
   ColumnStatistics feature_stats;  // One column a feature; empty if samples are not normalised.
   ColumnStatistics target_stats;   // One column, if a regression's samples are normalised.
-  // Ascending: what each class is called, where they are counted through; of all together those that any worker has.
-  // Empty: class k is called k, or it is a regression.
+  // These say what each class is called, ascending; of all, they are those that any worker has. There are none where
+  // class k is called k, and none of a regression.
   std::vector<int64_t> labels;
   bool sparse = false;  // Features that a worker does not have are 0, so workers may have different numbers of them.
+  // Says which number the first sparse feature has in the workers' files, 0 or 1; unset: that is not told.
+  std::optional<uint32_t> first_index = {};
 
   bool operator==(const DataSummary&) const = default;
 };

@@ -134,9 +134,28 @@ TEST_CASE("the header option says whether line 1 has names, in either file, and 
   CHECK(guessed->train.size() == 3);
   CHECK_THAT(Notes(guessed),
              ContainsText("W " + table + ": line 1 is taken as a sample, but it is 0 to 2; header=yes"));
-  const auto with_comment = Load("csv:" + folder.Write("c", "# x,y,z\n0.5,0.1,1\n0.25,0.2,0\n") + ",header=yes");
-  REQUIRE(with_comment.ok());
-  CHECK(with_comment->train.size() == 2);
+}
+
+TEST_CASE("header=yes reads over the first row, unless that is numbers and a comment before it has their names") {
+  struct {
+    std::string before;
+    int64_t header;  // Its line.
+    int64_t samples;
+  } const cases[] = {{"# x,y,z\n", 1, 3},
+                     {"# x, y, z\n# made by a program\n", 1, 3},
+                     {"# a,b,c\n# x,y,z\n", 2, 3},
+                     {"# made by a program\n", 2, 2},
+                     {"# x,y\n", 2, 2},
+                     {"# 3,4,5\n", 2, 2},
+                     {"# x,y,z\nu,v,w\n", 2, 3},
+                     {"# x,y,z\n1,v,w\n", 2, 3}};
+  const DataFolder folder;
+  for (const auto& one : cases) {
+    const std::string file = folder.Write("c", one.before + "7,8,1\n0.5,0.1,1\n# u,v,w\n0.25,0.2,0\n");
+    const auto splits = Load("csv:" + file + ",header=yes");
+    CHECK(Notes(splits) == absl::StrCat("I ", file, ": line ", one.header, " is taken as names (header)\n"));
+    CHECK(splits->train.size() == one.samples);
+  }
 }
 
 TEST_CASE("numbers in line 1 that are far from all others, such as years, are warned of, and a usual line is not") {
@@ -156,7 +175,11 @@ TEST_CASE("a first line with a bad field is a bad line and not a header") {
       {"NA,2,0\n1,2,0\n", "t: line 1: field 1: \"NA\" found; expected a number"},
       {"2,null,0\n1,2,0\n", "t: line 1: field 2: \"null\" found; expected a number"},
       {"2,1,None\n1,2,0\n", "t: line 1: field 3: \"None\" found; expected a number"},
-      {"True,False,NA\n1,2,0\n", "t: line 1: field 1: \"True\" found; expected a number"},
+      {"True,False,NA\n1,2,0\n",
+       "t: line 1: field 1: \"True\" found; expected a number; if the line has names, header=yes reads it over"},
+      {"1st,2nd,3rd\n1,2,0\n",
+       "t: line 1: field 1: \"1st\" found; expected a number; if the line has names, header=yes reads it over"},
+      {"1,2,0\n1st,2nd,3rd\n", "t: line 2: field 1: \"1st\" found; expected a number"},
       {"1 2 0\n1 3 0\n",
        "t: line 1: field 1: \"1 2 0\" found; expected a number; commas, semicolons or tabs separate "
        "fields"},
@@ -206,6 +229,18 @@ TEST_CASE("what follows a gzip stream is another one or zeros up to the end, or 
   const std::string images = folder.Write("images", Gzip(Idx(0x08, {1, 1, 1}, "1")) + "x");
   const std::string labels = folder.Write("labels", Idx(0x08, {1}, std::string(1, '\0')));
   CHECK_THAT(LoadError(IdxSpec(images, labels)), ContainsText("images: "));
+  CHECK_THAT(LoadError(IdxSpec(images, labels)), ContainsText("follows its end"));
+  const std::string plain = Idx(0x08, {1, 2, 2}, "1234");
+  for (const size_t header : {plain.size() - 2, plain.size()}) {  // What the first of two streams holds.
+    const std::string begin = Gzip(plain.substr(0, header));
+    const std::string end = Gzip(plain.substr(header));
+    folder.Write("images", begin + end);
+    CHECK(Load(IdxSpec(images, labels)).ok());
+    for (const size_t cut : {size_t{1}, size_t{9}, end.size() - 9, end.size() - 1}) {
+      folder.Write("images", begin + end.substr(0, cut));
+      CHECK_THAT(LoadError(IdxSpec(images, labels)), EndsWith("images: gzip stream ends too early"));
+    }
+  }
 }
 
 TEST_CASE("a test table without labels is read where it may be, the label first or last, and of either task") {
@@ -227,12 +262,47 @@ TEST_CASE("a test table without labels is read where it may be, the label first 
     CHECK(splits->unlabelled_test);
     CHECK(Features(splits->test, {0, 1}) == std::vector<float>{7, 8, 9, 1});
   }
+  for (const auto& [rows, spec] :
+       {std::pair("7,8,\n9,1, \n", absl::StrCat("csv:", classes, ",", test)),
+        std::pair(";7;8\n\"\";9;1\n", absl::StrCat("csv:", targets, ",", test, ",label=first"))}) {
+    folder.Write("t", rows);
+    options.dataset = spec;
+    const auto splits = LoadDataset(options);
+    REQUIRE(splits.ok());
+    CHECK(splits->unlabelled_test);
+    CHECK(Features(splits->test, {0, 1}) == std::vector<float>{7, 8, 9, 1});
+    options.unlabelled_test = false;
+    CHECK_THAT(LoadError(options), ContainsText("\"\" found; expected a number"));
+    options.unlabelled_test = true;
+  }
+  options.dataset = "csv:" + classes + "," + folder.Write("t", "7,8,\n9,,0\n");
+  CHECK_THAT(LoadError(options), EndsWith("t: line 2: field 2: \"\" found; expected a number"));
   options.dataset = "csv:" + classes + "," + folder.Write("t", "7,8\n9,1,0\n");
   CHECK_THAT(LoadError(options), EndsWith("t: line 2: has 3 fields; expected 2 (no label), as line 1 has"));
   options.dataset = "csv:" + classes + "," + folder.Write("t", "7,8,1\n9,1\n");
   CHECK_THAT(LoadError(options), EndsWith("t: line 2: has 2 fields; expected 3 as line 1 has"));
   options.dataset = "csv:" + classes + "," + classes;
   CHECK_FALSE(LoadDataset(options)->unlabelled_test);
+}
+
+TEST_CASE("test labels that the training file does not have are none where predictions are made, with a warning") {
+  const DataFolder folder;
+  DatasetOptions options;
+  options.normalize = Normalize::kNone;
+  for (const std::string& spec :
+       {absl::StrCat("csv:", folder.Write("c", "5,2,1\n3,4,0\n"), ",", folder.Write("ct", "7,8,1\n9,1,-1\n")),
+        absl::StrCat("libsvm:", folder.Write("s", "10 1:5 2:2\n30 1:3 2:4\n"), ",",
+                     folder.Write("st", "30 1:7 2:8\n0 1:9 2:1\n"))}) {
+    options.dataset = spec;
+    options.unlabelled_test = false;
+    CHECK_THAT(LoadError(options), ContainsText("expected one of the 2 classes"));
+    options.unlabelled_test = true;
+    const auto splits = LoadDataset(options);
+    CHECK_THAT(Notes(splits), ContainsText("t: line 2: label ") && ContainsText("is none of those of"));
+    CHECK(splits->unlabelled_test);
+    CHECK(splits->train.classes() == 2);
+    CHECK(Features(splits->test, {0, 1}) == std::vector<float>{7, 8, 9, 1});
+  }
 }
 
 TEST_CASE("a test table must match the training table") {

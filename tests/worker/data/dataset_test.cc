@@ -108,6 +108,12 @@ TEST_CASE("the fingerprint is pinned and sees every part of the content") {
   classes.labels[0] = 1;
   CHECK(Make(classes).Fingerprint() != three);
   CHECK(Make(SomeBytes(4, 4)).Subset(std::vector<int32_t>{1, 0, 2, 3}).Fingerprint() != three);
+  DatasetContent named = SomeBytes(4, 4);
+  named.class_labels = {10, 20, 30};
+  CHECK(Make(named).Fingerprint() != three);
+  DatasetContent other_names = named;
+  other_names.class_labels = {1, 2, 3};
+  CHECK(Make(named).Fingerprint() != Make(other_names).Fingerprint());
 }
 
 TEST_CASE("a subset holds its samples in order and outlives its source") {

@@ -49,6 +49,14 @@ TEST_CASE("indices count from 0 if either file has 0 or the option says so, and 
              EndsWith("z: line 1: index 0 found; expected 1 to 16777216"));
 }
 
+TEST_CASE("files with the same samples under other labels are other data, and labels from 0 are class numbers") {
+  const DataFolder folder;
+  const auto identity = [&](const std::string& text) { return Load("libsvm:" + folder.Write("t", text))->identity; };
+  CHECK(identity("10 1:1\n20 1:2\n") != identity("1 1:1\n2 1:2\n"));
+  CHECK(identity("10 1:1\n20 1:2\n") == identity("10 1:1\n20 1:2\n"));
+  CHECK(identity("0 1:1\n1 1:2\n") == Load("csv:" + folder.Write("c", "1,0\n2,1\n"))->identity);
+}
+
 TEST_CASE("the features option sets the width, and an index beyond it is refused with its line") {
   const DataFolder folder;
   const std::string file = folder.Write("t", "0 1:1\n1 3:3\n");

@@ -68,8 +68,9 @@ TEST_CASE("a worker's samples get the classes and the scale of all workers' data
 
 // What a worker makes of its own file beside others.
 struct OwnFile {
-  OwnFile(const DataFolder& folder, const std::string& name, const std::string& content, Normalize normalize)
-      : options(Own("libsvm:" + folder.Write(name, content), normalize)) {
+  OwnFile(const DataFolder& folder, const std::string& name, const std::string& content, Normalize normalize,
+          const std::string& more = "")
+      : options(Own("libsvm:" + folder.Write(name, content) + more, normalize)) {
     absl::StatusOr<UnscaledSplits> loaded = LoadUnscaled(options);
     REQUIRE(loaded.ok());
     splits = *std::move(loaded);
@@ -116,6 +117,23 @@ TEST_CASE("workers' own libsvm files have the features and labels that any of th
     CHECK(two->train.labels()[1] == 0);
     CHECK(one->train.class_labels() == whole->train.class_labels());
   }
+}
+
+TEST_CASE("parts of a file that count indices differently do not go together until they are told how") {
+  const DataFolder folder;
+  const OwnFile with_0(folder, "a", "1 0:1 1:3\n2 1:2\n", Normalize::kNone);
+  const OwnFile without_0(folder, "b", "1 1:3\n2 2:2\n", Normalize::kNone);
+  CHECK(with_0.summary.first_index == 0);
+  CHECK(without_0.summary.first_index == 1);
+  CHECK_FALSE(SameKind(with_0.summary, without_0.summary));
+  const OwnFile told(folder, "b", "1 1:3\n2 2:2\n", Normalize::kNone, ",zero_based=yes");
+  REQUIRE(SameKind(with_0.summary, told.summary));
+  const DataSummary all = Combine({with_0.summary, told.summary});
+  CHECK(all.first_index == 0);
+  const absl::StatusOr<DataSplits> splits = ScaleOwn(told.splits, all, told.options);
+  REQUIRE(splits.ok());
+  CHECK(Features(splits->train, {0}) == std::vector<float>{0, 3, 0});
+  CHECK(DataMetadata(splits->scaling, splits->train).at("zero_based") == "yes");
 }
 
 TEST_CASE("the lead's own test file may have labels that only others train on") {

@@ -49,7 +49,7 @@ TEST_CASE("a file that says nothing of its data is no error, and one that says n
       {"normalize", "auto"},        {"normalize", "x"},          {"feature_offset", "[]"},   {"feature_offset", "[1"},
       {"feature_offset", "[null]"}, {"feature_scale", "[1]"},    {"feature_scale", "[1,0]"}, {"feature_scale", "7"},
       {"target_offset", "1"},       {"target_scale", "0"},       {"class_labels", "[1,1]"},  {"class_labels", "[2,1]"},
-      {"class_labels", "[0.5]"},    {"class_labels", "[1e999]"}, {"class_labels", "{}"}};
+      {"class_labels", "[0.5]"},    {"class_labels", "[1e999]"}, {"class_labels", "{}"},     {"zero_based", "0"}};
   for (const auto& [name, value] : wrong) {
     Metadata metadata = good;
     metadata[name] = value;
@@ -91,6 +91,43 @@ TEST_CASE("a libsvm file alone with other indices than the model was trained on 
             .find("these have 4, as the largest index says; ,features=3 names") != std::string::npos);
   CHECK(Message(LoadDataset(DataOptions(wide + ",features=3"), model).status()).find("line 2: index 4 found") !=
         std::string::npos);
+}
+
+TEST_CASE("indices of later files are counted as the model's were, and a flag or a file that contradicts is refused") {
+  const DataFolder folder;
+  const std::string from_0 = "libsvm:" + folder.Write("zero", "0 0:1 2:4\n1 1:2\n");
+  const std::string from_1 = "libsvm:" + folder.Write("one", "0 1:1 3:4\n1 2:2\n");
+  for (const Normalize kind : {Normalize::kNone, Normalize::kStandard}) {
+    const auto trained = [&](const std::string& dataset) {
+      const absl::StatusOr<DataSplits> data = LoadDataset(DataOptions(dataset, kind));
+      REQUIRE(data.ok());
+      return *ParseDataMetadata(DataMetadata(data->scaling, data->train));
+    };
+    const TrainedWith zero = trained(from_0);
+    const TrainedWith one = trained(from_1);
+    CHECK(zero.first_index == 0);
+    CHECK(one.first_index == 1);
+    CHECK(trained(from_1 + ",zero_based=yes").first_index == 0);
+    // A file that lacks index 0 would be counted from 1 if it were alone.
+    DatasetOptions test = DataOptions("libsvm:" + folder.Write("test", "1 1:2 2:4\n"), kind);
+    const absl::StatusOr<DataSplits> data = LoadDataset(test, zero);
+    const absl::StatusOr<DataSplits> same = LoadDataset(DataOptions(from_0 + "," + folder.File("test"), kind));
+    REQUIRE(data.ok());
+    REQUIRE(same.ok());
+    CHECK(Features(data->test, {0}) == Features(same->test, {0}));
+    CHECK(data->test.first_index() == 0);
+    test.dataset += ",zero_based=yes";
+    CHECK(LoadDataset(test, zero).ok());
+    CHECK(Message(LoadDataset(DataOptions(from_0 + ",zero_based=no", kind), zero).status()) ==
+          absl::StrCat("dataset \"", from_0,
+                       ",zero_based=no\": the model was trained on indices counted from 0, and its "
+                       "file says so; leave zero_based out"));
+    CHECK_THAT(Message(LoadDataset(DataOptions(from_0, kind), one).status()),
+               ContainsText("zero: line 1: index 0 found; expected 1 to 16777216, as the model was trained on indices "
+                            "from 1 (zero_based)"));
+  }
+  const absl::StatusOr<DataSplits> csv = LoadDataset(DataOptions("csv:" + folder.Write("c", "1,0\n2,1\n")));
+  CHECK_FALSE(DataMetadata(csv->scaling, csv->train).contains("zero_based"));
 }
 
 TEST_CASE("values that are equal as floats are told apart by the scaling of a trained model") {
