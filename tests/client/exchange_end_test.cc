@@ -181,6 +181,27 @@ TEST_CASE("A shard that takes what it is sent and is silent then is given up aft
   }
 }
 
+TEST_CASE("A message may take 10 s and a second for each 32 KiB, whatever the patience with silent shards") {
+  for (const seconds patience : {seconds(15), seconds(30), seconds(600)}) {
+    for (const CallKind kind : {CallKind::kPull, CallKind::kPushPull}) {
+      TestExchange test;
+      test.context->patience.longest = patience;
+      TestRequest request(kind);
+      const auto exchange = test.Begin(request.request);
+      test.call().unseen = 1 << 20;
+      for (int messages = 0; messages < 5; ++messages) {
+        test.timer.Advance(seconds(10 + 32));
+        exchange->CheckProgress();
+        CHECK_FALSE(test.call().cancelled);
+        test.call().Move();
+      }
+      test.timer.Advance(std::min(patience, seconds(20)) + seconds(32) + milliseconds(1));
+      exchange->CheckProgress();
+      CHECK(test.call().cancelled);
+    }
+  }
+}
+
 TEST_CASE("While gradients are being computed no shard is given up, and its time begins with the last of them") {
   TestExchange test;
   TestRequest request(CallKind::kPushPull);

@@ -42,6 +42,7 @@ void FakeJob::Join(const v1::JoinRequest& request, v1::JoinReply& reply) {
   reply.set_slice_elements(kSliceElements);
   reply.set_server_timeout_ms(options_.server_timeout_ms);
   reply.set_restored_version(checkpoint_version_);
+  reply.set_checkpoint_dir(options_.checkpoint_dir);
   v1::ShardInfo* const shard = reply.add_shards();
   shard->set_address(address());
   for (uint32_t slice = 0; slice < slices_; ++slice) shard->add_slices(slice);
@@ -63,7 +64,7 @@ grpc::Status FakeJob::ChiefService::Heartbeat(grpc::ServerContext* /*context*/, 
     reply->set_generation(job_.generation_);
     return grpc::Status::OK;
   }
-  reply->set_phase(v1::PHASE_RUNNING);
+  reply->set_phase(job_.weights_.empty() ? v1::PHASE_GATHERING : v1::PHASE_RUNNING);
   reply->set_lead(true);
   reply->set_initialise(job_.weights_.empty());
   return ToGrpc(job_.EnterAs(request->id(), "Heartbeat"));
@@ -75,7 +76,9 @@ grpc::Status FakeJob::ChiefService::Watch(grpc::ServerContext* /*context*/, cons
   v1::HeartbeatReply state;
   state.set_lead(true);
   for (;;) {
-    state.set_phase(job_.failure_.empty() ? v1::PHASE_RUNNING : v1::PHASE_FAILED);
+    state.set_phase(!job_.failure_.empty()  ? v1::PHASE_FAILED
+                    : job_.weights_.empty() ? v1::PHASE_GATHERING
+                                            : v1::PHASE_RUNNING);
     state.set_failure(job_.failure_);
     state.set_initialise(job_.weights_.empty());
     const absl::Status status = job_.EnterAs(request->id(), "Watch");
@@ -139,6 +142,10 @@ grpc::Status FakeJob::ShardService::Init(grpc::ServerContext* /*context*/, grpc:
   MutexLock lock(job_.mutex_);
   const absl::Status status = job_.EnterAs(id, "Init");
   if (!status.ok() || values.size() != job_.slices_) return ToGrpc(status);
+  if (job_.refused_inits_ < job_.options_.refused_inits) {
+    ++job_.refused_inits_;
+    return ToGrpc(job_.options_.init_answer);
+  }
   ++job_.initialisations_;
   job_.weights_ = values;
   return grpc::Status::OK;

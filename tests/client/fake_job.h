@@ -26,6 +26,10 @@ class FakeJob {
     uint64_t checkpoint_every = 4;        // Versions.
     uint32_t lease_ms = 60'000;           // So long that no heartbeat comes in time by itself.
     v1::ModePolicy policy;                // Of bsp, unless the test says otherwise.
+    std::string checkpoint_dir;
+    // What the initial values are answered, so many times.
+    absl::Status init_answer = absl::ResourceExhaustedError("full");
+    int refused_inits = 0;
     std::string mode = "bsp";
     Options() {
       policy.set_empty_contributions(true);
@@ -201,6 +205,7 @@ class FakeJob {
   std::vector<v1::JoinRequest> joins_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> applied_ ABSL_GUARDED_BY(mutex_);
   int initialisations_ ABSL_GUARDED_BY(mutex_) = 0;
+  int refused_inits_ ABSL_GUARDED_BY(mutex_) = 0;
   ChiefService chief_ = ChiefService(*this);
   ShardService shard_ = ShardService(*this);
   std::unique_ptr<TestServer> server_;  // Last: its calls use the above.

@@ -26,6 +26,7 @@ class FakeShardCall final : public ShardCall {
   }
   void Cancel() override { cancelled = true; }
   TimePoint moved_at() const override { return moved_at_; }
+  int64_t unseen_bytes() const override { return unseen; }
 
   bool open() const { return begun && on_end_ != nullptr; }
 
@@ -56,6 +57,7 @@ class FakeShardCall final : public ShardCall {
   std::vector<uint32_t> sent;
   bool last = false;
   ShardReply reply;  // As the test has filled it; Receive counts slices.
+  int64_t unseen = 0;
 
  private:
   const SlicePlan& plan_;

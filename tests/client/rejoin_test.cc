@@ -163,6 +163,58 @@ TEST_CASE("A server that lives on tells its members at once that it was rolled b
   CHECK(worker.client->Leave().ok());
 }
 
+TEST_CASE("A worker that joins again tells of complete checkpoints only: there are some once the job runs") {
+  FakeJob::Options options;
+  options.checkpoint_dir = "/a/folder";
+  FakeJob job(options);
+  WaitingWorker worker(job);
+  REQUIRE(worker.Join(worker.options).ok());
+  job.RollBack();
+  REQUIRE(worker.JoinAgain().ok());
+  CHECK_FALSE(job.joins().back().has_known_checkpoints());
+  REQUIRE(worker.Start().ok());
+  for (int again = 0; again < 2; ++again) {  // The second time of a generation that never ran.
+    job.RollBack();
+    REQUIRE(worker.JoinAgain().ok());
+    CHECK(job.joins().back().known_checkpoints().dir() == "/a/folder");
+    CHECK(job.joins().back().known_checkpoints().generation() == 8);
+  }
+  MakeFiveSteps(worker);
+  for (const uint64_t generation : {10, 11}) {  // The second one begins with a checkpoint.
+    job.RollBack();
+    REQUIRE(worker.JoinAgain().ok());
+    CHECK(job.joins().back().known_checkpoints().generation() == generation);
+  }
+}
+
+TEST_CASE("A server that does not take the initial values yet is asked until it does, for start_timeout") {
+  for (const absl::Status& answer :
+       {absl::ResourceExhaustedError("full"), absl::DeadlineExceededError("it waits"), absl::UnavailableError("x")}) {
+    FakeJob::Options options;
+    options.init_answer = answer;
+    options.refused_inits = 12;
+    FakeJob job(options);
+    WaitingWorker worker(job);
+    worker.options.notice_every = absl::Milliseconds(50);
+    REQUIRE(worker.Join(worker.options).ok());
+    CHECK(worker.Start().ok());
+    CHECK(job.initialisations() == 1);
+    CHECK(worker.client->Leave().ok());
+  }
+  FakeJob::Options options;
+  options.refused_inits = 1 << 30;
+  FakeJob job(options);
+  WaitingWorker worker(job);
+  worker.options.notice_every = absl::Milliseconds(50);
+  worker.options.start_timeout = absl::Milliseconds(400);
+  REQUIRE(worker.Join(worker.options).ok());
+  const absl::Status status = worker.Start().status();
+  INFO(status.ToString());
+  CHECK(absl::IsDeadlineExceeded(status));
+  CHECK(Message(status).find("full; gave up after ") != std::string::npos);
+  CHECK(Message(status).find("(--start_timeout)") != std::string::npos);
+}
+
 TEST_CASE("A worker that joins again waits for a server that is not there yet, and says for how long it does") {
   FakeJob job;
   WaitingWorker worker(job);

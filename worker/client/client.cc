@@ -181,6 +181,7 @@ void ClientImpl::CheckProgress() {
 void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   if (state.generation() != 0 && state.generation() != generation()) return OnGeneration(state.generation());
   initialise_ = state.initialise();
+  if (state.phase() == v1::PHASE_RUNNING) ran_ = true;
   if (state.leave() && !asked_to_leave_.exchange(true) && options_.on_asked_to_leave) options_.on_asked_to_leave();
   {
     MutexLock lock(mutex_);
@@ -305,13 +306,17 @@ absl::StatusOr<ExchangeResult> ClientImpl::PullFloat32(const MutableTensors& wei
 }
 
 absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_values, const MutableTensors& weights) {
+  const TimePoint started = Now();
   const TimePoint deadline = After(options_.start_timeout);
-  TimePoint heard = Now();
+  TimePoint heard = started;
   const Patience& patience = context_->patience;
-  const auto gave_up = [&patience](const absl::Status& status, std::chrono::nanoseconds silent) {
-    if (absl::StrContains(Message(status), patience.flag())) return status;
-    return absl::UnavailableError(
-        absl::StrCat(Message(status), "; gave up after ", FormatSeconds(silent), " (", patience.flag(), ")"));
+  // Says whose time ran out.
+  const auto gave_up = [&](const absl::Status& status, TimePoint now) {
+    const bool silent = now - heard > patience.longest;
+    const std::string flag = silent ? patience.flag() : "--start_timeout";
+    if (absl::StrContains(Message(status), flag)) return status;
+    return absl::Status(status.code(), absl::StrCat(Message(status), "; gave up after ",
+                                                    FormatSeconds(now - (silent ? heard : started)), " (", flag, ")"));
   };
   std::optional<uint64_t> version;  // The newest, as long as there is nothing to tell which one.
   for (;;) {
@@ -321,12 +326,13 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       const TimePoint began = Now();
       const auto turn = ToChrono(options_.notice_every);
       const absl::Status sent = Initialise(initial_values, std::min(deadline, began + turn));
-      if (absl::IsUnavailable(sent)) {
+      if (absl::IsUnavailable(sent) || absl::IsDeadlineExceeded(sent)) {
         const TimePoint now = Now();
-        // Values were moving, until they did not.
+        // Values were moving, until they did not; or a shard answered that it does not take them yet.
         if (now - began > 2 * turn) heard = std::max(heard, now - turn);
-        if (now >= deadline || now - heard > patience.longest) return gave_up(sent, now - heard);
-        if (FollowShards()) heard = now;
+        if (absl::IsDeadlineExceeded(sent)) heard = now;
+        if (now >= deadline || now - heard > patience.longest) return gave_up(sent, now);
+        if (absl::IsUnavailable(sent) && FollowShards()) heard = now;
         continue;
       }
       if (sent.ok()) heard = Now();
@@ -341,7 +347,10 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       // A shard may not have published yet what others have: all weights are to be of one version.
       const uint64_t newest =
           std::max(start_step(), *std::max_element(pulled->versions.begin(), pulled->versions.end()));
-      if (pulled->version == newest) return pulled;
+      if (pulled->version == newest) {
+        ran_ = true;
+        return pulled;
+      }
       version = newest;
       continue;
     }
@@ -351,8 +360,9 @@ absl::StatusOr<ExchangeResult> ClientImpl::Start(const ConstTensors& initial_val
       continue;
     }
     const bool passing = absl::IsDeadlineExceeded(pulled.status()) || absl::IsUnavailable(pulled.status());
-    if (!passing || now >= deadline) return pulled;
-    if (now - heard > patience.longest) return gave_up(pulled.status(), now - heard);
+    if (pulled.ok()) ran_ = true;
+    if (!passing) return pulled;
+    if (now >= deadline || now - heard > patience.longest) return gave_up(pulled.status(), now);
     if (absl::IsUnavailable(pulled.status()) && FollowShards()) heard = Now();
     Notice(Message(pulled.status()));
   }

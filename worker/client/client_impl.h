@@ -34,7 +34,13 @@ class ClientImpl final : public Client {
   uint32_t rank() const override { return joined_as_.id().rank(); }
   uint64_t incarnation() const override { return joined_as_.id().incarnation(); }
   uint64_t generation() const override { return joined_as_.id().generation(); }
-  std::string checkpoint_dir() const override { return joined_as_.checkpoint_dir(); }
+  // The first checkpoint is complete before the job runs.
+  KnownCheckpoints known_checkpoints() const override {
+    if ((ran_ || restored_version() > 0) && !joined_as_.checkpoint_dir().empty()) {
+      return {.dir = joined_as_.checkpoint_dir(), .generation = generation()};
+    }
+    return {.dir = options_.known_dir, .generation = options_.known_generation};
+  }
   uint32_t num_workers() const override { return joined_as_.num_workers(); }
   uint32_t num_shards() const override { return context_->plan.num_shards(); }
   const std::string& name() const override { return joined_as_.name(); }
@@ -156,6 +162,7 @@ class ClientImpl final : public Client {
   std::atomic<bool> found_not_finite_ = false;            // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
+  std::atomic<bool> ran_ = false;  // The job, in this generation.
   std::atomic<bool> fenced_ = false;
   std::atomic<bool> asked_to_leave_ = false;
   std::stop_source over_;  // It is rolled back, or the user wants to stop.

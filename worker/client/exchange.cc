@@ -164,14 +164,18 @@ void RetryingExchange::StartCall(uint32_t shard) {
 }
 
 void RetryingExchange::CheckProgress() {
-  const auto limit = std::min<std::chrono::nanoseconds>(
-      context_->notice_every + kCallMargin + SlowestTime(kMostMessageSliceBytes), context_->patience.longest);
+  const std::chrono::nanoseconds quiet = context_->notice_every + kCallMargin;
+  const std::chrono::nanoseconds longest = context_->patience.longest;
+  const auto usual = std::min<std::chrono::nanoseconds>(quiet + SlowestTime(kMostMessageSliceBytes), longest);
   const TimePoint now = timer_.now();
   MutexLock lock(mutex_);
   // While gradients are still being computed, nothing has to move.
   if (decided_ || !all_ready_at_.has_value()) return;
   for (ShardState& state : shards_) {
     if (state.call == nullptr || state.stalled) continue;
+    // Whatever the patience, a message that is on its way has its time.
+    const auto limit = std::max<std::chrono::nanoseconds>(
+        usual, std::min(quiet, longest) + SlowestTime(static_cast<double>(state.call->unseen_bytes())));
     if (now - std::max(state.call->moved_at(), *all_ready_at_) <= limit) continue;
     state.stalled = true;
     state.call->Cancel();

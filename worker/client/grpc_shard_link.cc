@@ -64,6 +64,11 @@ class GrpcShardCall final : public ShardCall,
     context_.TryCancel();
   }
   TimePoint moved_at() const override { return TimePoint(TimePoint::duration(moved_at_.load())); }
+  // A message, which gRPC tells of when it is whole.
+  int64_t unseen_bytes() const override {
+    return std::min<int64_t>(kMostMessageSliceBytes,
+                             static_cast<int64_t>(target_.plan.shard_elements(target_.shard) * sizeof(float)));
+  }
 
   void OnReadInitialMetadataDone(bool ok) override;
   void OnWriteDone(bool ok) override;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
@@ -52,8 +53,9 @@ ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   options.name = over.name();
   options.rank = over.rank();
   options.yields = over.fenced() || over.rolled_back();
-  options.known_dir = over.checkpoint_dir();
-  options.known_generation = over.generation();
+  Client::KnownCheckpoints known = over.known_checkpoints();
+  options.known_dir = std::move(known.dir);
+  options.known_generation = known.generation;
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
 }

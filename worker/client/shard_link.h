@@ -119,6 +119,8 @@ class ShardCall {
   virtual void Cancel() = 0;
   // When it was made, or a message last went out or came in.
   virtual TimePoint moved_at() const = 0;
+  // So many bytes may move in one direction before moved_at shows it.
+  virtual int64_t unseen_bytes() const { return 0; }
 };
 
 // Thread-safe.

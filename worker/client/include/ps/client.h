@@ -75,12 +75,12 @@ struct ClientOptions {
   std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
-  // Of a worker that joins again (RejoinOptions): it takes nobody's place. `rank` is then a wish.
+  // A worker that joins again (RejoinOptions) takes nobody's place. `rank` is then a wish.
   bool yields = false;
-  // Unless 0: of a worker that joins again, and waits for its servers for so long (RejoinOptions). 0 to 240 h.
+  // Unless 0, this is how long a worker that joins again waits for its servers (RejoinOptions). 0 to 240 h.
   absl::Duration rejoin_timeout = absl::ZeroDuration();
-  // Likewise: the folder of checkpoints that it knows of, and their generation. A chief that begins the job anew, and
-  // has none of them, refuses the worker.
+  // A worker that joins again tells the folder of complete checkpoints that it knows of, and their generation
+  // (RejoinOptions). A chief that begins the job anew, and has none of them, refuses the worker.
   std::string known_dir;
   uint64_t known_generation = 0;
   absl::Duration start_timeout = absl::Minutes(10);  // For the job to start (all workers joined).
@@ -325,8 +325,14 @@ class Client {
   virtual absl::Duration server_timeout() const { return absl::ZeroDuration(); }
   // Of the checkpoint that this generation began with; 0: none, or the first.
   virtual uint64_t restored_version() const { return 0; }
-  // The folder of the job's checkpoints, as its chief sees it; empty: it takes none.
-  virtual std::string checkpoint_dir() const { return ""; }
+  // The newest generation known to this worker that had a complete checkpoint, and the folder of its checkpoints as its
+  // chief sees it: this one, once the job has run or where it began with a checkpoint; else that of the options. None: an
+  // empty folder.
+  struct KnownCheckpoints {
+    std::string dir;
+    uint64_t generation = 0;
+  };
+  virtual KnownCheckpoints known_checkpoints() const { return {}; }
   // Unless both are 0, a checkpoint was restored with another number of workers, at this step, when these many samples
   // had been used: fixed shares of the samples are counted from there.
   struct Resized {
