@@ -15,7 +15,7 @@
 
 namespace ps {
 
-// What such a file has besides tensors, under a name as theirs: no tensor of a model may have it.
+// The header names what a file has besides tensors as it names those, so no tensor of a model may have this name.
 inline constexpr char kMetadataName[] = "__metadata__";
 
 // A file that is open for reading, a tensor or a part of one at a time. Thread-safe.
@@ -32,11 +32,11 @@ class SafetensorsFile {
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
   // Of tensor number i, in the file's words: "F32".
   const std::string& type(size_t i) const { return types_[i]; }
-  // What the file says besides: texts by name.
+  // These are the texts that the file has besides tensors, by name.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // Elements of tensor number i from `first` on, which it must have: F32 as they are, F64, F16 and BF16 as the nearest
-  // float32 (what is too large becomes infinite). An error names the file; of any other type it is INVALID_ARGUMENT,
-  // and names the tensor.
+  // Reads elements of tensor number i from `first` on, which it must have: F32 as they are, F64, F16 and BF16 as the
+  // nearest float32 (what is too large becomes infinite). An error names the file. A tensor of any other type is an
+  // INVALID_ARGUMENT, which names it.
   absl::Status Read(size_t i, int64_t first, std::span<float> values) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "worker/saved_weights.h"
 
+#include <cstdint>
 #include <fstream>
 #include <iterator>
 #include <limits>
@@ -61,6 +62,26 @@ TEST_CASE("Weights that are not finite are refused by tensor and element before 
           absl::StrCat("--init_weights: ", path, ": tensor layer0.weight [1, 2]: element 1 is ", text,
                        "; expected finite numbers within float32"));
   }
+}
+
+TEST_CASE("Weights of other types are converted, which is said once for each type and not of float32") {
+  const TempFolder folder;
+  const std::string path = folder.File("w");
+  const Layout layout = {{"a", {1}}, {"b", {1}}, {"c", {1}}, {"d", {1}}};
+  const std::string header =
+      R"({"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]},"b":{"dtype":"F64","shape":[1],"data_offsets":[8,16]},)"
+      R"("c":{"dtype":"F32","shape":[1],"data_offsets":[16,20]},"d":{"dtype":"BF16","shape":[1],"data_offsets":[20,22]},)"
+      R"("e":{"dtype":"I64","shape":[1],"data_offsets":[22,30]}})";
+  const auto raw = [](const auto& value) { return std::string(reinterpret_cast<const char*>(&value), sizeof(value)); };
+  std::ofstream(path, std::ios::binary) << raw(uint64_t{header.size()}) << header << raw(0.1) << raw(-2.0) << raw(3.0F)
+                                        << raw(uint16_t{0x4080}) << raw(int64_t{7});
+  const auto read = ReadInitialWeights(path, layout);
+  REQUIRE(read.ok());
+  CHECK(read->values == Values{{0.1F}, {-2}, {3}, {4}});
+  const std::string begin = "--init_weights: " + path + ": ";
+  CHECK(read->notes == std::vector<std::string>{begin + "converted from BF16 to float32: 1 tensor",
+                                                begin + "converted from F64 to float32: 2 tensors",
+                                                begin + "the model has no tensor e [1]; left out"});
 }
 
 TEST_CASE("Tensors that the model does not want are left out, and named, a few of many") {
