@@ -149,13 +149,12 @@ absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
 }
 
 absl::StatusOr<CheckpointEvery> ParseCheckpointEvery(const std::string& text) {
-  CheckpointEvery every;
+  uint64_t versions = 0;  // Also of "60s" this becomes 60, though that is no number.
   absl::Duration time;
-  if (absl::SimpleAtoi(text, &every.versions)) {
-    if (every.versions > 0) return every;
+  if (absl::SimpleAtoi(text, &versions)) {
+    if (versions > 0) return CheckpointEvery{.versions = versions};
   } else if (absl::ParseDuration(text, &time) && time >= absl::Milliseconds(100) && time <= absl::Hours(24 * 365)) {
-    every.time = ToChrono(time);
-    return every;
+    return CheckpointEvery{.time = ToChrono(time)};
   }
   return absl::InvalidArgumentError(absl::StrCat("--checkpoint_every=", Printable(text, kMaxNameBytes),
                                                  ": expected a number of versions above 0 (100), or a time of at least "

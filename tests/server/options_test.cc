@@ -1,7 +1,9 @@
 #include "server/options.h"
 
+#include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/commandlineflag.h"
@@ -32,6 +34,24 @@ TEST_CASE("Every bad flag is named at once") {
   for (const char* flag :
        {"--listen", "--num_workers", "--mode", "--optimizer", "--learning_rate", "--momentum", "--shard", "--chief"}) {
     CHECK(text.find(flag) != std::string::npos);
+  }
+}
+
+TEST_CASE("--checkpoint_every is a number of versions or a time, never both") {
+  for (const auto& [text, seconds] : std::vector<std::pair<std::string, double>>{
+           {"60s", 60}, {"2s", 2}, {"1m", 60}, {"1h30m", 5400}, {"500ms", 0.5}, {ServerOptions().checkpoint_every, 60}}) {
+    CAPTURE(text);
+    const absl::StatusOr<CheckpointEvery> every = ParseCheckpointEvery(text);
+    REQUIRE(every.ok());
+    CHECK(every->versions == 0);
+    CHECK(std::chrono::duration<double>(every->time).count() == seconds);
+  }
+  const absl::StatusOr<CheckpointEvery> every = ParseCheckpointEvery("100");
+  REQUIRE(every.ok());
+  CHECK(every->versions == 100);
+  CHECK(every->time.count() == 0);
+  for (const char* bad : {"0", "-1", "1.5", "", "s", "99ms", "5x"}) {
+    CHECK(Message(ParseCheckpointEvery(bad).status()).find("--checkpoint_every") == 0);
   }
 }
 
