@@ -3,13 +3,17 @@
 #include <cxxabi.h>
 #include <fcntl.h>
 #include <malloc.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
+#include <initializer_list>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -94,43 +98,50 @@ absl::Status FlushOutput() {
 
 namespace {
 
-// The type of the exception that is being handled, as it is written in C++; empty: there is none.
-std::string TypeOfException() {
+// The type of the exception that is being handled, as it is written in C++ where there is the memory for that; empty:
+// there is none.
+const char* TypeOfException() {
   const std::type_info* const type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "";
-  int status = 0;
-  const std::unique_ptr<char, decltype(&std::free)> name(abi::__cxa_demangle(type->name(), nullptr, nullptr, &status),
-                                                         &std::free);
-  return name == nullptr ? type->name() : name.get();
+  const char* const name = abi::__cxa_demangle(type->name(), nullptr, nullptr, nullptr);
+  return name == nullptr ? type->name() : name;
+}
+
+// "PROGRAM: TEXTS", in one piece, as far as there are no more than six texts.
+void WriteToStderr(std::initializer_list<const char*> texts) {
+  std::array<iovec, 8> parts = {};
+  size_t count = 0;
+  const auto add = [&](const char* text) {
+    if (count < parts.size()) parts[count++] = {const_cast<char*>(text), std::strlen(text)};
+  };
+  add(program_invocation_short_name);
+  add(": ");
+  for (const char* const text : texts) add(text);
+  (void)!writev(STDERR_FILENO, parts.data(), static_cast<int>(count));
 }
 
 // Where a thread cannot be started or memory is used up, libraries throw, in any thread, what nobody is there to catch:
 // one line says which it was. Everything else ends with a line that names the exception, and with a signal, so that
-// debuggers have something to look at.
+// debuggers have something to look at. Nothing here needs memory that may not be there.
 [[noreturn]] void OnTerminate() {
-  std::string what;
-  bool limited = false;
   try {
     if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) std::rethrow_exception(thrown);
-    what = "std::terminate was called";
+    WriteToStderr({"std::terminate was called\n"});
   } catch (const std::bad_alloc&) {
-    limited = true;
-    what = "there is not enough memory (is it limited, as by ulimit -v or a control group?)";
+    WriteToStderr({"there is not enough memory (is it limited, as by ulimit -v or a control group?)\n"});
+    std::_Exit(kExitFailed);
   } catch (const std::filesystem::filesystem_error& error) {  // It is a system_error, too.
-    what = absl::StrCat("uncaught ", TypeOfException(), ": ", error.what());
+    WriteToStderr({"uncaught ", TypeOfException(), ": ", error.what(), "\n"});
   } catch (const std::system_error& error) {
-    limited = true;
-    what = absl::StrCat("the system refuses a thread or another resource: ", error.code().message(),
-                        " (are threads or memory limited, as by ulimit -u or -v?)");
+    WriteToStderr({"the system refuses a thread or another resource: ", error.what(),
+                   " (are threads or memory limited, as by ulimit -u or -v?)\n"});
+    std::_Exit(kExitFailed);
   } catch (const std::exception& error) {
-    what = absl::StrCat("uncaught ", TypeOfException(), ": ", error.what());
+    WriteToStderr({"uncaught ", TypeOfException(), ": ", error.what(), "\n"});
   } catch (...) {
-    what = absl::StrCat("uncaught ", TypeOfException());
+    WriteToStderr({"uncaught ", TypeOfException(), "\n"});
   }
-  const std::string line = absl::StrCat(program_invocation_short_name, ": ", what, "\n");
-  (void)!write(STDERR_FILENO, line.data(), line.size());
-  if (!limited) std::abort();
-  std::_Exit(kExitFailed);
+  std::abort();
 }
 
 void SecureDescriptors() {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <new>
@@ -79,6 +80,22 @@ TEST_CASE("Where memory or threads are used up the program ends with one line an
     CHECK(text.find('\n') == text.size() - 1);
   }
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // They need more memory than there is here.
+TEST_CASE("A program that has no memory left at all still says so") {
+  const auto [text, status] = Run([] {
+    const rlimit limit = {.rlim_cur = 1 << 20, .rlim_max = 1 << 20};
+    (void)setrlimit(RLIMIT_AS, &limit);
+    for (size_t bytes = 1 << 20; bytes > 0; bytes /= 2) {
+      while (std::malloc(bytes) != nullptr) {
+      }
+    }
+    throw std::bad_alloc();
+  });
+  CHECK((WIFEXITED(status) && WEXITSTATUS(status) == 1));
+  CHECK(text.find(": there is not enough memory") != std::string::npos);
+}
+#endif
 
 TEST_CASE("What was logged is written when FlushLog returns") {
   const auto [text, status] = Run([] {

@@ -194,7 +194,7 @@ def same_inode():
             print("SKIPPED: these file systems number their files together")
             return
         fcntl.flock(files[1], fcntl.LOCK_EX)
-        innocent = subprocess.Popen(["flock", other / "generation.lock", "sleep", str(LIMIT)])
+        innocent = subprocess.Popen(["flock", "--no-fork", other / "generation.lock", "sleep", str(LIMIT)])
         try:
             wait_until("its lock", lambda: f" {innocent.pid} " in pathlib.Path("/proc/locks").read_text())
             arguments = [str(BIN / "ps_server"), f"--checkpoint_dir={disk}"]
