@@ -8,6 +8,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
+#include "common/endpoint.h"
 #include "common/grpc_status.h"
 #include "common/sync.h"
 #include "worker/client/call_messages.h"

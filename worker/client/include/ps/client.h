@@ -326,8 +326,8 @@ class Client {
   // Of the checkpoint that this generation began with; 0: none, or the first.
   virtual uint64_t restored_version() const { return 0; }
   // The newest generation known to this worker that had a complete checkpoint, and the folder of its checkpoints as its
-  // chief sees it: this one, once the job has run or where it began with a checkpoint; else that of the options. None: an
-  // empty folder.
+  // chief sees it: this one, once the job has run or where it began with a checkpoint; else that of the options. None:
+  // an empty folder.
   struct KnownCheckpoints {
     std::string dir;
     uint64_t generation = 0;
