@@ -17,19 +17,19 @@ size_t BytesFor(size_t elements) { return std::max<size_t>(64, (elements * sizeo
 
 }  // namespace
 
-FloatBuffer::FloatBuffer(size_t elements, float value) : size_(elements) {
+FloatBuffer::FloatBuffer(size_t elements, std::optional<float> value) : size_(elements) {
   own_.reset(static_cast<float*>(std::aligned_alloc(64, BytesFor(elements))));
   if (own_ == nullptr) throw std::bad_alloc();
   data_ = own_.get();
-  std::fill_n(data_, BytesFor(elements) / sizeof(float), value);
+  if (value.has_value()) std::fill_n(data_, BytesFor(elements) / sizeof(float), *value);
 }
 
-FloatBuffer::FloatBuffer(size_t elements, float value, SharedMemory shared)
+FloatBuffer::FloatBuffer(size_t elements, std::optional<float> value, SharedMemory shared)
     : size_(elements), shared_(std::move(shared)), data_(reinterpret_cast<float*>(shared_.bytes().data())) {
-  std::fill_n(data_, shared_.bytes().size() / sizeof(float), value);
+  if (value.has_value()) std::fill_n(data_, shared_.bytes().size() / sizeof(float), *value);
 }
 
-FloatBuffer FloatBuffer::Shared(size_t elements, float value) {
+FloatBuffer FloatBuffer::Shared(size_t elements, std::optional<float> value) {
   absl::StatusOr<SharedMemory> memory =
       SharedMemory::Create("weights", BytesFor(elements), SharedMemory::Access::kRead);
   if (memory.ok()) return FloatBuffer(elements, value, *std::move(memory));
@@ -45,21 +45,23 @@ BufferRing::BufferRing(size_t elements, std::vector<float> values, size_t max_se
       max_sets_(max_sets),
       shared_(shared),
       rounded_(rounded),
-      current_(Make()) {}
+      current_(Make(/*with_values=*/true)) {}
 
-std::shared_ptr<HeldBuffers> BufferRing::Make() const {
+std::shared_ptr<HeldBuffers> BufferRing::Make(bool with_values) const {
   auto made = std::make_shared<HeldBuffers>();
+  const auto first = [&](float value) { return with_values ? std::optional<float>(value) : std::nullopt; };
   for (const float value : values_) {
-    made->tensors.push_back(shared_ ? FloatBuffer::Shared(elements_, value) : FloatBuffer(elements_, value));
+    made->tensors.push_back(shared_ ? FloatBuffer::Shared(elements_, first(value))
+                                    : FloatBuffer(elements_, first(value)));
   }
-  if (rounded_) made->rounded.emplace((elements_ + 1) / 2);
+  if (rounded_) made->rounded.emplace((elements_ + 1) / 2, first(0));
   return made;
 }
 
 // If there is no memory for one more, updates wait for those that there are.
 std::shared_ptr<HeldBuffers> BufferRing::MakeSpare() {
   try {
-    return spare_.emplace_back(Make());
+    return spare_.emplace_back(Make(/*with_values=*/false));
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

@@ -12,12 +12,14 @@
 
 namespace ps {
 
-// 64-byte aligned floats, all of one value at first. std::bad_alloc if there is no memory for them.
+// 64-byte aligned floats. std::bad_alloc if there is no memory for them.
 class FloatBuffer {
  public:
-  explicit FloatBuffer(size_t elements, float value = 0);
+  // All of this value at first. Nothing: of no particular value; then large ones take no time, since the system gives
+  // the memory as it is written.
+  explicit FloatBuffer(size_t elements, std::optional<float> value = 0.0F);
   // In memory that other processes may be given to read; if there is none, in ordinary memory.
-  static FloatBuffer Shared(size_t elements, float value);
+  static FloatBuffer Shared(size_t elements, std::optional<float> value);
 
   float* data() { return data_; }
   const float* data() const { return data_; }
@@ -29,7 +31,7 @@ class FloatBuffer {
   struct Free {
     void operator()(float* data) const;
   };
-  FloatBuffer(size_t elements, float value, SharedMemory shared);
+  FloatBuffer(size_t elements, std::optional<float> value, SharedMemory shared);
 
   size_t size_;
   SharedMemory shared_;
@@ -48,7 +50,8 @@ struct HeldBuffers {
 };
 
 // One current set of buffers, one that is being written if any, and spare ones. The owner locks; holds are released on
-// any thread.
+// any thread. The constructor writes all of the first set, which takes seconds for a large one; other sets are written
+// only by who picked them.
 class BufferRing {
  public:
   // At most `max_sets` sets exist; each has a tensor for each of `values`, its first value. `shared`: other processes
@@ -64,8 +67,8 @@ class BufferRing {
     return (1 + spare_.size()) * elements_ * (values_.size() * sizeof(float) + (rounded_ ? sizeof(uint16_t) : 0));
   }
 
-  // Picks what is written next: `current` itself where that is allowed and nobody holds it, else a set that nobody
-  // holds. False if there is none.
+  // Picks what is written next, in all of its elements that are read: `current` itself where that is allowed and nobody
+  // holds it, else a set that nobody holds. False if there is none.
   bool Pick(bool in_place);
   // What was written becomes current, as this version.
   void Publish(uint64_t version);
@@ -73,7 +76,8 @@ class BufferRing {
   void Abandon() { next_ = nullptr; }
 
  private:
-  std::shared_ptr<HeldBuffers> Make() const;
+  // With their first values, or with none.
+  std::shared_ptr<HeldBuffers> Make(bool with_values) const;
   std::shared_ptr<HeldBuffers> MakeSpare();
 
   const size_t elements_;

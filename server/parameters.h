@@ -8,8 +8,9 @@
 //        │└────── state ───▶ BufferRing …                             (a hold keeps its buffers alive, also after
 //        └──────────────────▶ Readers: who reads which version         the parameters are gone)
 //
-// Made when the layout is known. The owner locks: every method but a hold's release is called under one lock of the
-// owner. Lock order: the release hook's lock, then the owner's; the owner's, then the readers'.
+// Made when the layout is known, without a lock: it allocates and writes memory for weights and state. The owner locks:
+// every method but a hold's release is called under one lock of the owner. Lock order: the release hook's lock, then
+// the owner's; the owner's, then the readers'.
 #pragma once
 
 #include <cstdint>

@@ -42,9 +42,10 @@ Shard::~Shard() {
 // ---- From the chief
 
 void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
+  absl::StatusOr<ShardMemory> memory = MakeMemory(update.view());  // Freed without the lock, too, if it is not used.
   const OutboxLock lock(outbox_, mutex_);
   if (state_.job.shut_down()) return;
-  if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view());
+  if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view(), std::move(memory));
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},
            decision.dropped_samples());
@@ -60,11 +61,24 @@ void Shard::OnChiefUpdate(const v1::ChiefUpdate& update) {
   AnswerWaits();
 }
 
-void Shard::SetView(const v1::View& view) {
+absl::StatusOr<ShardMemory> Shard::MakeMemory(const v1::View& view) {
+  bool is_first = view.layout().tensors_size() > 0;
+  if (is_first) {
+    MutexLock lock(mutex_);
+    is_first = state_.layout == nullptr && view.number() > state_.job.view().number() && !state_.job.shut_down();
+  }
+  if (!is_first) return absl::FailedPreconditionError("the model's memory is there, or there is no model yet");
+  return MakeShardMemory(options_, view, [this] {
+    MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
+    if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
+  });
+}
+
+void Shard::SetView(const v1::View& view, absl::StatusOr<ShardMemory> memory) {
   if (state_.IsReset()) outbox_.Add([old = std::shared_ptr<Parameters>(state_.DropLayout())] {});
   if (state_.layout == nullptr && view.layout().tensors_size() > 0) {
-    SetLayout();
-    if (view.has_restore()) BeginRestore();
+    SetLayout(std::move(memory));
+    if (view.has_restore() && state_.parameters != nullptr) BeginRestore();
   }
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
   state_.ForgetHeldOrphans();
@@ -72,11 +86,8 @@ void Shard::SetView(const v1::View& view) {
   Report(state_.untold.Take());  // Whom a step needs may be others now.
 }
 
-void Shard::SetLayout() {
-  const absl::Status set = state_.SetLayout([this] {
-    MutexLock lock(mutex_);  // Makes no callbacks: this may run wherever a pin is released, even inside a gRPC call.
-    if (!state_.job.failed_here()) state_.updater.StartNext(options_.clock());
-  });
+void Shard::SetLayout(absl::StatusOr<ShardMemory> memory) {
+  const absl::Status set = memory.ok() ? state_.SetLayout(*std::move(memory)) : memory.status();
   applies_in_place_ = state_.applies_in_place();
   if (!set.ok()) return Fail(Message(set));
   if (options_.optimizer != kFromWorker) return;

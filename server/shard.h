@@ -47,7 +47,8 @@ class Shard {
   // ---- From the chief
 
   // A view older than the one in force is ignored, and so is a decision that was carried out before. A phase of a cut
-  // is carried out and reported; no push is applied meanwhile that is not part of it.
+  // is carried out and reported; no push is applied meanwhile that is not part of it. One call at a time. The one that
+  // brings the model allocates its memory first, without the lock: other calls go on.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
   // The connection to the chief broke: calls are answered UNAVAILABLE until it is there again.
   void SetChiefLost(bool lost);
@@ -110,9 +111,11 @@ class Shard {
  private:
   // Whether the push may still begin or go on: else there is no point in copying what comes of it.
   bool NeedsSlicesOf(const v1::PushRequest& header) const;
-  void SetView(const v1::View& view) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What this view's model needs, where it is the first with it; else an error that nobody asks for.
+  absl::StatusOr<ShardMemory> MakeMemory(const v1::View& view);
+  void SetView(const v1::View& view, absl::StatusOr<ShardMemory> memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The view in force is the first with this model.
-  void SetLayout() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetLayout(absl::StatusOr<ShardMemory> memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCut(const v1::Cut& cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayHeld(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Decides on pushes that a cut has held back.

@@ -15,7 +15,39 @@ OptimizerSetup FirstSetup(const ShardOptions& options) {
   return options.optimizer == kFromWorker ? OptimizerSetup() : options.optimizer_setup();
 }
 
+// The first value of each tensor of the optimizer's state.
+std::vector<float> InitialState(const OptimizerSetup& setup, const ModeOptions& mode_options, const Mode& mode) {
+  const std::unique_ptr<Optimizer> stateful = mode.Takes(v1::CONTRIBUTION_GRADIENT)
+                                                  ? *MakeOptimizer(setup.optimizer)
+                                                  : MakeOuterNesterov(mode_options.outer_momentum);
+  std::vector<float> state;
+  state.reserve(static_cast<size_t>(stateful->state_tensors()));
+  for (int k = 0; k < stateful->state_tensors(); ++k) {
+    state.push_back(stateful->InitialState(k, setup.hyperparameters));
+  }
+  return state;
+}
+
 }  // namespace
+
+absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v1::View& view,
+                                            std::function<void()> on_release) {
+  OptimizerSetup setup = FirstSetup(options);
+  if (options.optimizer == kFromWorker) {
+    absl::StatusOr<OptimizerSetup> brought = SetupOf(view.optimizer(), options.mode, options.num_shards);
+    if (!brought.ok()) return Annotate(brought.status(), "the workers' optimizer");
+    setup = *std::move(brought);
+  }
+  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
+  ShardMemory memory;
+  memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
+                                                      options.wire.pushes);
+  memory.parameters = std::make_unique<Parameters>(
+      memory.layout, InitialState(setup, options.mode, *mode), options.max_versions,
+      (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
+      std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
+  return memory;
+}
 
 ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
                        std::function<void(const std::vector<size_t>&)> on_built)
@@ -47,14 +79,10 @@ bool ShardState::applies_in_place() const {
          !optimizer->uses_trust_ratio() && options.max_versions > 1;
 }
 
-absl::Status ShardState::SetLayout(std::function<void()> on_release) {
+absl::Status ShardState::SetLayout(ShardMemory memory) {
   if (options.optimizer == kFromWorker) PS_RETURN_IF_ERROR(TakeOptimizer(job.view().optimizer()));
-  layout = std::make_shared<const ShardLayout>(FromProto(job.view().layout()), options.shard, options.num_shards,
-                                               options.wire.pushes);
-  parameters = std::make_unique<Parameters>(
-      layout, InitialState(), options.max_versions,
-      (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
-      std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
+  layout = std::move(memory.layout);
+  parameters = std::move(memory.parameters);
   updater.SetParameters(parameters.get(), layout);
   const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
   if (!schedule.ok()) return schedule.status();
@@ -69,17 +97,6 @@ absl::Status ShardState::SetLayout(std::function<void()> on_release) {
   if (limit >= needed) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
                                                     mode->name(), " needs at least ", needed, " for this model"));
-}
-
-std::vector<float> ShardState::InitialState() const {
-  const bool gradients = mode->Takes(v1::CONTRIBUTION_GRADIENT);
-  const Optimizer& stateful = gradients ? *optimizer : *outer_optimizer;
-  std::vector<float> state;
-  state.reserve(static_cast<size_t>(stateful.state_tensors()));
-  for (int k = 0; k < stateful.state_tensors(); ++k) {
-    state.push_back(stateful.InitialState(k, setup.hyperparameters));
-  }
-  return state;
 }
 
 bool ShardState::IsReset() const {

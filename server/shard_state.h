@@ -26,6 +26,18 @@
 
 namespace ps {
 
+// What a shard has of its model.
+struct ShardMemory {
+  std::shared_ptr<const ShardLayout> layout;
+  std::unique_ptr<Parameters> parameters;
+};
+
+// For the model of this view, with memory for its weights and for the state of the optimizer, which the view may name.
+// That takes seconds for a large one, and needs no lock. on_release as Parameters'. INVALID_ARGUMENT if there is no
+// such optimizer.
+absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v1::View& view,
+                                            std::function<void()> on_release);
+
 struct ShardState {
   // ---- What it is made of
 
@@ -67,10 +79,10 @@ struct ShardState {
 
   // ---- Events
 
-  // The view in force has the model, how long an epoch is, and what workers bring. on_release as Parameters'.
+  // The view in force has the model, how long an epoch is, and what workers bring; the memory was made for it.
   // FAILED_PRECONDITION, naming the flag, if the limit of gradients does not hold what a version needs, or if the
   // schedule needs to know more; INVALID_ARGUMENT if there is no such optimizer.
-  absl::Status SetLayout(std::function<void()> on_release);
+  absl::Status SetLayout(ShardMemory memory);
   // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
   // that has failed here has no use for them, and may still be read.
   bool IsReset() const;
@@ -155,7 +167,6 @@ struct ShardState {
 
  private:
   absl::Status TakeOptimizer(const v1::OptimizerSettings& message);
-  std::vector<float> InitialState() const;
   // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
   absl::Status CheckPulled(const v1::PushRequest& header) const;
   // The step of the push that the member computes on what it asks for.
