@@ -12,6 +12,7 @@ from job import BIN, LIMIT, MODEL, wait_until
 
 FEW = 128  # Descriptors.
 FULL = "no room for more connections"
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"  # HealthCheckResponse, in proto/grpc/health/v1/health.proto.
 
 
 class Server:
@@ -83,6 +84,28 @@ def silent():
             caller.close()
 
 
+def health():
+    """Who watches it learns that there is no room, and then that there is again."""
+    try:
+        import grpc
+    except ImportError as error:
+        print(f"SKIPPED: {error}")
+        return
+    with tempfile.TemporaryDirectory() as folder, Server(folder, FEW, FEW) as server:
+        with grpc.insecure_channel(server.address) as channel:
+            as_it_is = {"request_serializer": bytes, "response_deserializer": bytes}
+            states = channel.unary_stream("/grpc.health.v1.Health/Watch", **as_it_is)(b"", timeout=LIMIT)
+            while next(states) != SERVING:  # It begins a moment after it listens.
+                pass
+            callers = [server.connect() for _ in range(2 * FEW)]
+            assert next(states) == NOT_SERVING
+            for caller in callers:
+                caller.close()
+            assert next(states) == SERVING
+            states.cancel()
+        server.trains()
+
+
 def raised():
     """The soft limit is raised to the hard one."""
     hard = min(4 * FEW, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
@@ -124,4 +147,4 @@ def pings():
         caller.close()
 
 
-{case.__name__: case for case in (closed, closed_unix, silent, raised, pings)}[sys.argv[2]]()
+{case.__name__: case for case in (closed, closed_unix, silent, health, raised, pings)}[sys.argv[2]]()
