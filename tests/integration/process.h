@@ -98,7 +98,18 @@ class ServerProcesses {
       processes_.push_back(
           std::make_unique<Process>("ps_server", arguments, folder.File("server-" + std::to_string(shard))));
       addresses_.push_back(processes_[shard]->Address());
+      arguments_.push_back(std::move(arguments));
     }
+  }
+
+  // Kills it, and starts it again at the same address, as a supervisor would. From then on it prints to server-s-again.
+  void KillAndStartAgain(uint32_t shard) {
+    processes_[shard]->Signal(SIGKILL);
+    processes_[shard]->Wait();
+    std::vector<std::string> arguments = arguments_[shard];
+    arguments.push_back("--listen=" + addresses_[shard]);
+    processes_[shard] =
+        std::make_unique<Process>("ps_server", arguments, folder_.File("server-" + std::to_string(shard) + "-again"));
   }
 
   Process& operator[](uint32_t shard) const { return *processes_[shard]; }
@@ -118,6 +129,7 @@ class ServerProcesses {
   const TempFolder& folder_;
   std::vector<std::unique_ptr<Process>> processes_;
   std::vector<std::string> addresses_;
+  std::vector<std::vector<std::string>> arguments_;
 };
 
 inline const std::vector<std::string> kSmallJob = {
