@@ -11,7 +11,8 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # GCC 12 warns of std::string's own operator+ (https://gcc.gnu.org/bugzilla/show_bug.cgi?id=105651).
   target_compile_options(ps_compile_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
-# PS_WARNINGS_ARE_ERRORS: what PS_WARNINGS_AS_ERRORS comes to. Under sanitizers GCC 12 warns of what is none.
+# PS_WARNINGS_ARE_ERRORS: what PS_WARNINGS_AS_ERRORS comes to. AUTO leaves sanitizers' builds out: what they compile the
+# release build has compiled, and instrumented code can give GCC warnings of what is none.
 string(TOUPPER "${PS_WARNINGS_AS_ERRORS}" asked)
 if(asked STREQUAL "AUTO")
   set(PS_WARNINGS_ARE_ERRORS OFF)
