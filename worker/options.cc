@@ -1,9 +1,12 @@
 #include "worker/options.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <string>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/problems.h"
@@ -40,7 +43,8 @@ void CheckKeepBest(const WorkerOptions& options, Problems& problems) {
 bool SamePath(const std::string& a, const std::string& b) {
   if (a.empty() || b.empty()) return false;
   std::error_code error;
-  return a == b || std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error);
+  return a == b || std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error) ||
+         std::filesystem::equivalent(a, b, error);
 }
 
 // A file that is both would lose what one of its two uses needs.
@@ -52,6 +56,14 @@ void CheckFiles(const WorkerOptions& options, Problems& problems) {
         std::pair("--predict", options.predict)}) {
     problems.Check(!SamePath(path, options.metrics_file),
                    absl::StrCat(flag, "=", path, ": is also the --metrics_file"));
+  }
+  const std::vector<std::string> data = NamedFiles(options.data);
+  for (const auto& [flag, path] :
+       {std::pair("--save_weights", options.save_weights), std::pair("--metrics_file", options.metrics_file),
+        std::pair("--predict", options.predict)}) {
+    const auto is_path = [&path = path](const std::string& file) { return SamePath(path, file); };
+    problems.Check(std::none_of(data.begin(), data.end(), is_path),
+                   absl::StrCat(flag, "=", path, ": is also a file of the --dataset"));
   }
 }
 

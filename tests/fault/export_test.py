@@ -180,6 +180,8 @@ def refused():
             ([f"--from={newest}", f"--output={output}"], 1, str(values)),
             ([f"--from={job.folder}/none", f"--output={output}"], 1, "none"),
             ([f"--from={newest}", "--output=/proc/model"], 1, "--output=/proc/model"),
+            ([f"--from={job.dir}", f"--output={job.dir}/generation"], 1, "is in --from"),
+            ([f"--from={newest}", f"--output={newest}/shard-0-of-2.safetensors"], 1, "is in --from"),
             ([f"--from={newest}"], 2, "--output"),
         ]:
             done = job.ask("export", *arguments) if status == 2 else export(arguments)

@@ -1,5 +1,7 @@
 #include "worker/options.h"
 
+#include <filesystem>
+#include <fstream>
 #include <limits>
 
 #include "common/status.h"
@@ -61,6 +63,28 @@ TEST_CASE("Weights and metrics have files of their own") {
                                 options.init_weights + ": is also the --metrics_file");
   options.save_weights = options.init_weights = folder.File("b");
   CHECK(ValidateWorkerOptions(options).ok());
+}
+
+TEST_CASE("Nothing is written over the data, nor over weights through another name of their file") {
+  const TempFolder folder;
+  const std::string data = folder.File("t.csv"), other = folder.File("other");
+  std::ofstream(data) << "1,2,0\n3,4,1\n";
+  std::filesystem::create_hard_link(data, other);
+  WorkerOptions options;
+  options.data.dataset = "csv:t.csv,t.csv";
+  options.data.data_dir = folder.path();
+  CHECK(ValidateWorkerOptions(options).ok());
+  options.save_weights = data;
+  CHECK(Problem(options) == "--save_weights=" + data + ": is also a file of the --dataset");
+  options.save_weights.clear();
+  options.metrics_file = other;
+  CHECK(Problem(options) == "--metrics_file=" + other + ": is also a file of the --dataset");
+  options.metrics_file.clear();
+  options.eval_only = true;
+  options.predict = data;
+  options.init_weights = other;
+  CHECK(Problem(options) ==
+        "--predict=" + data + ": is also the --init_weights\n--predict=" + data + ": is also a file of the --dataset");
 }
 
 TEST_CASE("The best weights are kept only where there is a validation split, and evaluations to choose from") {

@@ -1,9 +1,11 @@
 #include "worker/ctl/export.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <new>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -53,9 +55,21 @@ absl::StatusOr<std::string> Write(const std::string& output, const Layout& layou
                       elements, " parameters");
 }
 
+// Whether `path` is `folder` or something in it, links followed.
+bool IsWithin(const std::string& path, const std::string& folder) {
+  std::error_code error;
+  const std::filesystem::path inner = std::filesystem::weakly_canonical(path, error);
+  const std::filesystem::path outer = std::filesystem::weakly_canonical(folder, error);
+  return std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, const std::string& output) {
+  if (IsWithin(output, checkpoint)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--output=", output, ": is in --from=", checkpoint, ", whose files it could replace"));
+  }
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
   const absl::StatusOr<StoredWeights> found = ReadStoredWeights(checkpoint, [](const StoredCheckpoint& stored) {
     std::vector<uint32_t> all(stored.manifest.layout.size());

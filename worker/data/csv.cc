@@ -45,19 +45,41 @@ char FindSeparator(std::string_view line) {
 
 enum class Field { kNumber, kName, kNeither };
 
+template <size_t N>
+bool IsOneOf(std::string_view field, const std::string_view (&lower_case)[N]) {
+  const std::string lower = absl::AsciiStrToLower(absl::string_view(field.data(), field.size()));
+  return std::find(std::begin(lower_case), std::end(lower_case), lower) != std::end(lower_case);
+}
+
+// What spreadsheet programs write where a cell has no value. It begins as a comment does.
+bool IsCellError(std::string_view field) {
+  static constexpr std::string_view kErrors[] = {"#n/a",   "#div/0!", "#value!", "#ref!",         "#name?", "#num!",
+                                                 "#null!", "#spill!", "#calc!",  "#getting_data", "#field!"};
+  return IsOneOf(field, kErrors);
+}
+
+// How programs write that a value is missing, is not finite, or is a truth value.
+bool IsNoName(std::string_view field) {
+  static constexpr std::string_view kValues[] = {
+      "na",   "n/a", "n.a.",     "n.a.n.", "<na>",  "nan",     "null", "(null)", "<null>", "[null]",    "nil",
+      "none", "inf", "infinity", "true",   "false", "missing", "yes",  "no",     "nat",    "undefined", "\\n"};
+  return IsOneOf(field, kValues) || IsCellError(field);
+}
+
 Field KindOf(std::string_view field) {
   if (field.empty()) return Field::kNeither;
   if (ParseNumber(field).ok()) return Field::kNumber;
-  // What starts as a number is one that is written badly, or a date.
-  if (field.find_first_of("+-.0123456789?") == 0) return Field::kNeither;
+  // What starts as a number, also in quotes or behind a currency's sign, is one that is written badly, or a date.
+  const size_t begin = std::min(field.find_first_not_of("'$`"), field.size() - 1);
+  if (field.find_first_of("+-.0123456789?", begin) == begin) return Field::kNeither;
   const auto is_control = [](char byte) { return static_cast<unsigned char>(byte) < ' ' || byte == '\x7F'; };
   if (std::any_of(field.begin(), field.end(), is_control)) return Field::kNeither;
-  // How programs write that a value is missing, is not finite, or is a truth value.
-  static constexpr std::string_view kValues[] = {"na",  "n/a",      "nan",  "null",  "nil", "none",
-                                                 "inf", "infinity", "true", "false", "nat", "missing"};
-  const std::string lower = absl::AsciiStrToLower(absl::string_view(field.data(), field.size()));
-  if (std::find(std::begin(kValues), std::end(kValues), lower) != std::end(kValues)) return Field::kNeither;
-  return Field::kName;
+  // A name has a letter, in whatever script.
+  const auto is_letter = [](char byte) {
+    return absl::ascii_isalpha(byte) || static_cast<unsigned char>(byte) >= 0x80;
+  };
+  if (std::none_of(field.begin(), field.end(), is_letter)) return Field::kNeither;
+  return IsNoName(field) ? Field::kNeither : Field::kName;
 }
 
 struct FieldCounts {
@@ -78,6 +100,11 @@ FieldCounts CountFields(std::string_view line, char separator) {
     return absl::OkStatus();
   });
   return counts;
+}
+
+// `separator`: '\0' if it is not known yet.
+std::string_view FirstField(std::string_view line, char separator) {
+  return Unquoted(line.substr(0, line.find(separator == '\0' ? FindSeparator(line) : separator)));
 }
 
 // "sep=," is what spreadsheet programs write to say the separator.
@@ -198,6 +225,12 @@ absl::Status Complete(const LineReader& reader, const Unlabelled& unlabelled, co
   return absl::OkStatus();
 }
 
+void NoteComments(const std::string& path, int64_t count, DataNotes& notes) {
+  if (count == 0) return;
+  const char* behind = " behind the first sample, which begin with '#', are read over";
+  notes.push_back({.text = absl::StrCat(path, ": ", count, count == 1 ? " line" : " lines", behind)});
+}
+
 absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options,
                               const std::optional<Unlabelled>& unlabelled, DataNotes& notes) {
   absl::StatusOr<InputFile> file = InputFile::Open(path);
@@ -209,6 +242,7 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
   std::vector<double> first;  // The first sample, with its label.
   char separator = '\0';
   std::vector<Comment> comments;  // Before the first line with fields.
+  int64_t comments_within = 0;    // Behind the first sample.
   bool started = false;           // A line with fields has been read.
   bool nothing_sure = false;      // The first one has neither numbers nor names.
   int64_t header_line = 0;        // 0: none.
@@ -221,7 +255,8 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     if (!*more) break;
     const std::string_view content = Trimmed(line);
     if (content.empty()) continue;
-    if (content.starts_with('#')) {
+    if (content.starts_with('#') && !IsCellError(FirstField(content, separator))) {
+      if (!table.lines.empty()) ++comments_within;
       if (!started) comments.push_back({.line = reader.line_number(), .text = std::string(content.substr(1))});
       continue;
     }
@@ -253,6 +288,7 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     return absl::InvalidArgumentError(absl::StrCat(path, ": is empty; expected rows of numbers"));
   if (header_line > 0) {
     notes.push_back({.text = absl::StrCat(path, ": line ", header_line, " is taken as names (header)")});
+    NoteComments(path, comments_within, notes);
     return table;
   }
   const std::string why = options.header == Header::kAuto ? LooksLikeNames(first, table) : "";
@@ -264,6 +300,7 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
         {.warning = true,
          .text = absl::StrCat(taken, ", but ", why, "; header=yes says that it has names, header=no that it has not")});
   }
+  NoteComments(path, comments_within, notes);
   return table;
 }
 

@@ -187,6 +187,15 @@ absl::StatusOr<UnscaledSplits> LoadUnscaledFor(const TrainedWith& model, const D
 
 }  // namespace
 
+std::vector<std::string> NamedFiles(const DatasetOptions& options) {
+  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
+  if (!spec.ok()) return {};
+  absl::StatusOr<std::vector<std::string>> paths = FindPaths(*spec, options.data_dir);
+  if (!paths.ok()) return {};
+  paths->resize(spec->paths.size());
+  return *std::move(paths);
+}
+
 absl::Status ValidateDatasetOptions(const DatasetOptions& options) {
   Problems problems;
   const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);

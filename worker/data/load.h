@@ -82,6 +82,10 @@ struct UnscaledSplits {
   DataNotes notes;
 };
 
+// The files that `dataset` names by their paths, as far as they are there. Those of mnist and fashion-mnist, which are
+// found by their names, are not among them.
+std::vector<std::string> NamedFiles(const DatasetOptions& options);
+
 // Whether the options make sense, whatever is in the files. INVALID_ARGUMENT naming every problem by its flag, one a
 // line.
 absl::Status ValidateDatasetOptions(const DatasetOptions& options);
