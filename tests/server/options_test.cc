@@ -38,8 +38,13 @@ TEST_CASE("Every bad flag is named at once") {
 }
 
 TEST_CASE("--checkpoint_every is a number of versions or a time, never both") {
-  for (const auto& [text, seconds] : std::vector<std::pair<std::string, double>>{
-           {"60s", 60}, {"2s", 2}, {"1m", 60}, {"1h30m", 5400}, {"500ms", 0.5}, {ServerOptions().checkpoint_every, 60}}) {
+  for (const auto& [text, seconds] :
+       std::vector<std::pair<std::string, double>>{{"60s", 60},
+                                                   {"2s", 2},
+                                                   {"1m", 60},
+                                                   {"1h30m", 5400},
+                                                   {"500ms", 0.5},
+                                                   {ServerOptions().checkpoint_every, 60}}) {
     CAPTURE(text);
     const absl::StatusOr<CheckpointEvery> every = ParseCheckpointEvery(text);
     REQUIRE(every.ok());
