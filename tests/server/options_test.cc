@@ -37,7 +37,7 @@ TEST_CASE("Every bad flag is named at once") {
   }
 }
 
-TEST_CASE("--checkpoint_every is a number of versions or a time, never both") {
+TEST_CASE("The flag --checkpoint_every is a number of versions or a time, never both") {
   for (const auto& [text, seconds] :
        std::vector<std::pair<std::string, double>>{{"60s", 60},
                                                    {"2s", 2},
