@@ -5,8 +5,8 @@ usage: analysis.py BUILD LIST [--each]
 
 BUILD is a folder that CMake has configured, with compile_commands.json and the generated headers. LIST is a file with a
 line for each source that had no finding: a hash of that source, of all files of the project that it includes, of
-.clang-tidy, of the checks that are left out and of clang-tidy's version. A source whose hash is there is not read again, and what is read without a
-finding is noted there.
+.clang-tidy, of the checks that are left out and of clang-tidy's version. A source whose hash is there is not read
+again, and what is read without a finding is noted there.
 
 Headers take most of the time, so what is to be read is read in groups of up to 48 sources of one target. That hides a
 source that does not include what it uses. --each reads every source by itself, with Clang's static analyzer, whatever

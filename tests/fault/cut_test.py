@@ -6,7 +6,7 @@ import sys
 from job import Job, Program, wait_until
 
 sys.path.append(str(pathlib.Path(__file__).parent / "chaos"))
-from proxy import Link, Proxies  # noqa: E402
+from proxy import Link, Proxies
 
 SLOWLY = ["--experiment_step_time=4ms"]
 

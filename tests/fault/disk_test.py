@@ -1,5 +1,6 @@
 """Disks that are full, read-only or damaged, and folders that two jobs want: disk_test.py BUILD_FOLDER CASE."""
 
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -188,8 +189,11 @@ def shared():
 
 def same_inode():
     """A lock's holder is named, and not who holds a file of the same number in another file system."""
-    with SmallDisk("1m") as disk, SmallDisk("1m") as other, tempfile.TemporaryDirectory() as folder:
-        files = [open(where / "generation.lock", "w") for where in (other, disk)]
+    with contextlib.ExitStack() as stack:
+        disk, other = stack.enter_context(SmallDisk("1m")), stack.enter_context(SmallDisk("1m"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        paths = [where / "generation.lock" for where in (other, disk)]
+        files = [stack.enter_context(open(path, "w")) for path in paths]
         if os.fstat(files[0].fileno()).st_ino != os.fstat(files[1].fileno()).st_ino:
             print("SKIPPED: these file systems number their files together")
             return
@@ -205,8 +209,6 @@ def same_inode():
         finally:
             innocent.kill()
             innocent.wait()
-            for file in files:
-                file.close()
 
 
 if __name__ == "__main__":

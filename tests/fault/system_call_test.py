@@ -230,8 +230,9 @@ def slow():
     with checkpoint_under_way("write", 2) as (job, _):
         assert job.ask("shutdown").returncode == 0
         assert job.servers[0].end() == 0, job.servers[0].errors()
-        assert "is being written or read there as long as it goes on" in job.servers[0].errors(), job.servers[0].errors()
-        assert "nothing was written" not in job.servers[0].errors(), job.servers[0].errors()
+        said = job.servers[0].errors()
+        assert "is being written or read there as long as it goes on" in said, said
+        assert "nothing was written" not in said, said
         assert not list(job.dir.glob("checkpoint-000002/*.tmp-*")), list(job.dir.glob("*/*"))
         assert (job.dir / "checkpoint-000002/shard-0-of-1.json").exists(), list(job.dir.glob("*/*"))
 
