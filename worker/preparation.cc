@@ -1,5 +1,8 @@
 #include "worker/preparation.h"
 
+#include <cstdint>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -8,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/files.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "worker/data/own_data.h"
 
 namespace ps {
@@ -28,8 +32,7 @@ absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const 
   if (!model->scaling.has_value()) {
     spdlog::warn(
         "{} does not say how the data were scaled that it was trained on (a file of --save_weights does, a checkpoint "
-        "or "
-        "an export does not): what follows goes by the training split of --dataset={}",
+        "or an export does not): what follows goes by the training split of --dataset={}",
         weights.source, options.data.dataset);
   } else if (asked != Normalize::kAuto && asked != model->scaling->kind) {
     return absl::InvalidArgumentError(absl::StrCat("--normalize=", ToString(asked), ": ", weights.source,
@@ -37,6 +40,38 @@ absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const 
                                                    ", and its scaling is in it; leave the flag out"));
   }
   return model;
+}
+
+// A network computes something else with another activation. Where it only is used, that is refused.
+absl::Status CheckActivation(const WorkerOptions& options, const InitialWeights& weights) {
+  const auto stored = weights.metadata.find("activation");
+  const bool has_hidden_layers = options.model.widths.size() > 2;
+  const std::string asked = ToString(options.model.activation);
+  if (stored == weights.metadata.end() || !has_hidden_layers || stored->second == asked) return absl::OkStatus();
+  const std::string problem = absl::StrCat("--activation=", asked, ": ", weights.source,
+                                           " was trained with --activation=", Printable(stored->second, 64));
+  if (options.eval_only || !options.predict.empty()) return absl::InvalidArgumentError(problem);
+  spdlog::warn("{}; training goes on with {}", problem, asked);
+  return absl::OkStatus();
+}
+
+// Training that begins with a model's weights may be on other data than the model's: each output may mean another
+// label, and the weights may meet other inputs.
+void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
+  const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
+  if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
+  std::vector<double> labels;
+  for (int32_t k = 0; k < data.train.classes(); ++k) labels.push_back(static_cast<double>(data.train.class_label(k)));
+  if (!model->class_labels.empty() && !labels.empty() && labels != model->class_labels) {
+    spdlog::warn("--init_weights: {} was trained on the labels {}; its outputs are now taken for the labels {}",
+                 weights.source, ToString(model->class_labels), ToString(labels));
+  }
+  if (model->scaling.has_value() && model->scaling->Metadata() != data.scaling.Metadata()) {
+    spdlog::warn(
+        "--init_weights: {} was trained on data that were scaled in another way: its weights meet other "
+        "inputs now, and what is saved has the new scaling",
+        weights.source);
+  }
 }
 
 void TellClasses(const WorkerOptions& options, const TrainedWith& model, const InitialWeights& weights,
@@ -65,6 +100,7 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
   made.data = *std::move(data);
   const Dataset& train = made.data.train;
   TellClasses(options, model, made.initial, train);
+  if (!options.eval_only && options.predict.empty()) TellOtherData(made.data, made.initial);
   spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(train),
                ToString(made.data.scaling.kind));
   return CheckModelFits(options.model, options.data.dataset, train.features(), train.classes());
@@ -104,6 +140,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
   for (const std::string& note : made.initial.notes) spdlog::warn("{}", note);
+  PS_RETURN_IF_ERROR(CheckActivation(options, made.initial));
 
   PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
   const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;

@@ -288,8 +288,10 @@ void Trainer::TellKept(const BestWeights* best) {
 }
 
 absl::Status Trainer::Keep(const ConstTensors& weights) {
-  const absl::Status saved = SaveWeights(options_.save_weights, network_->layout(), weights, result_.version,
-                                         DataMetadata(prepared_.data.scaling, prepared_.data.train));
+  std::map<std::string, std::string> metadata = DataMetadata(prepared_.data.scaling, prepared_.data.train);
+  metadata["activation"] = ToString(options_.model.activation);
+  const absl::Status saved =
+      SaveWeights(options_.save_weights, network_->layout(), weights, result_.version, std::move(metadata));
   const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
   if (hashed.ok()) result_.weights_hash = *hashed;
   return saved.ok() ? hashed.status() : saved;

@@ -153,6 +153,24 @@ def of_the_model():
         assert bad.returncode == 1 and "--normalize=minmax: " in bad.stderr and "standard" in bad.stderr, bad.stderr
         assert ask(train, "--eval_only", "--normalize=standard").stdout == ask(train, "--eval_only").stdout
         assert "does not say" not in ask(train, "--eval_only").stderr
+        bad = ask(train, "--eval_only", "--activation=tanh")
+        assert bad.returncode == 1, bad.stderr
+        assert "--activation=tanh: " in bad.stderr and "trained with --activation=" in bad.stderr, bad.stderr
+
+        # Training may go on with other data, with a warning of each thing that is otherwise.
+        with Job("bsp", 1) as other:
+            flags = [f"--init_weights={weights}", "--activation=tanh", f"--server={other.addresses[0]}", "--steps=1"]
+            started = [
+                Program(other.folder, f"other-{rank}", [str(BIN / "ps_worker"), without_20, network, *flags])
+                for rank in range(other.num_workers)
+            ]
+            assert [worker.end() for worker in started] == [0, 0], started[0].errors()
+            for words in (
+                "was trained on the labels 10, 20, 30; its outputs are now taken for the labels 10, 30",
+                "were scaled in another way",
+                "--activation=tanh: ",
+            ):
+                assert words in started[0].errors(), (words, started[0].errors())
         plain = job.folder / "plain.safetensors"
         data = weights.read_bytes()
         (size,) = struct.unpack("<Q", data[:8])
