@@ -162,9 +162,9 @@ void CheckpointStore::SetLine(std::optional<std::vector<uint64_t>> generations) 
 // What tells nothing of itself was damaged, or begun and not ended.
 bool CheckpointStore::MayRemove(const CheckpointDir::Entry& entry) const {
   if (!line_.has_value()) return true;
-  const std::optional<uint64_t> generation = CheckpointDir::GenerationOf(entry.path);
-  const auto same = [&](uint64_t own) { return SameLine(own, *generation); };
-  return !generation.has_value() || std::any_of(line_->begin(), line_->end(), same);
+  const std::optional<CheckpointDir::Origin> origin = CheckpointDir::OriginOf(entry.path);
+  const auto same = [&](uint64_t own) { return SameLine(own, origin->generation); };
+  return !origin.has_value() || std::any_of(line_->begin(), line_->end(), same);
 }
 
 void CheckpointStore::RecordGeneration(uint64_t generation) {

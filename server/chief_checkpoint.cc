@@ -150,7 +150,10 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
   v1::ChiefUpdate update;
   update.set_keep_checkpoints_from(kept_.front());
   update.set_newest_checkpoint(number);
+  update.set_newest_version(manifest_.version());
   Broadcast(update);
+  job_.HasCheckpoint(manifest_.version());
+  streams_.Tell(job_, now, outbox_);
   EndCheckpoint(absl::OkStatus(), now);
 }
 

@@ -108,6 +108,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   if (job.options().checkpoints.has_value()) {
     view.set_checkpoint_dir(job.options().checkpoints->dir);
     view.set_any_descent(job.options().checkpoints->removes_others());
+    view.set_checkpoint_version(job.checkpoint_version());
   }
   return view;
 }
@@ -166,6 +167,7 @@ v1::HeartbeatReply MakeMemberState(const JobState& job, const Member& member, Ti
   state.set_waiting_for(WaitingFor(job, now));
   state.set_lead(job.IsLead(member));
   state.set_leave(member.draining);
+  state.set_checkpoint_version(job.checkpoint_version());
   return state;
 }
 

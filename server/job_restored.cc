@@ -72,21 +72,25 @@ absl::Status JobState::CheckDescent(const v1::KnownCheckpoints& known, const std
   if (known.dir().empty()) return absl::OkStatus();
   const bool takes = options_.checkpoints.has_value();
   if (takes && options_.checkpoints->any_descent) return absl::OkStatus();
-  if (takes && SameLine(known.generation(), options_.generation)) return absl::OkStatus();
   const bool goes_on = restored() != nullptr;
+  // The folder may be another server's, which has the job's generation, or its checkpoints were removed.
+  const bool loses = !goes_on && known.version() > 0 && known.generation() != options_.generation;
+  if (takes && !loses && SameLine(known.generation(), options_.generation)) return absl::OkStatus();
   if (goes_on && SameLine(known.generation(), restored()->manifest.generation)) return absl::OkStatus();
   const std::string ours = takes ? absl::StrCat("the chief's --checkpoint_dir=", options_.checkpoints->dir,
                                                 goes_on ? " has another job's" : " has none of them")
                                  : "the chief was started without --checkpoint_dir";
   return absl::FailedPreconditionError(absl::StrCat(
-      who, " knows of checkpoints of generation ", known.generation(), " in ", known.dir(), ", but ", ours,
-      "; start the chief with the folder that has them (is it mounted?), or, if the job is to begin anew, ",
+      who, " knows of checkpoints of generation ", known.generation(),
+      known.version() > 0 ? absl::StrCat(", up to version ", known.version(), ",") : "", " in ", known.dir(), ", but ",
+      ours, "; start the chief with the folder that has them (is it mounted?), or, if the job is to begin anew, ",
       "with --restore=none and a --checkpoint_dir"));
 }
 
 void JobState::Restore(const RestoredJob& restored) {
   terms_.Fix(TermsOf(restored, options_.job));
   steps_.Restore(restored.manifest.version());
+  checkpoint_version_ = restored.manifest.version();
   std::map<uint32_t, uint64_t> incarnations;
   for (const v1::RankStep& member : restored.job.members()) {
     incarnations[member.rank()] = member.incarnation();

@@ -232,6 +232,9 @@ class JobState {
   void Supersede(const std::string& reason) { superseded_ = reason; }
   // The first checkpoint is taken, or cannot be. A view is due.
   void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
+  void HasCheckpoint(uint64_t version) { checkpoint_version_ = version; }
+  // Of the newest complete one, which may be the restored one; 0: there is none, or it is the first.
+  uint64_t checkpoint_version() const { return checkpoint_version_; }
   // For a checkpoint. Without steps, which the shards know.
   v1::SavedJob Save() const;
 
@@ -280,6 +283,7 @@ class JobState {
   std::optional<float> told_learning_rate_;
   std::optional<Schedule> set_schedule_;
   uint64_t dropped_samples_ = 0;
+  uint64_t checkpoint_version_ = 0;
   bool not_finite_ = false;
   Resized resized_;
   JobRuns runs_;

@@ -17,6 +17,7 @@ struct Lineage {
   // none.
   std::string known_dir;
   uint64_t known_generation = 0;               // The generation that known_dir is of.
+  uint64_t known_version = 0;                  // The newest that is known to be there.
   uint64_t first_number = 0;                   // The first checkpoint that it took itself; 0: none yet.
   std::map<std::string, std::string> damaged;  // Paths of checkpoints that could not be restored, and why.
   TimePoint lost_at;                           // When the chief was lost, if this is another server.

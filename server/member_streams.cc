@@ -15,7 +15,8 @@ void MemberStreams::Tell(const JobState& job, TimePoint now, Outbox& outbox) {
     const News news = {.phase = job.phase(),
                        .initialise = job.MayInitialise(member->rank),
                        .lead = job.IsLead(*member),
-                       .leave = member->draining};
+                       .leave = member->draining,
+                       .checkpoint_version = job.checkpoint_version()};
     if (stream->second.told != news) {
       stream->second.told = news;
       outbox.Add([send = stream->second.send, state = MakeMemberState(job, *member, now)] { send(state); });

@@ -31,6 +31,7 @@ class MemberStreams {
     bool initialise = false;
     bool lead = false;
     bool leave = false;
+    uint64_t checkpoint_version = 0;
     bool operator==(const News&) const = default;
   };
   struct Stream {

@@ -75,6 +75,12 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std:
     return std::make_shared<const RestoredJob>(*std::move(restored));
   }
   if (problems.empty()) return nullptr;
+  // Where one server has lost its folder all have the same problem; each was logged.
+  if (constexpr size_t kSay = 2; problems.size() > kSay) {
+    const size_t older = problems.size() - kSay;
+    problems.resize(kSay);
+    problems.push_back(absl::StrCat("nor can ", older, " older ", older == 1 ? "one" : "ones"));
+  }
   return absl::FailedPreconditionError(absl::StrCat("--restore=", options.restore, ": no checkpoint can be restored: ",
                                                     absl::StrJoin(problems, "; "), "; ", kBeginAnew));
 }
@@ -139,12 +145,13 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
   return found;
 }
 
-absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, const std::stop_token& stop) {
+absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, bool new_line,
+                                        const std::stop_token& stop) {
   const absl::StatusOr<uint64_t> recorded = dir.Generation();
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = dir.List();
   if (!entries.ok()) return entries.status();
   uint64_t last = std::max(recorded.ok() ? *recorded : 0, lineage.generation);
-  const bool is_known = last > 0;
+  const bool is_known = last > 0 && !new_line;
   for (const CheckpointDir::Entry& entry : *entries) {
     const absl::StatusOr<Manifest> manifest = ReadManifest(entry.path);
     if (manifest.ok()) last = std::max(last, manifest->generation);

@@ -36,8 +36,9 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
 
 // The generation that begins now: one above any that is stored or was heard of. Where none was recorded, or that is
 // damaged, it is higher by a random number, so that members of other jobs, and of generations that nothing tells of,
-// are no members of this one. CANCELLED if it is to stop.
-absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage,
+// are no members of this one; so it is with a new line, where the job does not go on from what is there: nothing of it
+// is removed then. CANCELLED if it is to stop.
+absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, bool new_line = false,
                                         const std::stop_token& stop = {});
 
 }  // namespace ps

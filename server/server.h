@@ -75,6 +75,8 @@ class Server {
   absl::Status OpenCheckpoints();
   // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
   absl::Status CheckFlagsAfterNotFinite() const;
+  // Whether it has parts of checkpoints that were complete, though none is. What is found is logged.
+  bool WarnOfUsedFolder(const std::vector<CheckpointDir::Entry>& entries) const;
   void RecordNotFinite(const std::string& reason) const;
   // The checkpoint that the chief begins with, if any, and the number of its generation.
   absl::Status ChooseGeneration(ChiefOptions& options, const std::stop_token& stop);
@@ -153,8 +155,10 @@ class Server {
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;  // Before grpc_ in its end: it hands connections to it.
   TimePoint say_waiting_at_;            // The ticker's.
-  // The follower's: whether this generation has a complete checkpoint, and its chief's folder.
+  // The follower's: whether this generation has a complete checkpoint, the newest one's version, and its chief's
+  // folder.
   bool knows_checkpoints_ = false;
+  uint64_t checkpoint_version_ = 0;
   std::string chief_dir_;
   std::thread ticker_;
   std::thread beat_;

@@ -8,6 +8,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/checkpoint/manifest.h"
 #include "common/connection_problem.h"
 #include "common/status.h"
@@ -92,9 +93,10 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_tok
         "starts this command again begins like this again, so give --restore=auto from now on",
         options_.restore, options_.checkpoint_dir);
   }
+  const bool was_used = !goes_on && !once && !lineage_.again && WarnOfUsedFolder(*entries);
   SetRestored(goes_on);
   PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
-  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_, stop);
+  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_, was_used, stop);
   if (!generation.ok()) return generation.status();
   options.generation = lineage_.generation = *generation;
   std::vector<uint64_t> own = {*generation};
@@ -105,6 +107,26 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_tok
                goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
                        : "begins anew");
   return absl::OkStatus();
+}
+
+bool Server::WarnOfUsedFolder(const std::vector<CheckpointDir::Entry>& entries) const {
+  constexpr const char* kAnew =
+      "the job begins anew; if there were any, start this server with the folder that has them: it may be another "
+      "server's, or they were removed";
+  for (const CheckpointDir::Entry& entry : entries) {
+    const std::optional<CheckpointDir::Origin> origin = CheckpointDir::OriginOf(entry.path);
+    if (!origin.has_value() || origin->version == 0) continue;
+    spdlog::warn(
+        "--checkpoint_dir={}: {} has parts of version {}, but no checkpoint here is complete (manifest.json); {}",
+        options_.checkpoint_dir, entry.path, origin->version, kAnew);
+    return true;
+  }
+  if (lineage_.generation > 0) {
+    spdlog::warn(
+        "--checkpoint_dir={}: a job was here before, up to generation {}, but there is no complete checkpoint; {}",
+        options_.checkpoint_dir, lineage_.generation, kAnew);
+  }
+  return false;
 }
 
 Chief::CheckpointCalls Server::MakeCheckpointCalls() {
@@ -130,6 +152,7 @@ void Server::RecordNotFinite(const std::string& reason) const {
 void Server::HearOf(const v1::ChiefUpdate& update) {
   const v1::View& view = update.view();
   if (update.newest_checkpoint() > 0) knows_checkpoints_ = true;
+  checkpoint_version_ = std::max({checkpoint_version_, update.newest_version(), view.checkpoint_version()});
   if (update.has_view()) {
     // The first one is complete before the job runs.
     knows_checkpoints_ = knows_checkpoints_ || view.has_restore() || view.phase() == v1::PHASE_RUNNING;
@@ -138,6 +161,7 @@ void Server::HearOf(const v1::ChiefUpdate& update) {
   if (knows_checkpoints_ && !chief_dir_.empty()) {
     lineage_.known_dir = chief_dir_;
     lineage_.known_generation = update.has_view() ? view.generation() : generation();
+    lineage_.known_version = checkpoint_version_;
   }
   if (!update.has_view()) return;
   if (store_ != nullptr && view.generation() != generation()) SetLineOf(view);
@@ -163,19 +187,25 @@ v1::KnownCheckpoints Server::KnownCheckpoints() const {
   if (!lineage_.known_dir.empty()) {
     known.set_dir(lineage_.known_dir);
     known.set_generation(lineage_.known_generation);
+    known.set_version(lineage_.known_version);
     return known;
   }
   if (store_ == nullptr) return known;
-  // Where the chief has a folder of its own, none has a manifest here. What was written for one that never came to be
-  // complete is of a generation that the chief knows.
+  // Where the chief has a folder of its own, none has a manifest here. One that never came to be complete tells nothing
+  // if it is the first; before any later one the first was complete.
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
   if (!entries.ok() || entries->empty()) return known;
   for (const CheckpointDir::Entry& entry : *entries) {
-    const std::optional<uint64_t> generation = CheckpointDir::GenerationOf(entry.path);
-    if (!generation.has_value()) continue;
-    known.set_dir(AbsolutePath(options_.checkpoint_dir));
-    known.set_generation(*generation);
-    break;
+    const std::optional<CheckpointDir::Origin> origin = CheckpointDir::OriginOf(entry.path);
+    if (!origin.has_value()) continue;
+    if (known.dir().empty()) {
+      known.set_dir(AbsolutePath(options_.checkpoint_dir));
+      known.set_generation(origin->generation);
+    }
+    // A newer one may be of a start that came to nothing.
+    if (!SameLine(known.generation(), origin->generation) || origin->version <= known.version()) continue;
+    known.set_generation(origin->generation);
+    known.set_version(origin->version);
   }
   return known;
 }

@@ -287,15 +287,20 @@ absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number, const MayRemo
   return result;
 }
 
-std::optional<uint64_t> CheckpointDir::GenerationOf(const std::string& checkpoint) {
-  if (const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint); manifest.ok()) return manifest->generation;
+std::optional<CheckpointDir::Origin> CheckpointDir::OriginOf(const std::string& checkpoint) {
+  if (const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint); manifest.ok()) {
+    return Origin{.generation = manifest->generation, .version = manifest->version()};
+  }
   std::error_code error;
   for (fs::directory_iterator at(checkpoint, error), end; !error && at != end; at.increment(error)) {
     const std::string name = at->path().filename().string();
     if (!name.starts_with("shard-") || !name.ends_with(".json")) continue;
     const absl::StatusOr<CheckedJson> record = ReadCheckedJson(at->path().string());
-    if (!record.ok() || !record->json.contains("generation")) continue;
-    if (record->json["generation"].is_number_unsigned()) return record->json["generation"].get<uint64_t>();
+    if (!record.ok()) continue;
+    const auto generation = record->json.find("generation"), version = record->json.find("version");
+    if (generation == record->json.end() || !generation->is_number_unsigned()) continue;
+    const bool has_version = version != record->json.end() && version->is_number_unsigned();
+    return Origin{.generation = generation->get<uint64_t>(), .version = has_version ? version->get<uint64_t>() : 0};
   }
   return std::nullopt;
 }

@@ -77,9 +77,13 @@ class CheckpointDir {
   // Newest first. NOT_FOUND: there is no such folder. What does not look like a checkpoint is left out.
   absl::StatusOr<std::vector<Entry>> List() const;
   std::string PathOf(uint64_t number) const;
-  // The generation that has written the checkpoint in this folder, or a server's part of one; nothing: it cannot be
-  // read.
-  static std::optional<uint64_t> GenerationOf(const std::string& checkpoint);
+  // What has written the checkpoint in this folder, or a server's part of one, and of which version; nothing: it cannot
+  // be read.
+  struct Origin {
+    uint64_t generation = 0;
+    uint64_t version = 0;
+  };
+  static std::optional<Origin> OriginOf(const std::string& checkpoint);
   // Makes the folder of this checkpoint, if it is not there.
   absl::Status Make(uint64_t number) const;
   // The folder of this checkpoint, which is not complete; OK if there is none.

@@ -83,6 +83,77 @@ def started_again():
             assert complete([right, folder]) == before
 
 
+@contextlib.contextmanager
+def killed(shards=2, own=True, chief_alone=False):
+    """Training, of which the chief was killed when its newest checkpoint was of a later version than the first."""
+    with training(shards, own) as job:
+        for worker in job.workers:
+            worker.process.send_signal(signal.SIGSTOP)  # So that no checkpoint is on its way.
+        job.servers[0].kill()
+        if chief_alone:
+            for worker in job.workers:
+                worker.process.send_signal(signal.SIGCONT)
+        else:
+            for program in job.servers[1:] + job.workers:
+                program.kill()
+        yield job
+
+
+def start(job, name, shard, folder):
+    arguments = [f"--shard={shard}", f"--num_shards={job.shards}", f"--checkpoint_dir={folder}", *job.flags]
+    where = f"--chief={job.addresses[0]}" if shard else f"--listen={job.addresses[0]}"
+    return Program(job.folder, name, [str(BIN / "ps_server"), where, *arguments])
+
+
+def check_anew(chief, words):
+    wait_until("the chief to begin anew", lambda: "begins anew" in chief.errors())
+    for word in words:
+        assert word in chief.errors(), f"{word}: {chief.errors()}"
+
+
+def other_servers_folder():
+    """The chief comes back with the folder of another server, which has the job's generation, and no manifest."""
+    with killed(chief_alone=True) as job:
+        folders = [job.dir, job.folder / "checkpoints-1"]
+        before = complete(folders)
+        chief = start(job, "wrong", 0, folders[1])
+        check_anew(chief, ["no checkpoint here is complete"])
+        check_refused(job.workers + job.servers[1:], [str(job.dir), "up to version", "has none of them"])
+        assert chief.runs(), chief.errors()
+        assert complete(folders) == before
+        chief.kill()
+
+
+def swapped():
+    """So it is for servers that were all started again, each with the folder of the other."""
+    with killed() as job:
+        folders = [job.dir, job.folder / "checkpoints-1"]
+        before = complete(folders)
+        chief = start(job, "wrong", 0, folders[1])
+        check_anew(chief, ["no checkpoint here is complete"])
+        shard = start(job, "swapped", 1, folders[0])
+        check_refused([shard], [f"in {folders[0]}", "up to version", "has none of them"])
+        assert complete(folders) == before
+        chief.kill()
+
+
+def removed():
+    """Manifests, or whole checkpoints, are gone; who was in the job knows of them."""
+    for shards, what in [(1, "manifests"), (1, "checkpoints"), (2, "manifests")]:
+        with killed(shards, own=False, chief_alone=True) as job:
+            for path in job.dir.glob("checkpoint-*"):
+                if what == "manifests":
+                    (path / "manifest.json").unlink(missing_ok=True)
+                else:
+                    shutil.rmtree(path)
+            before = sorted(job.dir.glob("checkpoint-*/*"))
+            chief = start(job, "again", 0, job.dir)
+            check_anew(chief, ["is complete" if what == "manifests" else "a job was here before"])
+            check_refused(job.workers + job.servers[1:], [str(job.dir), "up to version"])
+            assert sorted(job.dir.glob("checkpoint-*/*")) == before
+            chief.kill()
+
+
 def on_purpose():
     """With --restore=none the job begins anew."""
     with training(2) as job:
@@ -143,5 +214,5 @@ def locked():
 
 
 if __name__ == "__main__":
-    cases = [elsewhere, started_again, on_purpose, own_line, without, locked]
+    cases = [elsewhere, started_again, other_servers_folder, swapped, removed, on_purpose, own_line, without, locked]
     {case.__name__: case for case in cases}[sys.argv[2]]()

@@ -160,15 +160,19 @@ constexpr uint64_t kLine = uint64_t{7} << 16;
 TEST_CASE("Who knows of checkpoints that the job does not descend from is refused, with both folders") {
   struct Case {
     uint64_t known;
+    uint64_t version;
     bool takes;
     bool any_descent;
     std::string refused;
   };
+  // It begins anew, so it has none of its own line either; but the first checkpoint is as good as none.
+  const std::string none = "the chief's --checkpoint_dir=/new has none";
   for (const Case& each :
-       {Case{kLine + 1, true, false, ""},
-        Case{kLine + (1 << 16), true, false, "the chief's --checkpoint_dir=/new has none"},
-        Case{kLine + (1 << 16), true, true, ""}, Case{kLine + 1, false, false, "started without --checkpoint_dir"}}) {
-    CAPTURE(each.known, each.takes, each.any_descent);
+       {Case{kLine + 1, 0, true, false, ""}, Case{kLine + 1, 9, true, false, none}, Case{kLine + 1, 9, true, true, ""},
+        Case{kLine + 5, 9, true, false, ""},  // It is in this generation.
+        Case{kLine + (1 << 16), 0, true, false, none}, Case{kLine + (1 << 16), 9, true, true, ""},
+        Case{kLine + 1, 0, false, false, "started without --checkpoint_dir"}}) {
+    CAPTURE(each.known, each.version, each.takes, each.any_descent);
     ChiefOptions options = WithCheckpoints("bsp", 1, 1);
     options.generation = kLine + 5;
     options.checkpoints->dir = "/new";
@@ -179,6 +183,7 @@ TEST_CASE("Who knows of checkpoints that the job does not descend from is refuse
     v1::KnownCheckpoints known;
     known.set_dir("/old");
     known.set_generation(each.known);
+    known.set_version(each.version);
     v1::JoinRequest request = job.Request("a");
     *request.mutable_known_checkpoints() = known;
     v1::Registration registration;
@@ -202,6 +207,7 @@ TEST_CASE("Who knows of checkpoints that the job does not descend from is refuse
     for (const absl::Status& status : {shard, worker}) {
       CHECK(absl::IsFailedPrecondition(status));
       CHECK(Message(status).find("in /old, but ") != std::string::npos);
+      CHECK((Message(status).find(", up to version 9, in") != std::string::npos) == (each.version > 0));
       CHECK(Message(status).find(each.refused) != std::string::npos);
     }
   }

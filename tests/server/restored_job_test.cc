@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/checkpoint/checked_json.h"
+#include "common/checkpoint/line_of_descent.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
@@ -142,6 +143,11 @@ TEST_CASE("A checkpoint that a shard could not restore is not taken again, and t
   lineage.damaged[folder.dir.PathOf(3)] = "shard 0: its file is gone";
   const std::string refusal = folder.Choose("auto", lineage);
   CHECK(Says(refusal, "shard 1: its file is torn; shard 0: its file is gone"));
+  for (const uint64_t older : {1, 2}) {
+    folder.Add(older);
+    lineage.damaged[folder.dir.PathOf(older)] = "an older one";
+  }
+  CHECK(Says(folder.Choose("auto", lineage), "shard 0: its file is gone; nor can 2 older ones; "));
 }
 
 TEST_CASE("A generation is above all that is recorded, stored or heard of") {
@@ -157,6 +163,14 @@ TEST_CASE("A generation is above all that is recorded, stored or heard of") {
   CHECK(next() == (uint64_t{1} << 60) + 1);
   REQUIRE(folder.dir.RecordGeneration(7).ok());  // Somebody is late.
   CHECK(next() == (uint64_t{1} << 60) + 2);
+  {
+    Folder used;
+    REQUIRE(used.dir.RecordGeneration(9).ok());
+    const auto other = NextGeneration(used.dir, Lineage(), /*new_line=*/true);
+    REQUIRE(other.ok());
+    CHECK(*other > 9);
+    CHECK_FALSE(SameLine(*other, 9));
+  }
   Lineage lineage;
   lineage.generation = uint64_t{1} << 61;
   CHECK(next(lineage) == (uint64_t{1} << 61) + 1);

@@ -182,6 +182,7 @@ void ClientImpl::OnState(const v1::HeartbeatReply& state) {
   if (state.generation() != 0 && state.generation() != generation()) return OnGeneration(state.generation());
   initialise_ = state.initialise();
   if (state.phase() == v1::PHASE_RUNNING) ran_ = true;
+  if (state.checkpoint_version() > 0) checkpoint_version_ = state.checkpoint_version();
   if (state.leave() && !asked_to_leave_.exchange(true) && options_.on_asked_to_leave) options_.on_asked_to_leave();
   {
     MutexLock lock(mutex_);

@@ -2,6 +2,7 @@
 // the chief, and how it ends.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -37,9 +38,11 @@ class ClientImpl final : public Client {
   // The first checkpoint is complete before the job runs.
   KnownCheckpoints known_checkpoints() const override {
     if ((ran_ || restored_version() > 0) && !joined_as_.checkpoint_dir().empty()) {
-      return {.dir = joined_as_.checkpoint_dir(), .generation = generation()};
+      return {.dir = joined_as_.checkpoint_dir(),
+              .generation = generation(),
+              .version = std::max<uint64_t>(checkpoint_version_, restored_version())};
     }
-    return {.dir = options_.known_dir, .generation = options_.known_generation};
+    return {.dir = options_.known_dir, .generation = options_.known_generation, .version = options_.known_version};
   }
   uint32_t num_workers() const override { return joined_as_.num_workers(); }
   uint32_t num_shards() const override { return context_->plan.num_shards(); }
@@ -162,7 +165,8 @@ class ClientImpl final : public Client {
   std::atomic<bool> found_not_finite_ = false;            // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
-  std::atomic<bool> ran_ = false;  // The job, in this generation.
+  std::atomic<bool> ran_ = false;                 // The job, in this generation.
+  std::atomic<uint64_t> checkpoint_version_ = 0;  // Of the newest complete one; 0: none, or the first.
   std::atomic<bool> fenced_ = false;
   std::atomic<bool> asked_to_leave_ = false;
   std::stop_source over_;  // It is rolled back, or the user wants to stop.

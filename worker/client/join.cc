@@ -57,6 +57,7 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   if (!options.known_dir.empty()) {
     request.mutable_known_checkpoints()->set_dir(options.known_dir);
     request.mutable_known_checkpoints()->set_generation(options.known_generation);
+    request.mutable_known_checkpoints()->set_version(options.known_version);
   }
   request.mutable_flags()->insert(options.flags.begin(), options.flags.end());
   return request;

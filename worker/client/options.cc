@@ -56,6 +56,7 @@ ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   Client::KnownCheckpoints known = over.known_checkpoints();
   options.known_dir = std::move(known.dir);
   options.known_generation = known.generation;
+  options.known_version = known.version;
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
 }

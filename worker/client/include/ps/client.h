@@ -79,10 +79,11 @@ struct ClientOptions {
   bool yields = false;
   // Unless 0, this is how long a worker that joins again waits for its servers (RejoinOptions). 0 to 240 h.
   absl::Duration rejoin_timeout = absl::ZeroDuration();
-  // A worker that joins again tells the folder of complete checkpoints that it knows of, and their generation
-  // (RejoinOptions). A chief that begins the job anew, and has none of them, refuses the worker.
+  // A worker that joins again tells the folder of complete checkpoints that it knows of, their generation and the
+  // newest version (RejoinOptions). A chief that begins the job anew, and has none of them, refuses the worker.
   std::string known_dir;
   uint64_t known_generation = 0;
+  uint64_t known_version = 0;
   absl::Duration start_timeout = absl::Minutes(10);  // For the job to start (all workers joined).
   absl::Duration notice_every = absl::Seconds(10);   // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
@@ -331,6 +332,7 @@ class Client {
   struct KnownCheckpoints {
     std::string dir;
     uint64_t generation = 0;
+    uint64_t version = 0;  // The newest that one of them has; 0: none, or the first.
   };
   virtual KnownCheckpoints known_checkpoints() const { return {}; }
   // Unless both are 0, a checkpoint was restored with another number of workers, at this step, when these many samples
