@@ -56,6 +56,7 @@ std::string SaidWhenFull(uint64_t max_descriptors, uint64_t max_connections) {
     changed.NotifyAll();
   });
   std::vector<FileDescriptor> callers;
+  callers.reserve(80);
   for (int i = 0; i < 80; ++i) callers.push_back(Connect(folder.File("socket")));
   {
     MutexLock lock(mutex);
