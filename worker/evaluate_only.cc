@@ -18,6 +18,9 @@ void WriteStart(const Preparation& prepared, const Backend& backend, const nlohm
   start["device"] = backend.name();
   start["normalize"] = ToString(prepared.data.scaling.kind);
   start["flags"] = flags;
+  // They may be the file's.
+  start["flags"]["activation"] = ToString(prepared.model.activation);
+  start["flags"]["loss"] = ToString(prepared.model.loss);
   prepared.metrics->Begin(/*append=*/false, start);
 }
 
@@ -25,7 +28,7 @@ absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Pr
                                           const nlohmann::ordered_json& flags) {
   absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared.device, /*rank=*/0);
   if (!backend.ok()) return backend.status();
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(options.model, **backend, Evaluator::kBatch);
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(prepared.model, **backend, Evaluator::kBatch);
   if (!network.ok()) return network.status();
   absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
       Evaluator::Create(prepared.data, **backend, **network, *prepared.metrics);

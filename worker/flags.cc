@@ -206,6 +206,8 @@ absl::StatusOr<WorkerOptions> WorkerOptionsFromFlags(const CommandLine& line) {
   problems.Read(ParseStraggler(absl::GetFlag(FLAGS_experiment_straggler)), options.pace.straggler);
   problems.Read(ParseDelays(absl::GetFlag(FLAGS_experiment_delays)), options.pace.delays);
   options.client.flags = GivenJobFlags(line);
+  options.activation_open = !line.given.contains("activation");
+  options.loss_open = !line.given.contains("loss");
   problems.Check(ValidateWorkerOptions(options));
   problems.Check(CheckIdleFlags(line, IdleFlags()));
   if (absl::Status status = problems.ToStatus(); !status.ok()) return status;

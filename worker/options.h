@@ -23,6 +23,9 @@ struct WorkerOptions {
   ClientOptions client = {.server = "127.0.0.1:5000"};
   DatasetOptions data = {.dataset = "fashion-mnist"};
   ModelOptions model = {.widths = {784, 128, 10}};
+  // Whoever only uses a model leaves these two to its file, if that says them: set where the flag was not given.
+  bool activation_open = false;
+  bool loss_open = false;
   Init init = Init::kHe;
   std::vector<ParamGroup> param_groups;
   bool decay_biases = true;

@@ -42,21 +42,48 @@ absl::StatusOr<TrainedWith> FindTrainedWith(const WorkerOptions& options, const 
   return model;
 }
 
-// A network computes something else with another activation. Where it only is used, that is refused.
-absl::Status CheckActivation(const WorkerOptions& options, const InitialWeights& weights) {
-  const auto stored = weights.metadata.find("activation");
-  const bool has_hidden_layers = options.model.widths.size() > 2;
-  const std::string asked = ToString(options.model.activation);
-  if (stored == weights.metadata.end() || !has_hidden_layers || stored->second == asked) return absl::OkStatus();
-  const std::string problem = absl::StrCat("--activation=", asked, ": ", weights.source,
-                                           " was trained with --activation=", Printable(stored->second, 64));
-  if (options.eval_only || !options.predict.empty()) return absl::InvalidArgumentError(problem);
-  spdlog::warn("{}; training goes on with {}", problem, asked);
+bool Evaluates(const WorkerOptions& options) { return options.eval_only || !options.predict.empty(); }
+
+// Makes `kind`, which is the flag's, what the file says that its weights were trained with, where they only are used
+// and the flag was `open`: not given. One that says otherwise is refused. Training goes by the flag, with a warning.
+template <typename Kind>
+absl::Status TakeStored(const std::string& flag, bool open, bool evaluates, const InitialWeights& weights,
+                        absl::StatusOr<Kind> (*parse)(const std::string&), Kind& kind) {
+  const auto stored = weights.metadata.find(flag);
+  const std::string asked = ToString(kind);
+  if (stored == weights.metadata.end() || stored->second == asked) return absl::OkStatus();
+  const std::string trained =
+      absl::StrCat(weights.source, " was trained with --", flag, "=", Printable(stored->second, 64));
+  const std::string problem = absl::StrCat("--", flag, "=", asked, ": ", trained);
+  if (!evaluates) {
+    spdlog::warn("{}; training goes on with {}", problem, asked);
+    return absl::OkStatus();
+  }
+  if (!open) return absl::InvalidArgumentError(problem);
+  const absl::StatusOr<Kind> parsed = parse(stored->second);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("--init_weights: ", trained, ", which this program does not know"));
+  }
+  spdlog::info("{}: so it is taken here", trained);
+  kind = *parsed;
   return absl::OkStatus();
 }
 
-// Training that begins with a model's weights may be on other data than the model's: each output may mean another
-// label, and the weights may meet other inputs.
+// A network computes something else with another activation, and its loss is another number with another loss.
+absl::StatusOr<ModelOptions> ModelOf(const WorkerOptions& options, const InitialWeights& weights) {
+  ModelOptions model = options.model;
+  const bool evaluates = Evaluates(options);
+  const bool has_hidden_layers = model.widths.size() > 2;
+  if (has_hidden_layers) {
+    PS_RETURN_IF_ERROR(
+        TakeStored("activation", options.activation_open, evaluates, weights, &ParseActivation, model.activation));
+  }
+  PS_RETURN_IF_ERROR(TakeStored("loss", options.loss_open, evaluates, weights, &ParseLoss, model.loss));
+  return model;
+}
+
+}  // namespace
+
 void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
   const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
   if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
@@ -74,20 +101,21 @@ void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
   }
 }
 
+namespace {
+
 void TellClasses(const WorkerOptions& options, const TrainedWith& model, const InitialWeights& weights,
                  const Dataset& train) {
   if (train.class_labels().empty()) return;
   spdlog::info("--dataset={}: classes 0 to {} are the labels {}", options.data.dataset, train.classes() - 1,
                ToString(train.class_labels()));
-  const bool evaluates = options.eval_only || !options.predict.empty();
-  if (!evaluates || !model.class_labels.empty()) return;
+  if (!Evaluates(options) || !model.class_labels.empty()) return;
   spdlog::warn("{} does not say which labels its outputs are: those of --dataset={} are taken for them", weights.source,
                options.data.dataset);
 }
 
 absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
   TrainedWith model;
-  if (options.eval_only || !options.predict.empty()) {
+  if (Evaluates(options)) {
     absl::StatusOr<TrainedWith> found = FindTrainedWith(options, made.initial);
     if (!found.ok()) return found.status();
     model = *std::move(found);
@@ -100,10 +128,10 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
   made.data = *std::move(data);
   const Dataset& train = made.data.train;
   TellClasses(options, model, made.initial, train);
-  if (!options.eval_only && options.predict.empty()) TellOtherData(made.data, made.initial);
+  if (!Evaluates(options)) TellOtherData(made.data, made.initial);
   spdlog::info("--dataset={}: {}; --normalize={}", options.data.dataset, ToString(train),
                ToString(made.data.scaling.kind));
-  return CheckModelFits(options.model, options.data.dataset, train.features(), train.classes());
+  return CheckModelFits(made.model, options.data.dataset, train.features(), train.classes());
 }
 
 absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
@@ -140,7 +168,9 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   if (!initial.ok()) return initial.status();
   made.initial = *std::move(initial);
   for (const std::string& note : made.initial.notes) spdlog::warn("{}", note);
-  PS_RETURN_IF_ERROR(CheckActivation(options, made.initial));
+  absl::StatusOr<ModelOptions> model = ModelOf(options, made.initial);
+  if (!model.ok()) return model.status();
+  made.model = *std::move(model);
 
   PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
   const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;

@@ -12,7 +12,8 @@
 namespace ps {
 
 // Writes the layout's tensors to a safetensors file, whole or not at all, with `version` and what there is to say of
-// the data (DataMetadata) as its metadata. No path writes nothing. The errors name --save_weights and the file.
+// the network and of the data (DataMetadata) as its metadata. No path writes nothing. The errors name --save_weights
+// and the file.
 absl::Status SaveWeights(const std::string& path, const Layout& layout, const ConstTensors& weights, uint64_t version,
                          std::map<std::string, std::string> metadata);
 

@@ -290,6 +290,7 @@ void Trainer::TellKept(const BestWeights* best) {
 absl::Status Trainer::Keep(const ConstTensors& weights) {
   std::map<std::string, std::string> metadata = DataMetadata(prepared_.data.scaling, prepared_.data.train);
   metadata["activation"] = ToString(options_.model.activation);
+  metadata["loss"] = ToString(options_.model.loss);
   const absl::Status saved =
       SaveWeights(options_.save_weights, network_->layout(), weights, result_.version, std::move(metadata));
   const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();

@@ -50,6 +50,7 @@ absl::Status Trainer::TakeDataOfAll() {
   prepared_.data = *std::move(splits);
   const Dataset& train = prepared_.data.train;
   PS_RETURN_IF_ERROR(CheckModelFits(options_.model, options_.data.dataset, train.features(), train.classes()));
+  TellOtherData(prepared_.data, prepared_.initial);
   if (!train.class_labels().empty()) {
     spdlog::info("--data=own: classes 0 to {} are the labels {}", train.classes() - 1, ToString(train.class_labels()));
   }

@@ -119,8 +119,8 @@ def of_the_model():
 
         train, without_20 = write("train.svm", rows), write("test.svm", [row for row in rows if row[0] != 20])
         network, weights = "--model=mlp:2,16,4", job.folder / "model.safetensors"
-        training = ["--batch_size=20", "--epochs=40", f"--save_weights={weights}", f"--server={job.addresses[0]}"]
-        trained = [train, network, *training]
+        training = ["--batch_size=20", "--epochs=40", "--activation=tanh", f"--save_weights={weights}"]
+        trained = [train, network, *training, f"--server={job.addresses[0]}"]
         workers = [
             Program(job.folder, f"worker-{rank}", [str(BIN / "ps_worker"), *trained, f"--rank={rank}"])
             for rank in range(job.num_workers)
@@ -153,13 +153,23 @@ def of_the_model():
         assert bad.returncode == 1 and "--normalize=minmax: " in bad.stderr and "standard" in bad.stderr, bad.stderr
         assert ask(train, "--eval_only", "--normalize=standard").stdout == ask(train, "--eval_only").stdout
         assert "does not say" not in ask(train, "--eval_only").stderr
-        bad = ask(train, "--eval_only", "--activation=tanh")
-        assert bad.returncode == 1, bad.stderr
-        assert "--activation=tanh: " in bad.stderr and "trained with --activation=" in bad.stderr, bad.stderr
+        # So is what the network computes.
+        told = ask(train, "--eval_only")
+        assert "was trained with --activation=tanh: so it is taken here" in told.stderr, told.stderr
+        in_training = workers[0].out.read_text().split("weights hash")[0]
+        assert told.stdout == in_training, (told.stdout, in_training)
+        assert ask(train, "--eval_only", "--activation=tanh").stdout == told.stdout
+        for flag, stored in (
+            ("--activation=relu", "--activation=tanh"),
+            ("--loss=mse", "--loss=softmax_cross_entropy"),
+        ):
+            bad = ask(train, "--eval_only", flag)
+            assert bad.returncode == 1, bad.stderr
+            assert f"{flag}: " in bad.stderr and f"was trained with {stored}" in bad.stderr, bad.stderr
 
         # Training may go on with other data, with a warning of each thing that is otherwise.
         with Job("bsp", 1) as other:
-            flags = [f"--init_weights={weights}", "--activation=tanh", f"--server={other.addresses[0]}", "--steps=1"]
+            flags = [f"--init_weights={weights}", f"--server={other.addresses[0]}", "--steps=1"]
             started = [
                 Program(other.folder, f"other-{rank}", [str(BIN / "ps_worker"), without_20, network, *flags])
                 for rank in range(other.num_workers)
@@ -168,7 +178,7 @@ def of_the_model():
             for words in (
                 "was trained on the labels 10, 20, 30; its outputs are now taken for the labels 10, 30",
                 "were scaled in another way",
-                "--activation=tanh: ",
+                "--activation=relu: ",
             ):
                 assert words in started[0].errors(), (words, started[0].errors())
         plain = job.folder / "plain.safetensors"

@@ -1,7 +1,10 @@
 #include "worker/preparation.h"
 
+#include "common/safetensors.h"
 #include "common/status.h"
 #include "tests/catch.h"
+#include "tests/log_text.h"
+#include "tests/temp_folder.h"
 
 namespace ps {
 namespace {
@@ -45,6 +48,87 @@ TEST_CASE("What is one experiment is told in the words of the flags") {
   CHECK(experiment["epochs"] == "2.5");
   CHECK(experiment["normalize"] == "none");
   CHECK(experiment["shuffle"] == "true");
+}
+
+// What evaluates, or trains with, a file of weights that says so; its flags were not given.
+WorkerOptions WithFile(const TempFolder& folder, const std::map<std::string, std::string>& metadata, bool evaluates) {
+  WorkerOptions options;
+  options.data.dataset = "synthetic:samples=20,features=3,classes=2";
+  options.model.widths = {3, 2, 2};
+  options.eval_only = evaluates;
+  options.activation_open = options.loss_open = true;
+  options.init_weights = folder.File("w");
+  const Layout layout = ModelLayout(options.model);
+  const Values values = InitialValues(options.model, Init::kHe, 1);
+  std::vector<TensorView> tensors;
+  for (size_t tensor = 0; tensor < layout.size(); ++tensor) tensors.push_back({layout[tensor], values[tensor]});
+  REQUIRE(WriteSafetensors(options.init_weights, tensors, metadata).ok());
+  return options;
+}
+
+TEST_CASE(
+    "Whoever only uses a model has its activation and loss from its file, and a flag that says otherwise is refused") {
+  const TempFolder folder;
+  LogText log;
+  WorkerOptions options = WithFile(folder, {{"activation", "tanh"}, {"loss", "mse"}}, /*evaluates=*/true);
+  const auto prepared = Prepare(options);
+  REQUIRE(prepared.ok());
+  CHECK(prepared->model.activation == Activation::kTanh);
+  CHECK(prepared->model.loss == Loss::kMse);
+  const std::string said = log.Take();
+  CHECK(said.find("w was trained with --activation=tanh: so it is taken here") != std::string::npos);
+  CHECK(said.find("w was trained with --loss=mse: so it is taken here") != std::string::npos);
+
+  options.activation_open = false;
+  CHECK(Message(Prepare(options).status()) ==
+        "--activation=relu: " + options.init_weights + " was trained with --activation=tanh");
+  options.model.activation = Activation::kTanh;
+  CHECK(Prepare(options).ok());
+  options.loss_open = false;
+  CHECK(Message(Prepare(options).status()) ==
+        "--loss=softmax_cross_entropy: " + options.init_weights + " was trained with --loss=mse");
+}
+
+TEST_CASE(
+    "A file that says nothing of its activation and loss leaves them to the flags, and an unknown one is refused") {
+  const TempFolder folder;
+  LogText log;
+  const auto prepared = Prepare(WithFile(folder, {}, /*evaluates=*/true));
+  REQUIRE(prepared.ok());
+  CHECK(prepared->model.activation == Activation::kRelu);
+  CHECK(log.Take().find("so it is taken here") == std::string::npos);
+  const WorkerOptions options = WithFile(folder, {{"activation", "swish"}}, /*evaluates=*/true);
+  CHECK(Message(Prepare(options).status()) == "--init_weights: " + options.init_weights +
+                                                  " was trained with --activation=swish, which this program does not "
+                                                  "know");
+}
+
+TEST_CASE(
+    "Training goes by its flags and data, and warns of each thing that its initial weights were trained with "
+    "otherwise") {
+  const TempFolder folder;
+  LogText log;
+  const auto alike = Prepare(WithFile(
+      folder, {{"activation", "relu"}, {"normalize", "none"}, {"class_labels", "[0,1]"}}, /*evaluates=*/false));
+  REQUIRE(alike.ok());
+  CHECK(log.Take().find("W --init_weights") == std::string::npos);
+  const auto other = Prepare(WithFile(folder,
+                                      {{"activation", "tanh"},
+                                       {"loss", "mse"},
+                                       {"class_labels", "[10,30]"},
+                                       {"normalize", "minmax"},
+                                       {"feature_offset", "[0,0,0]"},
+                                       {"feature_scale", "[1,1,1]"}},
+                                      /*evaluates=*/false));
+  REQUIRE(other.ok());
+  CHECK(other->model.activation == Activation::kRelu);
+  CHECK(other->model.loss == Loss::kSoftmaxCrossEntropy);
+  const std::string said = log.Take();
+  for (const std::string words :
+       {"W --activation=relu: ", "training goes on with relu", "W --loss=softmax_cross_entropy: ",
+        "was trained on the labels 10, 30; its outputs are now taken for the labels 0, 1", "scaled in another way"}) {
+    CHECK(said.find(words) != std::string::npos);
+  }
 }
 
 TEST_CASE("A flag without effect makes no other experiment") {

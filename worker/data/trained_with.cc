@@ -50,8 +50,12 @@ absl::StatusOr<ColumnScaling> ParseFeatures(const Metadata& metadata) {
   std::optional<std::vector<double>> offset = Numbers(metadata, "feature_offset");
   if (!offset.has_value() || offset->empty()) return WrongEntry(metadata, "feature_offset", "an array of numbers");
   std::optional<std::vector<double>> scale = Numbers(metadata, "feature_scale");
-  if (!scale.has_value() || scale->size() != offset->size() || !AllAboveZero(*scale)) {
-    return WrongEntry(metadata, "feature_scale", absl::StrCat("an array of ", offset->size(), " numbers above 0"));
+  if (!scale.has_value() || !AllAboveZero(*scale)) {
+    return WrongEntry(metadata, "feature_scale", "an array of numbers above 0");
+  }
+  if (scale->size() != offset->size()) {
+    return absl::InvalidArgumentError(absl::StrCat("metadata feature_offset and feature_scale: have ", offset->size(),
+                                                   " and ", scale->size(), " numbers; expected as many"));
   }
   return ColumnScaling{.offset = *std::move(offset), .scale = *std::move(scale)};
 }

@@ -57,6 +57,11 @@ TEST_CASE("a file that says nothing of its data is no error, and one that says n
     CHECK(absl::IsInvalidArgument(status));
     CHECK(Message(status).find(name.substr(0, 6)) != std::string::npos);
   }
+  // Which of the two is wrong nobody can say.
+  Metadata metadata = good;
+  metadata["feature_offset"] = "[1,2,3,4]";
+  CHECK(Message(ParseDataMetadata(metadata).status()) ==
+        "metadata feature_offset and feature_scale: have 4 and 2 numbers; expected as many");
 }
 
 TEST_CASE("samples for a trained model are scaled as it was trained, whatever samples they are") {
