@@ -88,6 +88,7 @@ void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
   const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
   if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
   std::vector<double> labels;
+  labels.reserve(static_cast<size_t>(data.train.classes()));
   for (int32_t k = 0; k < data.train.classes(); ++k) labels.push_back(static_cast<double>(data.train.class_label(k)));
   if (!model->class_labels.empty() && !labels.empty() && labels != model->class_labels) {
     spdlog::warn("--init_weights: {} was trained on the labels {}; its outputs are now taken for the labels {}",
