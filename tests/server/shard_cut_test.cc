@@ -1,7 +1,11 @@
 // A shard's part in a cut, and how it takes over hyperparameters that change.
 #include "server/shard_cut.h"
 
+#include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "tests/log_text.h"
 #include "tests/server/test_shard.h"
@@ -244,9 +248,10 @@ TEST_CASE("A shard that has given up a cut does not tell later that it is there,
     for (const v1::ShardReport& report : test.reports) CHECK(report.cut().phase() != v1::Cut::ADVANCE);
   }
   Tell(test, Commit(1, 0.5F));  // No chief does.
+  CHECK(test.Failures(1) ==
+        std::vector<std::string>{"cut 1 came when this shard had given it up: hyperparameters would differ"});
   MutexLock lock(test.reports_mutex);
   for (const v1::ShardReport& report : test.reports) CHECK(report.cut().phase() != v1::Cut::COMMIT);
-  CHECK(test.reports.back().failure() == "cut 1 came when this shard had given it up: hyperparameters would differ");
 }
 
 TEST_CASE("A checkpoint whose cut a shard has given up is not taken there: its versions would not belong together") {
@@ -260,9 +265,16 @@ TEST_CASE("A checkpoint whose cut a shard has given up is not taken there: its v
   commit.set_checkpoint(5);
   Tell(test, commit);
   MutexLock lock(test.reports_mutex);
-  const v1::ShardReport& report = test.reports.back();
-  CHECK(report.checkpoint().number() == 5);
-  CHECK(report.checkpoint().failure() == "the chief was not heard from for too long");
+  const TimePoint deadline = Now() + std::chrono::minutes(2);
+  const auto is_told = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(test.reports_mutex) {
+    return std::any_of(test.reports.begin(), test.reports.end(), [](const v1::ShardReport& report) {
+      return report.checkpoint().number() == 5 &&
+             report.checkpoint().failure() == "the chief was not heard from for too long";
+    });
+  };
+  while (!is_told() && test.reported.WaitUntil(test.reports_mutex, deadline)) {
+  }
+  CHECK(is_told());
 }
 
 TEST_CASE("The push of a worker that is lost while it is held is not applied, and its rank's next owner may push") {
