@@ -111,7 +111,7 @@ build() {
 # run_tests PRESET FOLDER: adds its tests to the totals; shows what failed, what was skipped and what is unsteady.
 run_tests() {
   local preset=$1 folder=$2 report=$logs/$1-tests.xml options=() jobs
-  jobs=$(($(nproc) + 1))  # Tests wait for a third of their time and more.
+  jobs=$(($(nproc) * 2))  # Tests wait for half of their time.
   if ! $all; then
     options=(-LE '^(long|slow|full)$')
   elif ! $full; then
