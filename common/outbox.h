@@ -34,7 +34,7 @@ class Outbox {
   }
 
  private:
-  // Of this thread: whether it is in a call of any outbox.
+  // Whether this thread is in a call of any outbox.
   static bool& InCall() {
     thread_local bool in_call = false;
     return in_call;
@@ -42,7 +42,7 @@ class Outbox {
 
   // Whether this thread is to make the calls. It may wait for that.
   bool MayDrain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (has_next_) return false;  // That one will.
+    if (has_next_) return false;  // The one that waits makes them.
     if (!draining_) return true;
     if (made_ < kMostInARow || InCall()) return false;
     has_next_ = true;

@@ -29,8 +29,8 @@ class FollowCall final : public ServerCall {
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Chief& chief_;
-  std::optional<uint32_t>
-      shard_;  // Known once it is registered. Both are used by reactions on messages, one at a time.
+  // Known once the shard is registered. Both are used by reactions on messages, one at a time.
+  std::optional<uint32_t> shard_;
   uint64_t connection_ = 0;
   Mutex mutex_;
   UpdateQueue queue_ ABSL_GUARDED_BY(mutex_);

@@ -233,7 +233,7 @@ class JobState {
   // The first checkpoint is taken, or cannot be. A view is due.
   void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
   void HasCheckpoint(uint64_t version) { checkpoint_version_ = version; }
-  // Of the newest complete one, which may be the restored one; 0: there is none, or it is the first.
+  // The newest complete checkpoint has it, which may be the restored one; 0: there is none, or it is the first.
   uint64_t checkpoint_version() const { return checkpoint_version_; }
   // For a checkpoint. Without steps, which the shards know.
   v1::SavedJob Save() const;

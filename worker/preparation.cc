@@ -82,28 +82,6 @@ absl::StatusOr<ModelOptions> ModelOf(const WorkerOptions& options, const Initial
   return model;
 }
 
-}  // namespace
-
-void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
-  const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
-  if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
-  std::vector<double> labels;
-  labels.reserve(static_cast<size_t>(data.train.classes()));
-  for (int32_t k = 0; k < data.train.classes(); ++k) labels.push_back(static_cast<double>(data.train.class_label(k)));
-  if (!model->class_labels.empty() && !labels.empty() && labels != model->class_labels) {
-    spdlog::warn("--init_weights: {} was trained on the labels {}; its outputs are now taken for the labels {}",
-                 weights.source, ToString(model->class_labels), ToString(labels));
-  }
-  if (model->scaling.has_value() && model->scaling->Metadata() != data.scaling.Metadata()) {
-    spdlog::warn(
-        "--init_weights: {} was trained on data that were scaled in another way: its weights meet other "
-        "inputs now, and what is saved has the new scaling",
-        weights.source);
-  }
-}
-
-namespace {
-
 void TellClasses(const WorkerOptions& options, const TrainedWith& model, const InitialWeights& weights,
                  const Dataset& train) {
   if (train.class_labels().empty()) return;
@@ -154,6 +132,24 @@ absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
 }
 
 }  // namespace
+
+void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
+  const absl::StatusOr<TrainedWith> model = ParseDataMetadata(weights.metadata);
+  if (!model.ok()) return spdlog::warn("--init_weights: {}: {}", weights.source, Message(model.status()));
+  std::vector<double> labels;
+  labels.reserve(static_cast<size_t>(data.train.classes()));
+  for (int32_t k = 0; k < data.train.classes(); ++k) labels.push_back(static_cast<double>(data.train.class_label(k)));
+  if (!model->class_labels.empty() && !labels.empty() && labels != model->class_labels) {
+    spdlog::warn("--init_weights: {} was trained on the labels {}; its outputs are now taken for the labels {}",
+                 weights.source, ToString(model->class_labels), ToString(labels));
+  }
+  if (model->scaling.has_value() && model->scaling->Metadata() != data.scaling.Metadata()) {
+    spdlog::warn(
+        "--init_weights: {} was trained on data that were scaled in another way: its weights meet other "
+        "inputs now, and what is saved has the new scaling",
+        weights.source);
+  }
+}
 
 absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   Preparation made;

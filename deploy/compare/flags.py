@@ -76,7 +76,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         default="0.05",
         help="bsp's (%(default)s). Without --tune, backup:B gets (N - B) N-ths of it for N workers; asp and ssp, which "
         "apply each worker's batch by itself, have no momentum, and get an N-th of learning rate / (1 - momentum), "
-        "and for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, with this momentum:",
+        "and for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, and then with --momentum",
     )
     add("--momentum", default="0.9", help="bsp's momentum; 0: none (%(default)s)")
     add("--model", default="mlp:784,128,10", help="as ps_worker has it (%(default)s)")

@@ -150,7 +150,7 @@ TEST_CASE("Features and labels that some lack are those of all, and labels out o
   DataSummary from_1 = large;
   from_1.first_index = 1;
   CHECK_FALSE(SameKind(from_0, from_1));
-  CHECK(SameKind(from_0, large));  // Of an older worker, which does not tell.
+  CHECK(SameKind(from_0, large));  // An older worker does not tell.
   CHECK(Combine({large, from_0}).first_index == 0);
   CHECK(*FromProto(ToProto(from_0)) == from_0);
   from_1.first_index = 2;

@@ -45,11 +45,11 @@ class SlowShard {
   SlowShard(const SlowShard&) = delete;
   SlowShard& operator=(const SlowShard&) = delete;
 
-  std::atomic<bool> runs = false;            // The job does.
-  std::atomic<int> freezes = 0;              // That it was told of.
-  std::atomic<int> cancels = 0;              // Likewise.
-  std::atomic<uint32_t> hold_ms = 0;         // Of the last freeze.
-  std::atomic<uint64_t> committed_rate = 0;  // Times that a learning rate was.
+  std::atomic<bool> runs = false;            // The job runs.
+  std::atomic<int> freezes = 0;              // It was told of so many.
+  std::atomic<int> cancels = 0;              // It was told of so many, too.
+  std::atomic<uint32_t> hold_ms = 0;         // The last freeze had it.
+  std::atomic<uint64_t> committed_rate = 0;  // So often was a learning rate committed.
 
  private:
   void Run() {
@@ -71,7 +71,7 @@ class SlowShard {
     if (cut.phase() == v1::Cut::FREEZE) {
       ++freezes;
       hold_ms = cut.hold_ms();
-      std::this_thread::sleep_for(delay_);  // It, or the way to it, is that slow.
+      std::this_thread::sleep_for(delay_);  // The shard that is played, or the way to it, is that slow.
     }
     v1::ShardReport report = report_;
     report.mutable_cut()->set_number(cut.number());

@@ -11,7 +11,7 @@
 namespace ps::many_tensors_test {
 namespace {
 
-constexpr size_t kTensors = 40000;  // Of one element.
+constexpr size_t kTensors = 40000;  // Each has one element.
 
 Layout ManyTensors() {
   Layout layout;

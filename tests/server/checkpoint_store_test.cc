@@ -337,13 +337,18 @@ TEST_CASE("A disk that goes on is told from one that hangs by the bytes that it 
   answers.set_value();
 }
 
+// Generation 9 begins, and cannot be recorded: what is to be its lock is no file.
+void CannotRecord(const TempFolder& folder, StoringServer& server) {
+  fs::remove(folder.File("generation.lock"));
+  fs::create_symlink("elsewhere", folder.File("generation.lock"));
+  server.store->RecordGeneration(9);
+}
+
 TEST_CASE("No part is written of a generation that could not be recorded, and it is tried again before each") {
   LogText log;
   const TempFolder folder;
   StoringServer other(folder.path(), 1);
-  fs::remove(folder.File("generation.lock"));
-  fs::create_symlink("elsewhere", folder.File("generation.lock"));
-  other.store->RecordGeneration(9);
+  CannotRecord(folder, other);
   const std::string why = "no checkpoint is written as long as generation 9 cannot be recorded in " + folder.path() +
                           ": " + folder.File("generation.lock") + ": it is a symbolic link";
   CHECK(other.Failure(1) == why);
@@ -360,9 +365,7 @@ TEST_CASE("A part of a generation is refused at once while another process holds
   LogText log;
   const TempFolder folder;
   StoringServer other(folder.path(), 1);
-  fs::remove(folder.File("generation.lock"));
-  fs::create_symlink("elsewhere", folder.File("generation.lock"));
-  other.store->RecordGeneration(9);
+  CannotRecord(folder, other);
   (void)other.Failure(1);
   fs::remove(folder.File("generation.lock"));
   FileDescriptor lock(open(folder.File("generation.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kElements = 32 << 20;
 constexpr uint64_t kBytes = kElements * sizeof(float);
 
-// Of this process, that it has written or read.
+// Memory that this process has written or read.
 uint64_t ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
   uint64_t pages = 0;

@@ -166,7 +166,7 @@ class ClientImpl final : public Client {
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
   std::atomic<bool> ran_ = false;                 // The job, in this generation.
-  std::atomic<uint64_t> checkpoint_version_ = 0;  // Of the newest complete one; 0: none, or the first.
+  std::atomic<uint64_t> checkpoint_version_ = 0;  // The newest complete checkpoint has it; 0: none, or the first.
   std::atomic<bool> fenced_ = false;
   std::atomic<bool> asked_to_leave_ = false;
   std::stop_source over_;  // It is rolled back, or the user wants to stop.

@@ -20,15 +20,15 @@ struct ColumnStatistics {
 // So many columns are the most whose statistics can be told.
 inline constexpr int64_t kToldColumnsMax = 32768;
 
-// Describes one worker's training split, or those of all workers together ("of all").
+// Describes one worker's training split, or those of all workers together.
 struct DataSummary {
   uint64_t samples = 0;
-  uint64_t largest = 0;            // Of all, this is how many samples the worker has that has the most. Else 0.
-  uint64_t features = 0;           // Of all, this is the largest number that a worker has.
-  uint32_t classes = 0;            // 0 stands for a regression. Of all, this is the largest number that a worker has.
+  uint64_t largest = 0;            // Those of the worker that has the most, in a summary of all workers. Else 0.
+  uint64_t features = 0;           // The largest number that a worker has, in a summary of all workers.
+  uint32_t classes = 0;            // 0 stands for a regression; else likewise the largest number.
   ColumnStatistics feature_stats;  // One column a feature; empty if samples are not normalised.
   ColumnStatistics target_stats;   // One column, if a regression's samples are normalised.
-  // These say what each class is called, ascending; of all, they are those that any worker has. There are none where
+  // These say what each class is called, ascending; a summary of all has those of any worker. There are none where
   // class k is called k, and none of a regression.
   std::vector<int64_t> labels;
   bool sparse = false;  // Features that a worker does not have are 0, so workers may have different numbers of them.
