@@ -1,10 +1,10 @@
 # What `cmake --install` puts where, so that find_package(ps) finds the client library.
 include(CMakePackageConfigHelpers)
 set(PS_PACKAGE_FOLDER ${CMAKE_INSTALL_LIBDIR}/cmake/ps)
-foreach(part client common local wire proto)
+foreach(part client link common local wire proto)
   set_target_properties(ps_${part} PROPERTIES EXPORT_NAME ${part})
 endforeach()
-install(TARGETS ps_client ps_common ps_local ps_wire ps_proto EXPORT psTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS ps_client ps_link ps_common ps_local ps_wire ps_proto EXPORT psTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(FILES common/include/ps/data_summary.h common/include/ps/schedule.h common/include/ps/tensor.h common/include/ps/wire_type.h worker/client/include/ps/client.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ps)
 install(FILES proto/ps/v1/ps.proto proto/ps/v1/local.proto DESTINATION ${CMAKE_INSTALL_DATADIR}/ps/proto/ps/v1)

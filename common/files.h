@@ -1,16 +1,45 @@
 // Files that appear whole or not at all: a temporary name, fsync, rename, fsync of the folder.
 #pragma once
 
+#include <unistd.h>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/file_descriptor.h"
 
 namespace ps {
+
+// A file descriptor that somebody owns.
+
+// Movable; closed with it.
+class FileDescriptor {
+ public:
+  FileDescriptor() = default;
+  // Takes it over; negative: there is none.
+  explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {}
+  FileDescriptor(FileDescriptor&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    Close();
+    descriptor_ = std::exchange(other.descriptor_, -1);
+    return *this;
+  }
+  ~FileDescriptor() { Close(); }
+
+  int get() const { return descriptor_; }
+  bool valid() const { return descriptor_ >= 0; }
+  // Gives it up to the caller.
+  int Release() { return std::exchange(descriptor_, -1); }
+  void Close() {
+    if (descriptor_ >= 0) close(std::exchange(descriptor_, -1));
+  }
+
+ private:
+  int descriptor_ = -1;
+};
 
 // A file in the making, under a temporary name beside its own. Errors name the file; after one the file cannot be
 // committed. Without Commit nothing of it stays. Movable; for one thread at a time.

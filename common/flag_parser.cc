@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/problems.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {

@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-#include "common/float_bits.h"
-#include "common/half_kernels.h"
+#include "common/simd.h"
 
 namespace ps {
 namespace {

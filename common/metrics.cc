@@ -15,8 +15,8 @@
 #include <grpcpp/grpcpp.h>
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
+#include "common/program.h"
 #include "common/text.h"
-#include "common/version.h"
 
 namespace ps {
 namespace {

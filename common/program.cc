@@ -29,7 +29,6 @@
 #include "absl/strings/str_split.h"
 #include "common/line_writer.h"
 #include "common/status.h"
-#include "common/version.h"
 
 namespace ps {
 

@@ -54,4 +54,7 @@ class StopSignal {
   std::thread thread_;
 };
 
+// The program's version, from CMake's project().
+inline constexpr char kVersion[] = PS_VERSION;
+
 }  // namespace ps

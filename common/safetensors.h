@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/file_descriptor.h"
+#include "common/files.h"
 #include "ps/tensor.h"
 
 namespace ps {

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/flag_parser.h"
 #include "common/problems.h"
+#include "common/status.h"
 #include "ps/schedule.h"
 
 namespace ps {

@@ -5,8 +5,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stop_token>
 
 #include "absl/base/thread_annotations.h"
+#include "common/clock.h"
 
 namespace ps {
 
@@ -54,5 +56,19 @@ class CondVar {
  private:
   std::condition_variable condition_;
 };
+
+// A thread that waits for a time, and for nothing else.
+
+// Returns at `when`, or as soon as a stop is requested.
+inline void PauseUntil(TimePoint when, const std::stop_token& stop = {}) {
+  Mutex mutex;
+  CondVar changed;
+  const std::stop_callback wake(stop, [&] {
+    const MutexLock lock(mutex);
+    changed.NotifyAll();
+  });
+  const MutexLock lock(mutex);
+  while (!stop.stop_requested() && changed.WaitUntil(mutex, when)) continue;
+}
 
 }  // namespace ps

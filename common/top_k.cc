@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "common/float_bits.h"
+#include "common/simd.h"
 
 namespace ps {
 namespace {

@@ -15,9 +15,9 @@
 #include "common/program.h"
 #include "common/status.h"
 #include "common/sync.h"
-#include "server/flags.h"
-#include "server/listener.h"
+#include "server/config/flags.h"
 #include "server/server.h"
+#include "server/transport/listener.h"
 
 namespace {
 
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
   CommandLine line;
   int exit_status = kExitDone;
   if (!StartProgram(argc, argv, "ps_server [flags]: holds a shard of a model's weights and trains it",
-                    "server/flags.cc", &line, &exit_status)) {
+                    "server/config/flags.cc", &line, &exit_status)) {
     return exit_status;
   }
   const ServerOptions options = ServerOptionsFromFlags();

@@ -8,11 +8,11 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/line_of_descent.h"
+#include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/manifest.h"
-#include "common/connection_problem.h"
+#include "common/grpc_call.h"
 #include "common/status.h"
-#include "server/restored_job.h"
+#include "server/chief/restored_job.h"
 #include "server/server.h"
 
 namespace ps {

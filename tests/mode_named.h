@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "server/modes/mode_options.h"
+#include "server/config/mode_options.h"
 
 namespace ps {
 

@@ -7,7 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/problems.h"
-#include "worker/job_flags.h"
+#include "common/status.h"
+#include "worker/train/options.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000", "address of the chief (server 0): HOST:PORT or unix:PATH");
 ABSL_FLAG(std::string, job, "default", "name of the job; the same as the servers'");

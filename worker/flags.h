@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/statusor.h"
 #include "common/flag_parser.h"
-#include "worker/options.h"
+#include "worker/train/options.h"
 
 namespace ps {
 

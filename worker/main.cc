@@ -8,10 +8,10 @@
 #include "common/program.h"
 #include "common/status.h"
 #include "common/sync.h"
-#include "worker/evaluate_only.h"
 #include "worker/flags.h"
-#include "worker/job_flags.h"
-#include "worker/trainer.h"
+#include "worker/train/evaluate_only.h"
+#include "worker/train/options.h"
+#include "worker/train/trainer.h"
 
 namespace ps {
 namespace {

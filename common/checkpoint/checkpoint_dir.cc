@@ -23,7 +23,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/check.h"
-#include "common/checkpoint/checked_json.h"
 #include "common/checkpoint/json_fields.h"
 #include "common/checkpoint/manifest.h"
 #include "common/clock.h"

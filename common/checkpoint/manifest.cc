@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/checkpoint/checked_json.h"
 #include "common/checkpoint/json_fields.h"
 #include "common/slices.h"
 #include "common/status.h"

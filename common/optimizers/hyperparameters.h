@@ -1,6 +1,6 @@
 // The numbers that an optimizer is set with, and the one table of them that the flags, their help and defaults, the
 // checks, the fingerprint of a job's settings and docs/optimizers.md are made from. A new hyperparameter is a field, a
-// row of the table and a flag (server/flags.cc) that takes its help from there.
+// row of the table and a flag (server/config/flags.cc) that takes its help from there.
 #pragma once
 
 #include <limits>

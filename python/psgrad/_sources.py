@@ -1,4 +1,4 @@
-"""Where batches come from, as in worker/batch_source.h: a fixed share of every epoch, or what the chief hands out."""
+"""Where batches come from, as in worker/train/batch_source.h: a fixed share of every epoch, or what the chief hands out."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FixedShare:
 
 class HandedOutRuns:
     """--budget=job: the chief hands out runs of samples, until the whole job's are used. As in
-    worker/handed_out_runs.cc.
+    worker/train/handed_out_runs.cc.
 
     take_run: Client.take_run. settle: completes the exchange that shares which are not finished wait for.
     fills_steps: others need a contribution of this worker to every step, if only an empty one: while it has to wait for

@@ -27,7 +27,7 @@ _log = logging.getLogger("psgrad")
 def _first_batch(
     step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int, origin: tuple[int, int] = (0, 0)
 ) -> int:
-    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/steps/steps.h.
+    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/train/steps/steps.h.
 
     origin: a step, and the batch that it begins with.
     """
@@ -38,7 +38,7 @@ def _first_batch(
         return min(first + step * int(local.steps), total)
     if step == 0:
         return first
-    # What is exchanged after which batch: as in worker/steps/averaging.cc.
+    # What is exchanged after which batch: as in worker/train/steps/averaging.cc.
     every_steps = getattr(local, "average_every_steps", 0)
     weights_every = every_steps if every_steps > 0 else local.average_every_epochs * batches_per_epoch
     batch, exchanges = first, 0

@@ -1,4 +1,4 @@
-#include "server/modes/barrier.h"
+#include "server/modes/gather.h"
 
 namespace ps {
 

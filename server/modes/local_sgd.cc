@@ -1,5 +1,5 @@
 #include "common/check.h"
-#include "server/modes/barrier.h"
+#include "server/modes/gather.h"
 
 namespace ps {
 namespace {

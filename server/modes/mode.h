@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ps/v1/ps.pb.h"
-#include "server/modes/mode_options.h"
+#include "server/config/mode_options.h"
 
 namespace ps {
 

@@ -20,7 +20,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
-#include "common/file_descriptor.h"
+#include "common/files.h"
 #include "common/sync.h"
 
 namespace ps {

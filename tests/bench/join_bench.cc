@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "common/metrics.h"
-#include "server/chief.h"
-#include "server/shard.h"
+#include "server/chief/chief.h"
+#include "server/shard/shard.h"
 #include "tests/bench/bench_layout.h"
 
 namespace ps {

@@ -9,9 +9,9 @@
 #include "common/check.h"
 #include "common/half_floats.h"
 #include "common/payload.h"
-#include "server/reduce.h"
+#include "server/engine/reduce.h"
 #include "tests/bench/bench_layout.h"
-#include "worker/client/push_encoding.h"
+#include "worker/link/call_messages.h"
 
 namespace ps {
 namespace {

@@ -10,8 +10,8 @@
 #include "common/wire_type.h"
 #include "ps/client.h"
 #include "ps/tensor.h"
-#include "worker/client/residuals.h"
-#include "worker/client/shared_tensors.h"
+#include "worker/link/residuals.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/file_descriptor.h"
+#include "common/files.h"
 #include "common/sync.h"
 
 namespace ps {

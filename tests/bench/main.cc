@@ -15,6 +15,7 @@
 #include "common/endpoint.h"
 #include "common/metrics.h"
 #include "common/problems.h"
+#include "common/status.h"
 #include "common/program.h"
 #include "tests/bench/bench_layout.h"
 #include "tests/bench/delay_line.h"

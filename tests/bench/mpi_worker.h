@@ -2,7 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "worker/options.h"
+#include "worker/train/options.h"
 
 namespace ps {
 

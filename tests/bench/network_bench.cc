@@ -6,7 +6,7 @@
 #include <grpcpp/security/credentials.h>
 #include "absl/strings/str_cat.h"
 #include "common/endpoint.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/status.h"
 #include "ps/client.h"
 #include "ps/v1/ps.grpc.pb.h"

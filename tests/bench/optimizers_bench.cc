@@ -11,9 +11,9 @@
 #include "absl/strings/str_format.h"
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
-#include "common/subnormals.h"
+#include "common/simd.h"
 #include "common/sync.h"
-#include "server/updater.h"
+#include "server/engine/updater.h"
 
 namespace ps {
 namespace {

@@ -10,7 +10,7 @@
 #include "tests/bench/bench_network.h"
 #include "tests/bench/bench_servers.h"
 #include "tests/bench/mpi_baseline.h"
-#include "worker/trainer.h"
+#include "worker/train/trainer.h"
 
 namespace ps {
 namespace {

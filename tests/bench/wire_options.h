@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "server/options.h"
+#include "server/config/options.h"
 
 namespace ps {
 

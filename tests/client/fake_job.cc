@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "common/slices.h"
 
 namespace ps {

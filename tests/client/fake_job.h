@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "common/clock.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/hash.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/slices.h"
-#include "worker/client/shard_link.h"
+#include "worker/link/shard_link.h"
 #include "worker/client/timer.h"
 
 namespace ps {

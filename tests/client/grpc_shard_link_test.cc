@@ -1,5 +1,5 @@
 // The link over gRPC against a shard that sends what it should not.
-#include "worker/client/grpc_shard_link.h"
+#include "worker/link/grpc_shard_link.h"
 
 #include <algorithm>
 #include <functional>
@@ -16,7 +16,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/catch.h"
 #include "tests/client/test_server.h"
-#include "worker/client/tensor_memory.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/client/policy.h"
+#include "worker/client/join.h"
 
 #include <cmath>
 #include <limits>

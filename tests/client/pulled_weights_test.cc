@@ -1,7 +1,7 @@
-#include "worker/client/pulled_weights.h"
+#include "worker/link/pulled_weights.h"
 
 #include "tests/catch.h"
-#include "worker/client/tensor_memory.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 namespace pulled_weights_test {

@@ -1,4 +1,4 @@
-#include "worker/client/push_encoding.h"
+#include "worker/link/call_messages.h"
 
 #include <algorithm>
 #include <cmath>

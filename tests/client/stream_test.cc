@@ -6,7 +6,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/catch.h"
 #include "tests/client/test_server.h"
-#include "worker/client/grpc_shard_link.h"
+#include "worker/link/grpc_shard_link.h"
 
 namespace ps::stream_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/client/tensor_memory.h"
+#include "worker/link/tensor_memory.h"
 
 #include <algorithm>
 

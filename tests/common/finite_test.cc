@@ -1,4 +1,4 @@
-#include "common/finite.h"
+#include "common/simd.h"
 
 #include <limits>
 #include <vector>

@@ -1,4 +1,5 @@
 #include "common/problems.h"
+#include "common/status.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "common/sparing_lines.h"
+#include "common/line_writer.h"
 
 #include "tests/catch.h"
 

@@ -1,6 +1,6 @@
 #include "common/status.h"
 
-#include "common/connection_problem.h"
+#include "common/grpc_call.h"
 #include "tests/catch.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-#include "common/this_host.h"
+#include "common/endpoint.h"
 
 #include "tests/catch.h"
 

@@ -11,7 +11,7 @@
 #include "tests/catch.h"
 #include "tests/integration/events.h"
 #include "tests/temp_folder.h"
-#include "worker/trainer.h"
+#include "worker/train/trainer.h"
 
 namespace ps {
 

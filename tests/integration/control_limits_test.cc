@@ -8,12 +8,12 @@
 #include <grpcpp/server_builder.h>
 
 #include "common/codec.h"
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "common/status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "server/control_service.h"
-#include "server/health_service.h"
+#include "server/transport/control_service.h"
+#include "server/transport/health_service.h"
 #include "tests/catch.h"
 #include "tests/integration/raw_calls.h"
 

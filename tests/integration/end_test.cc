@@ -6,7 +6,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/proxy.h"
-#include "worker/client/weights_hash.h"
+#include "worker/link/weights_hash.h"
 
 namespace ps {
 namespace {

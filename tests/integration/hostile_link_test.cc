@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "common/local/local_channel.h"
-#include "common/local/model_memory.h"
+#include "common/local/shared_memory.h"
 #include "ps/v1/local.pb.h"
 #include "tests/integration/raw_calls.h"
 #include "tests/integration/scripted_job.h"

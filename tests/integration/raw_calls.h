@@ -12,7 +12,7 @@
 
 #include "common/clock.h"
 #include "common/endpoint.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/sync.h"
 #include "tests/catch.h"
 

@@ -2,7 +2,7 @@
 #include <grpcpp/security/credentials.h>
 
 #include "common/endpoint.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/status.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"

@@ -1,12 +1,12 @@
 // Slices of the version in the making, told to sessions before it is committed: on one shard, and on one of three,
 // where the test is the chief.
-#include "server/build_streams.h"
+#include "server/shard/build_streams.h"
 
 #include <cmath>
 #include <limits>
 
 #include "common/status.h"
-#include "server/push_pull_session.h"
+#include "server/shard/push_pull_session.h"
 #include "tests/server/test_shard.h"
 
 namespace ps::build_streams_test {

@@ -1,4 +1,4 @@
-#include "server/call_watch.h"
+#include "server/transport/call_watch.h"
 
 #include "common/status.h"
 #include "tests/catch.h"

@@ -1,5 +1,5 @@
 // When a checkpoint is due, and what the shards' answers come to.
-#include "server/checkpoint_rounds.h"
+#include "server/chief/checkpoint_rounds.h"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 // A server's checkpoints on disk: what is written, read back, and removed.
-#include "server/checkpoint_store.h"
+#include "server/checkpoint/checkpoint_store.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -14,10 +14,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/check.h"
-#include "common/file_descriptor.h"
 #include "common/files.h"
 #include "common/status.h"
-#include "server/parameters.h"
+#include "server/engine/parameters.h"
 #include "tests/catch.h"
 #include "tests/log_text.h"
 #include "tests/temp_folder.h"

@@ -1,4 +1,4 @@
-#include "server/cut_coordinator.h"
+#include "server/chief/cut_coordinator.h"
 
 #include "common/status.h"
 #include "tests/catch.h"

@@ -10,8 +10,8 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
-#include "server/cut_coordinator.h"
-#include "server/shard_cut.h"
+#include "server/chief/cut_coordinator.h"
+#include "server/shard/shard_cut.h"
 #include "tests/catch.h"
 
 // Of its own: the other interleavings use the same words.

@@ -1,4 +1,4 @@
-#include "server/follow_queues.h"
+#include "server/transport/follower.h"
 
 #include "common/codec.h"
 #include "common/status.h"

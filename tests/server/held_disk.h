@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "server/checkpoint_store.h"
+#include "server/checkpoint/checkpoint_store.h"
 #include "tests/catch.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-#include "server/hyperparameter_timeline.h"
+#include "server/engine/hyperparameter_timeline.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,8 +1,8 @@
 // What follows from the loss of a worker is the mode's to say.
-#include "server/job_state.h"
+#include "server/chief/job_state.h"
 
-#include "common/layout_proto.h"
-#include "server/job_messages.h"
+#include "common/proto_values.h"
+#include "server/chief/job_messages.h"
 #include "server/modes/each_push.h"
 #include "tests/catch.h"
 
@@ -292,7 +292,7 @@ TEST_CASE("A job that waits for a replacement is not over when the others are do
   CHECK(running.job.OnDone(*done, /*counts_as_empty=*/false, running.now));
   running.job.NextView(running.now);
   CHECK_FALSE(running.job.finishing());
-  CHECK(WaitingFor(running.job, running.now) == "waiting for a worker to take rank 1 (b on , lost 0.0 s ago)");
+  CHECK(running.job.WaitingFor(running.now) == "waiting for a worker to take rank 1 (b on , lost 0.0 s ago)");
   const v1::Identity replacement = running.Join("c");
   const auto joined = running.job.Hear(replacement, running.now);
   REQUIRE(joined.ok());

@@ -6,7 +6,7 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/security/credentials.h>
 #include "common/endpoint.h"
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "ps/v1/ps.grpc.pb.h"
 #include "server/server.h"
 #include "tests/catch.h"

@@ -1,5 +1,5 @@
 // What is said when a listener has no room for more connections.
-#include "server/listener.h"
+#include "server/transport/listener.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>

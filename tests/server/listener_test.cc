@@ -1,5 +1,5 @@
 // When a listener has no more descriptors: this test's own process is the one that has few.
-#include "server/listener.h"
+#include "server/transport/listener.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>

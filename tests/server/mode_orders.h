@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/ledger.h"
+#include "server/engine/ledger.h"
 #include "server/modes/mode.h"
 
 namespace ps::orders {

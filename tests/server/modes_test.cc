@@ -1,6 +1,6 @@
 #include "server/modes/mode.h"
 
-#include "server/ledger.h"
+#include "server/engine/ledger.h"
 #include "tests/catch.h"
 
 namespace ps {

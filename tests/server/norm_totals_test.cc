@@ -1,4 +1,4 @@
-#include "server/norm_totals.h"
+#include "server/chief/norm_totals.h"
 
 #include <algorithm>
 #include <random>

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "server/updater.h"
+#include "server/engine/updater.h"
 #include "tests/catch.h"
 #include "tests/server/updater_bench.h"
 

@@ -1,5 +1,5 @@
 // Optimizers that workers bring: what a join may say, and what becomes of it on the chief and the shards.
-#include "server/optimizer_terms.h"
+#include "server/config/optimizer_setup.h"
 
 #include <limits>
 

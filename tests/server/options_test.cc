@@ -1,4 +1,4 @@
-#include "server/options.h"
+#include "server/config/options.h"
 
 #include <chrono>
 #include <functional>
@@ -13,7 +13,7 @@
 #include "common/optimizers/optimizer.h"
 #include "common/status.h"
 #include "common/text.h"
-#include "server/flags.h"
+#include "server/config/flags.h"
 #include "tests/catch.h"
 
 namespace ps {

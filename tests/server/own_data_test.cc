@@ -1,5 +1,5 @@
 // --data=own as the chief keeps it.
-#include "server/own_data.h"
+#include "server/chief/job_terms.h"
 
 #include "absl/strings/str_cat.h"
 #include "tests/server/test_job.h"

@@ -1,4 +1,4 @@
-#include "server/parameters.h"
+#include "server/engine/parameters.h"
 
 #include "absl/strings/str_cat.h"
 #include "tests/catch.h"

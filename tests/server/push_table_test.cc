@@ -1,4 +1,4 @@
-#include "server/push_table.h"
+#include "server/shard/push_table.h"
 
 #include <limits>
 #include <sstream>
@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "server/modes/each_push.h"
-#include "server/reduce.h"
+#include "server/engine/reduce.h"
 #include "tests/catch.h"
 
 namespace ps {

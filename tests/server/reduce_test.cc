@@ -1,4 +1,4 @@
-#include "server/reduce.h"
+#include "server/engine/reduce.h"
 
 #include <cmath>
 #include <limits>

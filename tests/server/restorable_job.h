@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/restored_job.h"
+#include "server/chief/restored_job.h"
 #include "tests/server/held_disk.h"
 #include "tests/server/invariants.h"
 #include "tests/server/line_of_descent.h"

@@ -1,12 +1,12 @@
 // Which checkpoint a job begins with.
-#include "server/restored_job.h"
+#include "server/chief/restored_job.h"
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
-#include "common/checkpoint/checked_json.h"
-#include "common/checkpoint/line_of_descent.h"
+#include "common/checkpoint/json_fields.h"
+#include "common/checkpoint/checkpoint_dir.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"

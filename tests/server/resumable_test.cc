@@ -1,6 +1,6 @@
 // Streams between the chief and its shards go on where they were when a connection breaks.
-#include "server/resumable_end.h"
-#include "server/shard_streams.h"
+#include "server/base/resumable_end.h"
+#include "server/chief/shard_streams.h"
 
 #include "common/status.h"
 #include "tests/catch.h"

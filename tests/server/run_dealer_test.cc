@@ -1,4 +1,4 @@
-#include "server/run_dealer.h"
+#include "server/chief/run_dealer.h"
 
 #include <algorithm>
 #include <array>

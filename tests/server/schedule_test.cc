@@ -2,9 +2,9 @@
 // 1, the weights are 1 at first, and the schedule falls from 1 to 0 in 8 samples.
 #include "common/schedule.h"
 
-#include "common/schedule_proto.h"
+#include "common/proto_values.h"
 #include "common/status.h"
-#include "server/job_terms.h"
+#include "server/chief/job_terms.h"
 #include "tests/server/test_job.h"
 #include "tests/server/test_shard.h"
 

@@ -1,11 +1,11 @@
 // Sessions in process, on one shard.
-#include "server/push_pull_session.h"
+#include "server/shard/push_pull_session.h"
 
 #include <memory>
 #include <thread>
 
 #include "common/status.h"
-#include "server/stall_report.h"
+#include "server/shard/waiters.h"
 #include "tests/server/test_shard.h"
 
 namespace ps {

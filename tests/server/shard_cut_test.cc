@@ -1,5 +1,5 @@
 // A shard's part in a cut, and how it takes over hyperparameters that change.
-#include "server/shard_cut.h"
+#include "server/shard/shard_cut.h"
 
 #include <algorithm>
 #include <chrono>

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "common/status.h"
-#include "server/push_pull_session.h"
+#include "server/shard/push_pull_session.h"
 #include "tests/server/test_shard.h"
 
 namespace ps {

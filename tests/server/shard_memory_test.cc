@@ -6,7 +6,7 @@
 
 #include <unistd.h>
 
-#include "server/float_buffer.h"
+#include "server/engine/float_buffer.h"
 #include "tests/server/test_shard.h"
 
 namespace ps::shard_memory_test {

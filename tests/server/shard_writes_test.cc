@@ -3,8 +3,8 @@
 #include <optional>
 
 #include "common/checkpoint/shard_checkpoint.h"
-#include "server/checkpoint_store.h"
-#include "server/saved_state.h"
+#include "server/checkpoint/checkpoint_store.h"
+#include "server/checkpoint/saved_state.h"
 #include "tests/server/test_shard.h"
 #include "tests/temp_folder.h"
 

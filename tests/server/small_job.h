@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/layout_proto.h"
-#include "server/chief.h"
-#include "server/shard.h"
+#include "common/proto_values.h"
+#include "server/chief/chief.h"
+#include "server/shard/shard.h"
 #include "tests/catch.h"
 #include "tests/server/quiet_log.h"
 

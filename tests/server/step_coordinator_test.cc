@@ -1,4 +1,4 @@
-#include "server/step_coordinator.h"
+#include "server/chief/step_coordinator.h"
 
 #include <algorithm>
 #include <sstream>

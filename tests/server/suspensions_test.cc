@@ -1,4 +1,4 @@
-#include "server/suspensions.h"
+#include "server/base/suspensions.h"
 
 #include "tests/catch.h"
 

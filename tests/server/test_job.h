@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "common/status.h"
-#include "server/chief.h"
+#include "server/chief/chief.h"
 #include "tests/catch.h"
 
 namespace ps {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/layout_proto.h"
-#include "server/shard.h"
+#include "common/proto_values.h"
+#include "server/shard/shard.h"
 #include "tests/catch.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-#include "server/thread_pool.h"
+#include "server/engine/thread_pool.h"
 
 #include <algorithm>
 #include <string>

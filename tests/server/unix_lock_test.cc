@@ -1,4 +1,4 @@
-#include "server/unix_lock.h"
+#include "server/transport/listener.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,5 +1,5 @@
 // When a shard tells its chief of pushes that are complete on it.
-#include "server/untold_pushes.h"
+#include "server/shard/push_table.h"
 
 #include <string>
 #include <vector>

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "server/updater.h"
+#include "server/engine/updater.h"
 
 namespace ps {
 

@@ -1,4 +1,4 @@
-#include "server/updater.h"
+#include "server/engine/updater.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "server/version_changes.h"
+#include "server/engine/parameters.h"
 
 #include <string>
 

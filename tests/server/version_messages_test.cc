@@ -1,5 +1,5 @@
 // What a call sends of versions, message by message.
-#include "server/version_messages.h"
+#include "server/transport/version_messages.h"
 
 #include <numeric>
 

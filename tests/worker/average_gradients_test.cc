@@ -3,7 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/worker/test_worker.h"
-#include "worker/steps/averaging.h"
+#include "worker/train/steps/averaging.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/batch_source.h"
+#include "worker/train/batches.h"
 
 #include <optional>
 #include <vector>

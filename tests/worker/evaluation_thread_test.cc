@@ -1,4 +1,4 @@
-#include "worker/evaluation_thread.h"
+#include "worker/train/evaluator.h"
 
 #include <cmath>
 #include <limits>

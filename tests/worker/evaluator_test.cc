@@ -1,4 +1,4 @@
-#include "worker/evaluator.h"
+#include "worker/train/evaluator.h"
 
 #include <cmath>
 

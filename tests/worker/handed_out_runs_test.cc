@@ -1,4 +1,4 @@
-#include "worker/handed_out_runs.h"
+#include "worker/train/handed_out_runs.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "worker/options.h"
+#include "worker/train/options.h"
 
 #include <filesystem>
 #include <fstream>
@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
-#include "worker/trainer.h"
+#include "worker/train/trainer.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/pace.h"
+#include "worker/train/pace.h"
 
 #include <string>
 #include <thread>

@@ -1,4 +1,4 @@
-#include "worker/param_groups.h"
+#include "worker/train/param_groups.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "worker/predictions.h"
+#include "worker/train/evaluate_only.h"
 
 #include <algorithm>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
-#include "worker/evaluator.h"
+#include "worker/train/evaluator.h"
 #include "worker/model/cpu_backend.h"
 
 namespace ps {

@@ -1,4 +1,4 @@
-#include "worker/preparation.h"
+#include "worker/train/preparation.h"
 
 #include "common/safetensors.h"
 #include "common/status.h"

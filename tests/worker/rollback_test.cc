@@ -4,7 +4,7 @@
 
 #include "tests/client/fake_job.h"
 #include "tests/temp_folder.h"
-#include "worker/trainer.h"
+#include "worker/train/trainer.h"
 
 namespace ps {
 namespace {

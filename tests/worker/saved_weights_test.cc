@@ -1,4 +1,4 @@
-#include "worker/saved_weights.h"
+#include "worker/train/evaluate_only.h"
 
 #include <cstdint>
 #include <fstream>
@@ -15,8 +15,8 @@
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
 #include "worker/data/normalize.h"
-#include "worker/finite_weights.h"
-#include "worker/initial_weights.h"
+#include "worker/train/finite_weights.h"
+#include "worker/train/initial_weights.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/step_stats.h"
+#include "worker/train/step_stats.h"
 
 #include <memory>
 #include <sstream>

@@ -1,10 +1,9 @@
 #include "worker/client/chief_calls.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/connection_problem.h"
+#include "common/grpc_call.h"
 #include "common/status.h"
-#include "worker/client/deadline.h"
-#include "worker/client/pause.h"
+#include "common/sync.h"
 
 namespace ps {
 namespace {

@@ -14,7 +14,6 @@
 #include "common/clock.h"
 #include "ps/client.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "worker/client/patience.h"
 #include "worker/client/retry_policy.h"
 
 namespace ps {

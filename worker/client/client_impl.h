@@ -18,9 +18,8 @@
 #include "worker/client/gradient_memory.h"
 #include "worker/client/heartbeats.h"
 #include "worker/client/running_exchanges.h"
-#include "worker/client/tensor_memory.h"
 #include "worker/client/timer.h"
-#include "worker/client/watch.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 

@@ -14,12 +14,11 @@
 #include "common/sync.h"
 #include "ps/client.h"
 #include "worker/client/exchange_request.h"
-#include "worker/client/exchange_slices.h"
-#include "worker/client/patience.h"
 #include "worker/client/retry_policy.h"
 #include "worker/client/sender_thread.h"
-#include "worker/client/shard_link.h"
 #include "worker/client/timer.h"
+#include "worker/link/exchange_slices.h"
+#include "worker/link/shard_link.h"
 
 namespace ps {
 

@@ -6,8 +6,8 @@
 
 #include "common/slices.h"
 #include "ps/client.h"
-#include "worker/client/residuals.h"
-#include "worker/client/shard_link.h"
+#include "worker/link/residuals.h"
+#include "worker/link/shard_link.h"
 
 namespace ps {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "common/wire_type.h"
-#include "worker/client/tensor_memory.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 namespace {

@@ -10,7 +10,7 @@
 #include "ps/client.h"
 #include "ps/tensor.h"
 #include "worker/client/exchange_request.h"
-#include "worker/client/shared_tensors.h"
+#include "worker/link/tensor_memory.h"
 
 namespace ps {
 

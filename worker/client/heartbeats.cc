@@ -5,15 +5,18 @@
 #include <utility>
 
 #include <grpcpp/client_context.h>
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
+#include "common/sync.h"
 #include "common/text.h"
-#include "worker/client/deadline.h"
 
 namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kCallTime(10);
 constexpr size_t kMaxBusyBytes = 256;  // As servers take.
+
+// Between a stream's end and the next one: at once the first time, so that a connection that was reset costs nothing.
+constexpr std::chrono::milliseconds kReopen(100);
 
 }  // namespace
 
@@ -95,6 +98,103 @@ void Heartbeats::Stop() {
     stopped_ = true;
   }
   AwaitAnswer();
+}
+
+// Shared by the owner and the stream under way.
+struct ChiefWatch::State {
+  v1::Chief::Stub& chief;
+  Timer& timer;
+  const v1::Identity id;
+  const ChiefCallbacks callbacks;
+  Mutex mutex;
+  CondVar changed;
+  std::shared_ptr<Stream> stream ABSL_GUARDED_BY(mutex);
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool open ABSL_GUARDED_BY(mutex) = false;
+};
+
+class ChiefWatch::Stream final : public grpc::ClientReadReactor<v1::HeartbeatReply> {
+ public:
+  explicit Stream(std::shared_ptr<State> state) : state_(std::move(state)) { *request_.mutable_id() = state_->id; }
+
+  void Begin() {
+    context_.set_wait_for_ready(true);
+    state_->chief.async()->Watch(&context_, &request_, this);
+    StartRead(&reply_);
+    StartCall();
+  }
+  void Cancel() { context_.TryCancel(); }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;  // OnDone says why.
+    told_ = true;
+    {
+      MutexLock lock(state_->mutex);
+      state_->open = true;
+    }
+    state_->callbacks.on_state(reply_);
+    StartRead(&reply_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<State> state = state_;
+    std::shared_ptr<Stream> self;  // Let go of last, without the lock.
+    const bool told = told_;
+    const bool refused = status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+                         status.error_code() == grpc::StatusCode::ABORTED;
+    if (refused) state->callbacks.on_refused(FromGrpc(status));
+    if (status.ok() && state->callbacks.on_closed) state->callbacks.on_closed();
+    // Ended in order: it is no member any more. UNIMPLEMENTED: a chief without this call; heartbeats have to do.
+    const bool over = refused || status.ok() || status.error_code() == grpc::StatusCode::UNIMPLEMENTED;
+    MutexLock lock(state->mutex);
+    state->open = false;
+    // Under the lock: as soon as the owner sees that there is no stream, the timer may go.
+    if (!over && !state->stopping)
+      state->timer.At(state->timer.now() + (told ? std::chrono::milliseconds(0) : kReopen), [state] { Open(state); });
+    self = std::move(state->stream);
+    state->stream = nullptr;
+    state->changed.NotifyAll();
+  }
+
+ private:
+  const std::shared_ptr<State> state_;
+  grpc::ClientContext context_;
+  v1::WatchRequest request_;
+  v1::HeartbeatReply reply_;
+  bool told_ = false;
+};
+
+ChiefWatch::ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, ChiefCallbacks callbacks)
+    : state_(new State{.chief = chief,
+                       .timer = timer,
+                       .id = std::move(id),
+                       .callbacks = std::move(callbacks),
+                       .mutex = {},
+                       .changed = {},
+                       .stream = nullptr}) {}
+
+void ChiefWatch::Open(const std::shared_ptr<State>& state) {
+  const auto stream = std::make_shared<Stream>(state);
+  {
+    MutexLock lock(state->mutex);
+    if (state->stopping) return;
+    state->stream = stream;
+  }
+  stream->Begin();
+}
+
+void ChiefWatch::Start() { Open(state_); }
+
+void ChiefWatch::Stop() {
+  MutexLock lock(state_->mutex);
+  state_->stopping = true;
+  if (state_->stream != nullptr) state_->stream->Cancel();
+  while (state_->stream != nullptr) state_->changed.Wait(state_->mutex);
+}
+
+bool ChiefWatch::open() const {
+  MutexLock lock(state_->mutex);
+  return state_->open;
 }
 
 }  // namespace ps

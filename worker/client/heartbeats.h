@@ -2,14 +2,34 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "worker/client/chief_callbacks.h"
+#include "ps/v1/ps.pb.h"
 #include "worker/client/timer.h"
 
 namespace ps {
+
+// What a member is told by its chief, on the stream that it keeps open and in the answers to its heartbeats.
+
+// Called from threads of gRPC; they must not block.
+struct ChiefCallbacks {
+  std::function<void(const v1::HeartbeatReply&)> on_state;
+  // The chief refused it for good: the rank has another owner, or the job is over.
+  std::function<void(const absl::Status&)> on_refused;
+  // The chief has closed the stream in order. May be empty.
+  std::function<void()> on_closed = {};
+};
+
+// No state follows this one: the job has ended, or its generation.
+inline bool JobIsOver(const v1::HeartbeatReply& state) {
+  const bool ended = state.phase() != v1::PHASE_GATHERING && state.phase() != v1::PHASE_RUNNING;
+  return ended || state.generation() != 0;
+}
 
 // Thread-safe. Must not end before the timer was stopped.
 class Heartbeats {
@@ -53,6 +73,30 @@ class Heartbeats {
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;  // At once, when the one under way has ended.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+// The stream that a member keeps open to the chief: it breaks when the member dies, so the chief notices at once, and
+// on it the chief sends every change at once (proto/ps/v1/ps.proto, Chief.Watch).
+
+// Thread-safe, but Start and Stop are its owner's.
+class ChiefWatch {
+ public:
+  // Stub and timer must outlive it.
+  ChiefWatch(v1::Chief::Stub& chief, Timer& timer, v1::Identity id, ChiefCallbacks callbacks);
+  ~ChiefWatch() { Stop(); }
+
+  void Start();
+  // Cancels the stream and waits for its end, which gRPC brings at once.
+  void Stop();
+  // The stream that is open now has received a state.
+  bool open() const;
+
+ private:
+  class Stream;
+  struct State;
+  static void Open(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_;
 };
 
 }  // namespace ps

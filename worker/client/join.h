@@ -12,4 +12,9 @@ namespace ps {
 // cancelled at the chief, which takes at most 2 s.
 absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout);
 
+// What the chief's answer to a join says of the mode.
+
+// FAILED_PRECONDITION, naming the field, if the mode asks for what this client does not know or nobody could do.
+absl::StatusOr<ModePolicy> PolicyOf(const v1::JoinReply& joined);
+
 }  // namespace ps

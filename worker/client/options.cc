@@ -1,11 +1,18 @@
 #include <algorithm>
+#include <chrono>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/endpoint.h"
+#include "common/grpc_call.h"
 #include "common/problems.h"
+#include "common/status.h"
 #include "common/text.h"
 #include "ps/client.h"
+#include "worker/client/chief_calls.h"
 
 namespace ps {
 namespace {
@@ -15,6 +22,9 @@ constexpr size_t kMaxNameBytes = 256;
 constexpr size_t kMaxSettingBytes = 64 << 10;
 constexpr uint32_t kMaxRanks = 4096;
 constexpr absl::Duration kLongest = absl::Hours(240);
+
+// A call that fails sooner was refused: nobody listens there yet.
+constexpr std::chrono::seconds kRefusedWithin(1);
 
 }  // namespace
 
@@ -59,6 +69,30 @@ ClientOptions RejoinOptions(ClientOptions options, const Client& over) {
   options.known_version = known.version;
   options.rejoin_timeout = std::min(over.server_timeout(), kLongest);
   return options;
+}
+
+// ---- What a newcomer is told by the chief before it joins.
+
+absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits) {
+  ChiefCalls chief(MakeChannel(options.server, grpc::InsecureChannelCredentials(), 0), options);
+  v1::WorkerFlagsRequest request;
+  if (options.rank.has_value()) request.set_rank(*options.rank);
+  v1::WorkerFlagsReply reply;
+  bool refused = false;
+  const auto ask = [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
+    const TimePoint asked = Now();
+    const absl::Status status = FromGrpc(stub.WorkerFlags(&context, request, &reply));
+    refused = !waits && absl::IsUnavailable(status) && Now() - asked < kRefusedWithin;
+    return refused ? absl::FailedPreconditionError(status.message()) : status;  // Which is final.
+  };
+  const absl::Status answered = chief.UntilAnswered(
+      {.what = "asking for the job's flags", .call_time = kControlCallTime, .stop = options.stop, .shortens = true},
+      ask);
+  if (refused) return absl::NotFoundError(Message(answered));
+  if (!answered.ok()) return answered;
+  std::map<std::string, std::string> flags(reply.flags().begin(), reply.flags().end());
+  if (!flags.empty()) flags["job"] = reply.job();
+  return flags;
 }
 
 }  // namespace ps

@@ -4,8 +4,11 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "common/clock.h"
 
 namespace ps {
@@ -72,5 +75,28 @@ class RetryPolicy {
   std::optional<TimePoint> noticed_at_;
   std::optional<TimePoint> failing_since_;  // From then on the peer was not heard of.
 };
+
+// For how long a client waits for a server that is silent, and how it says so.
+struct Patience {
+  std::chrono::nanoseconds longest{};
+  // The job keeps checkpoints: servers that are gone come back.
+  bool for_restart = false;
+
+  const char* flag() const { return for_restart ? "--server_timeout" : "--connect_timeout"; }
+  // What follows the problem in a notice, once the server has been silent for so long.
+  std::string Trying(std::chrono::nanoseconds silent) const {
+    if (!for_restart) return "; retrying";
+    return absl::StrCat("; waiting for it to come back (", FormatSeconds(silent), " of ", FormatSeconds(longest), ", ",
+                        flag(), ")");
+  }
+};
+
+// What a server answers to whom it does not take for a member.
+
+// Another worker owns the sender's rank, or another generation of the job runs: the status does not say which. The
+// chief does (HeartbeatReply.generation).
+inline bool IsFenced(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) && absl::StrContains(status.message(), "fenced");
+}
 
 }  // namespace ps

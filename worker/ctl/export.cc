@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "common/checkpoint/stored_weights.h"
 #include "common/files.h"
-#include "common/layout_proto.h"
+#include "common/proto_values.h"
 #include "common/safetensors.h"
 #include "common/slices.h"
 #include "common/status.h"

@@ -6,13 +6,12 @@
 #include <grpcpp/client_context.h>
 #include "absl/strings/str_cat.h"
 #include "common/clock.h"
-#include "common/connection_problem.h"
 #include "common/endpoint.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/status.h"
+#include "common/sync.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "worker/client/pause.h"
 
 namespace ps {
 namespace {

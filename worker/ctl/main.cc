@@ -13,12 +13,11 @@
 #include "common/problems.h"
 #include "common/program.h"
 #include "common/status.h"
-#include "worker/client/weights_hash.h"
 #include "worker/ctl/export.h"
 #include "worker/ctl/job_calls.h"
 #include "worker/ctl/report.h"
-#include "worker/ctl/set.h"
 #include "worker/ctl/status.h"
+#include "worker/link/weights_hash.h"
 
 ABSL_FLAG(std::string, server, "127.0.0.1:5000",
           "address of the chief (server 0), or for health of any server: HOST:PORT or unix:PATH");

@@ -5,13 +5,10 @@
 
 #include <grpcpp/client_context.h>
 #include "absl/strings/str_cat.h"
-#include "common/connection_problem.h"
-#include "common/grpc_status.h"
+#include "common/grpc_call.h"
 #include "common/sync.h"
 #include "ps/v1/ps.grpc.pb.h"
-#include "worker/client/deadline.h"
-#include "worker/client/grpc_shard_link.h"
-#include "worker/client/pause.h"
+#include "worker/link/grpc_shard_link.h"
 
 namespace ps {
 namespace {

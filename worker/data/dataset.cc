@@ -9,10 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/finite.h"
 #include "common/simd.h"
 #include "common/status.h"
-#include "worker/data/gather.h"
+#include "worker/data/sampler.h"
 
 namespace ps {
 namespace {

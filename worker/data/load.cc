@@ -11,8 +11,8 @@
 #include "common/problems.h"
 #include "common/status.h"
 #include "worker/data/formats.h"
+#include "worker/data/prepare.h"
 #include "worker/data/spec.h"
-#include "worker/data/splits.h"
 
 namespace ps {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "worker/data/splits.h"
+#include "worker/data/prepare.h"
 #include "worker/data/trained_with.h"
 
 namespace ps {

@@ -1,10 +1,15 @@
 // Which samples a worker's step uses. A pure function of its options: no two workers need to talk to agree.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/random.h"
 
 namespace ps {
 
@@ -76,5 +81,28 @@ class Sampler {
   int64_t permuted_epoch_ = -1;
   std::vector<int32_t> permutation_;
 };
+
+// Samples in any order, gathered into a batch.
+
+// Rows `indices` [count] of samples [·, features] to x [count, features]; bytes become byte / 255.0f, correctly
+// rounded.
+void GatherRows(const uint8_t* samples, const int32_t* indices, int64_t count, int64_t features, float* x);
+void GatherRows(const float* samples, const int32_t* indices, int64_t count, int64_t features, float* x);
+
+// How the data folder draws from a job's seed (common/random.h).
+
+// Each use of the seed draws from a stream of its own, so that no two uses see the same numbers. Epoch e, below 2^32,
+// is shuffled with stream e; those from 2^33 on belong to the model's initial weights.
+inline constexpr uint64_t kValidationStream = uint64_t{1} << 48;
+inline constexpr uint64_t kSyntheticStream = uint64_t{2} << 48;
+inline constexpr uint64_t kFunctionStream = uint64_t{3} << 48;
+// Times the rank, below 4096, and plus the epoch: of samples that are a rank's own.
+inline constexpr uint64_t kOwnStream = uint64_t{1} << 52;
+
+// Puts `items` in a random order, the same on every platform (Durstenfeld's form of Fisher-Yates, 1964).
+template <typename T>
+void PermuteInPlace(std::mt19937_64& random, std::span<T> items) {
+  for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[UniformBelow(random, i)]);
+}
 
 }  // namespace ps

@@ -4,7 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "worker/data/formats.h"
-#include "worker/data/permute.h"
+#include "worker/data/sampler.h"
 
 namespace ps {
 namespace {

@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "ps/wire_type.h"
 #include "worker/model/kinds.h"
+#include "worker/model/options.h"
 
 namespace ps {
 

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,8 @@ std::optional<int> CardOf(const std::string& device) {
   if (!absl::StartsWith(device, "cuda:") || !absl::SimpleAtoi(device.substr(5), &card)) return std::nullopt;
   return card;
 }
+
+constexpr size_t kMost = 64;  // Pieces of memory: more than a server shares.
 
 }  // namespace
 
@@ -72,6 +75,18 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& opti
   absl::StatusOr<std::unique_ptr<Backend>> backend = cuda::CreateBackend(card, options.math);
   if (!backend.ok()) return Annotate(backend.status(), absl::StrCat("--device=", options.device));
   return backend;
+}
+
+void PinnedPages::Pin(const std::shared_ptr<const std::span<const std::byte>>& pages) {
+  if (refused_ || pinned_.size() == kMost || pinned_.contains(pages->data())) return;
+  absl::StatusOr<std::shared_ptr<const std::byte>> pinned =
+      backend_.PinHostPages({pages, pages->data()}, static_cast<int64_t>(pages->size()));
+  if (!pinned.ok()) {
+    refused_ = true;
+    spdlog::warn("weights are copied from the server's memory more slowly: {}", Message(pinned.status()));
+    return;
+  }
+  pinned_.emplace(pages->data(), *std::move(pinned));
 }
 
 }  // namespace ps

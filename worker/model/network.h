@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/model/backend.h"
+#include "worker/model/device.h"
 #include "worker/model/options.h"
-#include "worker/model/pinned_pages.h"
 
 namespace ps {
 
@@ -44,7 +44,7 @@ struct StepResult {
   // Together the step's time but for what parameters_needed and before_backward took.
   double forward_s = 0;
   double backward_s = 0;
-  double idle_s = 0;  // That who trains added (worker/pace.h).
+  double idle_s = 0;  // That who trains added (worker/train/pace.h).
 };
 
 // Memory of the host for a network's tensors: a block for each, in the layout's order, as AllocateHost of the backend

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/checkpoint/checked_json.h"
+#include "common/checkpoint/json_fields.h"
 #include "common/checkpoint/manifest.h"
 #include "common/checkpoint/shard_checkpoint.h"
 #include "common/safetensors.h"

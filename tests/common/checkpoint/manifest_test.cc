@@ -7,7 +7,7 @@
 #include <functional>
 #include <random>
 
-#include "common/checkpoint/checked_json.h"
+#include "common/checkpoint/json_fields.h"
 #include "common/clock.h"
 #include "common/hash.h"
 #include "common/status.h"

@@ -1,4 +1,4 @@
-#include "common/checkpoint/shard_file.h"
+#include "common/checkpoint/shard_checkpoint.h"
 
 #include <filesystem>
 #include <fstream>

@@ -17,7 +17,7 @@
 #include "common/program.h"
 #include "common/safetensors.h"
 #include "common/status.h"
-#include "worker/batches.h"
+#include "worker/train/batches.h"
 #include "worker/data/load.h"
 #include "worker/data/sampler.h"
 #include "worker/flags.h"

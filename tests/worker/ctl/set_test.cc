@@ -1,4 +1,4 @@
-#include "worker/ctl/set.h"
+#include "worker/ctl/status.h"
 
 #include "common/status.h"
 #include "tests/catch.h"

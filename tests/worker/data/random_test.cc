@@ -5,7 +5,7 @@
 #include <set>
 
 #include "tests/catch.h"
-#include "worker/data/permute.h"
+#include "worker/data/sampler.h"
 
 namespace ps {
 namespace {

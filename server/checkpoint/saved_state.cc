@@ -1,0 +1,142 @@
+#include "server/checkpoint/saved_state.h"
+
+#include <utility>
+
+#include <google/protobuf/util/json_util.h>
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/optimizers/hyperparameters.h"
+#include "common/proto_values.h"
+#include "common/status.h"
+#include "server/config/optimizer_setup.h"
+
+namespace ps {
+namespace {
+
+HyperparameterValues AllValues(const Hyperparameters& hyperparameters) {
+  HyperparameterValues values;
+  for (const HyperparameterInfo& each : HyperparameterTable()) values[each.flag] = hyperparameters.*each.field;
+  return values;
+}
+
+absl::StatusOr<HyperparameterValues> KnownValues(const HyperparameterMessages& messages) {
+  const HyperparameterValues known = AllValues(Hyperparameters());
+  for (const v1::Hyperparameter& message : messages) {
+    if (!known.contains(message.name())) {
+      return absl::InvalidArgumentError(absl::StrCat("hyperparameters: ", message.name(), " is unknown"));
+    }
+  }
+  return FromProto(messages);
+}
+
+void PutFlag(const std::string& flag, const HyperparameterValues& flags, HyperparameterTimeline::Saved& timeline) {
+  timeline.made_with = Changed(timeline.made_with, {{flag, flags.at(flag)}});
+  if (flag == InfoOf(&Hyperparameters::learning_rate).flag) timeline.told.reset();
+  for (HyperparameterTimeline::Change& change : timeline.pending) change.values.erase(flag);
+}
+
+std::map<std::string, std::string> ScheduleFlagsOf(std::map<std::string, std::string> settings) {
+  std::erase_if(settings, [](const auto& each) { return !IsScheduleFlag(each.first); });
+  return settings;
+}
+
+}  // namespace
+
+nlohmann::ordered_json MessageToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string text;
+  const auto written = google::protobuf::util::MessageToJsonString(message, &text, options);
+  Check(written.ok(), "a message of known fields is written as JSON");
+  return nlohmann::ordered_json::parse(text);
+}
+
+absl::Status JsonToMessage(const nlohmann::ordered_json& json, google::protobuf::Message* message) {
+  const auto read = google::protobuf::util::JsonStringToMessage(
+      json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), message);
+  if (read.ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(read.message().data(), read.message().size()));
+}
+
+absl::StatusOr<nlohmann::ordered_json> ObjectIn(const nlohmann::ordered_json& json, const std::string& field) {
+  const auto found = json.is_object() ? json.find(field) : json.end();
+  if (!json.is_object() || found == json.end() || !found->is_object()) {
+    return absl::InvalidArgumentError(absl::StrCat("state.", field, ": expected an object"));
+  }
+  return *found;
+}
+
+v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater) {
+  v1::SavedShard saved;
+  for (const Ledger::Last& last : ledger.Lasts()) {
+    v1::SavedShard::Push* const push = saved.add_ledger();
+    push->set_rank(last.rank);
+    push->set_incarnation(last.incarnation);
+    push->set_step(last.step);
+    push->set_answer(last.answer);
+    push->set_runs(last.runs);
+  }
+  const HyperparameterTimeline::Saved& timeline = updater.timeline;
+  ToProto(AllValues(timeline.made_with), saved.mutable_hyperparameters());
+  if (timeline.told.has_value()) saved.set_told_learning_rate(*timeline.told);
+  *saved.mutable_schedule() = ToProto(timeline.schedule);
+  for (const HyperparameterTimeline::Change& change : timeline.pending) {
+    v1::SavedShard::Change* const out = saved.add_changes();
+    out->set_version(change.version);
+    ToProto(change.values, out->mutable_values());
+    if (change.schedule.has_value()) *out->mutable_schedule() = ToProto(*change.schedule);
+  }
+  saved.set_position(updater.position);
+  saved.set_dropped_samples(updater.dropped_samples);
+  return saved;
+}
+
+absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
+  RestoredShard restored;
+  for (const v1::SavedShard::Push& push : saved.ledger()) {
+    restored.ledger.Record({.rank = push.rank(),
+                            .incarnation = push.incarnation(),
+                            .step = push.step(),
+                            .answer = push.answer(),
+                            .runs = push.runs()});
+  }
+  HyperparameterTimeline::Saved& timeline = restored.updater.timeline;
+  const absl::StatusOr<HyperparameterValues> values = KnownValues(saved.hyperparameters());
+  if (!values.ok()) return values.status();
+  timeline.made_with = Changed(Hyperparameters(), *values);
+  if (saved.has_told_learning_rate()) timeline.told = saved.told_learning_rate();
+  const absl::StatusOr<Schedule> schedule = FromProto(saved.schedule());
+  if (!schedule.ok()) return Annotate(schedule.status(), "schedule");
+  timeline.schedule = *schedule;
+  for (const v1::SavedShard::Change& change : saved.changes()) {
+    const absl::StatusOr<HyperparameterValues> changed = KnownValues(change.values());
+    if (!changed.ok()) return changed.status();
+    timeline.pending.push_back({.version = change.version(), .values = *changed});
+    if (!change.has_schedule()) continue;
+    const absl::StatusOr<Schedule> next = FromProto(change.schedule());
+    if (!next.ok()) return Annotate(next.status(), "schedule");
+    timeline.pending.back().schedule = *next;
+  }
+  restored.updater.position = saved.position();
+  restored.updater.dropped_samples = saved.dropped_samples();
+  return restored;
+}
+
+bool IsScheduleFlag(const std::string& flag) { return flag == "warmup" || absl::StartsWith(flag, "schedule"); }
+
+void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
+                       const Hyperparameters& flags, const Schedule& schedule,
+                       HyperparameterTimeline::Saved& timeline) {
+  const HyperparameterValues values = AllValues(flags);
+  for (const auto& [flag, value] : now) {
+    const auto before = stored.find(flag);
+    if (!values.contains(flag) || (before != stored.end() && before->second == value)) continue;
+    PutFlag(flag, values, timeline);
+  }
+  if (ScheduleFlagsOf(now) == ScheduleFlagsOf(stored)) return;
+  timeline.schedule = schedule;
+  for (HyperparameterTimeline::Change& change : timeline.pending) change.schedule.reset();
+}
+
+}  // namespace ps

@@ -1,0 +1,42 @@
+// What a checkpoint's JSON files hold of the servers' state (checkpoint.proto), to and from what the servers have.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <google/protobuf/message.h>
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ps/v1/checkpoint.pb.h"
+#include "server/engine/hyperparameter_timeline.h"
+#include "server/engine/ledger.h"
+
+namespace ps {
+
+// In protobuf's JSON form.
+nlohmann::ordered_json MessageToJson(const google::protobuf::Message& message);
+// INVALID_ARGUMENT for anything else.
+absl::Status JsonToMessage(const nlohmann::ordered_json& json, google::protobuf::Message* message);
+
+// The field of this name, an object. INVALID_ARGUMENT, naming it, if there is none.
+absl::StatusOr<nlohmann::ordered_json> ObjectIn(const nlohmann::ordered_json& json, const std::string& field);
+
+v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater);
+
+struct RestoredShard {
+  Ledger ledger;
+  SavedUpdates updater;
+};
+// INVALID_ARGUMENT, naming what is wrong.
+absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
+
+// A stored value wins, unless a flag is not what it was at the start that stored it: then the flag wins. `stored` and
+// `now` are the flags that all servers share; `flags` has the hyperparameters and the schedule that they say now.
+void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
+                       const Hyperparameters& flags, const Schedule& schedule, HyperparameterTimeline::Saved& timeline);
+// Whether it is one of those that say how the learning rate changes.
+bool IsScheduleFlag(const std::string& flag);
+
+}  // namespace ps

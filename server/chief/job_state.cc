@@ -1,0 +1,600 @@
+#include "server/chief/job_state.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/problems.h"
+#include "common/status.h"
+#include "common/text.h"
+#include "server/base/first_of.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxReasonBytes = 512;     // That a worker gives for leaving.
+constexpr size_t kMaxCancelledJoins = 256;  // That are remembered.
+// A worker on a busy machine opens its stream this long after its join's answer at the latest.
+constexpr std::chrono::seconds kOpenWatchMin(5);
+
+}  // namespace
+
+JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
+    : options_(options),
+      members_(options.num_workers, options.lease),
+      replacements_(options.replacement_timeout),
+      shards_(options.job, options.num_shards, options.settings),
+      terms_(options.job, options.num_shards, options.max_shard_elements,
+             OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode,
+                            options.num_shards, options.wire.pushes.top_k > 0),
+             options.schedule),
+      steps_(std::move(mode), options.num_shards),
+      norms_(options.num_shards),
+      runs_(options.hands_out_runs, steps_.mode().policy()),
+      own_data_(options.num_workers) {
+  if (!options_.checkpoints.has_value()) return;
+  awaits_first_checkpoint_ = restored() == nullptr || !restored()->is_own;
+  if (restored() != nullptr) Restore(*restored());
+}
+
+absl::Status JobState::Serving() const {
+  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
+  if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
+  if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
+  if (phase_ == v1::PHASE_SHUT_DOWN) return JobShutDown();
+  return absl::OkStatus();
+}
+
+bool JobState::MayInitialise(uint32_t rank) const {
+  return initialiser_ == rank && !shards_.AllInitialised() && shards_.AllAcknowledge(initialiser_view_);
+}
+
+bool JobState::IsLead(const Member& member) const {
+  if (lead_left_) return false;
+  if (phase_ == v1::PHASE_GATHERING) return member.rank == 0;
+  return members_.Lead() != nullptr && members_.Lead()->rank == member.rank;
+}
+
+// ---- Shards
+
+absl::Status JobState::RegisterShard(const v1::Registration& registration, TimePoint now) {
+  PS_RETURN_IF_ERROR(Serving());
+  PS_RETURN_IF_ERROR(shards_.Register(registration, phase_ == v1::PHASE_RUNNING, now));
+  spdlog::info("shard {} at {} registered", registration.shard(), registration.address());
+  return absl::OkStatus();
+}
+
+void JobState::ResumeShard(uint32_t shard, TimePoint now) {
+  last_progress_ = now;
+  shards_.Resume(shard);
+  spdlog::info("shard {} at {}: connected again", shard, shards_.address(shard));
+}
+
+void JobState::OnShardGone(uint32_t shard, TimePoint now) {
+  shards_.Gone(shard, now);
+  if (ended() || !superseded_.empty()) return;
+  spdlog::warn("shard {} at {}: connection lost", shard, shards_.address(shard));
+}
+
+JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
+  const auto layout_view = plan().has_value() ? std::optional<uint64_t>(layout_view_) : std::nullopt;
+  const ShardTable::News news = shards_.OnReport(shard, report, layout_view);
+  if (news.applied) last_progress_ = now;
+  if (news.applied) replacements_.OnProgress();
+  if (shard == 0) {
+    dropped_samples_ = std::max(dropped_samples_, report.dropped_samples());
+    told_learning_rate_ = report.has_learning_rate() ? std::optional<float>(report.learning_rate()) : std::nullopt;
+  }
+  runs_.OnAcknowledged([this](uint64_t view) { return shards_.AllAcknowledge(view); },
+                       [this](const RunTaker& taker) { return shards_.LeftRuns(taker.rank, taker.incarnation); });
+  if (!report.failure().empty() && !ended()) {
+    not_finite_ = report.not_finite();
+    SetPhase(v1::PHASE_FAILED, report.failure());
+    return {.view_is_due = true, .decided = {}, .norms = {}};
+  }
+  ReportOutcome outcome;
+  outcome.view_is_due = news.initialised && shards_.AllInitialised();
+  if (phase_ != v1::PHASE_RUNNING) return outcome;
+  for (const v1::PushDone& done : report.complete()) {
+    StepCoordinator::Outcome complete = steps_.Complete(
+        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()});
+    if (complete.news) last_progress_ = now;
+    outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
+  }
+  OnNorms(shard, report, &outcome);
+  return outcome;
+}
+
+void JobState::OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome) {
+  norms_.OnApplied(shards_.lowest_applied_version());
+  for (const v1::NormSums& sums : report.norms()) {
+    absl::StatusOr<std::optional<v1::NormTotals>> totals = norms_.OnSums(shard, sums, *plan());
+    if (!totals.ok()) {
+      outcome->view_is_due = Fail(Message(totals.status()));
+      return;
+    }
+    if (totals->has_value()) outcome->norms.push_back(*std::move(*totals));
+  }
+}
+
+// ---- Members
+
+absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, bool room, TimePoint now) {
+  PS_RETURN_IF_ERROR(CheckJoinTexts(request));
+  PS_RETURN_IF_ERROR(Serving());
+  PS_RETURN_IF_ERROR(CheckDescent(request.known_checkpoints(), "this worker"));
+  if (finishing_) return absl::FailedPreconditionError("all workers are done; the job is about to end");
+  // Before the model, which differs as well where data do.
+  if (request.has_own_data() && request.job() == options_.job) {
+    PS_RETURN_IF_ERROR(own_data_.CheckKind(request.own_data()));
+  }
+  PS_RETURN_IF_ERROR(terms_.CheckSame(request));
+  if (!room) return absl::ResourceExhaustedError("too many workers are joining at once");
+  if (std::count(cancelled_joins_.begin(), cancelled_joins_.end(), request.join_request_id()) > 0) {
+    return absl::CancelledError("the worker cancelled its join");
+  }
+  if (Member* const member = members_.FindJoin(request.join_request_id()); member != nullptr) {
+    // The first answer was lost, or is still to come.
+    member->last_heard = now;
+    member->suspect_since.reset();
+    member->watch_due.reset();
+    return Joined{.member = *member, .view = view_, .is_repeat = true};
+  }
+  const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
+  const std::string name = request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name();
+  const absl::StatusOr<uint32_t> rank =
+      request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim);
+  if (!rank.ok()) return rank.status();
+  if (request.has_own_data()) {
+    if (request.yields() && *rank != request.rank()) {
+      return absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(),
+                                                        " has another owner, and with --data=own ",
+                                                        "this worker's samples are no other rank's"));
+    }
+    PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+  }
+  Member* const joined = members_.Hand(*rank, name, request.host(), now);
+  joined->join_request_id = request.join_request_id();
+  joined->watches = request.watches();
+  if (request.yields() && phase_ == v1::PHASE_GATHERING && !rejoining_since_.has_value()) rejoining_since_ = now;
+  replacements_.Taken(joined->rank);
+  // Whoever takes a rank over does not repeat what its owner did.
+  if (phase_ == v1::PHASE_RUNNING && !joined->replaced.empty()) restored_steps_.erase(joined->rank);
+  if (!plan().has_value()) layout_view_ = view_ + 1;
+  terms_.Fix(request);
+  if (request.has_own_data()) AddOwnData(*rank, request.own_data());
+  const Member& member = *joined;
+  if (request.flags_size() > 0) {
+    const WorkerFlags flags(request.flags().begin(), request.flags().end());
+    flags == terms_.worker_flags() ? (void)own_flags_.erase(member.rank) : (void)(own_flags_[member.rank] = flags);
+  }
+  spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
+               options_.num_workers, member.incarnation,
+               member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
+  return Joined{.member = member, .view = view_ + 1};
+}
+
+const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
+  static const WorkerFlags none;
+  if (phase_ != v1::PHASE_RUNNING && restored() == nullptr) return none;
+  const auto own = own_flags_.find(rank.value_or(members_.RankForNewcomer().value_or(0)));
+  return own == own_flags_.end() ? terms_.worker_flags() : own->second;
+}
+
+std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
+  if (mode().synchronous()) return std::nullopt;
+  const auto restored = restored_steps_.find(member.rank);
+  if (restored != restored_steps_.end()) return restored->second;
+  const bool from_the_start = member.first_step.has_value() || phase_ == v1::PHASE_GATHERING;
+  // A checkpoint that has steps of others has all of them: this rank had not pushed.
+  if (from_the_start && !restored_steps_.empty()) return 0;
+  if (from_the_start || mode().OnLoss() != LossAction::kWait) return member.first_step;
+  return shards_.LeftStep(member.rank);  // Its share is waited for.
+}
+
+// Once the view is in force the old owner of the rank is fenced, and the steps that the shards acknowledged it with are
+// its last ones.
+void JobState::Begin(Member* member, TimePoint now) {
+  const std::optional<uint64_t> own = OwnStep(*member);
+  member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
+  member->start_step = member->step = own.value_or(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+  member->last_heard = now;
+  if (member->watches && member->watch == 0) {
+    member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
+  }
+  spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
+}
+
+void JobState::OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now) {
+  if (Member* const member = members_.Find(rank, incarnation); member != nullptr) member->suspect_since = now;
+}
+
+absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
+  PS_RETURN_IF_ERROR(Serving());
+  if (id.job() != options_.job || id.generation() != options_.generation) {
+    return absl::FailedPreconditionError(absl::StrCat("fenced: generation ", options_.generation, " of job ",
+                                                      options_.job, " is running, not generation ", id.generation(),
+                                                      " of job ", id.job()));
+  }
+  Member* const member = members_.Find(id.rank(), id.incarnation());
+  if (member != nullptr) {
+    member->last_heard = now;
+    return member;
+  }
+  const auto owner = members_.members().find(id.rank());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job: ",
+      owner == members_.members().end()
+          ? "it left or was lost"
+          : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
+}
+
+bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now) {
+  if (step != member->step || !busy_with.empty()) last_progress_ = now;
+  member->step = step;
+  return std::exchange(member->busy_with, busy_with) != busy_with;
+}
+
+absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
+  PS_RETURN_IF_ERROR(Serving());
+  Member* found = members_.FindName(worker);
+  if (uint32_t rank = 0; found == nullptr && absl::SimpleAtoi(worker, &rank)) found = members_.At(rank);
+  if (found == nullptr) {
+    return absl::NotFoundError(absl::StrCat("no worker has the name or rank ", Printable(worker, kMaxReasonBytes),
+                                            "; there are: ", members_.List()));
+  }
+  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kFail) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        found->ToString(), ": the job would fail without it (--on_worker_loss=fail); it is not asked to leave"));
+  }
+  const auto leaves = [found](const auto& entry) {
+    return &entry.second == found || entry.second.draining || entry.second.suspect_since.has_value();
+  };
+  const bool last = std::all_of(members_.members().begin(), members_.members().end(), leaves);
+  if (phase_ == v1::PHASE_RUNNING && !found->done && mode().OnLoss() == LossAction::kContinue && last) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(found->ToString(), ": no worker would be left, and the job would fail; it is not asked to leave ",
+                     "(ps_ctl shutdown ends a job)"));
+  }
+  found->draining = true;
+  spdlog::info("{} is asked to leave", found->ToString());
+  return found;
+}
+
+void JobState::OnWatchOpened(Member* member, uint64_t watch) {
+  member->watch = watch;
+  member->watch_due.reset();
+  member->suspect_since.reset();  // Only this clears it: a heartbeat may have been on its way when its sender died.
+}
+
+void JobState::OnWatchGone(uint64_t watch, TimePoint now) {
+  Member* const member = members_.FindWatch(watch);
+  if (member == nullptr) return;  // It has opened another one, or is no longer a member.
+  member->watch = 0;
+  if (ended()) return Dismiss(member->rank);  // The server need not wait for it.
+  member->suspect_since = now;
+}
+
+bool JobState::OnDone(Member* member, bool counts_as_empty, TimePoint now) {
+  if (member->done) return false;
+  member->done = true;
+  member->counts_as_empty = counts_as_empty;
+  runs_.OnDone({.rank = member->rank, .incarnation = member->incarnation});
+  last_progress_ = now;
+  spdlog::info("{} is done", member->ToString());
+  return true;
+}
+
+absl::Status JobState::OnTakeRun(const Member& member, const v1::TakeRunRequest& request) {
+  if (phase_ != v1::PHASE_RUNNING) return absl::UnavailableError("the job hands out no runs before it is running");
+  if (member.done) return absl::FailedPreconditionError(absl::StrCat(member.ToString(), " is done, and takes no runs"));
+  return runs_.OnRequest({.rank = member.rank, .incarnation = member.incarnation}, request);
+}
+
+absl::StatusOr<RunDealer::Deal> JobState::TakeRun(const Member& member, uint64_t number, TimePoint now) {
+  const auto deal = runs_.Take({.rank = member.rank, .incarnation = member.incarnation}, number);
+  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun) last_progress_ = now;
+  return deal;
+}
+
+absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
+  const bool by_join = request.join_request_id() != 0;
+  if (by_join) {
+    cancelled_joins_.push_back(request.join_request_id());
+    if (cancelled_joins_.size() > kMaxCancelledJoins) cancelled_joins_.pop_front();
+  }
+  const Member* const found = by_join ? members_.FindJoin(request.join_request_id())
+                                      : members_.Find(request.id().rank(), request.id().incarnation());
+  if (ended()) {
+    if (found != nullptr) Dismiss(found->rank);  // The server need not wait for it.
+    return false;
+  }
+  if (!by_join) PS_RETURN_IF_ERROR(Hear(request.id(), now).status());
+  if (found == nullptr) return false;  // Nobody has the join_request_id.
+  const Member member = *found;
+  if (!member.done || !request.reason().empty()) {
+    LoseMember(member,
+               request.reason().empty() ? "left before it was done"
+                                        : absl::StrCat("left: ", Printable(request.reason(), kMaxReasonBytes)),
+               now);
+    not_finite_ = phase_ == v1::PHASE_FAILED && request.not_finite();
+    return true;
+  }
+  spdlog::info("{} left", member.ToString());
+  if (finishing_ && IsLead(member)) lead_left_ = true;
+  RemoveMember(member);
+  if (finishing_ && members_.members().empty()) SetPhase(v1::PHASE_FINISHED, "");
+  return true;
+}
+
+void JobState::RemoveMember(const Member& member) {
+  Dismiss(member.rank);
+  own_data_.Remove(member.rank);
+  if (phase_ != v1::PHASE_GATHERING || !members_.members().empty() || !plan().has_value()) return;
+  if (restored() != nullptr) return;
+  // No member is left and nothing was trained: the next worker to join sets model and experiment anew.
+  terms_.Reset();
+  own_flags_.clear();
+  own_data_.Reset();
+  initialiser_.reset();
+  layout_view_ = view_ + 1;
+  shards_.ForgetInitialValues();
+}
+
+void JobState::LoseMember(const Member& member, const std::string& why, TimePoint now) {
+  spdlog::warn("{} {}", member.ToString(), why);
+  // Nobody needs a worker that is done; if it was the lead, the next rank becomes the lead.
+  const LossAction action = member.done ? LossAction::kContinue : mode().OnLoss();
+  RemoveMember(member);
+  if (phase_ != v1::PHASE_RUNNING) return;
+  restored_steps_.erase(member.rank);
+  if (action == LossAction::kFail) {
+    SetPhase(v1::PHASE_FAILED,
+             absl::StrCat(member.ToString(), " ", why, "; the job was at version ", shards_.lowest_applied_version()));
+  } else if (action == LossAction::kWait) {
+    replacements_.Await(member, now);
+    spdlog::warn("rank {} is kept for another worker for {} (--replacement_timeout)", member.rank,
+                 FormatSeconds(options_.replacement_timeout));
+  } else if (action == LossAction::kContinue && members_.members().empty()) {
+    if (lead_left_) return SetPhase(v1::PHASE_FINISHED, "");
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no worker is left; the last, ", member.ToString(), ", ", why));
+  }
+}
+
+// ---- The end, and views
+
+bool JobState::Fail(const std::string& reason) {
+  if (ended() || !superseded_.empty()) return false;
+  SetPhase(v1::PHASE_FAILED, reason);
+  return true;
+}
+
+absl::Status JobState::ShutDown() {
+  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
+  if (phase_ != v1::PHASE_SHUT_DOWN) SetPhase(v1::PHASE_SHUT_DOWN, "");
+  return absl::OkStatus();
+}
+
+void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
+  Check(!ended() || phase == v1::PHASE_SHUT_DOWN, "a job ends once");
+  phase_ = phase;
+  failure_ = failure;
+  if (phase == v1::PHASE_RUNNING)
+    spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
+  if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
+  if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
+  if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));
+}
+
+bool JobState::NothingIsLeft() const {
+  return phase_ == v1::PHASE_RUNNING && !finishing_ && members_.all_done() &&
+         (replacements_.empty() || runs_.dealer().AllUsed());
+}
+
+std::vector<StepSet> JobState::NextView(TimePoint now) {
+  const bool initialised = shards_.AllInitialised();
+  if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
+    last_progress_ = now;
+    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+    SetPhase(v1::PHASE_RUNNING, "");
+  }
+  if (NothingIsLeft()) {
+    replacements_.Forget();
+    finishing_ = true;
+  }
+  if (!initialised && restored() == nullptr &&
+      (!initialiser_.has_value() || !members_.members().contains(*initialiser_))) {
+    initialiser_.reset();
+    // Not whoever comes first: workers may bring weights of their own, and which of them count must not be by chance.
+    if (members_.members().contains(0)) initialiser_ = 0;
+    initialiser_view_ = view_ + 1;
+  }
+  ++view_;
+  ModeMembers members;
+  std::set<RunTaker> takers;
+  for (const auto& [rank, member] : members_.members()) {
+    members[rank] = {.incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
+    takers.insert({.rank = rank, .incarnation = member.incarnation});
+  }
+  runs_.OnView(view_, takers);
+  norms_.SetMembers(members);
+  return steps_.SetMembers(members);
+}
+
+// ---- JobState's part in data that are the workers' own (--data=own).
+
+absl::Status JobState::CheckOwnData(uint32_t rank, const v1::DataSummary& data) const {
+  if (options_.hands_out_runs) {
+    return absl::FailedPreconditionError(
+        "--data=own: this job has --budget=job, which hands out runs of samples that all workers have");
+  }
+  PS_RETURN_IF_ERROR(own_data_.Check(rank, data));
+  const uint64_t samples = own_data_.SamplesWith(rank, data);
+  return samples == 0 ? absl::OkStatus() : terms_.CheckSchedule(samples);
+}
+
+void JobState::AddOwnData(uint32_t rank, const v1::DataSummary& data) {
+  const bool was_fixed = own_data_.of_all().has_value();
+  own_data_.Add(rank, data);
+  if (was_fixed || !own_data_.of_all().has_value()) return;
+  const DataSummary& all = *own_data_.of_all();
+  terms_.SetSamplesPerEpoch(all.samples);
+  layout_view_ = view_ + 1;
+  spdlog::info("the workers' own data: {} training samples together, at most {} of one worker", all.samples,
+               all.largest);
+}
+
+// ---- JobState's part in hyperparameters: what they are now, and what an operator sets.
+
+absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
+  Setting setting;
+  Problems problems;
+  const absl::Status not_running =
+      absl::FailedPreconditionError("hyperparameters are set while the job runs; it is not running yet");
+  const std::optional<OptimizerSetup>& setup = optimizer().setup();
+  if (!setup.has_value()) return not_running;
+  ScheduleOptions schedule;
+  if (!request.schedule().empty()) {
+    problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
+  }
+  if (request.values_size() > 0 || request.schedule().empty()) {
+    problems.Read(CheckValues(request.values(), setup->optimizer), setting.values);
+  }
+  PS_RETURN_IF_ERROR(problems.ToStatus());
+  PS_RETURN_IF_ERROR(Serving());
+  if (phase_ != v1::PHASE_RUNNING) return not_running;
+  if (request.schedule().empty()) return setting;
+  const absl::StatusOr<Schedule> resolved = ResolveSchedule(schedule, terms_.samples_per_epoch());
+  if (!resolved.ok()) return resolved.status();
+  setting.schedule = *resolved;
+  return setting;
+}
+
+void JobState::OnSet(const Setting& setting) {
+  for (const auto& [name, value] : setting.values) set_values_[name] = value;
+  if (setting.schedule.has_value()) set_schedule_ = setting.schedule;
+}
+
+HyperparameterValues JobState::hyperparameters() const {
+  const std::optional<OptimizerSetup>& setup = optimizer().setup();
+  if (!setup.has_value()) return {};
+  Hyperparameters values = Changed(setup->hyperparameters, set_values_);
+  values.learning_rate = told_learning_rate_.value_or(values.learning_rate);
+  return ValuesOf(values, setup->optimizer);
+}
+
+std::optional<Schedule> JobState::schedule() const {
+  if (set_schedule_.has_value()) return set_schedule_;
+  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options_.schedule, terms_.samples_per_epoch());
+  return schedule.ok() ? std::optional<Schedule>(*schedule) : std::nullopt;
+}
+
+// ---- What time does to a job: leases that end, servers that do not come back, no progress.
+
+bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)>& is_joining) {
+  if (ended()) return false;
+  if (!began_.has_value()) began_ = now;
+  members_.SuspectSilent(now);
+  std::vector<Member> lost = members_.Lost(now, now < keep_suspects_until_ ? options_.lease : options_.reconnect_grace);
+  std::erase_if(lost, is_joining);
+  for (const Member& member : lost) {
+    if (ended()) break;
+    const bool silent = now - member.last_heard > options_.lease;
+    LoseMember(member,
+               silent ? absl::StrCat("was lost: last heard from ", FormatSeconds(now - member.last_heard),
+                                     " ago (--lease=", FormatSeconds(options_.lease), ")")
+                      : absl::StrCat("was lost: its connection broke ", FormatSeconds(now - *member.suspect_since),
+                                     " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"),
+               now);
+  }
+  if (phase_ == v1::PHASE_RUNNING) CheckShards(now);
+  if (phase_ == v1::PHASE_RUNNING) CheckReplacements(now);
+  // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease. A server that is
+  // gone, and a worker that is to be replaced, have times of their own.
+  const bool may_progress =
+      phase_ == v1::PHASE_RUNNING && !finishing_ && shards_.Missing().empty() && replacements_.empty();
+  if (may_progress && now - last_progress_ > options_.progress_timeout) {
+    const std::string waiting_for = WaitingFor(now);
+    SetPhase(v1::PHASE_FAILED, absl::StrCat("no progress for ", FormatSeconds(now - last_progress_),
+                                            " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
+  }
+  CheckRestoring(now);
+  return !lost.empty() || ended() || NothingIsLeft() ||
+         (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
+}
+
+void JobState::CheckShards(TimePoint now) {
+  const bool comes_back = options_.checkpoints.has_value();
+  const auto time = comes_back ? options_.checkpoints->server_timeout : options_.lease;
+  const std::optional<std::string> lost = shards_.Lost(now, time);
+  if (!lost.has_value()) return;
+  SetPhase(v1::PHASE_FAILED,
+           absl::StrCat(*lost, comes_back ? ", and did not come back (--server_timeout=" : " (--lease=",
+                        FormatSeconds(time), ")"));
+}
+
+void JobState::CheckReplacements(TimePoint now) {
+  if (!replacements_.empty()) last_progress_ = now;  // What is waited for is known.
+  if (const std::optional<std::string> overdue = replacements_.Overdue(now); overdue.has_value()) {
+    SetPhase(v1::PHASE_FAILED, *overdue);
+  }
+}
+
+void JobState::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
+  members_.Extend(gap, now);
+  shards_.Extend(gap, now);
+  replacements_.Extend(gap, now);
+  const auto later = [&](TimePoint since) { return std::min(since + gap, now); };
+  last_progress_ = later(last_progress_);
+  if (began_.has_value()) began_ = later(*began_);
+  if (rejoining_since_.has_value()) rejoining_since_ = later(*rejoining_since_);
+  // Their connections may have been given up meanwhile; opening them again takes longer than the grace.
+  keep_suspects_until_ = now + options_.lease;
+  spdlog::warn("this server was suspended for {}; all leases are extended by as much", FormatSeconds(gap));
+}
+
+std::string JobState::WaitingFor(TimePoint now) const {
+  const uint32_t num_workers = options_.num_workers;
+  if (!shards_.Missing().empty()) return absl::StrCat("waiting for ", shards_.DescribeMissing(now));
+  if (phase_ == v1::PHASE_GATHERING) {
+    if (restored() != nullptr && !shards_.AllInitialised()) {
+      return absl::StrCat("restoring ", restored()->path);
+    }
+    if (AwaitsFirstCheckpoint(now)) return "waiting for the first checkpoint";
+    const size_t here = members_.members().size();
+    if (here < num_workers) {
+      const std::string which =
+          restored() == nullptr || here == 0 ? "" : absl::StrCat(" (rank ", FirstOf(members_.FreeRanks()), ")");
+      return absl::StrCat("waiting for ", num_workers - here, " of ", num_workers, " workers to join", which);
+    }
+    return absl::StrCat("waiting for the initial weights from ", members_.Describe({initialiser_.value_or(0)}, now));
+  }
+  if (phase_ != v1::PHASE_RUNNING) return "";
+  const std::string replacements = replacements_.Describe(now);
+  if (!replacements.empty() && mode().policy().exact_versions()) {  // A step needs everybody.
+    return absl::StrCat("step ", shards_.lowest_applied_version(), ": waiting for ", replacements);
+  }
+  std::string blocked = shards_.waiting_for();
+  if (blocked.empty()) blocked = norms_.WaitingFor();
+  if (!blocked.empty()) {
+    return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
+  }
+  const std::vector<uint32_t> ranks = members_.LowestStep();
+  if (!replacements.empty()) return absl::StrCat(ranks.empty() ? "" : "going on, and ", "waiting for ", replacements);
+  if (ranks.empty() && !lead_left_ && members_.Lead() != nullptr) {
+    return absl::StrCat("all workers are done: waiting for ", members_.Lead()->ToString(), " to evaluate and leave");
+  }
+  if (ranks.empty()) return "waiting for all workers to leave";
+  const bool some_ahead = ranks.size() < members_.members().size();
+  if (!some_ahead) return steps_.Incomplete();
+  const uint64_t step = members_.members().at(ranks.front()).step;
+  const std::string who = members_.Describe(ranks, now);
+  // Elsewhere only who is ahead by more than the mode's bound waits, if there is one.
+  return mode().synchronous() ? absl::StrCat("step ", step, ": waiting for ", who)
+                              : absl::StrCat("the slowest, at step ", step, ": ", who);
+}
+
+}  // namespace ps

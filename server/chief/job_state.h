@@ -1,0 +1,314 @@
+// The state of a job as its chief keeps it: members, shards, phase, who initialises and who leads. A deterministic
+// core: no locks, no I/O, no clock, no callbacks. Its owner feeds it events in their order, with the time, and acts on
+// what they return.
+//
+// Events that change what shards and members should know ask their owner for a new view (NextView).
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clipping.h"
+#include "common/clock.h"
+#include "common/schedule.h"
+#include "ps/v1/ps.pb.h"
+#include "server/chief/job_terms.h"
+#include "server/chief/membership.h"
+#include "server/chief/norm_totals.h"
+#include "server/chief/restored_job.h"
+#include "server/chief/run_dealer.h"
+#include "server/chief/shard_table.h"
+#include "server/chief/step_coordinator.h"
+#include "server/config/optimizer_setup.h"
+#include "server/config/options.h"
+
+namespace ps {
+
+struct ChiefOptions {
+  std::string job = "default";
+  uint64_t generation = 1;  // Larger than any earlier start's of this job.
+  uint32_t num_workers = 1;
+  uint32_t num_shards = 1;
+  ModeOptions mode;
+  std::string optimizer = "sgd";    // kFromWorker: this, hyperparameters and clip come with the first join.
+  Hyperparameters hyperparameters;  // At first.
+  ScheduleOptions schedule;         // At first.
+  ClipOptions clip;
+  std::chrono::nanoseconds lease = std::chrono::seconds(10);
+  // How long a member whose connection broke has to reconnect.
+  std::chrono::nanoseconds reconnect_grace = std::chrono::seconds(1);
+  // How long a lost worker's rank is kept for another one, where the mode waits for it.
+  std::chrono::nanoseconds replacement_timeout = std::chrono::seconds(60);
+  // A running job that makes no step for this long fails.
+  std::chrono::nanoseconds progress_timeout = std::chrono::minutes(10);
+  // How long pushes are held back at most to bring all shards to one point.
+  std::chrono::nanoseconds cut_timeout = std::chrono::seconds(1);
+  int64_t max_shard_elements = INT64_MAX;       // A server's memory holds a model of so many.
+  std::map<std::string, std::string> settings;  // Flags that all servers must share.
+  WireFormat wire;
+  bool hands_out_runs = false;  // --budget=job.
+  // Unset: no checkpoints are taken.
+  struct Checkpoints {
+    CheckpointEvery every;
+    size_t keep = 3;
+    uint64_t next_number = 1;
+    std::vector<uint64_t> complete;  // Numbers of those that there are, in their order.
+    std::chrono::nanoseconds server_timeout = std::chrono::seconds(60);
+    std::string dir;           // Where; empty: nobody is told.
+    bool any_descent = false;  // It was told not to go on from what was there (--restore=none, or a path).
+    bool again = false;        // This process has served an earlier generation of the job.
+    std::shared_ptr<const RestoredJob> restored;  // That this generation begins with; null: it begins anew.
+
+    // Whether checkpoints go that this generation does not descend from. Once the job goes on from one of its own, what
+    // it was told is done.
+    bool removes_others() const { return any_descent && (restored == nullptr || !restored->is_own); }
+  };
+  std::optional<Checkpoints> checkpoints = {};
+};
+
+class JobState {
+ public:
+  // What is restored must be good (CheckRestored).
+  JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode);
+  // OK, or why the job cannot begin with its checkpoint: FAILED_PRECONDITION or INVALID_ARGUMENT, naming it.
+  static absl::Status CheckRestored(const ChiefOptions& options);
+  // FAILED_PRECONDITION, naming both folders, if `who` knows of checkpoints that this generation does not descend from.
+  absl::Status CheckDescent(const v1::KnownCheckpoints& known, const std::string& who) const;
+
+  // ---- What is
+
+  const ChiefOptions& options() const { return options_; }
+  const Mode& mode() const { return steps_.mode(); }
+  bool names_sets() const { return steps_.leads(); }
+  // At first, and whether workers brought it.
+  const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
+  // As last set or told by a push (of the learning rate, as shard 0 knows it); none as long as there is no optimizer.
+  HyperparameterValues hyperparameters() const;
+  // The same for the schedule; nothing as long as it is not known how long an epoch is.
+  std::optional<Schedule> schedule() const;
+  // 0: no worker has told it.
+  uint64_t samples_per_epoch() const { return terms_.samples_per_epoch(); }
+  // The mode has refused pushes of so many samples, as shard 0 counts them.
+  uint64_t dropped_samples() const { return dropped_samples_; }
+  v1::Phase phase() const { return phase_; }
+  const std::string& failure() const { return failure_; }  // With PHASE_FAILED.
+  bool ended() const {
+    return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED || phase_ == v1::PHASE_SHUT_DOWN;
+  }
+  // All are done: the lead evaluates and saves, then all leave.
+  bool finishing() const { return finishing_; }
+  bool lead_left() const { return lead_left_; }  // In order, in that time.
+  uint64_t view() const { return view_; }
+  const Membership& members() const { return members_; }
+  const Replacements& replacements() const { return replacements_; }
+  const ShardTable& shards() const { return shards_; }
+  const NormTotals& norms() const { return norms_; }
+  const StepCoordinator& steps() const { return steps_; }
+  const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
+  const JobRuns& runs() const { return runs_; }
+  const OwnData& own_data() const { return own_data_; }
+  // Shards are told the model once it is known how many samples an epoch has.
+  bool tells_layout() const { return plan().has_value() && (!terms_.own_data() || own_data_.of_all().has_value()); }
+  // The view from which on a member of this view may be answered.
+  uint64_t AnswersJoinFrom(uint64_t view) const { return terms_.own_data() ? std::max(view, layout_view_) : view; }
+  std::optional<uint32_t> initialiser() const { return initialiser_; }
+  // Whether this rank is the one to send initial values, and every shard knows that it is.
+  bool MayInitialise(uint32_t rank) const;
+  // While workers are still joining, the lead is rank 0.
+  bool IsLead(const Member& member) const;
+  TimePoint last_progress() const { return last_progress_; }  // It is known while the job runs.
+
+  // An error if the job has ended: ABORTED with its failure, FAILED_PRECONDITION if it is finished; UNAVAILABLE if this
+  // generation of it is over.
+  absl::Status Serving() const;
+  // When the job was last restored with another number of workers; zeros: never.
+  struct Resized {
+    uint64_t step = 0;
+    uint64_t samples = 0;  // That had passed.
+  };
+  // It failed since gradients, weights or state were not finite.
+  bool not_finite() const { return not_finite_; }
+  const Resized& resized() const { return resized_; }
+  // The checkpoint that this generation begins with; null: none.
+  const RestoredJob* restored() const;
+  // Whom or what the job waits for, in words; empty: for nobody.
+  std::string WaitingFor(TimePoint now) const;
+  // The job would run, but for the checkpoint that it is to have first.
+  bool AwaitsFirstCheckpoint(TimePoint now) const;
+
+  // ---- Shards
+
+  // As ShardTable::Register. With OK, a new view is due.
+  absl::Status RegisterShard(const v1::Registration& registration, TimePoint now);
+  // The same process opened its stream again. Likewise.
+  void ResumeShard(uint32_t shard, TimePoint now);
+  void OnShardGone(uint32_t shard, TimePoint now);
+  struct ReportOutcome {
+    bool view_is_due = false;
+    std::vector<StepSet> decided;  // To be told to every shard, as is the next.
+    std::vector<v1::NormTotals> norms;
+  };
+  ReportOutcome OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now);
+
+  // ---- Members
+
+  struct Joined {
+    Member member;
+    uint64_t view = 0;       // That must be in force before the join is answered.
+    bool is_repeat = false;  // An earlier join made this member; else a new view is due.
+  };
+  // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
+  absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
+  // For a worker that will claim this rank, or else get the one of RankForNewcomer: what its last owner was started
+  // with, or, of a rank that nobody has had, what the first worker was. None before the job runs: its first workers
+  // know theirs.
+  const WorkerFlags& FlagsFor(std::optional<uint32_t> rank) const;
+  // The view with this member is in force: its steps and its lease begin.
+  void Begin(Member* member, TimePoint now);
+  // Its join could not be answered yet; it asks again.
+  void OnJoinLate(Member* member, TimePoint now) { member->last_heard = now; }
+  // The caller of its join is gone, and no other call waits for its answer.
+  void OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now);
+  // The member of this identity, who was heard from by this; FAILED_PRECONDITION (fenced), naming the new owner, if
+  // there is none. The pointer lasts until the next event.
+  absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
+  Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
+  // Returns whether what the member is busy with has changed, so that a view is due.
+  bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);
+  // Asks the member of this name, or else rank, to leave. NOT_FOUND, naming those
+  // that there are, if there is none; as of Serving.
+  absl::StatusOr<Member*> Drain(const std::string& worker);
+  void OnWatchOpened(Member* member, uint64_t watch);
+  void OnWatchGone(uint64_t watch, TimePoint now);
+  // Returns whether that is new; then a view is due.
+  bool OnDone(Member* member, bool counts_as_empty, TimePoint now);
+  // The member asks for a run: notes what the request says. UNAVAILABLE if the job does not run yet; else as of
+  // JobRuns.
+  absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
+  // What it gets, if it need not wait. Errors are of RunDealer::Take.
+  absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
+  // They begin and end the cut of a checkpoint that is under way.
+  void BeginRunsCut() { runs_.BeginCut(); }
+  void EndRunsCut() { runs_.EndCut(); }
+  // What is to be recorded of runs since the last call.
+  std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
+  // Returns whether a view is due. The error is as of Hear.
+  absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
+  // It knows how the job ended.
+  void Dismiss(uint32_t rank) { members_.Remove(rank); }
+
+  // ---- Time, and the end
+
+  // Ends leases and other times. Returns whether a view is due. A member whose join is not answered yet (`is_joining`)
+  // is not lost: it sends no heartbeats, and its wait has a deadline of its own.
+  bool CheckTimes(TimePoint now, const std::function<bool(const Member&)>& is_joining);
+  // This server was suspended for this long: its times end later by as much, and for the length of a lease no member is
+  // lost because its connection broke.
+  void OnGap(std::chrono::nanoseconds gap, TimePoint now);
+  // What a request to set hyperparameters asks for. INVALID_ARGUMENT names all that is wrong with it; an error also if
+  // the job does not run, or nobody has told it how long the epochs of the schedule are.
+  struct Setting {
+    HyperparameterValues values;
+    std::optional<Schedule> schedule;  // Unset: it stays as it is.
+  };
+  absl::StatusOr<Setting> CheckSet(const v1::SetHyperparametersRequest& request) const;
+  void OnSet(const Setting& setting);
+  // Returns whether a view is due: not if the job has ended.
+  bool Fail(const std::string& reason);
+  // An operator ends the job; it may have ended by itself. UNAVAILABLE if this generation is over.
+  absl::Status ShutDown();
+  // The job goes on as another generation.
+  void Supersede(const std::string& reason) { superseded_ = reason; }
+  // The first checkpoint is taken, or cannot be. A view is due.
+  void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
+  void HasCheckpoint(uint64_t version) { checkpoint_version_ = version; }
+  // The newest complete checkpoint has it, which may be the restored one; 0: there is none, or it is the first.
+  uint64_t checkpoint_version() const { return checkpoint_version_; }
+  // For a checkpoint. Without steps, which the shards know.
+  v1::SavedJob Save() const;
+
+  // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
+  // Returns the sets of pushes that are named because of it, in order.
+  std::vector<StepSet> NextView(TimePoint now);
+
+ private:
+  // Looks at a join as this rank whose samples are its own (job_data.cc). Errors are those of OwnData::Check and
+  // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
+  absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
+  void AddOwnData(uint32_t rank, const v1::DataSummary& data);
+  // If the last member leaves before the job runs, model and experiment are reset.
+  void RemoveMember(const Member& member);
+  // What a report says of norms, of a job that runs.
+  void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
+  void LoseMember(const Member& member, const std::string& why, TimePoint now);
+  // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
+  std::optional<uint64_t> OwnStep(const Member& member) const;
+  void Restore(const RestoredJob& restored);
+  // What was set before holds no more where a flag is not what it was then.
+  void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
+  // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
+  void CheckShards(TimePoint now);
+  // The job is to end: all workers are done, and no other has to come.
+  bool NothingIsLeft() const;
+  // A lost worker has to be replaced in time.
+  void CheckReplacements(TimePoint now);
+  void CheckRestoring(TimePoint now);
+  // Whoever does not come back to a job that others have come back to is lost.
+  void CheckRejoining(TimePoint now);
+  // Everybody is here whom the job needs to run.
+  bool Complete(TimePoint now) const;
+  // All who took part in the restored job are here, or have had their time.
+  bool HasRestoredMembers(TimePoint now) const;
+  void SetPhase(v1::Phase phase, const std::string& failure);
+
+  const ChiefOptions options_;
+  Membership members_;
+  Replacements replacements_;
+  ShardTable shards_;
+  JobTerms terms_;
+  StepCoordinator steps_;
+  NormTotals norms_;
+  HyperparameterValues set_values_;
+  std::optional<float> told_learning_rate_;
+  std::optional<Schedule> set_schedule_;
+  uint64_t dropped_samples_ = 0;
+  uint64_t checkpoint_version_ = 0;
+  bool not_finite_ = false;
+  Resized resized_;
+  JobRuns runs_;
+  OwnData own_data_;
+  v1::Phase phase_ = v1::PHASE_GATHERING;
+  std::string failure_;
+  uint64_t view_ = 0;
+  // The first view with the present layout; what shards say of initial values before that is of an earlier one.
+  uint64_t layout_view_ = 0;
+  std::optional<uint32_t> initialiser_;
+  uint64_t initialiser_view_ = 0;  // The first view that names it.
+  bool finishing_ = false;
+  bool lead_left_ = false;
+  std::map<uint32_t, WorkerFlags> own_flags_;  // By rank, of workers that were started with others than the first.
+  std::deque<uint64_t> cancelled_joins_;       // join_request_ids; such a join may arrive late.
+  TimePoint keep_suspects_until_;
+  TimePoint last_progress_;
+  std::string superseded_;  // Why, if it is.
+  bool awaits_first_checkpoint_ = false;
+  // They are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who took
+  // part.
+  std::map<uint32_t, uint64_t> restored_steps_;
+  std::set<uint32_t> restored_members_;
+  std::optional<TimePoint> began_;            // The first time that times were looked at.
+  std::optional<TimePoint> rejoining_since_;  // When the first worker came back to the restored job.
+};
+
+}  // namespace ps

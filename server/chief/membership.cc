@@ -1,0 +1,236 @@
+#include "server/chief/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/base/first_of.h"
+
+namespace ps {
+
+std::string Member::ToString() const { return absl::StrCat("rank ", rank, " (", name, " on ", host, ")"); }
+
+std::optional<uint32_t> Membership::LowestFreeRank() const {
+  for (uint32_t rank = 0; rank < num_workers_; ++rank) {
+    if (!members_.contains(rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint32_t> Membership::RankForNewcomer() const {
+  if (const std::optional<uint32_t> free = LowestFreeRank(); free.has_value()) return free;
+  const auto suspect = std::find_if(members_.begin(), members_.end(),
+                                    [](const auto& entry) { return entry.second.suspect_since.has_value(); });
+  return suspect == members_.end() ? std::nullopt : std::optional<uint32_t>(suspect->first);
+}
+
+std::vector<uint32_t> Membership::FreeRanks() const {
+  std::vector<uint32_t> ranks;
+  for (uint32_t rank = 0; rank < num_workers_; ++rank) {
+    if (!members_.contains(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optional<uint32_t> claim) const {
+  std::optional<uint32_t> rank;
+  const auto same_name =
+      std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
+  if (same_name != members_.end()) rank = same_name->first;
+  if (claim.has_value()) {
+    if (*claim >= num_workers_) {
+      return absl::InvalidArgumentError(absl::StrCat("--rank=", *claim, ": the job's ranks are 0 to ", num_workers_ - 1,
+                                                     " (--num_workers=", num_workers_, ")"));
+    }
+    if (rank.has_value() && rank != claim) {
+      return absl::AlreadyExistsError(absl::StrCat("--rank=", *claim, ": the worker with this name (", name,
+                                                   ") already holds rank ", *rank,
+                                                   "; give this worker another --name"));
+    }
+    const auto holder = members_.find(*claim);
+    if (holder != members_.end() && holder->second.name != name && !holder->second.suspect_since.has_value()) {
+      return absl::AlreadyExistsError(
+          absl::StrCat("--rank=", *claim, ": held by ", holder->second.name, " on ", holder->second.host));
+    }
+    rank = claim;
+  }
+  if (!rank.has_value()) rank = RankForNewcomer();
+  if (rank.has_value()) return *rank;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
+}
+
+absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
+                                         const std::string& host, TimePoint now) {
+  const absl::StatusOr<uint32_t> rank = RankFor(name, claim);
+  return rank.ok() ? Hand(*rank, name, host, now) : absl::StatusOr<Member*>(rank.status());
+}
+
+absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint32_t former) const {
+  for (const auto& [rank, member] : members_) {
+    if (member.name != name) continue;
+    return absl::AlreadyExistsError(
+        absl::StrCat(member.ToString(), ", incarnation ", member.incarnation, ", has this worker's name now"));
+  }
+  const auto successor = members_.find(former);
+  if (successor == members_.end() && former < num_workers_) return former;
+  const std::optional<uint32_t> free = LowestFreeRank();
+  if (free.has_value()) return *free;
+  return absl::FailedPreconditionError(
+      successor == members_.end()
+          ? absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")")
+          : absl::StrCat(successor->second.ToString(), ", incarnation ", successor->second.incarnation,
+                         ", has this worker's rank now, and no other is free"));
+}
+
+Member* Membership::Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now) {
+  Member& member = members_[rank];
+  std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";
+  member = {.rank = rank,
+            .incarnation = ++incarnations_[rank],
+            .name = name,
+            .host = host,
+            .replaced = std::move(replaced),
+            .last_heard = now};
+  return &member;
+}
+
+Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
+  const auto member = members_.find(rank);
+  return member != members_.end() && member->second.incarnation == incarnation ? &member->second : nullptr;
+}
+
+Member* Membership::FindJoin(uint64_t join_request_id) {
+  const auto member = std::find_if(members_.begin(), members_.end(), [&](const auto& entry) {
+    return join_request_id != 0 && entry.second.join_request_id == join_request_id;
+  });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::FindName(const std::string& name) {
+  const auto member =
+      std::find_if(members_.begin(), members_.end(), [&](const auto& entry) { return entry.second.name == name; });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::At(uint32_t rank) {
+  const auto member = members_.find(rank);
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+std::string Membership::List() const {
+  if (members_.empty()) return "none";
+  constexpr size_t kMost = 20;  // In a message.
+  std::vector<std::string> names;
+  for (const auto& [rank, member] : members_) {
+    if (names.size() == kMost) {
+      names.push_back(absl::StrCat("and ", members_.size() - kMost, " more"));
+      break;
+    }
+    names.push_back(member.ToString());
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+const Member* Membership::FindWatch(uint64_t watch) const {
+  const auto member = std::find_if(members_.begin(), members_.end(),
+                                   [&](const auto& entry) { return watch != 0 && entry.second.watch == watch; });
+  return member == members_.end() ? nullptr : &member->second;
+}
+
+Member* Membership::FindWatch(uint64_t watch) {
+  return const_cast<Member*>(std::as_const(*this).FindWatch(watch));  // A member of this object, which is not const.
+}
+
+std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const {
+  std::vector<Member> lost;
+  for (const auto& [rank, member] : members_) {
+    const bool gone = member.suspect_since.has_value() && now - *member.suspect_since > reconnect_grace;
+    if (gone || now - member.last_heard > lease_) lost.push_back(member);
+  }
+  return lost;
+}
+
+void Membership::SuspectSilent(TimePoint now) {
+  for (auto& [rank, member] : members_) {
+    if (!member.watch_due.has_value() || now < *member.watch_due) continue;
+    member.suspect_since = *std::exchange(member.watch_due, std::nullopt);
+  }
+}
+
+void Membership::Extend(std::chrono::nanoseconds time, TimePoint now) {
+  for (auto& [rank, member] : members_) {
+    member.last_heard = std::min(member.last_heard + time, now);
+    if (member.watch_due.has_value()) *member.watch_due += time;
+    if (member.suspect_since.has_value()) member.suspect_since = std::min(*member.suspect_since + time, now);
+  }
+}
+
+bool Membership::all_done() const {
+  return !members_.empty() &&
+         std::all_of(members_.begin(), members_.end(), [](const auto& entry) { return entry.second.done; });
+}
+
+std::vector<uint32_t> Membership::LowestStep() const {
+  std::vector<uint32_t> ranks;
+  uint64_t lowest = UINT64_MAX;
+  for (const auto& [rank, member] : members_) {
+    if (member.done || member.step > lowest) continue;
+    if (member.step < lowest) ranks.clear();
+    lowest = member.step;
+    ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint now) const {
+  return FirstOf(ranks, [&](std::string* out, uint32_t rank) {
+    const auto member = members_.find(rank);
+    if (member == members_.end()) {
+      absl::StrAppend(out, "rank ", rank, " (not joined)");
+    } else {
+      absl::StrAppend(out, "rank ", rank, " (last heard from ", FormatSeconds(now - member->second.last_heard),
+                      " ago)");
+    }
+  });
+}
+
+void Replacements::Await(const Member& lost, TimePoint now) {
+  const auto before = taken_.find(lost.rank);
+  awaited_[lost.rank] = {.who = absl::StrCat(lost.name, " on ", lost.host),
+                         .since = before == taken_.end() ? now : before->second};
+}
+
+void Replacements::Taken(uint32_t rank) {
+  const auto awaited = awaited_.find(rank);
+  if (awaited == awaited_.end()) return;
+  taken_[rank] = awaited->second.since;
+  awaited_.erase(awaited);
+}
+
+std::optional<std::string> Replacements::Overdue(TimePoint now) const {
+  for (const auto& [rank, awaited] : awaited_) {
+    if (now - awaited.since <= timeout_) continue;
+    return absl::StrCat("rank ", rank, " (", awaited.who, ") was lost ", FormatSeconds(now - awaited.since),
+                        " ago, and no worker has taken its place (--replacement_timeout=", FormatSeconds(timeout_),
+                        ")");
+  }
+  return std::nullopt;
+}
+
+std::string Replacements::Describe(TimePoint now) const {
+  if (awaited_.empty()) return "";
+  return absl::StrCat("a worker to take ",
+                      absl::StrJoin(awaited_, ", and one to take ", [&](std::string* out, const auto& entry) {
+                        absl::StrAppend(out, "rank ", entry.first, " (", entry.second.who, ", lost ",
+                                        FormatSeconds(now - entry.second.since), " ago)");
+                      }));
+}
+
+void Replacements::Extend(std::chrono::nanoseconds time, TimePoint now) {
+  for (auto& [rank, awaited] : awaited_) awaited.since = std::min(awaited.since + time, now);
+  for (auto& [rank, since] : taken_) since = std::min(since + time, now);
+}
+
+}  // namespace ps

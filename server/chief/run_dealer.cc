@@ -1,0 +1,302 @@
+#include "server/chief/run_dealer.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
+constexpr uint64_t kMaxRuns = uint64_t{1} << 50;
+// Of returned runs that wait for the end of their epoch; with more, they are dealt next.
+constexpr size_t kMaxReturned = 1024;
+
+absl::Status CheckTerms(const RunTerms& terms) {
+  const auto check = [](const char* what, uint64_t value, uint64_t most) {
+    if (value >= 1 && value <= most) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("the runs of the job: ", what, " is ", value, "; expected 1 to ", most));
+  };
+  PS_RETURN_IF_ERROR(check("samples", terms.samples, kMaxSamples));
+  PS_RETURN_IF_ERROR(check("batch_size", terms.batch_size, kMaxSamples));
+  return check("runs", terms.runs, kMaxRuns);
+}
+
+std::string Differences(const RunTerms& theirs, const RunTerms& ours) {
+  std::vector<std::string> differences;
+  const auto compare = [&](const char* what, uint64_t their, uint64_t our) {
+    if (their != our) differences.push_back(absl::StrCat(what, " is ", their, " (the job has ", our, ")"));
+  };
+  compare("samples", theirs.samples, ours.samples);
+  compare("batch_size", theirs.batch_size, ours.batch_size);
+  compare("runs", theirs.runs, ours.runs);
+  return absl::StrJoin(differences, ", ");
+}
+
+// Of a worker: the batches that go into one exchange, and while that is under way one more.
+uint64_t MaxOpen(const v1::ModePolicy& policy) {
+  if (!policy.has_local_steps()) return 2;
+  return std::max<uint64_t>(policy.local_steps().steps(), 1) + 1;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
+  PS_RETURN_IF_ERROR(CheckTerms(terms));
+  if (!terms_.has_value()) {
+    terms_ = terms;
+    return true;
+  }
+  if (terms == *terms_) return false;
+  return absl::FailedPreconditionError("the worker's runs differ from the job's: " + Differences(terms, *terms_));
+}
+
+absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
+  const auto found = hands_.find(taker);
+  const uint64_t taken = found == hands_.end() ? 0 : found->second.taken;
+  if (finished > taken) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", taker.rank, " says that ", finished, " of its runs are finished; it has taken ", taken));
+  }
+  if (found == hands_.end()) return absl::OkStatus();
+  Hand& hand = found->second;
+  while (taken - hand.open.size() < finished) FinishOne(hand);
+  return absl::OkStatus();
+}
+
+void RunDealer::FinishAll(const RunTaker& taker) {
+  const auto hand = hands_.find(taker);
+  while (hand != hands_.end() && !hand->second.open.empty()) FinishOne(hand->second);
+}
+
+void RunDealer::FinishOne(Hand& hand) {
+  if (in_cut_) hand.finished.push_back(hand.open.front());
+  hand.open.pop_front();
+}
+
+std::optional<uint64_t> RunDealer::NextRun() const {
+  const bool fresh = next_ < terms_->runs;
+  if (!returned_.empty()) {
+    const uint64_t returned = *returned_.begin();
+    const bool epoch_is_over = !fresh || terms_->EpochOf(returned) < terms_->EpochOf(next_);
+    if (epoch_is_over || returned_.size() >= kMaxReturned) return returned;
+  }
+  return fresh ? std::optional<uint64_t>(next_) : std::nullopt;
+}
+
+absl::StatusOr<RunDealer::Deal> RunDealer::Take(const RunTaker& taker, uint64_t number) {
+  Check(terms_.has_value(), "runs are dealt once it is known what they are");
+  Hand& hand = hands_[taker];
+  if (number == hand.taken && !hand.open.empty()) {
+    return Deal{.kind = Deal::Kind::kRun, .run = hand.open.back(), .is_repeat = true};
+  }
+  if (number != hand.taken + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", taker.rank, " asks for its run ", number, "; its next one is ", hand.taken + 1));
+  }
+  if (hand.open.size() >= max_open_) {
+    return absl::FailedPreconditionError(absl::StrCat("rank ", taker.rank, " has ", hand.open.size(),
+                                                      " runs that are not finished; at most ", max_open_,
+                                                      " are allowed"));
+  }
+  const std::optional<uint64_t> run = NextRun();
+  if (!run.has_value()) return Deal{.kind = AllUsed() ? Deal::Kind::kDone : Deal::Kind::kWait};
+  if (returned_.erase(*run) == 0) ++next_;
+  ++hand.taken;
+  hand.open.push_back(*run);
+  return Deal{.kind = Deal::Kind::kRun, .run = *run};
+}
+
+bool RunDealer::AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
+
+std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
+  const auto hand = hands_.find(taker);
+  if (hand == hands_.end()) return {};
+  std::vector<uint64_t> open(hand->second.open.begin(), hand->second.open.end());
+  std::sort(open.begin(), open.end());
+  returned_.insert(open.begin(), open.end());
+  hand->second.taken -= open.size();
+  hand->second.open.clear();
+  if (in_cut_) left_.insert(*hand);
+  hands_.erase(hand);
+  return open;
+}
+
+bool RunDealer::HasOpen(const RunTaker& taker) const {
+  const auto hand = hands_.find(taker);
+  return hand != hands_.end() && !hand->second.open.empty();
+}
+
+std::set<RunTaker> RunDealer::Takers() const {
+  std::set<RunTaker> takers;
+  for (const auto& [taker, hand] : hands_) takers.insert(taker);
+  return takers;
+}
+
+std::set<uint32_t> RunDealer::RanksWithOpen() const {
+  std::set<uint32_t> ranks;
+  for (const auto& [taker, hand] : hands_) {
+    if (!hand.open.empty()) ranks.insert(taker.rank);
+  }
+  return ranks;
+}
+
+// ---- For a checkpoint
+
+void RunDealer::BeginCut() {
+  EndCut();
+  in_cut_ = true;
+}
+
+void RunDealer::EndCut() {
+  in_cut_ = false;
+  left_.clear();
+  for (auto& [taker, hand] : hands_) hand.finished.clear();
+}
+
+namespace {
+
+// So many of its runs. Who owned a rank before somebody else had used runs of it had left by then, and all of its runs
+// that did not come back were used.
+uint64_t UsedOf(const RunTaker& taker, const std::map<RunTaker, uint64_t>& used) {
+  const auto from = used.lower_bound(taker);
+  if (from == used.end() || from->first.rank != taker.rank) return 0;
+  return from->first == taker ? from->second : UINT64_MAX;
+}
+
+}  // namespace
+
+nlohmann::ordered_json RunDealer::Save(const std::map<RunTaker, uint64_t>& used) const {
+  if (!terms_.has_value()) return nlohmann::ordered_json::object();
+  std::set<uint64_t> returned = returned_;
+  for (const auto* hands : {&hands_, &left_}) {
+    for (const auto& [taker, hand] : *hands) {
+      std::vector<uint64_t> unsure(hand.finished.begin(), hand.finished.end());
+      unsure.insert(unsure.end(), hand.open.begin(), hand.open.end());
+      const uint64_t before = hand.taken - unsure.size();  // Finished before the cut began.
+      const uint64_t count = std::clamp(UsedOf(taker, used), before, hand.taken);
+      returned.insert(unsure.begin() + static_cast<ptrdiff_t>(count - before), unsure.end());
+    }
+  }
+  uint64_t next = next_;
+  while (next > 0 && returned.erase(next - 1) > 0) --next;
+  return {{"samples", terms_->samples},
+          {"batch_size", terms_->batch_size},
+          {"runs", terms_->runs},
+          {"next", next},
+          {"returned", returned}};
+}
+
+namespace {
+
+absl::Status Bad(const std::string& field, const std::string& why) {
+  return absl::InvalidArgumentError(absl::StrCat("the state of the job's runs: ", field, ": ", why));
+}
+
+absl::Status ReadNumber(const nlohmann::ordered_json& state, const char* field, uint64_t most, uint64_t& value) {
+  const auto found = state.is_object() ? state.find(field) : state.end();
+  if (found == state.end() || !found->is_number_unsigned()) return Bad(field, "expected a number");
+  value = found->get<uint64_t>();
+  return value <= most ? absl::OkStatus() : Bad(field, absl::StrCat(value, "; expected at most ", most));
+}
+
+// Runs below `next`, each once.
+absl::Status ReadRuns(const nlohmann::ordered_json& state, const char* field, uint64_t next, std::set<uint64_t>& runs) {
+  const auto found = state.find(field);
+  if (found == state.end() || !found->is_array()) return Bad(field, "expected a list of runs");
+  for (const nlohmann::ordered_json& each : *found) {
+    const bool good =
+        each.is_number_unsigned() && each.get<uint64_t>() < next && runs.insert(each.get<uint64_t>()).second;
+    if (!good) return Bad(field, absl::StrCat(each.dump(), " is no run that was dealt, or is there twice"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunDealer::Load(const nlohmann::ordered_json& state) {
+  RunDealer loaded(max_open_);
+  if (!state.is_object()) return Bad("the state", "expected an object");
+  if (!state.empty()) {
+    RunTerms terms;
+    PS_RETURN_IF_ERROR(ReadNumber(state, "samples", kMaxSamples, terms.samples));
+    PS_RETURN_IF_ERROR(ReadNumber(state, "batch_size", kMaxSamples, terms.batch_size));
+    PS_RETURN_IF_ERROR(ReadNumber(state, "runs", kMaxRuns, terms.runs));
+    PS_RETURN_IF_ERROR(loaded.Agree(terms).status());
+    PS_RETURN_IF_ERROR(ReadNumber(state, "next", terms.runs, loaded.next_));
+    PS_RETURN_IF_ERROR(ReadRuns(state, "returned", loaded.next_, loaded.returned_));
+  }
+  terms_ = loaded.terms_;
+  next_ = loaded.next_;
+  returned_ = std::move(loaded.returned_);
+  hands_.clear();
+  EndCut();
+  return absl::OkStatus();
+}
+
+JobRuns::JobRuns(bool hands_out, const v1::ModePolicy& policy) : hands_out_(hands_out), dealer_(MaxOpen(policy)) {}
+
+absl::Status JobRuns::OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request) {
+  if (!hands_out_) return absl::FailedPreconditionError("--budget=share: this job hands out no runs");
+  const RunTerms terms = {.samples = request.samples(), .batch_size = request.batch_size(), .runs = request.runs()};
+  const absl::StatusOr<bool> fixed = dealer_.Agree(terms);
+  if (!fixed.ok()) return fixed.status();
+  if (*fixed) {
+    records_.push_back({"runs",
+                        {{"samples", terms.samples},
+                         {"batch_size", terms.batch_size},
+                         {"runs", terms.runs},
+                         {"runs_per_epoch", terms.runs_per_epoch()}}});
+  }
+  return dealer_.Finish(taker, request.finished());
+}
+
+absl::StatusOr<RunDealer::Deal> JobRuns::Take(const RunTaker& taker, uint64_t number) {
+  absl::StatusOr<RunDealer::Deal> deal = dealer_.Take(taker, number);
+  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun && !deal->is_repeat) Note(deal->run, taker, false);
+  return deal;
+}
+
+absl::Status JobRuns::Load(const nlohmann::ordered_json& state) {
+  if (hands_out_ == state.is_null()) {
+    return absl::InvalidArgumentError(hands_out_ ? "there is no state of the job's runs"
+                                                 : "--budget=share has no runs");
+  }
+  return hands_out_ ? dealer_.Load(state) : absl::OkStatus();
+}
+
+void JobRuns::OnView(uint64_t view, const std::set<RunTaker>& members) {
+  for (const RunTaker& taker : dealer_.Takers()) {
+    if (!members.contains(taker)) gone_.emplace(taker, view);
+  }
+}
+
+void JobRuns::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                             const std::function<uint64_t(const RunTaker&)>& used) {
+  for (auto gone = gone_.begin(); gone != gone_.end();) {
+    if (!in_force(gone->second)) {
+      ++gone;
+      continue;
+    }
+    (void)dealer_.Finish(gone->first, used(gone->first));  // More than it took nobody believes.
+    for (const uint64_t run : dealer_.Return(gone->first)) Note(run, gone->first, true);
+    gone = gone_.erase(gone);
+  }
+}
+
+void JobRuns::Note(uint64_t run, const RunTaker& taker, bool returned) {
+  records_.push_back({"run",
+                      {{"run", run},
+                       {"epoch", dealer_.terms()->EpochOf(run)},
+                       {"worker", taker.rank},
+                       {"incarnation", taker.incarnation},
+                       {"returned", returned}}});
+}
+
+}  // namespace ps

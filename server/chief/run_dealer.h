@@ -1,0 +1,185 @@
+// --budget=job: deals out the job's samples as workers ask for them, so that every sample is used once an epoch also
+// where workers differ in speed or are lost.
+//
+// The samples of an epoch, in the order of its permutation, are cut into runs of batch_size, the last one shorter. Runs
+// are numbered through the whole job and dealt in order. A run is open from when a worker takes it until it is finished
+// (the worker's push was answered) or returned (the worker was lost). A returned run is dealt again at the end of its
+// epoch, before the first run of the next; if that has been dealt already, next.
+//
+// A deterministic core: no locks, no I/O, no clock. Its memory grows with the workers and their open runs, and not with
+// the number of runs.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ps/v1/ps.pb.h"
+
+namespace ps {
+
+// What is dealt; the same for all workers.
+struct RunTerms {
+  uint64_t samples = 0;     // The training split has so many.
+  uint64_t batch_size = 0;  // Samples of a run.
+  uint64_t runs = 0;        // The whole job has so many.
+
+  uint64_t runs_per_epoch() const { return (samples + batch_size - 1) / batch_size; }
+  uint64_t EpochOf(uint64_t run) const { return run / runs_per_epoch(); }
+  bool operator==(const RunTerms&) const = default;
+};
+
+// Who takes runs: an owner of a rank.
+struct RunTaker {
+  uint32_t rank = 0;
+  uint64_t incarnation = 0;
+
+  bool operator==(const RunTaker&) const = default;
+  bool operator<(const RunTaker& other) const {
+    return std::tie(rank, incarnation) < std::tie(other.rank, other.incarnation);
+  }
+};
+
+class RunDealer {
+ public:
+  // A worker may have so many runs open. At least 2, so that it can ask for the next while the push of the last is
+  // under way.
+  explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
+
+  // What is dealt, from the first call on: returns whether this is it. FAILED_PRECONDITION, naming all that differs, if
+  // it was fixed otherwise; INVALID_ARGUMENT if no job can have it.
+  absl::StatusOr<bool> Agree(const RunTerms& terms);
+  const std::optional<RunTerms>& terms() const { return terms_; }
+
+  // ---- Once terms are fixed
+
+  // The first `finished` runs that it took are used. Fewer than it said before changes nothing. INVALID_ARGUMENT if it
+  // has not taken so many.
+  absl::Status Finish(const RunTaker& taker, uint64_t finished);
+  // All that it took are used.
+  void FinishAll(const RunTaker& taker);
+
+  struct Deal {
+    enum class Kind {
+      kRun,
+      kWait,  // None is free, but one that is open may come back. The same request may be made again.
+      kDone,  // All are finished.
+    };
+    Kind kind = Kind::kWait;
+    uint64_t run = 0;
+    bool is_repeat = false;  // An earlier request got this run.
+  };
+  // The run that this worker takes with its request of this number, from 1; a repeat of the last that got a run gets
+  // the same. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
+  absl::StatusOr<Deal> Take(const RunTaker& taker, uint64_t number);
+
+  // It takes, and finishes, no more: its open runs are returned, ascending, and it is forgotten.
+  std::vector<uint64_t> Return(const RunTaker& taker);
+
+  // ---- What is
+
+  // No run is left, and none can come back; false before terms are fixed.
+  bool AllUsed() const;
+  bool HasOpen(const RunTaker& taker) const;
+  // Who has asked for runs and was not forgotten.
+  std::set<RunTaker> Takers() const;
+  std::set<uint32_t> RanksWithOpen() const;
+
+  // ---- For a checkpoint. Its cut lies between BeginCut and Save, which undoes what is not part of it.
+
+  // From now on it is remembered which runs are finished, for the next Save or until EndCut.
+  void BeginCut();
+  void EndCut();
+  // The state at the cut. `used`: of each rank's last owner that had used any then, so many of its runs, the first that
+  // it took. What was finished before BeginCut is used, too. All others are to be dealt again.
+  nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const;
+  // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed.
+  absl::Status Load(const nlohmann::ordered_json& state);
+
+ private:
+  struct Hand {
+    uint64_t taken = 0;             // Runs so far.
+    std::deque<uint64_t> open;      // The last that it took, in that order.
+    std::deque<uint64_t> finished;  // Since BeginCut: those before them.
+  };
+
+  void FinishOne(Hand& hand);
+
+  std::optional<uint64_t> NextRun() const;
+
+  const uint64_t max_open_;
+  std::optional<RunTerms> terms_;
+  uint64_t next_ = 0;            // The first run that was never dealt.
+  std::set<uint64_t> returned_;  // And not dealt again yet.
+  std::map<RunTaker, Hand> hands_;
+  bool in_cut_ = false;
+  std::map<RunTaker, Hand> left_;  // Since BeginCut; without the open runs, which were returned.
+};
+
+// --budget=job as its chief keeps it: deals runs of samples to members (RunDealer), takes back those of members that
+// are gone once no shard takes a push of theirs any more, and records both, so that the division can be replayed.
+//
+// Pure: no locks, no I/O, no clock.
+class JobRuns {
+ public:
+  // What the mode asks of workers says how many runs one may have open.
+  JobRuns(bool hands_out, const v1::ModePolicy& policy);
+
+  // Whether the job has this budget at all; else every request is refused.
+  bool hands_out() const { return hands_out_; }
+  const RunDealer& dealer() const { return dealer_; }
+
+  // A member's request has come: what it says of the job's runs, and of its own that are finished, holds. Errors are of
+  // RunDealer::Agree and Finish; FAILED_PRECONDITION if the job hands out no runs.
+  absl::Status OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request);
+  // What it gets; asked again for as long as that is to wait. Errors are of RunDealer::Take.
+  absl::StatusOr<RunDealer::Deal> Take(const RunTaker& taker, uint64_t number);
+  // It has used all that it took.
+  void OnDone(const RunTaker& taker) { dealer_.FinishAll(taker); }
+
+  // From the view of this number on these are the members.
+  void OnView(uint64_t view, const std::set<RunTaker>& members);
+  // Shards have acknowledged views: takes back the runs of who is gone in all of them, but for the first ones that it
+  // took, `used` of them, of which shards have the push.
+  void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                      const std::function<uint64_t(const RunTaker&)>& used);
+
+  // ---- For a checkpoint, as of RunDealer
+
+  void BeginCut() { dealer_.BeginCut(); }
+  void EndCut() { dealer_.EndCut(); }
+  // Null if the job hands out no runs.
+  nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const {
+    return hands_out_ ? dealer_.Save(used) : nlohmann::ordered_json();
+  }
+  absl::Status Load(const nlohmann::ordered_json& state);
+
+  // An event of the metrics file: `runs` (what is dealt), or `run` (one that was dealt or returned; `worker` is the
+  // rank).
+  struct Record {
+    std::string event;
+    nlohmann::ordered_json fields;
+  };
+  // Those since the last call, in order.
+  std::vector<Record> TakeRecords() { return std::exchange(records_, {}); }
+
+ private:
+  void Note(uint64_t run, const RunTaker& taker, bool returned);
+
+  const bool hands_out_;
+  RunDealer dealer_;
+  std::map<RunTaker, uint64_t> gone_;  // And in which view first; their runs are open still.
+  std::vector<Record> records_;
+};
+
+}  // namespace ps

@@ -1,0 +1,283 @@
+#include "server/config/flags.h"
+
+#include <optional>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/flag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
+#include "common/text.h"
+#include "server/config/optimizer_setup.h"
+
+ABSL_FLAG(std::string, listen, "127.0.0.1:0", "where to listen: HOST:PORT (port 0 picks one) or unix:PATH");
+ABSL_FLAG(
+    std::string, advertise, "",
+    "the address that other processes connect to; empty: the listening address, with this machine's name in place of "
+    "0.0.0.0 or [::]");
+ABSL_FLAG(bool, insecure, false, "allow listening beyond this machine although there is no TLS");
+ABSL_FLAG(std::string, shared_memory, "auto",
+          "exchange with workers of this host and user through shared memory: auto (where it works), off, or require "
+          "(fail if this server cannot offer it)");
+ABSL_FLAG(std::string, local_socket, "",
+          "a path, on a volume that this server and workers in other containers of this host share, where they ask for "
+          "shared memory; empty: a name that workers in the same network namespace find");
+ABSL_FLAG(std::string, job, "default", "name of the job; workers must give the same");
+ABSL_FLAG(uint32_t, num_workers, 1, "number of workers; training starts when all have joined");
+ABSL_FLAG(
+    std::string, mode, "bsp",
+    "bsp (sync): one version per step of all workers; asp (async): one version per push; ssp: as asp, but nobody "
+    "is far ahead of the slowest; backup: as bsp, without the slowest; local_sgd: workers step by themselves and are "
+    "averaged; easgd: they step by themselves and are drawn to their average");
+// Every row of mode_options.cc.
+ABSL_FLAG(std::optional<uint64_t>, max_staleness, ps::ModeOptions().max_staleness,
+          "asp: a push that was computed on a version further back than this is refused as STALE; empty: none is");
+ABSL_FLAG(std::string, staleness_lr, ps::ModeOptions().staleness_lr,
+          "asp: inverse divides the learning rate of a push by its staleness; none does not");
+ABSL_FLAG(
+    float, delay_compensation, ps::ModeOptions().delay_compensation,
+    "asp: lambda of DC-ASGD, which corrects gradients for their staleness; keeps up to --num_workers more copies of "
+    "the weights; 0: off");
+ABSL_FLAG(uint32_t, staleness, ps::ModeOptions().staleness, "ssp: how many steps a worker may be ahead of the slowest");
+ABSL_FLAG(uint32_t, backup_workers, ps::ModeOptions().backup_workers,
+          "backup: how many of the live workers' pushes a step does without");
+ABSL_FLAG(uint32_t, local_steps, ps::ModeOptions().local_steps,
+          "local_sgd, easgd: batches between two exchanges; with --local_sync=gradients also 0: gradients are never "
+          "averaged");
+ABSL_FLAG(
+    std::string, local_sync, ps::ModeOptions().local_sync,
+    "local_sgd: what is averaged every --local_steps batches: weights, or gradients (then the weights are averaged "
+    "every --average_every)");
+ABSL_FLAG(std::string, average_every, ps::ModeOptions().average_every,
+          "local_sgd with --local_sync=gradients: after how many batches weights are averaged, as in 200 or 0.5epochs");
+ABSL_FLAG(float, outer_momentum, ps::ModeOptions().outer_momentum,
+          "local_sgd: Nesterov momentum with which the servers apply the mean difference of weights, as in DiLoCo");
+ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
+          "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
+          "--num_workers");
+ABSL_FLAG(std::string, budget, "share",
+          "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
+          "workers ask for them, and those of a lost worker again");
+ABSL_FLAG(std::string, optimizer, "sgd",
+          ps::OptimizerFlagChoices() + " (what the first worker that joins was written for, with its hyperparameters)");
+// Every row of HyperparameterTable(). Not given: the default, which is the optimizer's.
+ABSL_FLAG(std::optional<float>, learning_rate, std::nullopt, ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
+ABSL_FLAG(std::optional<float>, weight_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
+ABSL_FLAG(std::optional<float>, momentum, std::nullopt, ps::InfoOf(&ps::Hyperparameters::momentum).Help());
+ABSL_FLAG(std::optional<float>, beta1, std::nullopt, ps::InfoOf(&ps::Hyperparameters::beta1).Help());
+ABSL_FLAG(std::optional<float>, beta2, std::nullopt, ps::InfoOf(&ps::Hyperparameters::beta2).Help());
+ABSL_FLAG(std::optional<float>, alpha, std::nullopt, ps::InfoOf(&ps::Hyperparameters::alpha).Help());
+ABSL_FLAG(std::optional<float>, eps, std::nullopt, ps::InfoOf(&ps::Hyperparameters::eps).Help());
+ABSL_FLAG(std::optional<float>, initial_accumulator_value, std::nullopt,
+          ps::InfoOf(&ps::Hyperparameters::initial_accumulator_value).Help());
+ABSL_FLAG(std::optional<float>, lr_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::lr_decay).Help());
+// Every row of schedule.cc.
+ABSL_FLAG(std::string, schedule, ps::ScheduleOptions().schedule, ps::ScheduleFlagHelp("schedule"));
+ABSL_FLAG(std::string, warmup, ps::ScheduleOptions().warmup, ps::ScheduleFlagHelp("warmup"));
+ABSL_FLAG(std::string, schedule_length, ps::ScheduleOptions().schedule_length, ps::ScheduleFlagHelp("schedule_length"));
+ABSL_FLAG(std::string, schedule_step, ps::ScheduleOptions().schedule_step, ps::ScheduleFlagHelp("schedule_step"));
+ABSL_FLAG(double, schedule_gamma, ps::ScheduleOptions().schedule_gamma, ps::ScheduleFlagHelp("schedule_gamma"));
+ABSL_FLAG(double, schedule_power, ps::ScheduleOptions().schedule_power, ps::ScheduleFlagHelp("schedule_power"));
+ABSL_FLAG(double, schedule_end, ps::ScheduleOptions().schedule_end, ps::ScheduleFlagHelp("schedule_end"));
+// Every row of ClipFlags().
+ABSL_FLAG(std::optional<float>, clip_value, std::nullopt, ps::ClipHelp(&ps::ClipOptions::value));
+ABSL_FLAG(std::optional<float>, clip_tensor_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::tensor_norm));
+ABSL_FLAG(std::optional<float>, clip_norm, std::nullopt, ps::ClipHelp(&ps::ClipOptions::norm));
+ABSL_FLAG(uint32_t, shard, 0, "number of this server; 0 is the chief");
+ABSL_FLAG(uint32_t, num_shards, 1, "number of servers that the model is spread over");
+ABSL_FLAG(std::string, chief, "", "address of server 0; required on all other servers");
+ABSL_FLAG(absl::Duration, lease, absl::Seconds(10), "a worker or shard that is not heard from for this long is lost");
+ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
+          "a worker whose connection breaks has this long to reconnect; then it is lost");
+ABSL_FLAG(std::string, on_worker_loss, "",
+          "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
+          "--replacement_timeout; or continue with the others; empty: fail in bsp and local_sgd, else continue");
+ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
+          "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
+ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
+          "a running job (all workers have joined) fails if it makes no progress for this long, and waits for no "
+          "replacement");
+ABSL_FLAG(absl::Duration, connect_timeout, absl::Seconds(30), "how long a shard tries to reach the chief");
+ABSL_FLAG(std::string, checkpoint_dir, "",
+          "a folder for checkpoints, with which the job survives the death of any server; empty: none are taken");
+ABSL_FLAG(std::string, checkpoint_every, ps::ServerOptions().checkpoint_every,
+          "how often a checkpoint is taken: after so many versions (100), or after a time (30s)");
+ABSL_FLAG(uint32_t, keep_checkpoints, ps::ServerOptions().keep_checkpoints, "how many of the newest checkpoints stay");
+ABSL_FLAG(std::string, restore, ps::ServerOptions().restore,
+          "what to begin with: auto (the newest checkpoint in --checkpoint_dir, or anew where there is none), latest "
+          "(the same, but there must be one), none, or the path of a checkpoint");
+ABSL_FLAG(absl::Duration, server_timeout, ps::ServerOptions().server_timeout,
+          "with --checkpoint_dir: how long the others wait for a server that died to come back");
+ABSL_FLAG(absl::Duration, cut_timeout, ps::ServerOptions().cut_timeout,
+          "how long pushes may be held back to bring all shards to the same point; then it is tried again later");
+ABSL_FLAG(bool, keep_running, false, "keep running after the job has ended, to answer ps_ctl and pulls");
+ABSL_FLAG(uint64_t, max_inflight_bytes, 0,
+          "limit of the gradient bytes that this server holds; 0: room for two pushes of each worker");
+ABSL_FLAG(uint64_t, max_parked, 64,
+          "limit of waiting calls from callers that are not workers of the job; each worker may have 8 in addition");
+ABSL_FLAG(
+    int, max_versions, 4,
+    "limit of weight buffers; updates wait while all are being read; callers that are not workers of the job leave two "
+    "free");
+ABSL_FLAG(std::string, stream, ps::ServerOptions().stream,
+          "when slices of the next version leave over gRPC before it is committed: auto (unless a worker of this host "
+          "pushes, too: its pushes go first), always, or never");
+ABSL_FLAG(
+    std::string, wire_dtype, ps::ServerOptions().wire_dtype,
+    "how workers send gradients: float32, bfloat16 or float16 (rounded to the nearest; servers add up in float32)");
+ABSL_FLAG(std::string, weights_wire_dtype, ps::ServerOptions().weights_wire_dtype,
+          "how servers send weights: float32, bfloat16 or float16 (rounded to the nearest; servers keep float32)");
+ABSL_FLAG(std::string, compress, ps::ServerOptions().compress,
+          "topk:0.01: workers send the hundredth of the gradient that is largest, and keep the rest for the next push; "
+          "with --optimizer=sgd");
+ABSL_FLAG(bool, weights_delta, false,
+          "with --compress and without --weight_decay: servers send what has changed of the weights that a worker has");
+ABSL_FLAG(float, momentum_correction, ps::ServerOptions().momentum_correction,
+          "with --compress: workers apply momentum of this factor before they compress (Deep Gradient Compression)");
+ABSL_FLAG(bool, error_feedback, false,
+          "with --wire_dtype: workers keep what rounding takes away, and add it to the gradient that they push next; "
+          "always with "
+          "--compress");
+ABSL_FLAG(
+    bool, long_links, false,
+    "what may be on its way on a connection grows with its link's delay; for round trips of some milliseconds and "
+    "more, with the same flag of workers");
+ABSL_FLAG(int, apply_threads, 0, "threads that apply updates; 0: one per processor, at most 8");
+ABSL_FLAG(std::string, metrics_file, "", "write metrics to this file, one JSON object per line");
+
+namespace ps {
+
+namespace {
+
+ModeOptions ModeOptionsFromFlags() {
+  ModeOptions options;
+  options.name = absl::GetFlag(FLAGS_mode);
+  options.on_worker_loss = absl::GetFlag(FLAGS_on_worker_loss);
+  options.max_staleness = absl::GetFlag(FLAGS_max_staleness);
+  options.staleness_lr = absl::GetFlag(FLAGS_staleness_lr);
+  options.delay_compensation = absl::GetFlag(FLAGS_delay_compensation);
+  options.staleness = absl::GetFlag(FLAGS_staleness);
+  options.backup_workers = absl::GetFlag(FLAGS_backup_workers);
+  options.local_steps = absl::GetFlag(FLAGS_local_steps);
+  options.local_sync = absl::GetFlag(FLAGS_local_sync);
+  options.average_every = absl::GetFlag(FLAGS_average_every);
+  options.outer_momentum = absl::GetFlag(FLAGS_outer_momentum);
+  options.easgd_alpha = absl::GetFlag(FLAGS_easgd_alpha);
+  return options;
+}
+
+Hyperparameters HyperparametersFromFlags(const std::string& optimizer) {
+  Hyperparameters values = DefaultHyperparameters(optimizer);
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    const std::optional<float> given = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
+    if (given.has_value()) values.*each.field = *given;
+  }
+  return values;
+}
+
+ScheduleOptions ScheduleOptionsFromFlags() {
+  return {.schedule = absl::GetFlag(FLAGS_schedule),
+          .warmup = absl::GetFlag(FLAGS_warmup),
+          .schedule_length = absl::GetFlag(FLAGS_schedule_length),
+          .schedule_step = absl::GetFlag(FLAGS_schedule_step),
+          .schedule_gamma = absl::GetFlag(FLAGS_schedule_gamma),
+          .schedule_power = absl::GetFlag(FLAGS_schedule_power),
+          .schedule_end = absl::GetFlag(FLAGS_schedule_end)};
+}
+
+}  // namespace
+
+ServerOptions ServerOptionsFromFlags() {
+  ServerOptions options;
+  options.listen = absl::GetFlag(FLAGS_listen);
+  options.advertise = absl::GetFlag(FLAGS_advertise);
+  options.insecure = absl::GetFlag(FLAGS_insecure);
+  options.shared_memory = absl::GetFlag(FLAGS_shared_memory);
+  options.local_socket = absl::GetFlag(FLAGS_local_socket);
+  options.job = absl::GetFlag(FLAGS_job);
+  options.num_workers = absl::GetFlag(FLAGS_num_workers);
+  options.mode = ModeOptionsFromFlags();
+  options.budget = absl::GetFlag(FLAGS_budget);
+  options.optimizer = absl::GetFlag(FLAGS_optimizer);
+  options.hyperparameters = HyperparametersFromFlags(options.optimizer);
+  options.schedule = ScheduleOptionsFromFlags();
+  for (const ClipFlag& each : ClipFlags()) {
+    options.clip.*each.field = *absl::FindCommandLineFlag(each.flag)->TryGet<std::optional<float>>();
+  }
+  options.shard = absl::GetFlag(FLAGS_shard);
+  options.num_shards = absl::GetFlag(FLAGS_num_shards);
+  options.chief = absl::GetFlag(FLAGS_chief);
+  options.lease = absl::GetFlag(FLAGS_lease);
+  options.reconnect_grace = absl::GetFlag(FLAGS_reconnect_grace);
+  options.replacement_timeout = absl::GetFlag(FLAGS_replacement_timeout);
+  options.progress_timeout = absl::GetFlag(FLAGS_progress_timeout);
+  options.connect_timeout = absl::GetFlag(FLAGS_connect_timeout);
+  options.keep_running = absl::GetFlag(FLAGS_keep_running);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  options.checkpoint_every = absl::GetFlag(FLAGS_checkpoint_every);
+  options.keep_checkpoints = absl::GetFlag(FLAGS_keep_checkpoints);
+  options.restore = absl::GetFlag(FLAGS_restore);
+  options.server_timeout = absl::GetFlag(FLAGS_server_timeout);
+  options.cut_timeout = absl::GetFlag(FLAGS_cut_timeout);
+  options.max_inflight_bytes = absl::GetFlag(FLAGS_max_inflight_bytes);
+  options.max_parked = absl::GetFlag(FLAGS_max_parked);
+  options.max_versions = absl::GetFlag(FLAGS_max_versions);
+  options.stream = absl::GetFlag(FLAGS_stream);
+  options.wire_dtype = absl::GetFlag(FLAGS_wire_dtype);
+  options.weights_wire_dtype = absl::GetFlag(FLAGS_weights_wire_dtype);
+  options.compress = absl::GetFlag(FLAGS_compress);
+  options.weights_delta = absl::GetFlag(FLAGS_weights_delta);
+  options.momentum_correction = absl::GetFlag(FLAGS_momentum_correction);
+  options.error_feedback = absl::GetFlag(FLAGS_error_feedback);
+  options.long_links = absl::GetFlag(FLAGS_long_links);
+  options.apply_threads = absl::GetFlag(FLAGS_apply_threads);
+  options.metrics_file = absl::GetFlag(FLAGS_metrics_file);
+  return options;
+}
+
+absl::Status CheckServerFlags(const CommandLine& line) {
+  const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
+  std::vector<IdleFlag> flags;
+  const bool from_worker = optimizer == kFromWorker;
+  const auto taken = [](const std::string& flag) {
+    return absl::StrCat("--optimizer=", kFromWorker, " takes ", flag, " from the workers");
+  };
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    flags.push_back(
+        {.flag = each.flag,
+         .idle = from_worker || !each.UsedBy(optimizer),
+         .why = from_worker ? taken(each.flag) : absl::StrCat("--optimizer=", optimizer, " has no ", each.flag)});
+  }
+  for (const ClipFlag& each : ClipFlags()) {
+    flags.push_back({.flag = each.flag, .idle = from_worker, .why = taken(each.flag)});
+  }
+  for (const ModeFlag& each : ModeFlags(ModeOptionsFromFlags())) {
+    flags.push_back({.flag = each.flag, .idle = !each.used, .why = each.why_not});
+  }
+  for (const char* flag : {"checkpoint_every", "keep_checkpoints", "restore", "server_timeout"}) {
+    flags.push_back({.flag = flag,
+                     .idle = absl::GetFlag(FLAGS_checkpoint_dir).empty(),
+                     .why = "without --checkpoint_dir there are no checkpoints"});
+  }
+  const LossAction on_loss = ModeOptionsFromFlags().loss_action();
+  flags.push_back({.flag = "replacement_timeout",
+                   .idle = on_loss != LossAction::kWait,
+                   .why = absl::StrCat("--on_worker_loss=", ToString(on_loss), " does not wait for a replacement")});
+  flags.push_back({.flag = "error_feedback",
+                   .idle = absl::GetFlag(FLAGS_compress) != "none" && !absl::GetFlag(FLAGS_error_feedback),
+                   .why = absl::StrCat("with --compress=", absl::GetFlag(FLAGS_compress), " there always is")});
+  for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) flags.push_back(std::move(each));
+  return CheckIdleFlags(line, flags);
+}
+
+nlohmann::ordered_json ServerFlagValues() {
+  nlohmann::ordered_json values = FlagValues("server/config/flags.cc");
+  const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
+  if (optimizer == kFromWorker) return values;
+  const Hyperparameters hyperparameters = HyperparametersFromFlags(optimizer);
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(optimizer)) values[each.flag] = ExactText(hyperparameters.*each.field);
+  }
+  return values;
+}
+
+}  // namespace ps

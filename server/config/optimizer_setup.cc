@@ -1,0 +1,258 @@
+#include "server/config/optimizer_setup.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/optimizers/optimizer.h"
+#include "common/problems.h"
+#include "common/status.h"
+#include "common/text.h"
+#include "server/config/settings.h"
+
+namespace ps {
+namespace {
+
+// Where each push is a version, no shard's weights are those that the others have at the same time: there is no one
+// model that a norm over all of them would be of.
+void CheckNormsOverShards(const OptimizerSetup& setup, const ModeOptions& options, uint32_t num_shards,
+                          Problems& problems) {
+  const std::string mode = CanonicalMode(options.name);
+  if (num_shards < 2 || (mode != "asp" && mode != "ssp")) return;
+  const auto optimizer = MakeOptimizer(setup.optimizer);
+  problems.Check(!optimizer.ok() || !(*optimizer)->uses_trust_ratio(),
+                 absl::StrCat("--optimizer=", setup.optimizer, ": in --mode=", options.name,
+                              " it needs --num_shards=1: its step depends on the norms of whole tensors, and the "
+                              "servers' weights are never of the same pushes"));
+  problems.Check(!setup.clip.needs_norms() || mode != "asp" || options.delay_compensation == 0,
+                 absl::StrCat("--delay_compensation=", options.delay_compensation,
+                              ": with --clip_norm or --clip_tensor_norm it needs --num_shards=1: a compensated "
+                              "gradient depends on the weights, which differ between the shards in --mode=asp"));
+}
+
+constexpr size_t kMaxShownBytes = 64;  // Of a name from the wire.
+constexpr int kMaxValues = 64;         // Of a message.
+
+const HyperparameterInfo* FindInfo(const std::string& name) {
+  const std::vector<HyperparameterInfo>& table = HyperparameterTable();
+  const auto row = std::find_if(table.begin(), table.end(), [&](const auto& each) { return each.flag == name; });
+  return row == table.end() ? nullptr : &*row;
+}
+
+std::string Choices(const std::string& optimizer, bool running) {
+  std::vector<std::string> names;
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(optimizer) && (each.may_change || !running)) names.push_back(each.flag);
+  }
+  return absl::StrJoin(names, ", ");
+}
+
+// `running`: they are to change while the job runs.
+absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& messages, const std::string& optimizer,
+                                              bool running) {
+  Problems problems;
+  problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
+  problems.Check(messages.size() <= kMaxValues, absl::StrCat("expected at most ", kMaxValues, " values"));
+  HyperparameterValues values;
+  for (int i = 0; i < std::min(messages.size(), kMaxValues); ++i) {
+    const v1::Hyperparameter& message = messages[i];
+    const std::string shown = absl::StrCat(Printable(message.name(), kMaxShownBytes), "=", ExactText(message.value()));
+    const HyperparameterInfo* const info = FindInfo(message.name());
+    if (info == nullptr || !info->UsedBy(optimizer)) {
+      problems.Check(false, absl::StrCat(shown, info == nullptr ? ": there is no such hyperparameter" : ": not used by",
+                                         info == nullptr ? "" : " --optimizer=" + optimizer, "; expected one of ",
+                                         Choices(optimizer, running)));
+      continue;
+    }
+    problems.Check(info->may_change || !running,
+                   absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
+    problems.Check(info->range.Contains(message.value()), absl::StrCat(shown, ": expected ", info->range.ToString()));
+    problems.Check(values.emplace(message.name(), message.value()).second,
+                   absl::StrCat(shown, ": ", message.name(), " is given twice"));
+  }
+  if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
+  return values;
+}
+
+}  // namespace
+
+std::string OptimizerFlagChoices() { return absl::StrCat(absl::StrJoin(OptimizerNames(), ", "), ", or ", kFromWorker); }
+
+void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode, uint32_t num_shards,
+                            Problems& problems) {
+  if (setup.optimizer == kFromWorker) return;
+  problems.Check(MakeOptimizer(setup.optimizer).ok(),
+                 absl::StrCat("--optimizer=", setup.optimizer, ": expected ", OptimizerFlagChoices()));
+  for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(setup.hyperparameters));
+  ValidateClipOptions(setup.clip, problems);
+  CheckNormsOverShards(setup, mode, num_shards, problems);
+}
+
+std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup) {
+  if (setup.optimizer == kFromWorker) return {{"optimizer", kFromWorker}};
+  std::map<std::string, std::string> settings = ClipSettings(setup.clip);
+  settings["optimizer"] = setup.optimizer;
+  for (const auto& [name, value] : ValuesOf(setup.hyperparameters, setup.optimizer)) settings[name] = ExactText(value);
+  return settings;
+}
+
+absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, const ModeOptions& mode,
+                                       uint32_t num_shards) {
+  if (const auto made = MakeOptimizer(message.optimizer()); !made.ok()) return made.status();
+  Problems problems;
+  OptimizerSetup setup = {.optimizer = message.optimizer(),
+                          .hyperparameters = DefaultHyperparameters(message.optimizer())};
+  HyperparameterValues values;
+  problems.Read(CheckInitialValues(message.hyperparameters(), setup.optimizer), values);
+  setup.hyperparameters = Changed(setup.hyperparameters, values);
+  if (message.has_clip_value()) setup.clip.value = message.clip_value();
+  if (message.has_clip_tensor_norm()) setup.clip.tensor_norm = message.clip_tensor_norm();
+  if (message.has_clip_norm()) setup.clip.norm = message.clip_norm();
+  ValidateOptimizerSetup(setup, mode, num_shards, problems);
+  if (const absl::Status status = problems.ToStatus(); !status.ok()) return status;
+  return setup;
+}
+
+v1::OptimizerSettings MessageOf(const OptimizerSetup& setup) {
+  v1::OptimizerSettings message;
+  message.set_optimizer(setup.optimizer);
+  ToProto(ValuesOf(setup.hyperparameters, setup.optimizer), message.mutable_hyperparameters());
+  if (setup.clip.value.has_value()) message.set_clip_value(*setup.clip.value);
+  if (setup.clip.tensor_norm.has_value()) message.set_clip_tensor_norm(*setup.clip.tensor_norm);
+  if (setup.clip.norm.has_value()) message.set_clip_norm(*setup.clip.norm);
+  return message;
+}
+
+const std::vector<ClipFlag>& ClipFlags() {
+  static const std::vector<ClipFlag> flags = {
+      {.flag = "clip_value",
+       .field = &ClipOptions::value,
+       .help = "clips each element of a gradient to within plus and minus this; empty: not"},
+      {.flag = "clip_tensor_norm",
+       .field = &ClipOptions::tensor_norm,
+       .help = "then scales the gradient of each tensor whose L2 norm is above this down to it; empty: not"},
+      {.flag = "clip_norm",
+       .field = &ClipOptions::norm,
+       .help = "then scales the gradient down to this if its L2 norm over all tensors is above it; empty: not"}};
+  return flags;
+}
+
+std::string ClipHelp(std::optional<float> ClipOptions::*field) {
+  for (const ClipFlag& each : ClipFlags()) {
+    if (each.field == field) return each.help;
+  }
+  return "";
+}
+
+void ValidateClipOptions(const ClipOptions& options, Problems& problems) {
+  for (const ClipFlag& each : ClipFlags()) {
+    const std::optional<float> limit = options.*each.field;
+    if (!limit.has_value()) continue;
+    problems.Check(std::isfinite(*limit) && *limit > 0,
+                   absl::StrCat("--", each.flag, "=", *limit, ": expected a number above 0"));
+  }
+}
+
+std::map<std::string, std::string> ClipSettings(const ClipOptions& options) {
+  std::map<std::string, std::string> settings;
+  for (const ClipFlag& each : ClipFlags()) {
+    const std::optional<float> limit = options.*each.field;
+    settings[each.flag] = limit.has_value() ? ExactText(*limit) : "none";
+  }
+  return settings;
+}
+
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer) {
+  return ValuesOf(messages, optimizer, /*running=*/true);
+}
+
+absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
+                                                        const std::string& optimizer) {
+  return ValuesOf(messages, optimizer, /*running=*/false);
+}
+
+HyperparameterValues FromProto(const HyperparameterMessages& messages) {
+  HyperparameterValues values;
+  for (const v1::Hyperparameter& message : messages) values[message.name()] = message.value();
+  return values;
+}
+
+void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages) {
+  for (const auto& [name, value] : values) {
+    v1::Hyperparameter* const message = messages->Add();
+    message->set_name(name);
+    message->set_value(value);
+  }
+}
+
+HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer) {
+  HyperparameterValues values;
+  for (const HyperparameterInfo& each : HyperparameterTable()) {
+    if (each.UsedBy(optimizer)) values[each.flag] = hyperparameters.*each.field;
+  }
+  return values;
+}
+
+std::string ToString(const HyperparameterValues& values) {
+  return absl::StrJoin(values, " ", [](std::string* out, const auto& each) {
+    absl::StrAppend(out, each.first, "=", ExactText(each.second));
+  });
+}
+
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule) {
+  if (!schedule.has_value()) return ToString(values);
+  return absl::StrCat(ToString(values), values.empty() ? "" : " ", ToString(*schedule));
+}
+
+nlohmann::ordered_json ToJson(const HyperparameterValues& values) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : values) json[name] = nlohmann::ordered_json::parse(ExactText(value));
+  return json;
+}
+
+OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards, bool sparse)
+    : mode_(std::move(mode)),
+      num_shards_(num_shards),
+      only_sgd_(sparse && AppliesGradients(mode_)),
+      from_worker_(flags.optimizer == kFromWorker) {
+  if (!from_worker_) setup_ = flags;
+}
+
+absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
+  if (!request.has_optimizer()) {
+    if (!from_worker_) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the servers take the optimizer from the workers (--optimizer=", kFromWorker,
+                     "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices()));
+  }
+  const absl::StatusOr<OptimizerSetup> theirs = SetupOf(request.optimizer(), mode_, num_shards_);
+  if (!theirs.ok()) return Annotate(theirs.status(), "the worker's optimizer");
+  if (from_worker_ && only_sgd_ && theirs->optimizer != "sgd") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the worker's optimizer is ", theirs->optimizer,
+                     ": with --compress servers apply sgd; --momentum_correction has workers apply momentum"));
+  }
+  if (!setup_.has_value()) return absl::OkStatus();
+  std::map<std::string, std::string> ours = SettingsOf(*setup_);
+  const std::map<std::string, std::string> other = SettingsOf(*theirs);
+  // Of another optimizer only what both have is compared.
+  std::erase_if(ours, [&](const auto& setting) { return !other.contains(setting.first); });
+  const std::string differences =
+      DifferentSettings(ours, {other.begin(), other.end()}, from_worker_ ? "the job has" : "the servers have");
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("the worker's optimizer differs from ",
+                                                    from_worker_ ? "the job's: " : "the servers': ", differences));
+}
+
+void OptimizerTerms::Fix(const v1::JoinRequest& request) {
+  if (!setup_.has_value()) setup_ = *SetupOf(request.optimizer(), mode_, num_shards_);
+}
+
+void OptimizerTerms::Reset() {
+  if (from_worker_) setup_.reset();
+}
+
+}  // namespace ps

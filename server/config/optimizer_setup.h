@@ -1,0 +1,125 @@
+// What gradients are applied with: the optimizer, its hyperparameters, and how gradients are clipped. The servers'
+// flags say it, or, with --optimizer=from_worker, the first worker that joins (OptimizerSettings, in ps.proto); both
+// are checked here, by the same rules.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <google/protobuf/repeated_ptr_field.h>
+#include <nlohmann/json.hpp>
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clipping.h"
+#include "common/optimizers/hyperparameters.h"
+#include "common/problems.h"
+#include "common/schedule.h"
+#include "common/status.h"
+#include "ps/v1/ps.pb.h"
+#include "server/config/mode_options.h"
+
+namespace ps {
+
+// As the flag --optimizer: the servers have none of their own.
+inline constexpr char kFromWorker[] = "from_worker";
+
+// "sgd, … lamb, or from_worker": what the flag may be, for help and messages.
+std::string OptimizerFlagChoices();
+
+struct OptimizerSetup {
+  std::string optimizer = "sgd";
+  Hyperparameters hyperparameters;
+  ClipOptions clip;
+};
+
+// Notes every problem of its parts, by flag, and of it with this mode on so many shards. Nothing is asked of
+// kFromWorker.
+void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode, uint32_t num_shards,
+                            Problems& problems);
+
+// The flags that it stands for, and their values as text: of hyperparameters those that the optimizer uses. Of
+// kFromWorker there is only the name.
+std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup);
+
+// What a message says; what it does not name has its default. INVALID_ARGUMENT names every problem, one a line.
+absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, const ModeOptions& mode,
+                                       uint32_t num_shards);
+v1::OptimizerSettings MessageOf(const OptimizerSetup& setup);
+
+// The flags that clip gradients, and the one table of them that the flags' help, the checks and the fingerprint of a
+// job's settings are made from. Every mode and optimizer uses them: where workers take steps by themselves, they clip
+// their own gradients (LocalSteps, in ps.proto).
+
+// A row of the table: unset, it does nothing; set, it is finite and above 0.
+struct ClipFlag {
+  std::string flag;  // Its name, without dashes.
+  std::optional<float> ClipOptions::*field = nullptr;
+  std::string help;
+};
+
+const std::vector<ClipFlag>& ClipFlags();
+// The help of one field's flag.
+std::string ClipHelp(std::optional<float> ClipOptions::*field);
+
+// Notes every problem, by flag.
+void ValidateClipOptions(const ClipOptions& options, Problems& problems);
+
+// The flags and their values as text: what all servers share.
+std::map<std::string, std::string> ClipSettings(const ClipOptions& options);
+
+// Hyperparameters by name, as they are set, told and shown while a job runs.
+using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
+
+// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that there is not, that the optimizer
+// does not use, that cannot change or that comes twice, a value out of its range, and that there is nothing at all.
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
+
+// The same for what a job begins with: any that the optimizer uses, or none.
+absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
+                                                        const std::string& optimizer);
+
+// What a message holds that the chief has checked.
+HyperparameterValues FromProto(const HyperparameterMessages& messages);
+void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);
+
+// Those that the optimizer uses.
+HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
+
+// "learning_rate=0.01 momentum=0.5"
+std::string ToString(const HyperparameterValues& values);
+// And of a change that replaces the schedule, what that is: "learning_rate=0.01 schedule=constant".
+std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule);
+// {"learning_rate":0.01,"momentum":0.5}, with the same digits.
+nlohmann::ordered_json ToJson(const HyperparameterValues& values);
+
+// Which optimizer a job has: that of the servers' flags, or, with --optimizer=from_worker, that of the first join. What
+// a worker says that it was written for must be the same. Pure.
+class OptimizerTerms {
+ public:
+  // `flags`: the servers'; kFromWorker: they have none of their own. `sparse`: pushes carry some elements only.
+  OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards, bool sparse = false);
+
+  bool from_worker() const { return from_worker_; }
+  // Nothing: no join has said it yet.
+  const std::optional<OptimizerSetup>& setup() const { return setup_; }
+
+  // INVALID_ARGUMENT, naming all that cannot be; FAILED_PRECONDITION, naming all that differs, or that the worker says
+  // nothing and nobody else does.
+  absl::Status CheckSame(const v1::JoinRequest& request) const;
+  // Takes from a join that was checked what no join has fixed yet.
+  void Fix(const v1::JoinRequest& request);
+  // The next join says it anew.
+  void Reset();
+
+ private:
+  const ModeOptions mode_;
+  const uint32_t num_shards_;
+  const bool only_sgd_;
+  const bool from_worker_;
+  std::optional<OptimizerSetup> setup_;
+};
+
+}  // namespace ps

@@ -1,0 +1,63 @@
+// What a shard is told at its start (ServerOptions has the flags).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/clipping.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "common/schedule.h"
+#include "common/wire_type.h"
+#include "server/config/mode_options.h"
+#include "server/config/optimizer_setup.h"
+
+namespace ps {
+
+// When slices of the next version leave before it is committed (--stream).
+enum class StreamWhen {
+  kAuto,    // As they are built, unless a worker of this host pushes, too: its pushes to other servers would share the
+            // link out of the host with them, and the next version needs those first.
+  kAlways,  // As they are built.
+  kNever,
+};
+
+inline std::optional<StreamWhen> ParseStreamWhen(const std::string& text) {
+  if (text == "auto") return StreamWhen::kAuto;
+  if (text == "always") return StreamWhen::kAlways;
+  if (text == "never") return StreamWhen::kNever;
+  return std::nullopt;
+}
+
+struct ShardOptions {
+  std::string job = "default";
+  uint32_t shard = 0;
+  uint32_t num_shards = 1;
+  uint32_t num_workers = 1;
+  ModeOptions mode;
+  std::string optimizer = "sgd";  // kFromWorker: this, hyperparameters and clip come with the layout.
+  Hyperparameters hyperparameters;
+  ScheduleOptions schedule;
+  ClipOptions clip;
+  int apply_threads = 1;  // 0: updates wait for ApplyPosted.
+  // Whoever brings the last contribution to a slice of no more than this builds it; others are posted.
+  size_t max_inline_elements = 16384;
+  size_t max_versions = 4;          // Buffers of weights that may exist at once.
+  uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.
+  size_t max_parked = 64;           // Calls of others than members that may wait at once.
+  WireFormat wire;
+  StreamWhen stream = StreamWhen::kAuto;
+  bool shared_memory = false;  // Weights are where processes of this host may be given them to read.
+  bool takes_checkpoints = false;
+  std::map<std::string, std::string> settings = {};  // The flags that all servers share.
+  std::function<TimePoint()> clock = Now;
+
+  OptimizerSetup optimizer_setup() const {
+    return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
+  }
+};
+
+}  // namespace ps

@@ -1,0 +1,383 @@
+#include "server/engine/parameters.h"
+
+#include <algorithm>
+#include <iterator>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/half_floats.h"
+#include "common/hash.h"
+#include "common/status.h"
+#include "common/sync.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kNamedReaders = 8;  // In a message; of more, the number is told.
+
+// Of a worker that is further behind all weights have changed, nearly.
+constexpr size_t kMostUpdates = 64;
+
+}  // namespace
+
+// Outlives the parameters, because holds do.
+struct Parameters::ReleaseHook {
+  std::atomic<bool> blocked = false;
+  Mutex mutex;
+  std::function<void()> call ABSL_GUARDED_BY(mutex);
+
+  void Released() {
+    if (!blocked.exchange(false)) return;
+    MutexLock lock(mutex);
+    if (call) call();
+  }
+};
+
+std::span<const float> VersionPin::slice(size_t local) const {
+  const SliceInfo& info = layout_->slice(local);
+  return weights().subspan(static_cast<size_t>(info.shard_offset), static_cast<size_t>(info.elements));
+}
+
+VersionPin::Sent VersionPin::sent(size_t local) const {
+  if (WireTypeOf(layout_->tensor(local).kind, rounded_) == WireType::kFloat32) return {.bytes = BytesOf(slice(local))};
+  const SliceInfo& info = layout_->slice(local);
+  const auto* const rounded = reinterpret_cast<const uint8_t*>(buffers_->rounded->data());
+  const size_t width = WireBytes(rounded_);
+  return {
+      .bytes = {rounded + static_cast<size_t>(info.shard_offset) * width, static_cast<size_t>(info.elements) * width},
+      .type = rounded_};
+}
+
+uint8_t* RoundedBuffer::At(const ShardLayout& layout, size_t local) const {
+  if (data == nullptr || layout.tensor(local).kind != TensorKind::kWeight) return nullptr;
+  return data + static_cast<size_t>(layout.slice(local).shard_offset) * WireBytes(type);
+}
+
+Parameters::Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions,
+                       size_t max_kept, std::function<void()> on_release, bool shared, WireType rounded,
+                       bool keeps_changes)
+    : layout_(std::move(layout)),
+      max_versions_(max_versions),
+      rounded_(rounded),
+      keeps_changes_(keeps_changes),
+      hook_(std::make_shared<ReleaseHook>()),
+      readers_(std::make_shared<Readers>(max_versions)),
+      weights_(layout_->buffer_elements(), {0}, max_versions + max_kept, shared, rounded != WireType::kFloat32),
+      // One more than the weights have: with a single weight buffer a snapshot must not stop updates for ever.
+      state_(layout_->buffer_elements(), std::move(state), max_versions + 1),
+      skipped_(std::make_shared<const std::vector<uint64_t>>(layout_->slices())),
+      has_initial_(layout_->slices(), false) {
+  MutexLock lock(hook_->mutex);
+  hook_->call = std::move(on_release);
+}
+
+Parameters::~Parameters() { ClearOnRelease(); }
+
+void Parameters::ClearOnRelease() {
+  MutexLock lock(hook_->mutex);
+  hook_->call = nullptr;
+}
+
+absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices) {
+  Check(version() == 0 && weights_.next() == nullptr, "initial values come before the first update");
+  if (sender != initial_sender_) {
+    initial_sender_ = sender;
+    has_initial_.assign(has_initial_.size(), false);
+    initial_slices_ = 0;
+  }
+  for (const ReceivedSlice& slice : slices) {
+    const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kInitial);
+    if (!local.ok()) return local.status();
+    slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(*local).shard_offset);
+    PS_RETURN_IF_ERROR(RoundSlice(*local));
+    if (!has_initial_[*local]) ++initial_slices_;
+    has_initial_[*local] = true;
+  }
+  return absl::OkStatus();
+}
+
+RoundedBuffer Parameters::RoundedOf(HeldBuffers& buffers) const {
+  if (!buffers.rounded.has_value()) return {};
+  return {.data = reinterpret_cast<uint8_t*>(buffers.rounded->data()), .type = rounded_};
+}
+
+absl::Status Parameters::RoundSlice(size_t local) {
+  const SliceInfo& info = layout_->slice(local);
+  uint8_t* const to = RoundedOf(*weights_.current()).At(*layout_, local);
+  const float* const values = weights_.current()->tensors[0].data() + info.shard_offset;
+  if (to == nullptr || RoundHalf(values, static_cast<size_t>(info.elements), rounded_, to, BestIsa())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", layout_->tensor(local).name,
+                   ": a value is not finite, or too large for --weights_wire_dtype=", ToString(rounded_)));
+}
+
+absl::Status Parameters::CheckInitialised() const {
+  if (initialised()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("initial values: ", initial_slices_, " of the ", layout_->slices(),
+                                                 " slices of shard ", layout_->shard(), " arrived"));
+}
+
+Parameters::Update Parameters::BeginRestore() {
+  Check(version() == 0 && weights_.next() == nullptr, "a checkpoint is restored before the first update");
+  Update update;
+  update.new_weights = weights_.current()->tensors[0].data();
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update.new_state[k] = state_.current()->tensors[k].data();
+  }
+  return update;
+}
+
+absl::Status Parameters::FinishRestore(uint64_t version, SkippedUpdates skipped) {
+  for (size_t local = 0; local < layout_->slices(); ++local) PS_RETURN_IF_ERROR(RoundSlice(local));
+  weights_.current()->version = state_.current()->version = version;
+  skipped_ = std::move(skipped);
+  has_initial_.assign(has_initial_.size(), true);
+  initial_slices_ = layout_->slices();
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const HeldBuffers> Parameters::Hold(const std::shared_ptr<HeldBuffers>& buffers,
+                                                    std::function<void()> released) {
+  buffers->holds.fetch_add(1, std::memory_order_relaxed);
+  return {buffers.get(), [buffers, hook = hook_, released = std::move(released)](const HeldBuffers*) {
+            if (released) released();
+            buffers->holds.fetch_sub(1);
+            hook->Released();
+          }};
+}
+
+VersionPin Parameters::Pin(const Reader& reader, TimePoint now) {
+  Check(!updating_in_place(), "a version that is being overwritten is not read");
+  VersionPin pin = PinBuffers(weights_.current(), version(), reader, now);
+  pin.history_ = history_;
+  return pin;
+}
+
+VersionPin Parameters::PinNext(const Reader& reader, TimePoint now) {
+  Check(weights_.next() != nullptr && !weights_.in_place(),
+        "a version in the making is written beside the current one");
+  return PinBuffers(weights_.next(), version() + 1, reader, now);
+}
+
+VersionPin Parameters::PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
+                                  TimePoint now) {
+  const auto entry = readers_->Add({.reader = reader, .version = version, .since = now});
+  VersionPin pin;
+  pin.buffers_ = Hold(buffers, [readers = readers_, entry] { readers->Remove(entry); });
+  pin.layout_ = layout_;
+  pin.rounded_ = rounded_;
+  return pin;
+}
+
+Snapshot Parameters::TakeSnapshot() {
+  Check(may_snapshot(), "a snapshot is of a version that is not being overwritten");
+  Snapshot snapshot;
+  snapshot.weights_.buffers_ = Keep();
+  snapshot.weights_.layout_ = layout_;
+  snapshot.state_ = Hold(state_.current(), {});
+  snapshot.skipped_ = skipped_;
+  return snapshot;
+}
+
+std::string Parameters::DescribeReaders(TimePoint now) const {
+  return ps::DescribeReaders(version() + 1, max_versions_, readers_->All(), now);
+}
+
+Parameters::Update Parameters::Current() const {
+  Check(weights_.next() == nullptr, "no update has begun");
+  Update update;
+  update.weights = weights_.current()->tensors[0].data();
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update.state[k] = state_.current()->tensors[k].data();
+  }
+  return update;
+}
+
+bool Parameters::Begin(bool in_place, Update* update) {
+  if (!weights_.Pick(in_place)) return false;
+  if (!state_.Pick(in_place)) {
+    weights_.Abandon();
+    return false;
+  }
+  weights_.next()->build = ++builds_;
+  update->weights = weights_.current()->tensors[0].data();
+  update->new_weights = weights_.next()->tensors[0].data();
+  update->new_rounded = RoundedOf(*weights_.next());
+  if (keeps_changes_) {
+    making_ = std::make_shared<VersionChanges>();
+    making_->slices.resize(layout_->slices());
+    update->changes = making_.get();
+  }
+  for (size_t k = 0; k < state_.current()->tensors.size(); ++k) {
+    update->state[k] = state_.current()->tensors[k].data();
+    update->new_state[k] = state_.next()->tensors[k].data();
+  }
+  return true;
+}
+
+bool Parameters::BeginUpdate(Update* update, bool may_be_in_place) {
+  if (Begin(may_be_in_place, update)) return true;
+  hook_->blocked = true;
+  if (!Begin(may_be_in_place, update)) return false;  // A hold may have gone between the two.
+  hook_->blocked = false;
+  return true;
+}
+
+bool Parameters::BeginSpeculativeUpdate(Update* update) { return Begin(/*in_place=*/false, update); }
+
+void Parameters::Publish(uint64_t versions, SkippedUpdates skipped) {
+  const uint64_t next = version() + versions;
+  // The first update makes zeros of subnormal values that were brought, whatever is pushed.
+  if (making_ != nullptr && std::exchange(updated_, true)) {
+    making_->from = version();
+    making_->to = next;
+    making_->Count();
+    history_ = ChangeHistory::With(history_.get(), std::move(making_), layout_->elements());
+    making_ = nullptr;
+  }
+  if (skipped != nullptr) skipped_ = std::move(skipped);
+  weights_.Publish(next);
+  state_.Publish(next);
+}
+
+void Parameters::Abandon() {
+  Check(weights_.next() != nullptr && !weights_.in_place() && !state_.in_place(),
+        "what is abandoned was written beside the current version");
+  weights_.Abandon();
+  state_.Abandon();
+}
+
+void Parameters::GiveUp() {
+  if (!weights_.in_place()) weights_.Abandon();
+  if (!state_.in_place()) state_.Abandon();
+}
+
+std::string Reader::ToString() const {
+  if (rank.has_value()) return absl::StrCat("rank ", *rank);
+  return peer.empty() ? "a reader" : absl::StrCat("a reader at ", peer);
+}
+
+absl::Status Readers::May(const Reader& reader, uint64_t current) const {
+  // Versions stand for buffers; the one in the making, of which slices may be read already, is not an older one.
+  std::set<uint64_t> held = {current};
+  {
+    MutexLock lock(mutex_);
+    for (const Reading& reading : readings_) {
+      if (reading.reader.rank == reader.rank && reading.version < current) held.insert(reading.version);
+    }
+  }
+  if (!reader.rank.has_value()) {
+    const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
+    if (held.size() <= most) return absl::OkStatus();
+    const std::string limit = absl::StrCat("readers that are not members of the job may hold ", most,
+                                           " of --max_versions=", max_versions_, " weight buffers while it is running");
+    if (most == 0) return absl::FailedPreconditionError(limit);  // Asking again would not help.
+    return absl::ResourceExhaustedError(limit + ", and already do; retry when an older version has been released");
+  }
+  const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
+  if (held.size() <= most) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held.size() - 1,
+                                             held.size() == 2 ? " older version" : " older versions"));
+}
+
+Readers::Entry Readers::Add(Reading reading) {
+  MutexLock lock(mutex_);
+  return readings_.insert(readings_.end(), std::move(reading));
+}
+
+void Readers::Remove(Entry entry) {
+  MutexLock lock(mutex_);
+  readings_.erase(entry);
+}
+
+std::vector<Reading> Readers::All() const {
+  MutexLock lock(mutex_);
+  return {readings_.begin(), readings_.end()};
+}
+
+std::string DescribeReaders(uint64_t wanted_version, size_t max_versions, const std::vector<Reading>& readings,
+                            TimePoint now) {
+  const size_t named = std::min(readings.size(), kNamedReaders);
+  std::string text =
+      absl::StrCat("version ", wanted_version, ": waiting for readers that hold all of --max_versions=", max_versions,
+                   " weight buffers: ",
+                   absl::StrJoin(readings.begin(), readings.begin() + static_cast<ptrdiff_t>(named), ", ",
+                                 [now](std::string* out, const Reading& reading) {
+                                   absl::StrAppend(out, reading.reader.ToString(), " (version ", reading.version,
+                                                   ", for ", FormatSeconds(now - reading.since), ")");
+                                 }));
+  if (named < readings.size()) absl::StrAppend(&text, " and ", readings.size() - named, " more");
+  return text;
+}
+
+void VersionChanges::Count() {
+  positions = 0;
+  for (const ChangedPositions& slice : slices) positions += slice == nullptr ? 0 : slice->size();
+}
+
+std::shared_ptr<const ChangeHistory> ChangeHistory::With(const ChangeHistory* before,
+                                                         std::shared_ptr<const VersionChanges> changes,
+                                                         size_t elements) {
+  auto history = std::make_shared<ChangeHistory>();
+  std::vector<std::shared_ptr<const VersionChanges>>& updates = history->updates_;
+  if (before != nullptr && before->updates_.back()->to == changes->from) updates = before->updates_;
+  updates.push_back(std::move(changes));
+  // Positions of as many elements as there are take no more than half of what the weights do.
+  size_t kept = 1;
+  size_t positions = updates.back()->positions;
+  while (kept < std::min(updates.size(), kMostUpdates)) {
+    positions += updates[updates.size() - kept - 1]->positions;
+    if (positions > elements) break;
+    ++kept;
+  }
+  updates.erase(updates.begin(), updates.end() - static_cast<std::ptrdiff_t>(kept));
+  return history;
+}
+
+std::optional<std::vector<uint16_t>> ChangeHistory::Since(uint64_t base, size_t local) const {
+  std::vector<const std::vector<uint16_t>*> changed;
+  for (auto update = updates_.rbegin(); update != updates_.rend() && (*update)->to > base; ++update) {
+    const ChangedPositions& positions = (*update)->slices[local];
+    if (positions == nullptr || (*update)->from < base) return std::nullopt;
+    changed.push_back(positions.get());
+    if ((*update)->from == base) return Union(changed);
+  }
+  if (updates_.back()->to == base) return std::vector<uint16_t>();
+  return std::nullopt;
+}
+
+uint64_t ChangeHistory::bytes() const {
+  uint64_t positions = 0;
+  for (const auto& update : updates_) positions += update->positions;
+  return positions * sizeof(uint16_t);
+}
+
+std::vector<uint16_t> Union(const std::vector<const std::vector<uint16_t>*>& positions) {
+  std::vector<uint16_t> all;
+  for (const std::vector<uint16_t>* each : positions) {
+    std::vector<uint16_t> merged;
+    merged.reserve(all.size() + each->size());
+    std::set_union(all.begin(), all.end(), each->begin(), each->end(), std::back_inserter(merged));
+    all = std::move(merged);
+  }
+  return all;
+}
+
+void HashSlices(ThreadPool& pool, const VersionPin& pin, HashesCallback callback) {
+  const size_t slices = pin.layout().slices();
+  auto reply = std::make_shared<v1::HashSlicesReply>();
+  reply->set_version(pin.version());
+  for (size_t local = 0; local < slices; ++local) reply->add_hashes()->set_slice(pin.layout().slice(local).index);
+  const auto hash_slice = [reply, pin](size_t local) {
+    const SliceHash hash = HashSlice(pin.slice(local));
+    reply->mutable_hashes(static_cast<int>(local))->set_hash(hash.data(), hash.size());
+  };
+  pool.PostBehind(slices, hash_slice, [reply, callback = std::move(callback)] { callback(*reply); });
+}
+
+}  // namespace ps

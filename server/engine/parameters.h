@@ -1,0 +1,316 @@
+// A shard's weights and its optimizer's state, as versions.
+//
+// One version is current. Weights may be pinned by readers, weights and state together by a snapshot; what is held is
+// never written. An update is written in place where nobody holds the current version, else into recycled buffers, and
+// becomes current by swapping pointers. So a snapshot costs nothing until something of it is overwritten.
+//
+//   Parameters ── weights ─▶ BufferRing ── current, next, spare ─▶ HeldBuffers ◀── holds ── VersionPin, Snapshot
+//        │└────── state ───▶ BufferRing …                             (a hold keeps its buffers alive, also after
+//        └──────────────────▶ Readers: who reads which version         the parameters are gone)
+//
+// Made when the layout is known, without a lock: it allocates and writes memory for weights and state. The owner locks:
+// every method but a hold's release is called under one lock of the owner. Lock order: the release hook's lock, then
+// the owner's; the owner's, then the readers'.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "common/payload.h"
+#include "common/sync.h"
+#include "ps/v1/ps.pb.h"
+#include "server/engine/float_buffer.h"
+#include "server/engine/shard_layout.h"
+#include "server/engine/thread_pool.h"
+
+namespace ps {
+
+// Who reads which version of one shard's weights, since when. Readers may be slow, so no reader alone may hold every
+// buffer: a member of the job may read the current version and an older one, and readers that are not members must
+// together leave two buffers free.
+//
+// Thread-safe: pins are released on any thread. Its lock is a leaf.
+
+// A member of the job by its rank, or somebody else.
+struct Reader {
+  std::optional<uint32_t> rank;
+  std::string peer;  // Where somebody else is, for messages.
+
+  // "rank 1", "a reader at ipv4:10.0.0.1:5".
+  std::string ToString() const;
+};
+
+// A version that is being read.
+struct Reading {
+  Reader reader;
+  uint64_t version = 0;
+  TimePoint since;
+};
+
+class Readers {
+ public:
+  using Entry = std::list<Reading>::iterator;
+
+  explicit Readers(size_t max_versions) : max_versions_(max_versions) {}
+
+  // Whether the reader may read the version `current` as well. UNAVAILABLE: a member must first release older ones.
+  // RESOURCE_EXHAUSTED: readers that are not members already hold all that they may; FAILED_PRECONDITION: they may hold
+  // none.
+  absl::Status May(const Reader& reader, uint64_t current) const;
+
+  // The entry is valid until Remove.
+  Entry Add(Reading reading);
+  void Remove(Entry entry);
+
+  // Oldest first.
+  std::vector<Reading> All() const;
+
+ private:
+  const size_t max_versions_;
+  mutable Mutex mutex_;
+  std::list<Reading> readings_ ABSL_GUARDED_BY(mutex_);
+};
+
+// "version 7: waiting for readers that hold all of --max_versions=4 weight buffers: rank 1 (version 5, for 2 s), …"
+std::string DescribeReaders(uint64_t wanted_version, size_t max_versions, const std::vector<Reading>& readings,
+                            TimePoint now);
+
+// Which elements of each slice have changed from one version to a later one, where that is known: what --weights_delta
+// sends to a worker that has the earlier one.
+
+// Positions in a slice, ascending. Null: perhaps all have changed.
+using ChangedPositions = std::shared_ptr<const std::vector<uint16_t>>;
+
+// What one update changes, from the version before it to the one that it makes.
+struct VersionChanges {
+  uint64_t from = 0;
+  uint64_t to = 0;
+  std::vector<ChangedPositions> slices;  // By local index. Each is written once, by who builds the slice.
+  size_t positions = 0;                  // All slices have so many; counted when all are built.
+
+  void Count();
+};
+
+// The changes of the newest updates, without a gap. Immutable.
+class ChangeHistory {
+ public:
+  // With one more, which begins where `before` (null: there is none) ends. The oldest are left out where there are too
+  // many, or too many positions together for a shard of so many elements.
+  static std::shared_ptr<const ChangeHistory> With(const ChangeHistory* before,
+                                                   std::shared_ptr<const VersionChanges> changes, size_t elements);
+
+  // What has changed in this slice since version `base`, up to the newest. Nothing: it is not known.
+  std::optional<std::vector<uint16_t>> Since(uint64_t base, size_t local) const;
+
+  // The positions that are kept take so many.
+  uint64_t bytes() const;
+
+ private:
+  std::vector<std::shared_ptr<const VersionChanges>> updates_;  // Ascending.
+};
+
+// All positions that several sets of them, of the same elements, have; ascending.
+std::vector<uint16_t> Union(const std::vector<const std::vector<uint16_t>*>& positions);
+
+// Holds one version's weights for reading. Copies share the hold; the last one to go releases it, on any thread.
+class VersionPin {
+ public:
+  VersionPin() = default;
+  uint64_t version() const { return buffers_->version; }  // Not of a version in the making.
+  // The number of the update that made it, which no other update of these parameters has; 0: none did.
+  uint64_t build() const { return buffers_->build; }
+  const ShardLayout& layout() const { return *layout_; }
+  // All of the shard's; slice i is at layout().slice(i).shard_offset.
+  std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
+  // The slice with this local index has these.
+  std::span<const float> slice(size_t local) const;
+  // The same as it is sent to workers: rounded, if the parameters are and it is of a weight.
+  struct Sent {
+    Piece bytes;
+    WireType type = WireType::kFloat32;
+  };
+  Sent sent(size_t local) const;
+  // Which of its elements may have changed since version `base`. Nothing: it is not known.
+  std::optional<std::vector<uint16_t>> changed(uint64_t base, size_t local) const {
+    return history_ == nullptr ? std::nullopt : history_->Since(base, local);
+  }
+  // Where the weights are, if the parameters are shared.
+  const SharedMemory& memory() const { return buffers_->tensors[0].memory(); }
+
+ private:
+  friend class Parameters;
+  std::shared_ptr<const HeldBuffers> buffers_;
+  std::shared_ptr<const ShardLayout> layout_;
+  WireType rounded_ = WireType::kFloat32;
+  std::shared_ptr<const ChangeHistory> history_;  // Up to it; null: it is not kept, or this version is in the making.
+};
+
+// Where a version's weights are rounded to elements of two bytes, if they are.
+struct RoundedBuffer {
+  uint8_t* data = nullptr;
+  WireType type = WireType::kFloat32;
+
+  // Where a slice's are; null: its elements are not rounded.
+  uint8_t* At(const ShardLayout& layout, size_t local) const;
+};
+
+// How many versions were made without any gradient of a slice, and so are none of its updates, by the slice's local
+// index. It belongs to the optimizer's state.
+using SkippedUpdates = std::shared_ptr<const std::vector<uint64_t>>;
+
+// Holds one version's weights and optimizer state. As VersionPin.
+class Snapshot {
+ public:
+  uint64_t version() const { return weights_.version(); }
+  const ShardLayout& layout() const { return weights_.layout(); }
+  std::span<const float> weights() const { return weights_.weights(); }
+  size_t state_tensors() const { return state_->tensors.size(); }
+  // Laid out like the weights.
+  std::span<const float> state(size_t k) const { return {state_->tensors[k].data(), state_->tensors[k].size()}; }
+  const SkippedUpdates& skipped() const { return skipped_; }
+
+ private:
+  friend class Parameters;
+  VersionPin weights_;
+  std::shared_ptr<const HeldBuffers> state_;
+  SkippedUpdates skipped_;
+};
+
+// Keeps one version's weights: `version`, and `tensors[0]` laid out like the shard's. Null: none. As VersionPin.
+using KeptVersion = std::shared_ptr<const HeldBuffers>;
+
+class Parameters {
+ public:
+  // Memory of an update, for whoever writes it. Valid until it is published or abandoned. Of one that has not begun
+  // only what is read is there.
+  struct Update {
+    const float* weights = nullptr;
+    float* new_weights = nullptr;
+    RoundedBuffer new_rounded;
+    VersionChanges* changes = nullptr;  // To be written for each slice; null: nobody asks.
+    const float* state[kMaxStateTensors] = {};
+    float* new_state[kMaxStateTensors] = {};
+  };
+
+  // `state` has the first value of each tensor of the optimizer's state. At most `max_versions` versions of the weights
+  // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
+  // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
+  // that other processes may be given to read. `rounded`: unless it is float32, each version has its weights rounded to
+  // this, too, by whoever writes it. `keeps_changes`: it is kept what updates change, as they say.
+  Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
+             std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32,
+             bool keeps_changes = false);
+  ~Parameters();
+
+  // on_release is not called any more from now on. Waits for a call in progress.
+  void ClearOnRelease();
+
+  const ShardLayout& layout() const { return *layout_; }
+
+  // ---- Initial values (version 0)
+
+  // From this sender; those of another one are forgotten. INVALID_ARGUMENT, naming slice and tensor, for a wrong one.
+  absl::Status AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices);
+  // Every slice has its initial value.
+  bool initialised() const { return initial_slices_ == layout_->slices(); }
+  // OK, or INVALID_ARGUMENT with how many have.
+  absl::Status CheckInitialised() const;
+
+  // Or from a checkpoint: where its weights and state are to be written (new_weights, new_state), before anything else
+  // is; then they are there, as this version. INVALID_ARGUMENT, naming the tensor, if they cannot be rounded.
+  Update BeginRestore();
+  absl::Status FinishRestore(uint64_t version, SkippedUpdates skipped);
+
+  // ---- Reading
+
+  uint64_t version() const { return weights_.current()->version; }
+  // The current version is being overwritten: it can be neither read nor pinned.
+  bool updating_in_place() const { return weights_.in_place(); }
+  // Must not be called while updating_in_place().
+  VersionPin Pin(const Reader& reader, TimePoint now);
+  // Pins the version in the making, which is written beside the current one: slices of it that are built may be read,
+  // and what is held is not written again, also when it is abandoned.
+  VersionPin PinNext(const Reader& reader, TimePoint now);
+  // Keeps the current version's weights for later updates; nobody is named as its reader. As Pin.
+  KeptVersion Keep() { return Hold(weights_.current(), {}); }
+  // Neither the current version's weights nor its state are being overwritten.
+  bool may_snapshot() const { return !weights_.in_place() && !state_.in_place(); }
+  // Must not be called unless may_snapshot(). Who holds it is not counted as a reader.
+  Snapshot TakeSnapshot();
+  const Readers& readers() const { return *readers_; }
+  // The optimizer's state has so many.
+  size_t state_tensors() const { return state_.current()->tensors.size(); }
+  // Up to the current version.
+  const SkippedUpdates& skipped() const { return skipped_; }
+  // All weights and state that exist now take so many, with what is kept of how the weights have changed.
+  uint64_t bytes() const { return weights_.bytes() + state_.bytes() + (history_ == nullptr ? 0 : history_->bytes()); }
+  // What an update waits for that finds no buffer.
+  std::string DescribeReaders(TimePoint now) const;
+
+  // ---- Updating
+
+  // The number of the update that has begun, as VersionPin::build.
+  uint64_t build() const { return builds_; }
+  // What the next update reads, before it has begun: the current version, which nobody writes until then.
+  Update Current() const;
+  // Begins the update that makes the next version. In place, if it may be, where nobody holds the current one. False if
+  // all buffers are held; on_release follows when one is free.
+  bool BeginUpdate(Update* update, bool may_be_in_place = true);
+  // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
+  // buffer.
+  bool BeginSpeculativeUpdate(Update* update);
+  // Makes what was begun the current version, which is so many more than the one before. `skipped`: up to it; null: as
+  // before.
+  void Publish(uint64_t versions = 1, SkippedUpdates skipped = nullptr);
+  // Discards a speculative update.
+  void Abandon();
+  // What was begun turned out wrong, and no update follows: the current weights can still be read, unless they were
+  // being overwritten.
+  void GiveUp();
+
+ private:
+  struct ReleaseHook;
+  bool Begin(bool in_place, Update* update);
+  RoundedBuffer RoundedOf(HeldBuffers& buffers) const;
+  // Rounds a slice of the current version, whose values were brought or restored rather than made from another's.
+  absl::Status RoundSlice(size_t local);
+  std::shared_ptr<const HeldBuffers> Hold(const std::shared_ptr<HeldBuffers>& buffers, std::function<void()> released);
+  VersionPin PinBuffers(const std::shared_ptr<HeldBuffers>& buffers, uint64_t version, const Reader& reader,
+                        TimePoint now);
+
+  const std::shared_ptr<const ShardLayout> layout_;
+  const size_t max_versions_;
+  const WireType rounded_;
+  const bool keeps_changes_;
+  const std::shared_ptr<ReleaseHook> hook_;
+  const std::shared_ptr<Readers> readers_;
+  BufferRing weights_;
+  BufferRing state_;
+  std::shared_ptr<VersionChanges> making_;  // The update that has begun makes them.
+  std::shared_ptr<const ChangeHistory> history_;
+  bool updated_ = false;  // Since the initial values, or those of a checkpoint.
+  SkippedUpdates skipped_;
+  uint64_t builds_ = 0;  // That have begun.
+  uint64_t initial_sender_ = 0;
+  std::vector<bool> has_initial_;
+  size_t initial_slices_ = 0;
+};
+
+// The hashes of a version's slices, for the weights hash (common/hash.h).
+using HashesCallback = std::function<void(const v1::HashSlicesReply&)>;
+
+// Hashes on the pool's threads, behind updates and one version after the other. They keep the version pinned until
+// `callback` has been called by one of them.
+void HashSlices(ThreadPool& pool, const VersionPin& pin, HashesCallback callback);
+
+}  // namespace ps

@@ -1,0 +1,74 @@
+#include "server/engine/shard_layout.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+// That these are the job's type of elements, and some of them where only some are sent.
+absl::Status CheckForm(const Payload& payload, const PushFormat& format, int64_t elements) {
+  if (payload.type() != format.type) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "its elements are ", ToString(payload.type()), ", expected ", ToString(format.type),
+        format.type == WireType::kFloat32 ? "" : absl::StrCat(" (--wire_dtype=", ToString(format.type), ")")));
+  }
+  const auto sent = static_cast<size_t>(format.Sent(elements));
+  const SparseValues* const sparse = payload.sparse().get();
+  if (static_cast<int64_t>(sent) == elements) {
+    if (!payload.has_positions()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("it has positions, though all of its ", elements, " elements are to be sent"));
+  }
+  if (sparse == nullptr || sparse->positions.empty() || sparse->positions.size() > sent) {
+    return absl::InvalidArgumentError(absl::StrCat(sparse == nullptr ? 0 : sparse->positions.size(),
+                                                   " positions; expected 1 to ", sent, ", of ", elements,
+                                                   " elements (--compress)"));
+  }
+  if (sparse->positions.back() < elements) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("position ", sparse->positions.back(), ": it has ", elements, " elements"));
+}
+
+}  // namespace
+
+ShardLayout::ShardLayout(Layout model, uint32_t shard, uint32_t num_shards, const PushFormat& pushes)
+    : plan_(std::move(model), num_shards), shard_(shard), pushes_(pushes), local_(plan_.slices().size(), -1) {
+  const std::vector<uint32_t>& mine = plan_.shard_slices(shard);
+  for (const uint32_t slice : plan_.pushed_shard_slices(shard)) {
+    const SliceInfo& info = plan_.slices()[slice];
+    const PushFormat format = PushFormatOf(plan_.layout()[info.tensor].kind, pushes);
+    const auto sent = static_cast<uint64_t>(format.Sent(info.elements));
+    const bool sparse = format.Sent(info.elements) < info.elements;
+    pushed_bytes_ += sent * (sparse ? sizeof(float) + sizeof(uint16_t) : WireBytes(format.type));
+  }
+  for (size_t local = 0; local < mine.size(); ++local) local_[mine[local]] = static_cast<int32_t>(local);
+}
+
+absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of of) const {
+  if (received.index >= local_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", received.index, ": the model's slices are 0 to ", local_.size() - 1));
+  }
+  const SliceInfo& info = plan_.slices()[received.index];
+  if (local_[received.index] < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slice ", received.index, " is shard ", info.shard, "'s, not shard ", shard_, "'s"));
+  }
+  const TensorSpec& tensor = plan_.layout()[info.tensor];
+  const bool absent = of == Of::kPush && received.payload.absent();
+  const PushFormat format = of == Of::kPush ? PushFormatOf(tensor.kind, pushes_) : PushFormat();
+  if (const absl::Status form = absent ? absl::OkStatus() : CheckForm(received.payload, format, info.elements);
+      !form.ok()) {
+    return Annotate(form, absl::StrCat("slice ", received.index, " of tensor ", tensor.name));
+  }
+  const size_t expected = absent ? 0 : static_cast<size_t>(info.elements) * WireBytes(format.type);
+  if (received.payload.sparse() == nullptr && received.payload.bytes() != expected) {
+    return absl::InvalidArgumentError(absl::StrCat("slice ", received.index, " of tensor ", tensor.name, ": ",
+                                                   received.payload.bytes(), " bytes, expected ", expected,
+                                                   absent ? ", as it is absent" : ""));
+  }
+  return static_cast<size_t>(local_[received.index]);
+}
+
+}  // namespace ps

@@ -1,0 +1,286 @@
+// The version in the making: from a set of pushes to new weights and state. Where every push is a version of its own,
+// those that wait are made in one pass, and only the last one is published; the weights are those of one after the
+// other.
+//
+//                                  ┌──(the pushes change)──▶ abandoned
+//   Speculate ──▶ speculative ─────┤
+//                                  └──(Commit of the same pushes)──▶ committed ──(all slices built)──▶ published
+//   Commit ──▶ waits for a buffer and its turn ──▶ committed                                └──(not finite)──▶ refused
+//
+// While all who take part in a step have begun their push, a slice of the next version is built as soon as every
+// contribution to it is here, before the step is decided on. A speculative update writes buffers of its own, so that
+// nothing that is read changes before the set is committed and every slice is built.
+//
+// What needs all slices first, clipping by norms and trust ratios, is never begun before it is decided on:
+//
+//   Commit ──▶ its turn ──▶ measured (once or twice; the slices' sums go through the chief, where there are several
+//   shards) ──▶ waits for a buffer ──▶ built ──▶ published
+//
+// A round reads the gradients and the current version only, which stays readable meanwhile. Where every push is a
+// version and there are several shards, pushes are measured for themselves, as they are complete, and are committed
+// when their totals are known: so no shard waits in its order for a push that another has in its own.
+//
+// The owner locks every method but Update::Build, and learns what ended by TakeEnded after each event.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include "common/clipping.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "server/engine/hyperparameter_timeline.h"
+#include "server/engine/parameters.h"
+#include "server/engine/push.h"
+#include "server/engine/reduce.h"
+#include "server/engine/thread_pool.h"
+#include "server/modes/mode.h"
+
+namespace ps {
+
+class Updater {
+ public:
+  // What one version is made of.
+  struct Version {
+    Pushes pushes;                       // Ascending by rank.
+    std::vector<float> coefficients;     // Each push has one; an empty contribution's is not used.
+    TensorFactors clip_factors;          // The gradient's; null: none, or not known yet.
+    TensorFactors trust_ratios;          // The optimizer's; null: none, or not known yet.
+    bool has_lowest = false;             // The lowest rank's of all pushes is among them.
+    std::optional<float> learning_rate;  // That a push tells for this version and those after it.
+    UpdateContext context;               // Set when it is begun.
+    uint64_t position = 0;               // The schedule's: samples that have passed before what it is made of.
+    uint64_t next_position = 0;          // And with it, what the pushes have passed.
+    TimePoint committed_at;
+
+    v1::Contribution contribution() const;
+    // Every push is empty: it changes nothing.
+    bool empty() const;
+    // Some are not, but none has a gradient of this slice: it stays as it is, and this is none of its updates.
+    bool skips(size_t local) const;
+  };
+
+  // One update in the making, of one version or several. What threads read to build it is constant once it has begun.
+  struct Update {
+    enum class State { kSpeculative, kCommitted, kAbandoned };
+    // What is done for a committed one, in this order: the norms of its gradient and the trust ratios where they are
+    // needed. It has memory to write to from kBuilding on.
+    enum class Stage { kNew, kGradientNorms, kTrustRatios, kReady, kBuilding };
+
+    std::shared_ptr<const ShardLayout> layout;
+    const Optimizer* optimizer = nullptr;  // It steps weights.
+    const BufferSteps* buffers = nullptr;  // They step what else is pushed.
+    size_t state_tensors = 0;              // The parameters have so many; the optimizer uses the first of them.
+    SkippedUpdates skipped;                // The parameters' before the first version.
+    float delay_compensation = 0;
+    ClipOptions clip;               // Unset where what is pushed are differences of weights.
+    std::vector<Version> versions;  // At least one; if one is empty, it is the only one.
+    Parameters::Update memory;
+    // The first slice (local index) whose new weights are not all finite. Written as slices are built.
+    mutable std::atomic<size_t> not_finite = SIZE_MAX;
+    // What this stage measures, in double, of each slice of each version; written as slices are measured.
+    std::vector<double> squares;         // They are the gradient's, or the optimizer's update's.
+    std::vector<double> weight_squares;  // For trust ratios.
+
+    // Under the owner's lock.
+    State state = State::kCommitted;
+    Stage stage = Stage::kNew;
+    bool awaits_totals = false;   // This stage waits for them, from the chief.
+    std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
+    size_t parts = 0;             // That are being built, each of some slices.
+    std::vector<size_t> built;    // Slices, in the order in which they were.
+
+    // Some of it is read where another process may change it, so it may turn out wrong as it is made.
+    bool changeable() const;
+    // Builds these slices' new weights and state. Thread-safe for slices that differ.
+    void Build(const std::vector<size_t>& slices) const;
+    // Why it is not published: which tensor's weights are not finite, or whose gradient of it.
+    std::string NotFinite() const;
+    // For the `apply` event of one of its versions, which was published.
+    static nlohmann::ordered_json Fields(const Version& version, TimePoint now);
+
+   private:
+    friend class Updater;
+    void BuildSlice(size_t local) const;
+    // What steps this slice, and what it is stepped by: nothing where it stays as it is.
+    const Optimizer& StepOf(size_t local) const;
+    std::vector<VersionInput> Inputs(size_t local) const;
+    // That does not skip the slice, where those of the update before it do not either.
+    VersionInput Input(const Version& version, size_t local) const;
+    // Which elements of the slice these may change; null: perhaps all.
+    ChangedPositions Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const;
+    // Whether values that are pushed, but not used, are finite.
+    bool UnusedFinite(size_t local) const;
+    OptimizerBlock Block(size_t local) const;
+    // Item i: slice i mod slices of version i / slices.
+    void MeasureItem(size_t i);
+    // With all of its versions; null: they skip nothing.
+    SkippedUpdates SkippedAfter() const;
+    bool measuring() const { return stage == Stage::kGradientNorms || stage == Stage::kTrustRatios; }
+    bool begun() const { return stage == Stage::kBuilding; }
+  };
+
+  // What the caller that brought slices is to build, without the lock, and then report with OnBuilt.
+  struct SpeculativeUpdate {
+    std::shared_ptr<const Update> update;
+    std::vector<size_t> slices;  // Local indices.
+  };
+
+  struct Ended {
+    enum class Outcome { kPublished, kNotFinite, kAbandoned, kGivenUp };
+    Outcome outcome = Outcome::kPublished;
+    std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
+  };
+
+  // All outlive it. `gradients` and `differences` are applied to what pushes carry (v1::Contribution); the parameters
+  // have the state of the one that has more of it. `on_built` is called by the pool's threads without the owner's lock;
+  // it calls OnBuilt. Gradients are clipped by `clip`; differences are not. Slices of at most `max_inline_elements`
+  // together are built by whoever brought them; more are spread over the pool.
+  Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
+          const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
+          std::function<void(const std::vector<size_t>& slices)> on_built);
+
+  // What gradients are applied with from now on, in place of what was given; nothing has been made yet.
+  void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const ClipOptions& clip);
+  // What is updated; null while there is no layout. Nothing must be in the making.
+  void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
+
+  // Tells the schedule, once it is known how long an epoch is; nothing has been made yet.
+  void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
+  // For a checkpoint of the current version, after which nothing else is committed; and to begin with one.
+  SavedUpdates Save() const { return {timeline_.Save(), position(), dropped_samples_}; }
+  void Restore(const SavedUpdates& saved);
+  // So many samples of refused pushes have passed, for the versions that are begun or committed from now on.
+  void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
+
+  // Where every push makes a version, only this rank's tell the learning rate and the buffers of the lowest rank;
+  // nothing: nobody's.
+  void SetLowestRank(std::optional<uint32_t> rank) { lowest_rank_ = rank; }
+
+  // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
+  // exactly these, at this position of the schedule, it is committed, else that is abandoned.
+  void Commit(Pushes pushes, TimePoint now);
+  // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
+  // part in the step. Returns what the caller is to build.
+  SpeculativeUpdate Speculate(Pushes pushes);
+  // These slices (local indices) of a push have come, each once. Nothing, unless the push is of the speculative update:
+  // a rank that has joined since it was begun takes part in the step, but not in that. Returns what the caller is to
+  // build.
+  SpeculativeUpdate Arrived(const Push& push, const std::vector<size_t>& slices);
+  // A push of the speculative update, if there is one, will not come as it was.
+  void Abandon();
+  // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
+  void Change(HyperparameterTimeline::Change change);
+
+  // ---- What needs all slices first
+
+  // Whether a push is measured for itself (MeasurePush), once it is complete.
+  bool measures_pushes() const { return clip_.needs_norms() && !mode_.coordinated() && !alone(); }
+  // Has the pool measure a push. `measured` is called by one of its threads, without the owner's lock.
+  void MeasurePush(const std::shared_ptr<Push>& push, std::function<void(v1::NormSums)> measured);
+  // What the gradient of each tensor is multiplied by, from the totals of a push.
+  TensorFactors ClipFactorsOf(const v1::NormTotals& totals) const;
+  // What is to be sent to the chief of versions that were measured since this was last asked.
+  std::vector<v1::NormSums> TakeSums() { return std::exchange(sums_, {}); }
+  // The totals of a version: it goes on, if it waits for them.
+  void OnTotals(const v1::NormTotals& totals);
+  // The version whose totals are waited for, if one's are.
+  std::optional<uint64_t> awaits_totals() const;
+  // The chief tells no more totals: a version that has not got its own will not be made, nor any after it.
+  void GiveUpRound();
+
+  // These slices have been built; none: a part was measured.
+  void OnBuilt(const std::vector<size_t>& slices);
+  // What is in the making, if its slices may be read before it is committed: each depends on itself alone, they are
+  // written beside the current version, and so far all are finite.
+  const Update* readable_early() const;
+
+  // Publishes or discards what is in the making, if it is complete or was abandoned, and says so.
+  std::optional<Ended> TakeEnded();
+  // Begins what was committed first, if nothing is in the making and a buffer is free.
+  void StartNext(TimePoint now);
+
+  bool idle() const { return current_ == nullptr && committed_.empty(); }
+  // An update writes, and ends without waiting for anybody.
+  bool in_the_making() const { return current_ != nullptr && current_->begun(); }
+  // The first version that no update has been begun for, speculatively or not.
+  uint64_t first_not_begun() const {
+    return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
+  }
+  // The changes that took effect with this version, which was published as the next after the one asked for last.
+  std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
+    return timeline_.TakeMade(version.context.update);
+  }
+  // Those of the version that follows the current one.
+  Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
+  // The learning rate of the current version, if a push told it and it was not set since.
+  std::optional<float> told_learning_rate() const { return timeline_.told(); }
+  // The schedule of that version, and its position: the samples that have passed up to the current version.
+  Schedule next_schedule() const { return timeline_.ScheduleAt(parameters_->version() + 1); }
+  uint64_t published_position() const { return published_position_; }
+  // The position of a set that is decided on next, and the learning rate of the version that follows the current one,
+  // if it is made there.
+  uint64_t position() const { return committed_samples_ + dropped_samples_; }
+  float learning_rate() const { return next_schedule().Scaled(next_hyperparameters().learning_rate, position()); }
+  // Since when a committed update has waited for a buffer, if one does.
+  std::optional<TimePoint> blocked_since() const { return blocked_since_; }
+  // An update in place failed: there is no version to read.
+  bool ruined() const { return ruined_; }
+
+ private:
+  // Makes the version of the pushes that follow those that are committed.
+  Version MakeVersion(Pushes pushes) const;
+  // The number of the version that is committed next.
+  uint64_t next_committed() const;
+  // What is made of these versions, the next ones.
+  std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
+  // The committed update in the making gets memory, and the pool builds it; unless all buffers are held.
+  void BeginCommitted(TimePoint now);
+  // Those of the committed ones that are made at once.
+  std::vector<Version> TakeNext();
+  // What the version is made with.
+  UpdateContext ContextOf(const Version& version, uint64_t number) const;
+  // Has the pool build these slices of what is in the making, unless they are few, which are returned.
+  SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
+  void Post(const std::vector<size_t>& slices);
+
+  bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
+  bool NeedsGradientNorms(const Update& update) const;
+  bool NeedsTrustRatios(const Update& update) const;
+  // The versions of an update are measured for themselves: a later one's norms do not depend on an earlier one.
+  bool OneAtATime(const Version& version) const;
+  // Begins what the update in the making is measured for next, until it is ready to be built.
+  void NextStage();
+  void OnMeasured();
+  // Sets them for version number i of the update in the making.
+  void SetTotals(size_t i, std::span<const double> squares, std::span<const double> weight_squares);
+
+  const Mode& mode_;
+  const Optimizer* gradients_;
+  const Optimizer& differences_;
+  const BufferSteps buffers_;
+  HyperparameterTimeline timeline_;
+  ClipOptions clip_;
+  const size_t max_inline_elements_;
+  ThreadPool& pool_;
+  const std::function<void(const std::vector<size_t>&)> on_built_;
+  Parameters* parameters_ = nullptr;
+  std::shared_ptr<const ShardLayout> layout_;
+  std::shared_ptr<Update> current_;
+  std::deque<Version> committed_;   // And not begun. Bounded by the push table's limit.
+  uint64_t committed_samples_ = 0;  // Passed by pushes of all versions that are committed or made.
+  uint64_t dropped_samples_ = 0;
+  std::optional<uint32_t> lowest_rank_;
+  uint64_t published_position_ = 0;
+  std::optional<TimePoint> blocked_since_;
+  std::vector<v1::NormSums> sums_;
+  bool given_up_ = false;
+  bool ruined_ = false;
+};
+
+}  // namespace ps

@@ -1,0 +1,71 @@
+// Calls that take slices of the next version as they are built, before it is committed: over a network its bytes are
+// then on their way while the push still arrives.
+//
+// A call learns of slices of one update at a time (its build number). If that is abandoned, or published before the
+// call's own push is answered, the call is told to let go of it; only the answer to its push says which build counts.
+// Nothing here waits for a call, or holds a version for one: what a call was told of, it holds.
+//
+// Not thread-safe: its owner locks, and the callbacks are made through an outbox.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "common/outbox.h"
+#include "server/config/shard_options.h"
+#include "server/engine/parameters.h"
+#include "server/engine/updater.h"
+
+namespace ps {
+
+// Slices of the version in the making.
+struct BuiltSlices {
+  uint64_t build = 0;
+  std::optional<VersionPin> weights;  // Unset: the build is over for this call, which lets go of its weights.
+  std::vector<size_t> slices;         // Local indices, each once for a build.
+};
+
+class BuildStreams {
+ public:
+  using Callback = std::function<void(BuiltSlices)>;
+  using PinFunction = std::function<VersionPin(uint32_t rank)>;
+
+  BuildStreams(StreamWhen when, Outbox& outbox) : when_(when), outbox_(outbox) {}
+
+  // This session's call brings a push of this rank and step, from this host or another. Without a callback it takes no
+  // slices, and is known of only because pushes of this host go first. Nothing, if it is open.
+  void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, Callback callback);
+  // The call has its answer, or has ended.
+  void Close(const void* session);
+  // Tells each call what it does not know of what is in the making, as far as its push is part of it. Null: nothing is
+  // that may be read.
+  void Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin);
+
+ private:
+  struct Stream {
+    const void* session;  // Never dereferenced.
+    uint32_t rank;
+    uint64_t step;
+    bool this_host;
+    Callback callback;
+    uint64_t build = 0;  // That it was told of, and has not been told to let go of; 0: none.
+    size_t told = 0;     // The first slices, in the order in which they were built.
+  };
+  static const Push* FindPush(const Stream& stream, const Updater::Update& making);
+  // A worker of this host pushes for it, and that goes first.
+  bool Waits(const Updater::Update& making) const;
+  void Release(Stream& stream);
+  void TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin);
+
+  const StreamWhen when_;
+  Outbox& outbox_;
+  std::list<Stream> streams_;
+  // What all of them know.
+  uint64_t told_build_ = 0;
+  size_t told_slices_ = 0;
+};
+
+}  // namespace ps

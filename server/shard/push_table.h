@@ -1,0 +1,192 @@
+// The pushes of one shard: which may come, what of them is here, and how each was answered.
+//
+//   (no push) ── Begin ──▶ assembling ── Complete ──▶ complete ── Take ──▶ taken ── Record ──▶ answered (Ledger)
+//                              └────────── Drop ──▶ (no push)
+//
+// A rank has at most one push that is assembling or complete. Bytes are reserved for a whole push when it begins and
+// given back when it is dropped or recorded, so that half pushes cannot fill the limit.
+//
+// A pure value without locks, time or I/O; its owner locks. The slices of a push that are here are not replaced any
+// more, so other threads may read them while the push is kept. (What is in them may be changeable: payload.h.)
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "ps/v1/ps.pb.h"
+#include "server/engine/ledger.h"
+#include "server/engine/push.h"
+#include "server/engine/shard_layout.h"
+#include "server/modes/mode.h"
+#include "server/shard/job_view.h"
+
+namespace ps {
+
+class PushTable {
+ public:
+  // The layout of every push, and the limit of the bytes of all pushes together. Nothing must be in progress.
+  void SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t max_inflight_bytes);
+
+  // ---- From nothing to complete
+
+  struct Arrival {
+    std::shared_ptr<Push> push;  // Null: nothing more of it is needed.
+    std::vector<size_t> slices;  // Local indices of those that are new; of a repeated one the first counts.
+  };
+  // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is the
+  // place among them of one with a value that is not finite, if there is one. Begins the push if the mode admits it;
+  // another one that the rank had begun is then dropped. Of an earlier edition than that nothing is needed. A push that
+  // the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT names the slice or tensor
+  // that is wrong, and drops what is here of the push; FAILED_PRECONDITION or the mode's error if the push may not come
+  // now; RESOURCE_EXHAUSTED past the limit.
+  absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
+                              std::optional<size_t> not_finite, const Mode& mode, uint64_t newest);
+  // All of the rank's push is here.
+  const Push& Complete(uint32_t rank);
+  // The session has no more slices, and no other brings any: INVALID_ARGUMENT, and the push is dropped, if some are
+  // missing and nobody else has brought any since.
+  absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
+  // Drops the assembling pushes of incarnations that do not own their rank any more; where the mode does not count them
+  // for any owner, also those that are complete.
+  void DropOrphans(const JobView& job, Mode& mode);
+  // Refuses what is assembling or complete and is stale by now: it is recorded as such. Returns whether anything was.
+  bool RefuseStale(const Mode& mode);
+  // Refuses the rank's push of this step as stale, if it is complete and its owner is this one. Returns whether it was.
+  bool RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t step);
+  // The pushes that were refused since this was last asked.
+  struct Refusal {
+    uint32_t rank = 0;
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+  };
+  std::vector<Refusal> TakeRefusals() { return std::exchange(refusals_, {}); }
+  // The pushes that were dropped since this was last asked: what was built of them is to be abandoned. They are to be
+  // let go of without the owner's lock: that frees their gradients, and what they keep.
+  Pushes TakeDropped() { return std::exchange(dropped_, {}); }
+
+  // ---- From complete to answered
+
+  // The pushes of a set, for the version that is made of them. FAILED_PRECONDITION, naming the rank, if one is not
+  // complete; then nothing is taken.
+  absl::StatusOr<Pushes> Take(const StepSet& set);
+  // Records the answer of a push that was taken.
+  void Record(const Push& push, v1::Answer answer);
+  // Gives up pushes that were taken: they are not answered.
+  void Release(const Pushes& pushes);
+
+  // ---- What is known
+
+  const Ledger& ledger() const { return ledger_; }
+  // What a checkpoint has, before any push comes.
+  void Restore(Ledger ledger, uint64_t dropped_samples) {
+    ledger_ = std::move(ledger);
+    dropped_samples_ = dropped_samples;
+  }
+  // The answer to a push that the ledger has seen; counted, as is one that is FENCED.
+  v1::Answer Tell(uint32_t rank, uint64_t step);
+  void CountFenced() { ++told_[v1::ANSWER_FENCED]; }
+  uint64_t told(v1::Answer answer) const { return told_[answer]; }
+
+  // What the mode refused, by rank.
+  struct Refused {
+    uint64_t pushes = 0;
+    uint64_t samples = 0;
+  };
+  const std::map<uint32_t, Refused>& refused() const { return refused_; }
+  // Samples that had passed with them.
+  uint64_t dropped_samples() const { return dropped_samples_; }
+
+  // All slices of the push are here, but it has no answer yet.
+  bool IsComplete(uint32_t rank, uint64_t step) const;
+  bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
+  size_t complete() const { return complete_.size(); }
+  // The push of the rank that is complete and not taken, if it is this one; else null.
+  std::shared_ptr<Push> FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const;
+  // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
+  std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
+  // The push of the rank that is assembling or complete; null if there is none.
+  std::shared_ptr<Push> Find(uint32_t rank) const;
+  // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.
+  Pushes FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const;
+  // The ranks whose push of this step has begun or is complete.
+  std::set<uint32_t> Begun(uint64_t step) const;
+  // One more than the highest step of any push that is complete.
+  uint64_t HighestStep() const;
+  // Each rank's last push that is complete, and its owner.
+  struct LastComplete {
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+    uint64_t runs = 0;  // As in PushRequest.
+  };
+  std::map<uint32_t, LastComplete> LastCompletes() const;
+  uint64_t inflight_bytes() const { return inflight_bytes_; }
+  uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
+
+ private:
+  bool IsReplaced(const v1::PushRequest& header) const;
+  Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
+  absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
+  // Refuses a push, or what begins one; only its rank, incarnation and the like are looked at.
+  void Refuse(const Push& push);
+  absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
+  absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
+  void Drop(uint32_t rank);
+  std::shared_ptr<Push> FindPush(uint32_t rank, uint64_t step) const;
+  void GiveBack(const Push& push);
+
+  std::shared_ptr<const ShardLayout> layout_;
+  uint64_t max_inflight_bytes_ = 0;
+  uint64_t inflight_bytes_ = 0;
+  std::map<uint32_t, std::shared_ptr<Push>> assembling_;  // By rank, as is the next.
+  std::map<uint32_t, std::shared_ptr<Push>> complete_;
+  std::set<std::shared_ptr<Push>> taken_;
+  Pushes dropped_;
+  std::vector<Refusal> refusals_;
+  Ledger ledger_;
+  std::map<uint32_t, Refused> refused_;
+  uint64_t dropped_samples_ = 0;
+  std::array<uint64_t, v1::Answer_ARRAYSIZE> told_ = {};
+};
+
+// Pushes that are complete on a shard, and that its chief has not been told of yet. Where a step needs the pushes of
+// all workers it is told of all together, in one message: with 1,000 workers and 100 shards these are 100 messages a
+// step, and not 100,000.
+//
+// A pure value; its owner locks, passes the time in, and decides when to tell.
+class UntoldPushes {
+ public:
+  // After this time at the latest the chief is told, so that it can say who is waited for.
+  static constexpr std::chrono::milliseconds kTellWithin{100};
+
+  void Add(const Push& push, TimePoint now) {
+    if (!since_.has_value()) since_ = now;
+    v1::PushDone* done = report_.add_complete();
+    done->set_rank(push.rank);
+    done->set_step(push.step);
+    done->set_samples(push.samples);
+    done->set_incarnation(push.incarnation);
+  }
+  bool due(TimePoint now) const { return since_.has_value() && now - *since_ >= kTellWithin; }
+
+  // A report of them, and of nothing else.
+  v1::ShardReport Take() {
+    since_.reset();
+    return std::exchange(report_, {});
+  }
+
+ private:
+  v1::ShardReport report_;
+  std::optional<TimePoint> since_;  // The oldest of them was complete.
+};
+
+}  // namespace ps

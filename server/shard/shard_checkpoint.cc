@@ -1,0 +1,152 @@
+// The shard's part in checkpoints: takes them, and begins with one.
+#include <memory>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status.h"
+#include "server/checkpoint/saved_state.h"
+#include "server/shard/shard.h"
+
+namespace ps {
+
+// ---- Taking one
+
+void ShardState::SetCheckpointDue(const v1::Cut& commit) {
+  const bool present = commit.at_once() || !mode->synchronous();
+  checkpoint_due = {.number = commit.checkpoint(), .version = {}};
+  if (!present) checkpoint_due->version = CommitVersion(commit);
+}
+
+nlohmann::ordered_json ShardState::Save() const {
+  nlohmann::ordered_json saved_mode = mode->Save();
+  // Sets that are decided on already are not part of it.
+  if (mode->synchronous()) saved_mode["step"] = parameters->version();
+  SavedUpdates saved_updater = updater.Save();
+  if (mode->synchronous()) {
+    // Nor are changes of later versions: some shards may not have heard of them yet.
+    std::erase_if(saved_updater.timeline.pending,
+                  [this](const auto& change) { return change.version > parameters->version(); });
+  }
+  return {{"mode", std::move(saved_mode)}, {"shard", MessageToJson(SaveShard(pushes.ledger(), saved_updater))}};
+}
+
+std::vector<v1::RankStep> ShardState::SavedSteps() const {
+  std::vector<v1::RankStep> steps;
+  for (const Ledger::Last& last : pushes.ledger().Lasts()) {
+    v1::RankStep& step = steps.emplace_back();
+    step.set_rank(last.rank);
+    step.set_incarnation(last.incarnation);
+    step.set_next_step(last.step + 1);
+    step.set_runs(last.runs);
+  }
+  return steps;
+}
+
+void Shard::TakeCheckpoint() {
+  if (!state_.checkpoint_due.has_value() || store_ == nullptr || state_.parameters == nullptr) return;
+  if (state_.writes_checkpoint || state_.job.shut_down()) return;
+  const ShardState::CheckpointDue due = *state_.checkpoint_due;
+  const uint64_t version = state_.parameters->version();
+  if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
+  state_.checkpoint_due.reset();
+  state_.writes_checkpoint = true;
+  const std::vector<v1::RankStep> steps = state_.SavedSteps();
+  const uint64_t samples = state_.updater.Save().position;
+  CheckpointStore::Part part = {.number = due.number,
+                                .generation = state_.job.view().generation(),
+                                .snapshot = state_.parameters->TakeSnapshot(),
+                                .state = state_.Save()};
+  outbox_.Add([this, part = std::move(part), steps, samples] {
+    store_->Write(part, [this, steps, samples](v1::CheckpointWritten written) {
+      written.set_samples(samples);
+      written.mutable_steps()->Add(steps.begin(), steps.end());
+      OnCheckpointWritten(std::move(written));
+    });
+  });
+}
+
+void Shard::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
+  v1::ShardReport report = state_.ReportCut(commit, state_.parameters->version());
+  report.mutable_checkpoint()->set_number(commit.checkpoint());
+  report.mutable_checkpoint()->set_failure(why);
+  Report(std::move(report));
+}
+
+void Shard::OnCheckpointWritten(v1::CheckpointWritten written) {
+  const OutboxLock lock(outbox_, mutex_);
+  state_.writes_checkpoint = false;
+  v1::ShardReport report;
+  *report.mutable_checkpoint() = std::move(written);
+  Report(std::move(report));
+  TakeCheckpoint();  // The last one may wait for it.
+}
+
+// ---- Beginning with one
+
+void Shard::BeginRestore() {
+  if (store_ == nullptr) return Fail("the job begins with a checkpoint, but this server has no --checkpoint_dir");
+  const Parameters::Update memory = state_.parameters->BeginRestore();
+  const auto skipped = std::make_shared<std::vector<uint64_t>>(state_.layout->slices());
+  std::vector<WantedPart> wanted;
+  for (size_t local = 0; local < state_.layout->slices(); ++local) {
+    const SliceInfo& slice = state_.layout->slice(local);
+    const auto elements = static_cast<size_t>(slice.elements);
+    WantedPart& part = wanted.emplace_back();
+    part.tensor = slice.tensor;
+    part.first = slice.offset;
+    part.weights = {memory.new_weights + slice.shard_offset, elements};
+    for (size_t k = 0; k < state_.parameters->state_tensors(); ++k) {
+      part.state.emplace_back(memory.new_state[k] + slice.shard_offset, elements);
+    }
+    part.skipped = &(*skipped)[local];
+  }
+  outbox_.Add([this, restore = state_.job.view().restore(), wanted = std::move(wanted), skipped] {
+    store_->Read(restore, wanted, [this, skipped](const auto& loaded) { OnRestored(loaded, skipped); });
+  });
+}
+
+void Shard::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped) {
+  const OutboxLock lock(outbox_, mutex_);
+  absl::Status restored = loaded.ok() ? state_.Restore(loaded->state, loaded->settings) : loaded.status();
+  if (restored.ok()) {
+    const absl::Status rounded = state_.parameters->FinishRestore(loaded->version, std::move(skipped));
+    // An earlier checkpoint might do, but then this one would be lost in time.
+    if (!rounded.ok()) {
+      return Fail(absl::StrCat(state_.job.view().restore().path(), ": ", Message(rounded),
+                               "; give the job the --weights_wire_dtype that it had, or bfloat16, or name an earlier "
+                               "checkpoint (--restore)"));
+    }
+  }
+  if (!restored.ok()) {
+    v1::ShardReport report;
+    report.set_restore_failure(absl::StrCat("shard ", options_.shard, ": ", Message(restored)));
+    return Report(std::move(report));
+  }
+  spdlog::info("restored version {}", loaded->version);
+  Report({});
+  Advance();
+  AnswerWaits();
+}
+
+absl::Status ShardState::Restore(const nlohmann::ordered_json& saved,
+                                 const std::map<std::string, std::string>& settings) {
+  const absl::StatusOr<nlohmann::ordered_json> saved_mode = ObjectIn(saved, "mode");
+  if (!saved_mode.ok()) return saved_mode.status();
+  const absl::StatusOr<nlohmann::ordered_json> saved_shard = ObjectIn(saved, "shard");
+  if (!saved_shard.ok()) return saved_shard.status();
+  v1::SavedShard message;
+  PS_RETURN_IF_ERROR(JsonToMessage(*saved_shard, &message));
+  absl::StatusOr<RestoredShard> restored = RestoreShard(message);
+  if (!restored.ok()) return restored.status();
+  PS_RETURN_IF_ERROR(mode->Load(*saved_mode));
+  ApplyChangedFlags(settings, options.settings, setup.hyperparameters, updater.next_schedule(),
+                    restored->updater.timeline);
+  updater.Restore(restored->updater);
+  pushes.Restore(std::move(restored->ledger), restored->updater.dropped_samples);
+  SetMembers();  // Whom the mode has loaded had no owners.
+  return absl::OkStatus();
+}
+
+}  // namespace ps

@@ -1,0 +1,526 @@
+#include "server/shard/shard_state.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/proto_values.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+// Until workers bring theirs, one stands in its place that applies nothing.
+OptimizerSetup FirstSetup(const ShardOptions& options) {
+  return options.optimizer == kFromWorker ? OptimizerSetup() : options.optimizer_setup();
+}
+
+// The first value of each tensor of the optimizer's state.
+std::vector<float> InitialState(const OptimizerSetup& setup, const ModeOptions& mode_options, const Mode& mode) {
+  const std::unique_ptr<Optimizer> stateful = mode.Takes(v1::CONTRIBUTION_GRADIENT)
+                                                  ? *MakeOptimizer(setup.optimizer)
+                                                  : MakeOuterNesterov(mode_options.outer_momentum);
+  std::vector<float> state;
+  state.reserve(static_cast<size_t>(stateful->state_tensors()));
+  for (int k = 0; k < stateful->state_tensors(); ++k) {
+    state.push_back(stateful->InitialState(k, setup.hyperparameters));
+  }
+  return state;
+}
+
+absl::Status FencedError(const v1::Identity& id) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(),
+                   ": fenced: the rank has a new owner, or another generation of the job is running"));
+}
+
+// After the end of an attempt: the chief's word comes first, unless it is not heard.
+constexpr std::chrono::seconds kHoldMargin(1);
+constexpr std::chrono::seconds kHoldWithoutWord(10);  // From a chief that does not say how long an attempt takes.
+
+std::chrono::nanoseconds HoldOf(const v1::Cut& freeze) {
+  if (freeze.hold_ms() == 0) return kHoldWithoutWord;
+  return std::chrono::milliseconds(freeze.hold_ms()) + kHoldMargin;
+}
+
+}  // namespace
+
+absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v1::View& view,
+                                            std::function<void()> on_release) {
+  OptimizerSetup setup = FirstSetup(options);
+  if (options.optimizer == kFromWorker) {
+    absl::StatusOr<OptimizerSetup> brought = SetupOf(view.optimizer(), options.mode, options.num_shards);
+    if (!brought.ok()) return Annotate(brought.status(), "the workers' optimizer");
+    setup = *std::move(brought);
+  }
+  const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
+  ShardMemory memory;
+  memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
+                                                      options.wire.pushes);
+  memory.parameters = std::make_unique<Parameters>(
+      memory.layout, InitialState(setup, options.mode, *mode), options.max_versions,
+      (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
+      std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
+  return memory;
+}
+
+ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
+                       std::function<void(const std::vector<size_t>&)> on_built)
+    : options(given),
+      setup(FirstSetup(options)),
+      optimizer(*MakeOptimizer(setup.optimizer)),
+      outer_optimizer(MakeOuterNesterov(options.mode.outer_momentum)),
+      mode(MakeMode(options.mode, options.num_workers)),
+      follows_decisions(mode->coordinated() && options.num_shards > 1),
+      job(options.job, options.shard),
+      updater(*mode, *optimizer, *outer_optimizer, setup.hyperparameters, setup.clip, options.max_inline_elements, pool,
+              std::move(on_built)),
+      waiters(options.max_parked) {}
+
+// ---- Events
+
+absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
+  absl::StatusOr<OptimizerSetup> taken = SetupOf(message, options.mode, options.num_shards);
+  if (!taken.ok()) return Annotate(taken.status(), "the workers' optimizer");
+  setup = *std::move(taken);
+  std::unique_ptr<Optimizer> next = *MakeOptimizer(setup.optimizer);
+  updater.SetOptimizer(*next, setup.hyperparameters, setup.clip);
+  optimizer = std::move(next);
+  return absl::OkStatus();
+}
+
+bool ShardState::applies_in_place() const {
+  return mode->synchronous() && mode->OnLoss() == LossAction::kFail && !setup.clip.needs_norms() &&
+         !optimizer->uses_trust_ratio() && options.max_versions > 1;
+}
+
+absl::Status ShardState::SetLayout(ShardMemory memory) {
+  if (options.optimizer == kFromWorker) PS_RETURN_IF_ERROR(TakeOptimizer(job.view().optimizer()));
+  layout = std::move(memory.layout);
+  parameters = std::move(memory.parameters);
+  updater.SetParameters(parameters.get(), layout);
+  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
+  if (!schedule.ok()) return schedule.status();
+  updater.SetSchedule(*schedule);
+  const uint64_t limit =
+      options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->pushed_bytes();
+  pushes.SetLayout(layout, limit);
+  // What is measured over all shards first holds its bytes until all of them have it: two shards that hold one push
+  // each, and not the same, would wait for each other.
+  const bool all = updater.measures_pushes() && mode->Takes(v1::CONTRIBUTION_GRADIENT);
+  const uint64_t needed = (all ? options.num_workers : mode->pushes_held()) * layout->pushed_bytes();
+  if (limit >= needed) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("--max_inflight_bytes=", limit, " on shard ", options.shard, ": ",
+                                                    mode->name(), " needs at least ", needed, " for this model"));
+}
+
+bool ShardState::IsReset() const {
+  const v1::View& view = job.view();
+  return layout != nullptr && view.phase() == v1::PHASE_GATHERING && view.layout().tensors_size() == 0 &&
+         !job.shut_down() && !job.failed_here();
+}
+
+// Nothing was pushed yet: that is for a job that runs.
+std::unique_ptr<Parameters> ShardState::DropLayout() {
+  Check(parameters->version() == 0, "a job is reset only before it runs");
+  pushes.SetLayout(nullptr, 0);
+  updater.SetParameters(nullptr, nullptr);
+  layout = nullptr;
+  pulled.clear();
+  job.Reset();
+  return std::move(parameters);
+}
+
+absl::Status ShardState::AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
+  PS_RETURN_IF_ERROR(job.Serving());
+  if (parameters != nullptr && parameters->initialised()) return absl::OkStatus();
+  if (parameters == nullptr || !job.IsInitialiser(id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", id.rank(), " was not chosen to send the initial values"));
+  }
+  const uint64_t sender = id.incarnation() * options.num_workers + id.rank();
+  return Annotate(parameters->AddInitial(sender, slices), absl::StrCat("rank ", id.rank(), ", initial values"));
+}
+
+absl::Status ShardState::CheckInitialised() const {
+  if (parameters != nullptr) return parameters->CheckInitialised();
+  return absl::InvalidArgumentError(absl::StrCat("initial values: shard ", options.shard, " does not know the model"));
+}
+
+absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const v1::PushRequest& header,
+                                                      std::vector<ReceivedSlice> slices,
+                                                      std::optional<size_t> not_finite) {
+  if (job.running()) {
+    PS_RETURN_IF_ERROR(CheckPulled(header));
+    absl::StatusOr<PushTable::Arrival> arrival =
+        pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+    if (arrival.ok() && arrival->push != nullptr && arrival->push->pulled == nullptr &&
+        mode->delay_compensation() != 0) {
+      arrival->push->pulled = pulled.at(header.id().rank()).weights;
+    }
+    // Before what has arrived is counted for an update that was made of the push as it was.
+    AbandonDropped();
+    return arrival;
+  }
+  return absl::FailedPreconditionError(absl::StrCat("rank ", header.id().rank(), ", step ", header.step(),
+                                                    ": the job is not running yet: ", job.view().waiting_for()));
+}
+
+absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
+  const uint32_t rank = header.id().rank();
+  if (mode->delay_compensation() == 0 || pushes.ledger().Seen(rank, header.step()) ||
+      pushes.IsComplete(rank, header.step())) {
+    return absl::OkStatus();
+  }
+  const std::string who =
+      absl::StrCat("rank ", rank, ", step ", header.step(), ": computed on version ", header.version(),
+                   ", but --delay_compensation needs the one that it pulled last");
+  const auto kept = pulled.find(rank);
+  if (kept == pulled.end()) return absl::FailedPreconditionError(absl::StrCat(who, ", and it pulled none"));
+  if (kept->second.weights->version == header.version()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(who, ", version ", kept->second.weights->version));
+}
+
+std::vector<StepSet> ShardState::SetMembers() {
+  pushes.DropOrphans(job, *mode);
+  updater.SetLowestRank(job.lowest_rank());
+  std::erase_if(pulled, [&](const auto& entry) {
+    if (job.Owns(entry.first, entry.second.incarnation)) return false;
+    discarded.push_back(entry.second.weights);
+    return true;
+  });
+  std::vector<StepSet> fixed = mode->SetMembers(job.mode_members());
+  return follows_decisions ? std::vector<StepSet>() : fixed;
+}
+
+bool ShardState::NeedsOthers(const Push& push) const {
+  if (push.step != mode->step()) return false;
+  const std::vector<uint32_t> ranks = mode->ExpectedContributors();
+  if (pushes.complete() < ranks.size()) return true;
+  return std::any_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return !pushes.IsComplete(rank, push.step); });
+}
+
+bool ShardState::MeasuresFirst(const Push& push) const {
+  return updater.measures_pushes() && push.samples > 0 && push.contribution == v1::CONTRIBUTION_GRADIENT &&
+         push.clip_factors == nullptr;
+}
+
+Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
+  if (!updater.idle()) return updater.Arrived(*arrival.push, arrival.slices);
+  // Once all that take part in the step have begun their push, the coefficients are known.
+  return updater.Speculate(pushes.FindAll(mode->ExpectedContributors(), mode->step()));
+}
+
+// ---- What is waited for
+
+std::string ShardState::WaitingForRanks(TimePoint now) const {
+  std::map<uint32_t, std::string> missing;
+  for (const uint32_t rank : mode->WaitsFor()) {
+    if (!pushes.HasComplete(rank)) missing[rank] = job.BusyWith(rank);
+  }
+  return stall.DescribeRanks(mode->step(), missing, now);
+}
+
+std::string ShardState::WaitingFor(TimePoint now) const {
+  if (!job.running()) return job.view().waiting_for().empty() ? "waiting for the chief" : job.view().waiting_for();
+  if (updater.blocked_since().has_value()) return parameters->DescribeReaders(now);
+  if (cut.frozen()) return WaitingForCut(now);
+  if (updater.awaits_totals().has_value()) {
+    return absl::StrCat("version ", *updater.awaits_totals(), ": waiting for the other shards' norms");
+  }
+  const std::string ranks = WaitingForRanks(now);
+  return !ranks.empty() || !follows_decisions ? ranks
+                                              : absl::StrCat("step ", mode->step(), ": waiting for the other shards");
+}
+
+StallReport::Situation ShardState::Situation(TimePoint now) const {
+  if (!job.running() || job.failed_here()) return {};
+  StallReport::Situation situation;
+  situation.blocked_since = updater.blocked_since();
+  if (situation.blocked_since.has_value()) situation.readers = parameters->DescribeReaders(now);
+  if (!waiters.empty()) situation.step = mode->step();
+  // While other shards measure a version, ranks that have not pushed the next step are waiting for that version.
+  if (!updater.awaits_totals().has_value()) situation.ranks = WaitingForRanks(now);
+  return situation;
+}
+
+std::optional<std::string> ShardState::NeedsDone() const {
+  if (job.done().empty() || !job.running()) return std::nullopt;
+  const std::optional<uint32_t> needed = mode->NeedsDone(pushes.Begun(mode->step()), job.done_ranks());
+  if (!needed.has_value()) return std::nullopt;
+  return absl::StrCat("step ", mode->step(), ": rank ", *needed, " (", job.done().at(*needed),
+                      ") is done, but its push of this step is needed");
+}
+
+void ShardState::Fill(v1::ShardReport* report) const {
+  report->set_acknowledged_view(job.view().number());
+  report->set_initialised(parameters != nullptr && parameters->initialised());
+  report->set_applied_version(parameters == nullptr ? 0 : parameters->version());
+  report->set_highest_step(pushes.HighestStep());
+  if (mode->synchronous()) report->set_gathering_step(mode->step());
+  if (!mode->synchronous()) FillLeftSteps(report);
+  report->set_waiting_for(stall.text());
+  report->set_dropped_samples(pushes.dropped_samples());
+  if (const auto told = updater.told_learning_rate(); told.has_value()) report->set_learning_rate(*told);
+}
+
+void ShardState::FillLeftSteps(v1::ShardReport* report) const {
+  const std::map<uint32_t, uint64_t> owners = job.MemberIncarnations();
+  for (const auto& [rank, last] : pushes.LastCompletes()) {
+    const auto owner = owners.find(rank);
+    if (owner != owners.end() && owner->second == last.incarnation) continue;
+    v1::RankStep* const step = report->add_left_steps();
+    step->set_rank(rank);
+    step->set_incarnation(last.incarnation);
+    step->set_next_step(last.step + 1);
+    step->set_runs(last.runs);
+  }
+}
+
+v1::ShardStatusReply ShardState::Status(TimePoint now) const {
+  v1::ShardStatusReply status;
+  status.set_shard(options.shard);
+  if (parameters != nullptr) {
+    status.set_version(parameters->version());
+    status.set_slices(static_cast<uint32_t>(layout->slices()));
+    status.set_bytes(layout->bytes());
+    status.set_weight_buffer_bytes(parameters->bytes());
+    status.set_position(updater.position());
+    status.set_learning_rate(updater.learning_rate());
+  }
+  status.set_inflight_bytes(pushes.inflight_bytes());
+  status.set_inflight_bytes_max(pushes.max_inflight_bytes());
+  status.set_parked(static_cast<uint32_t>(waiters.size()));
+  status.set_parked_others(static_cast<uint32_t>(waiters.others()));
+  status.set_applied(pushes.told(v1::ANSWER_APPLIED));
+  status.set_duplicate(pushes.told(v1::ANSWER_DUPLICATE));
+  status.set_stale(pushes.told(v1::ANSWER_STALE));
+  status.set_fenced(pushes.told(v1::ANSWER_FENCED));
+  for (const auto& [rank, refused] : pushes.refused()) {
+    v1::DroppedPushes* dropped = status.add_dropped();
+    dropped->set_rank(rank);
+    dropped->set_pushes(refused.pushes);
+    dropped->set_samples(refused.samples);
+  }
+  if (!waiters.empty() || updater.blocked_since().has_value()) status.set_waiting_for(WaitingFor(now));
+  return status;
+}
+
+// ---- What a request is answered in the state that the shard is in.
+
+ShardState::Answer ShardState::RefuseOnArrival(const Wait& wait, bool push_ended) {
+  const Caller& caller = wait.request.caller;
+  if (caller.member() && job.view().number() == 0 && job.Serving().ok()) {
+    return absl::UnavailableError(absl::StrCat("shard ", options.shard, " waits for the chief"));
+  }
+  if (wait.request.push.has_value()) {
+    PS_RETURN_IF_ERROR(job.Serving());
+    if (!job.IsMember(caller.id)) {
+      Wait fenced = wait;
+      return Tell(fenced, v1::ANSWER_FENCED, wait.parked_at);
+    }
+    if (push_ended) PS_RETURN_IF_ERROR(pushes.End(wait.session, caller.id, *wait.request.push));
+    return std::nullopt;
+  }
+  PS_RETURN_IF_ERROR(job.ServingReads(caller.member(), readable()));
+  // A job that is finished has no members any more.
+  const bool finished = job.finished() && caller.id.generation() == job.view().generation();
+  if (caller.member() && !finished && !job.IsMember(caller.id)) return FencedError(caller.id);
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::AnswerNow(Wait& wait, TimePoint now) {
+  if (wait.request.push.has_value()) {
+    Answer answer = AnswerPush(wait, now);
+    if (wait.request.push.has_value() || answer.has_value()) return answer;
+  }
+  return AnswerWeights(wait, now);
+}
+
+ShardState::Answer ShardState::AnswerPush(Wait& wait, TimePoint now) {
+  const v1::Identity& id = wait.request.caller.id;
+  const uint64_t step = *wait.request.push;
+  PS_RETURN_IF_ERROR(job.Serving());
+  if (pushes.ledger().Seen(id.rank(), step)) return Tell(wait, pushes.Tell(id.rank(), step), now);
+  if (!job.Owns(id.rank(), id.incarnation())) return Tell(wait, v1::ANSWER_FENCED, now);
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now) {
+  if (answer == v1::ANSWER_FENCED) pushes.CountFenced();
+  v1::PushReply& reply = wait.answer.push.emplace();
+  reply.set_answer(answer);
+  reply.set_version(parameters == nullptr ? 0 : parameters->version());
+  reply.set_generation(job.view().generation());
+  reply.set_waited_us(
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now - wait.parked_at).count()));
+  reply.set_next_step(pushes.ledger().NextStep(wait.request.caller.id.rank()));
+  if (mode->synchronous()) reply.set_next_step(mode->step());
+  if (answer == v1::ANSWER_FENCED || !wait.request.weights) return wait.answer;
+  const std::optional<uint64_t> after = mode->VersionAfter(*wait.request.push);
+  if (mode->policy().exact_versions()) {
+    wait.request.version = after;
+  } else if (after.has_value()) {
+    wait.request.at_least = std::max(*after, mode->step());  // The job's current step, not one that is decided on.
+  }
+  wait.request.step = reply.next_step();
+  wait.request.push.reset();
+  wait.deadline = now + wait.request.wait;
+  return std::nullopt;
+}
+
+ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
+  const Caller& caller = wait.request.caller;
+  PS_RETURN_IF_ERROR(job.ServingReads(caller.member(), readable()));
+  if (caller.member() && !job.finished() && !job.Owns(caller.id.rank(), caller.id.incarnation())) {
+    return FencedError(caller.id);
+  }
+  const bool computes = caller.member() && wait.request.computes;
+  const absl::Status failed = job.Failed();
+  const bool over = !failed.ok() || job.finished();
+  if ((!over && !job.running()) || parameters->updating_in_place()) return std::nullopt;
+  const uint64_t current = parameters->version();
+  const uint64_t wanted = wait.request.version.value_or(std::max(current, wait.request.at_least.value_or(0)));
+  if (wanted > current) {
+    const bool none_follows = over && !updater.in_the_making() && (updater.idle() || !failed.ok());
+    if (!none_follows) return std::nullopt;
+    PS_RETURN_IF_ERROR(failed);
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job is finished, and shard ", options.shard, " is at version ", current));
+  }
+  if (wanted < current) {
+    return absl::FailedPreconditionError(absl::StrCat("version ", wanted, " of shard ", options.shard,
+                                                      " is no longer kept; it is at version ", current));
+  }
+  if (!over) {
+    const absl::Status may = parameters->readers().May(caller.reader(), current);
+    if (absl::IsUnavailable(may)) return std::nullopt;  // It waits until the member has released an older version.
+    PS_RETURN_IF_ERROR(may);
+    if (computes && !mode->MayRead(caller.id.rank(), NextStep(wait.request))) return std::nullopt;
+  }
+  ShardAnswer answer = wait.answer;
+  answer.weights = parameters->Pin(caller.reader(), now);
+  if (caller.member() && mode->policy().has_local_steps()) {
+    answer.hyperparameters = ValuesOf(updater.next_hyperparameters(), setup.optimizer);
+    answer.schedule = updater.next_schedule();
+    answer.position = updater.published_position();
+  }
+  if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
+  if (computes && !over && mode->delay_compensation() != 0) {
+    Pulled& kept = pulled[caller.id.rank()];
+    discarded.push_back(std::move(kept.weights));
+    kept = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
+  }
+  return answer;
+}
+
+// A rank that has pushed goes on at its next step, whatever it says.
+uint64_t ShardState::NextStep(const ShardRequest& request) const {
+  const v1::Identity& id = request.caller.id;
+  const uint64_t next = pushes.ledger().NextStep(id.rank());
+  const bool has_pushed = pushes.ledger().Incarnation(id.rank()) == id.incarnation();
+  return has_pushed ? next : std::max(next, request.step.value_or(0));
+}
+
+void ShardState::AbandonDropped() {
+  Pushes dropped = pushes.TakeDropped();
+  if (!dropped.empty()) updater.Abandon();
+  discarded.insert(discarded.end(), dropped.begin(), dropped.end());
+}
+
+void ShardState::OnRead(const ShardRequest& request) {
+  if (request.computes && request.caller.member()) mode->Reads(request.caller.id.rank(), NextStep(request));
+}
+
+absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
+  const ShardRequest& request = wait.request;
+  const std::string what = request.push.has_value()      ? absl::StrCat("the answer to step ", *request.push)
+                           : request.version.has_value() ? absl::StrCat("version ", *request.version)
+                                                         : std::string("the newest version");
+  std::string why = WaitingFor(now);
+  const std::shared_ptr<Push> push =
+      request.push.has_value()
+          ? pushes.FindComplete(request.caller.id.rank(), request.caller.id.incarnation(), *request.push)
+          : nullptr;
+  if (why.empty() && push != nullptr && MeasuresFirst(*push)) why = "waiting for its norms on the other shards";
+  if (!request.push.has_value() && job.running() && request.version.value_or(0) <= parameters->version()) {
+    const absl::Status may = parameters->readers().May(request.caller.reader(), parameters->version());
+    if (!may.ok()) why = Message(may);
+  }
+  if (why.empty()) why = absl::StrCat("it is at version ", parameters == nullptr ? 0 : parameters->version());
+  return absl::DeadlineExceededError(absl::StrCat("shard ", options.shard, ": ", request.caller.reader().ToString(),
+                                                  " waited ", FormatSeconds(now - wait.parked_at), " for ", what, ": ",
+                                                  why));
+}
+
+// ---- ShardState's part in cuts.
+
+bool ShardState::IsOver(const v1::Cut& commit) const {
+  const bool was_frozen = commit.checkpoint() > 0 ? !commit.at_once() && !mode->synchronous()
+                                                  : cut.number() > 0 && cut.number() == commit.number();
+  return was_frozen && !(cut.frozen() && cut.number() == commit.number());
+}
+
+std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint now) {
+  switch (message.phase()) {
+    case v1::Cut::FREEZE:
+      cut.Freeze(message.number(), HoldOf(message), now);
+      return {};
+    case v1::Cut::ADVANCE:
+      return cut.Advance(message.number(), FromProto(message.up_to()));
+    case v1::Cut::COMMIT:
+    case v1::Cut::CANCEL:
+      return cut.End();
+    default:
+      return {};
+  }
+}
+
+// Ahead of what workers may have read, where all of them make the next version together: they may use the values too.
+uint64_t ShardState::CommitVersion(const v1::Cut& message) const {
+  if (message.has_version()) return message.version();
+  return mode->synchronous() ? mode->step() + 2 : updater.first_not_begun();
+}
+
+void ShardState::ForgetHeldOrphans() {
+  cut.DropOrphans([this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
+}
+
+CutSteps ShardState::Progress(bool complete) const {
+  CutSteps steps;
+  for (const auto& [rank, incarnation] : job.MemberIncarnations()) {
+    std::optional<uint64_t> next = pushes.NextStep(rank, incarnation);
+    if (!complete) {
+      const bool answered = pushes.ledger().Incarnation(rank) == incarnation;
+      next = answered ? std::optional<uint64_t>(pushes.ledger().NextStep(rank)) : std::nullopt;
+    }
+    if (next.has_value()) steps[rank] = {.incarnation = incarnation, .next_step = *next};
+  }
+  return steps;
+}
+
+// What was decided on is also applied when nothing is in the making.
+bool ShardState::ReachedCut() {
+  if (!cut.frozen() || !updater.idle()) return false;
+  return cut.Reached(Progress(/*complete=*/false),
+                     [this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
+}
+
+std::string ShardState::WaitingForCut(TimePoint now) const {
+  return absl::StrCat("cut ", cut.number(), ": waiting for ",
+                      cut.reached() ? "the chief's word" : "all shards to come to the same point",
+                      "; it has held pushes back for ", FormatSeconds(cut.HeldFor(now)));
+}
+
+v1::ShardReport ShardState::ReportCut(const v1::Cut& message, uint64_t version) const {
+  v1::ShardReport report;
+  v1::CutReport* const out = report.mutable_cut();
+  out->set_number(message.number());
+  out->set_phase(message.phase());
+  out->set_version(version);
+  if (message.phase() == v1::Cut::FREEZE) ToProto(Progress(/*complete=*/true), out->mutable_steps());
+  return report;
+}
+
+}  // namespace ps

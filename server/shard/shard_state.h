@@ -1,0 +1,181 @@
+// The rooms of one shard, and what a request is answered in the state that they are in.
+//
+// A value without a lock of its own; the shard locks, and passes the time in.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/optimizers/optimizer.h"
+#include "server/config/shard_options.h"
+#include "server/engine/parameters.h"
+#include "server/engine/updater.h"
+#include "server/modes/mode.h"
+#include "server/shard/job_view.h"
+#include "server/shard/push_table.h"
+#include "server/shard/shard_cut.h"
+#include "server/shard/waiters.h"
+
+namespace ps {
+
+// What a shard has of its model.
+struct ShardMemory {
+  std::shared_ptr<const ShardLayout> layout;
+  std::unique_ptr<Parameters> parameters;
+};
+
+// For the model of this view, with memory for its weights and for the state of the optimizer, which the view may name.
+// That takes seconds for a large one, and needs no lock. on_release as Parameters'. INVALID_ARGUMENT if there is no
+// such optimizer.
+absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v1::View& view,
+                                            std::function<void()> on_release);
+
+struct ShardState {
+  // ---- What it is made of
+
+  const ShardOptions options;
+  // It is for gradients. Where workers bring it, it is theirs from SetLayout on; before that nothing is made.
+  OptimizerSetup setup;
+  std::unique_ptr<Optimizer> optimizer;              // The setup names it.
+  const std::unique_ptr<Optimizer> outer_optimizer;  // It is for differences of weights.
+  const std::unique_ptr<Mode> mode;
+  const bool follows_decisions;  // The chief names the sets that make a version.
+  JobView job;
+  PushTable pushes;
+  UntoldPushes untold;
+  Updater updater;
+  ShardCut cut;
+  Waiters waiters;
+  StallReport stall;
+  // Null until the view in force has a layout.
+  std::shared_ptr<const ShardLayout> layout;
+  std::unique_ptr<Parameters> parameters;
+  // What each rank pulled last, where delay compensation needs it.
+  struct Pulled {
+    uint64_t incarnation = 0;
+    KeptVersion weights;
+  };
+  std::map<uint32_t, Pulled> pulled;
+  // The checkpoint to be taken, of this version; nothing: of the present one.
+  struct CheckpointDue {
+    uint64_t number = 0;
+    std::optional<uint64_t> version;
+  };
+  std::optional<CheckpointDue> checkpoint_due;
+  bool writes_checkpoint = false;  // One at a time: each keeps a version of weights and state.
+  // To be let go of without the lock: what is kept calls the parameters' release hook, which wants it.
+  std::vector<std::shared_ptr<const void>> discarded;
+
+  // The pool outlives it; on_built as Updater's.
+  ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(const std::vector<size_t>&)> on_built);
+
+  // ---- Events
+
+  // The view in force has the model, how long an epoch is, and what workers bring; the memory was made for it.
+  // FAILED_PRECONDITION, naming the flag, if the limit of gradients does not hold what a version needs, or if the
+  // schedule needs to know more; INVALID_ARGUMENT if there is no such optimizer.
+  absl::Status SetLayout(ShardMemory memory);
+  // Whether the view in force resets the job before it ran: another model and other initial values will come. A job
+  // that has failed here has no use for them, and may still be read.
+  bool IsReset() const;
+  // Returns what is to be freed without the lock (the release hook's comes first).
+  std::unique_ptr<Parameters> DropLayout();
+  // As Shard::AddInitialSlices, of finite values.
+  absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
+  absl::Status CheckInitialised() const;
+  // As PushTable::Add, of a member's push.
+  absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
+                                            std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite);
+  // The view in force names the members. Returns the sets that are to be decided now.
+  std::vector<StepSet> SetMembers();
+  // Whether the step of this push, which is complete here, needs others that are not.
+  bool NeedsOthers(const Push& push) const;
+  // Whether this push, which is complete here, is measured over all shards before it is decided on.
+  bool MeasuresFirst(const Push& push) const;
+  // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
+  // comes of a bad one cannot be undone (the job then goes on without it), or where it is read more than once.
+  bool applies_in_place() const;
+  // What has arrived may be built before its step is decided on. Returns what the caller is to build.
+  Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
+
+  // ---- Cuts
+
+  // Whether a COMMIT comes when this shard has given up the cut, and gone on. No chief sends one: it has not heard that
+  // the shard reached the cut.
+  bool IsOver(const v1::Cut& commit) const;
+  // Begins or ends what the chief says. Returns the pushes that are held back no more: to be decided on, in this order.
+  std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);
+  // The first version that is made with the values that a cut commits.
+  uint64_t CommitVersion(const v1::Cut& message) const;
+  // The pushes of those who were lost are not there any more.
+  void ForgetHeldOrphans();
+  // Whether this shard has come to where all are to be. True once for a cut.
+  bool ReachedCut();
+  // "cut 4: waiting for the chief's word; it has held pushes back for 12 s". A cut is under way.
+  std::string WaitingForCut(TimePoint now) const;
+  // Tells the chief that the shard has carried out what the message says, at this version.
+  v1::ShardReport ReportCut(const v1::Cut& message, uint64_t version) const;
+
+  // ---- Checkpoints
+
+  void SetCheckpointDue(const v1::Cut& commit);
+  // What a checkpoint has of the current version, which is not being overwritten.
+  nlohmann::ordered_json Save() const;
+  std::vector<v1::RankStep> SavedSteps() const;
+  // What Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
+  absl::Status Restore(const nlohmann::ordered_json& saved, const std::map<std::string, std::string>& settings);
+
+  // ---- What a request is answered
+
+  using Answer = std::optional<absl::StatusOr<ShardAnswer>>;
+
+  // The answer that a request gets because of who asks, or because its push ended with slices missing; nothing: it is
+  // to be answered by AnswerNow, now or later.
+  Answer RefuseOnArrival(const Wait& wait, bool push_ended);
+  // The answer that it gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the weights that
+  // come after it are waited for.
+  Answer AnswerNow(Wait& wait, TimePoint now);
+  // Pushes may have been dropped: what was built of them is abandoned.
+  void AbandonDropped();
+  // Somebody asks for weights.
+  void OnRead(const ShardRequest& request);
+  // Its error, when its time is over.
+  absl::Status TimedOut(const Wait& wait, TimePoint now) const;
+
+  // ---- What is waited for
+
+  // There is a whole version.
+  bool readable() const { return parameters != nullptr && parameters->initialised() && !updater.ruined(); }
+  // What the version in the making waits for, or the job before it runs.
+  std::string WaitingFor(TimePoint now) const;
+  // For the report to the chief.
+  StallReport::Situation Situation(TimePoint now) const;
+  // Why the job cannot go on, if the step in the making needs a push of a rank that is done.
+  std::optional<std::string> NeedsDone() const;
+
+  void Fill(v1::ShardReport* report) const;
+  void FillLeftSteps(v1::ShardReport* report) const;
+  v1::ShardStatusReply Status(TimePoint now) const;
+
+ private:
+  absl::Status TakeOptimizer(const v1::OptimizerSettings& message);
+  // FAILED_PRECONDITION if delay compensation needs weights for this push that are not kept.
+  absl::Status CheckPulled(const v1::PushRequest& header) const;
+  // The step of the push that the member computes on what it asks for.
+  uint64_t NextStep(const ShardRequest& request) const;
+  Answer AnswerPush(Wait& wait, TimePoint now);
+  Answer AnswerWeights(const Wait& wait, TimePoint now);
+  Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
+  // How far the members have come: with the pushes that are complete, or only those that are answered.
+  CutSteps Progress(bool complete) const;
+  // Names the ranks whose push of the step in the making is not complete.
+  std::string WaitingForRanks(TimePoint now) const;
+};
+
+}  // namespace ps

@@ -1,0 +1,131 @@
+// Who is parked at a shard: for what, until when.
+//
+// A pure value: its owner locks, passes the time in, and makes the callbacks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "ps/v1/ps.pb.h"
+#include "server/config/optimizer_setup.h"
+#include "server/engine/parameters.h"
+
+namespace ps {
+
+// Who asks: a member of the job, or, with an empty identity, somebody else.
+struct Caller {
+  v1::Identity id;
+  std::string peer;  // Where the caller is, for messages.
+
+  bool member() const { return id.incarnation() != 0; }
+  Reader reader() const { return {.rank = member() ? std::optional<uint32_t>(id.rank()) : std::nullopt, .peer = peer}; }
+};
+
+// What a caller asks a shard for: the answer to a push, weights, or first the one and then the other.
+struct ShardRequest {
+  Caller caller;
+  std::optional<uint64_t> push;      // The answer to its push of this step.
+  bool weights = false;              // With a push: those on which the next one is to be computed.
+  bool computes = false;             // A member computes its next push on the weights.
+  std::optional<uint64_t> version;   // A pull alone may want exactly this one; else the newest.
+  std::optional<uint64_t> at_least;  // The newest, but not before this version.
+  std::optional<uint64_t> step;      // The push that a member computes on the weights has it; unset: its next one.
+  std::chrono::nanoseconds wait;     // At most, for each of the two.
+};
+
+// What it gets. A push that is FENCED gets no weights.
+struct ShardAnswer {
+  std::optional<v1::PushReply> push;
+  std::optional<VersionPin> weights;
+  // With weights: for the steps that a member takes by itself.
+  HyperparameterValues hyperparameters;
+  std::optional<Schedule> schedule;
+  uint64_t position = 0;
+};
+
+// A request that cannot be answered yet.
+struct Wait {
+  const void* session = nullptr;  // Whose request it is; never dereferenced.
+  ShardRequest request;           // Its push is reset when that has its answer.
+  ShardAnswer answer;             // As far as it is known.
+  std::function<void(absl::StatusOr<ShardAnswer>)> callback;
+  TimePoint parked_at;
+  TimePoint deadline;
+};
+
+class Waiters {
+ public:
+  // At most so many waits of callers that are not members, together; each member has a limit of its own, which those
+  // cannot use up.
+  explicit Waiters(size_t max_others) : max_others_(max_others) {}
+
+  // OK if there is room for this wait; RESOURCE_EXHAUSTED, saying whose limit it is.
+  absl::Status CheckRoom(const Wait& wait) const;
+  void Park(Wait wait) { waits_.push_back(std::move(wait)); }
+  // The wait of this session, if it has one.
+  std::optional<Wait> Take(const void* session);
+  // Those whose deadline has passed.
+  std::vector<Wait> TakeExpired(TimePoint now);
+  // Shows each wait to `try_answer`, in the order in which they were parked, and drops those for which it returns true.
+  template <typename TryAnswer>
+  void AnswerEach(TryAnswer try_answer) {
+    for (auto wait = waits_.begin(); wait != waits_.end();) {
+      wait = try_answer(*wait) ? waits_.erase(wait) : std::next(wait);
+    }
+  }
+
+  bool empty() const { return waits_.empty(); }
+  size_t size() const { return waits_.size(); }
+  // So many are of callers that are not members.
+  size_t others() const;
+
+ private:
+  const size_t max_others_;
+  std::list<Wait> waits_;
+};
+
+// What an update has been waiting for, told to the chief if it takes long: ranks that have not pushed, or readers that
+// hold all weight buffers.
+//
+// A pure value; its owner locks and passes the time in.
+class StallReport {
+ public:
+  // Something of this rank arrived.
+  void Heard(uint32_t rank, TimePoint now) { last_heard_[rank] = now; }
+
+  // "step 4: waiting for rank 1 (evaluating, last heard from 2.5 s ago)"; empty without ranks. Each rank comes with
+  // what it is busy with.
+  std::string DescribeRanks(uint64_t step, const std::map<uint32_t, std::string>& ranks, TimePoint now) const;
+
+  // The situation now. `step`: the one in the making, which some call waits for; nothing if none does. `ranks`: whom it
+  // waits for, as DescribeRanks says. `blocked_since`: an update has waited for a weight buffer since then, held as
+  // `readers` says.
+  struct Situation {
+    std::optional<uint64_t> step;
+    std::string ranks;
+    std::optional<TimePoint> blocked_since;
+    std::string readers;
+  };
+  // Returns whether text() is to be told now: when it begins, again and again while it lasts, and when it is over.
+  bool Update(const Situation& situation, TimePoint now);
+
+  // Empty: the update does not wait, or not for long.
+  const std::string& text() const { return text_; }
+
+ private:
+  std::map<uint32_t, TimePoint> last_heard_;
+  std::optional<uint64_t> step_;  // Somebody has waited for this step since then.
+  TimePoint step_since_;
+  std::string text_;
+  TimePoint told_at_;
+};
+
+}  // namespace ps

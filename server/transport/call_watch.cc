@@ -1,0 +1,173 @@
+#include "server/transport/call_watch.h"
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/grpc_call.h"
+
+namespace ps {
+namespace {
+
+// A call that is not served.
+class Refused final : public grpc::ServerGenericBidiReactor {
+ public:
+  explicit Refused(const absl::Status& status) { Finish(ToGrpc(status)); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+absl::Status CallWatch::Add(const void* call, std::string peer, std::function<void()> cancel) {
+  MutexLock lock(mutex_);
+  if (strangers_ >= limits_.strangers && !EvictIdle()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the server has ", limits_.strangers,
+                     " calls open that are not yet identified as a member's, its limit; retry later"));
+  }
+  ++strangers_;
+  calls_[call] = {.peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .number = next_number_++};
+  return absl::OkStatus();
+}
+
+bool CallWatch::EvictIdle() {
+  Call* oldest = nullptr;
+  for (auto& [key, call] : calls_) {
+    if (!call.awaited || !call.stranger()) continue;
+    if (oldest == nullptr || call.number < oldest->number) oldest = &call;
+  }
+  if (oldest == nullptr) return false;
+  oldest->evicted = true;
+  oldest->receive_by.reset();
+  --strangers_;
+  oldest->cancel();
+  return true;
+}
+
+void CallWatch::Remove(const void* call) {
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;
+  if (found->second.stranger()) --strangers_;
+  if (found->second.member.has_value()) {
+    if (const auto count = of_members_.find(*found->second.member); --count->second == 0) of_members_.erase(count);
+  }
+  calls_.erase(found);
+}
+
+absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incarnation) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr || !found->stranger()) return absl::OkStatus();
+  size_t& count = of_members_[{rank, incarnation}];
+  if (count >= limits_.of_a_member) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; retry later"));
+  }
+  ++count;
+  --strangers_;
+  found->member = {rank, incarnation};
+  return absl::OkStatus();
+}
+
+void CallWatch::Adopt(const void* call) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr || !found->stranger()) return;
+  found->adopted = true;
+  --strangers_;
+}
+
+void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr || found->evicted) return;
+  found->awaited = true;
+  found->receiving = found->member.has_value();
+  found->receive_by.reset();
+  if (!found->receiving) found->receive_by = now + TimeFor(bytes);
+}
+
+void CallWatch::Received(const void* call) {
+  MutexLock lock(mutex_);
+  if (Call* const found = Find(call); found != nullptr) EndReceiving(*found);
+}
+
+void CallWatch::Sending(const void* call, size_t bytes, TimePoint now) {
+  MutexLock lock(mutex_);
+  Call* const found = Find(call);
+  if (found == nullptr) return;
+  found->awaited = false;
+  found->send_by = now + TimeFor(bytes);
+}
+
+void CallWatch::Sent(const void* call) {
+  MutexLock lock(mutex_);
+  if (Call* const found = Find(call); found != nullptr) found->send_by.reset();
+}
+
+void CallWatch::Ending(const void* call, size_t bytes, TimePoint now) {
+  Sending(call, bytes, now);
+  Received(call);
+}
+
+void CallWatch::EndReceiving(Call& call) {
+  call.awaited = false;
+  call.receiving = false;
+  call.receive_by.reset();
+}
+
+void CallWatch::Tick(TimePoint now, const std::function<Members()>& members) {
+  MutexLock lock(mutex_);
+  const Members current = members();
+  for (auto& [key, call] : calls_) {
+    bool gone = false;
+    if (call.receiving) {
+      const auto member = current.find(call.member->first);
+      gone = member == current.end() || member->second != call.member->second;
+    }
+    const auto late = [now](const std::optional<TimePoint>& deadline) {
+      return deadline.has_value() && *deadline <= now;
+    };
+    if (!gone && !late(call.receive_by) && !late(call.send_by)) continue;
+    const std::string who = call.member.has_value() ? absl::StrCat("rank ", call.member->first, " at ") : "";
+    spdlog::warn("a call of {}{} is cancelled: {}", who, call.peer,
+                 gone ? "its caller is no longer a member of the job" : "no progress for too long");
+    EndReceiving(call);  // Once is enough.
+    call.send_by.reset();
+    call.cancel();
+  }
+}
+
+size_t CallWatch::open_calls() const {
+  MutexLock lock(mutex_);
+  return calls_.size();
+}
+
+std::chrono::nanoseconds CallWatch::TimeFor(size_t bytes) const {
+  return limits_.grace + std::chrono::milliseconds(1000 * bytes / limits_.bytes_per_s);
+}
+
+CallWatch::Call* CallWatch::Find(const void* call) {
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? nullptr : &found->second;
+}
+
+void CallRouter::Handle(const std::string& path, Maker maker) {
+  Check(makers_.emplace(path, std::move(maker)).second, "a path has one maker");
+}
+
+absl::Status CallRouter::RefusalOf(const std::string& path) const {
+  for (const auto& [prefix, error] : refusals_) {
+    if (path.starts_with(prefix)) return error;
+  }
+  return absl::UnimplementedError(absl::StrCat("unknown method ", path));
+}
+
+grpc::ServerGenericBidiReactor* CallRouter::CreateReactor(grpc::GenericCallbackServerContext* context) {
+  const auto maker = makers_.find(context->method());
+  if (maker == makers_.end()) return new Refused(RefusalOf(context->method()));
+  const absl::StatusOr<grpc::ServerGenericBidiReactor*> call = maker->second(*context);
+  return call.ok() ? *call : new Refused(call.status());
+}
+
+}  // namespace ps

@@ -1,0 +1,240 @@
+#include "server/transport/control_service.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/codec.h"
+#include "common/endpoint.h"
+#include "common/status.h"
+#include "server/transport/server_call.h"
+
+namespace ps {
+namespace {
+
+using Context = grpc::GenericCallbackServerContext;
+
+// A join carries the model's layout; all other requests are small.
+constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
+
+constexpr std::chrono::seconds kJoinWaitMax(300);
+// A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
+// caller learns what was waited for.
+constexpr std::chrono::seconds kReplyMargin(1);
+
+constexpr std::chrono::seconds kTakeRunWaitMax(300);
+// Of other calls that say how long they wait.
+constexpr std::chrono::seconds kWaitDefault(10);
+constexpr std::chrono::seconds kWaitMax(300);
+
+TimePoint JoinDeadline(const Context& context, TimePoint now) {
+  const std::chrono::nanoseconds left = context.deadline() - std::chrono::system_clock::now();
+  const auto margin = std::min<std::chrono::nanoseconds>(kReplyMargin, left / 3);
+  return now + std::min<std::chrono::nanoseconds>(left - margin, kJoinWaitMax);
+}
+
+TimePoint WaitDeadline(uint32_t wait_ms, TimePoint now) {
+  if (wait_ms == 0) return now + kWaitDefault;
+  return now + std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(wait_ms), kWaitMax);
+}
+
+// Waits for its answer at the chief, which learns if the caller goes away meanwhile.
+class JoinCall final : public RequestCall<v1::JoinRequest> {
+ public:
+  JoinCall(CallWatch& watch, const Context& context, Chief& chief)
+      : RequestCall(watch, context, kMaxJoinBytes), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::JoinRequest& request) override {
+    const TimePoint now = Now();
+    const TimePoint deadline = JoinDeadline(context(), now);
+    if (deadline <= now) return absl::DeadlineExceededError("joining: the call arrived after its deadline");
+    join_ = chief_.Join(request, now, deadline, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    if (join_ != 0) watch().Adopt(this);
+    if (gone()) chief_.OnJoinGone(join_, Now());
+    return absl::OkStatus();
+  }
+  void OnGone() override { chief_.OnJoinGone(join_, Now()); }
+
+  Chief& chief_;
+  std::atomic<uint64_t> join_ = 0;  // 0: none that waits.
+};
+
+// The stream that a member keeps open.
+class WatchCall final : public StateCall<v1::WatchRequest> {
+ public:
+  WatchCall(CallWatch& watch, const Context& context, Chief& chief) : StateCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::WatchRequest& request) override {
+    const absl::StatusOr<uint64_t> opened =
+        chief_.Watch(request, Now(), [self = Self(this)](const std::optional<v1::HeartbeatReply>& state) {
+          if (!state.has_value()) return self->End(absl::OkStatus());
+          self->Tell(EncodeMessage(*state));
+        });
+    if (!opened.ok()) return opened.status();
+    opened_ = *opened;
+    watch().Adopt(this);
+    if (gone()) chief_.OnWatchGone(opened_, Now());
+    return absl::OkStatus();
+  }
+  void OnGone() override { chief_.OnWatchGone(opened_, Now()); }
+  void OnOver() override { chief_.OnWatchGone(opened_, Now()); }
+
+  Chief& chief_;
+  std::atomic<uint64_t> opened_ = 0;  // 0: not yet.
+};
+
+class DoneCall final : public RequestCall<v1::DoneRequest> {
+ public:
+  DoneCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::DoneRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.Done(request, now, WaitDeadline(request.wait_ms(), now),
+                [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
+class TakeRunCall final : public RequestCall<v1::TakeRunRequest> {
+ public:
+  TakeRunCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::TakeRunRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
+    const TimePoint now = Now();
+    const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
+    chief_.TakeRun(request, now, now + wait, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
+class SetCall final : public RequestCall<v1::SetHyperparametersRequest> {
+ public:
+  SetCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::SetHyperparametersRequest& request) override {
+    watch().Adopt(this);  // The chief keeps one, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.SetHyperparameters(request, now, WaitDeadline(request.wait_ms(), now),
+                              [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
+class CheckpointCall final : public RequestCall<v1::CheckpointRequest> {
+ public:
+  CheckpointCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+
+ private:
+  absl::Status OnRequest(const v1::CheckpointRequest& request) override {
+    watch().Adopt(this);  // The chief keeps a few, and refuses others at once.
+    const TimePoint now = Now();
+    chief_.Checkpoint(now, WaitDeadline(request.wait_ms(), now),
+                      [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+    return absl::OkStatus();
+  }
+
+  Chief& chief_;
+};
+
+}  // namespace
+
+void HandleChiefCalls(CallRouter& router, Chief& chief) {
+  router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
+  router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
+  router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<SetCall>("/ps.v1.Chief/SetHyperparameters", chief);
+  router.HandleWith<CheckpointCall>("/ps.v1.Chief/Checkpoint", chief);
+  router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
+  router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
+  HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
+      router, "/ps.v1.Chief/Heartbeat",
+      [&chief](const v1::HeartbeatRequest& request) { return chief.Heartbeat(request, Now()); });
+  HandleRequests<v1::LeaveRequest, v1::LeaveReply>(
+      router, "/ps.v1.Chief/Leave", [&chief](const v1::LeaveRequest& request) -> absl::StatusOr<v1::LeaveReply> {
+        PS_RETURN_IF_ERROR(chief.Leave(request, Now()));
+        return v1::LeaveReply();
+      });
+  HandleRequests<v1::WorkerFlagsRequest, v1::WorkerFlagsReply>(
+      router, "/ps.v1.Chief/WorkerFlags",
+      [&chief](const v1::WorkerFlagsRequest& request) { return chief.FlagsFor(request); });
+  HandleRequests<v1::DrainRequest, v1::DrainReply>(
+      router, "/ps.v1.Chief/Drain", [&chief](const v1::DrainRequest& request) { return chief.Drain(request, Now()); });
+  HandleRequests<v1::ShutdownRequest, v1::ShutdownReply>(
+      router, "/ps.v1.Chief/Shutdown", [&chief](const v1::ShutdownRequest&) { return chief.ShutDown(Now()); });
+  HandleRequests<v1::StatusRequest, v1::StatusReply>(
+      router, "/ps.v1.Chief/Status",
+      [&chief](const v1::StatusRequest& request) { return chief.Status(Now(), request.layout()); });
+}
+
+void HandleShardStatus(CallRouter& router, std::function<v1::ShardStatusReply()> status) {
+  HandleRequests<v1::ShardStatusRequest, v1::ShardStatusReply>(
+      router, "/ps.v1.Shard/ShardStatus",
+      [status = std::move(status)](const v1::ShardStatusRequest&) { return status(); });
+}
+
+absl::Status FollowCall::OnMessage(const grpc::ByteBuffer& message) {
+  v1::ShardReport report;
+  PS_RETURN_IF_ERROR(DecodeMessage(message, &report));
+  if (report.has_registration()) {
+    PS_RETURN_IF_ERROR(Register(report));
+  } else if (!shard_.has_value()) {
+    return absl::InvalidArgumentError("a shard's first report must register it");
+  } else {
+    chief_.OnReport(*shard_, report, Now());
+  }
+  ReadWhenever(kMaxReportBytes);
+  return absl::OkStatus();
+}
+
+absl::Status FollowCall::Register(const v1::ShardReport& report) {
+  if (shard_.has_value()) return absl::InvalidArgumentError("the shard is already registered");
+  const absl::StatusOr<uint64_t> registered = chief_.RegisterShard(
+      report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now());
+  if (!registered.ok()) return registered.status();
+  connection_ = *registered;
+  shard_ = report.registration().shard();
+  watch().Adopt(this);  // The chief takes one a shard.
+  return absl::OkStatus();
+}
+
+void FollowCall::OnOver() {
+  if (shard_.has_value()) chief_.OnShardGone(*shard_, connection_, Now());
+}
+
+void FollowCall::Send(const v1::ChiefUpdate& update) {
+  absl::Status added = absl::OkStatus();
+  {
+    MutexLock lock(mutex_);
+    added = queue_.Add(update);
+    WriteNext();
+  }
+  if (!added.ok()) End(added);
+}
+
+void FollowCall::OnWritten() {
+  MutexLock lock(mutex_);
+  writing_ = false;
+  WriteNext();
+}
+
+void FollowCall::WriteNext() {
+  if (writing_) return;
+  const std::optional<grpc::ByteBuffer> next = queue_.Take();
+  if (!next.has_value()) return;
+  writing_ = true;
+  Write(*next);
+}
+
+}  // namespace ps

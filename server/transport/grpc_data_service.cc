@@ -1,0 +1,234 @@
+#include "server/transport/grpc_data_service.h"
+
+#include <algorithm>
+#include "absl/strings/str_cat.h"
+#include "common/codec.h"
+#include "common/endpoint.h"
+#include "server/transport/server_call.h"
+#include "server/transport/version_messages.h"
+
+namespace ps {
+namespace {
+
+using Context = grpc::GenericCallbackServerContext;
+
+// What a message may hold beside its payload. All of it is kept as long as the payload is, and only that is reserved.
+constexpr size_t kMaxHeaderBytes = kMaxSmallRequestBytes;
+
+absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector<ReceivedSlice>& slices) {
+  size_t payload = 0;
+  for (const ReceivedSlice& slice : slices) payload += slice.payload.wire_bytes();
+  if (message.Length() <= payload + kMaxHeaderBytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a message of ", message.Length(), " bytes with only ", payload,
+                                                 " bytes of slices; of other bytes at most ", kMaxHeaderBytes,
+                                                 " are allowed"));
+}
+
+// Messages are read one after the other, and then at most one request is parked at the shard. Beside that one message
+// at a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is
+// bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the
+// call's, then the ServerCall's, the parameters' release hook and the shard's.
+class DataCall : public ServerCall {
+ public:
+  // `this_host`: the caller is on it, as far as that matters.
+  DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host = false)
+      : ServerCall(watch, context), shard_(shard), session_(shard, context.peer(), this_host, limits) {}
+
+ protected:
+  // The call is a member's, if the identity is.
+  absl::Status Identify(const v1::Identity& id) {
+    if (identified_ || !shard_.IsMember(id)) return absl::OkStatus();
+    identified_ = true;
+    return watch().Identify(this, id.rank(), id.incarnation());
+  }
+
+  // Writes what the session gets: header and slices.
+  PushPullSession::Callback OnReply(VersionMessages::Wanted wanted) {
+    return [self = Self(this), wanted](absl::StatusOr<PushPullSession::Reply> reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      MutexLock lock(self->mutex_);
+      self->messages_.Answer(std::move(reply->header), std::move(reply->weights), wanted);
+      self->WriteMore();
+    };
+  }
+
+  // Slices of the version that a push makes, before it is committed.
+  BuildStreams::Callback OnBuilt() {
+    return [self = Self(this)](BuiltSlices built) {
+      MutexLock lock(self->mutex_);
+      self->messages_.Add(std::move(built));
+      self->WriteMore();
+    };
+  }
+
+  // The version that the caller has. Of another generation than runs there may be another of this number.
+  template <typename Request>
+  std::optional<uint64_t> BaseOf(const Request& request) {
+    const bool counts = request.has_base() && shard_.IsMember(request.id());
+    return counts ? std::optional<uint64_t>(request.base()) : std::nullopt;
+  }
+
+  Shard& shard() { return shard_; }
+  PushPullSession& session() { return session_; }
+
+ private:
+  void OnGone() final { session_.Gone(); }
+  void OnOver() final { session_.Over(); }
+  void OnWritten() final {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    WriteMore();
+  }
+
+  void WriteMore() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_) return;
+    const std::optional<VersionMessages::Message> message = messages_.Next();
+    if (!message.has_value()) return;
+    writing_ = true;
+    message->last ? Answer(message->bytes) : Write(message->bytes);
+  }
+
+  Shard& shard_;
+  PushPullSession session_;
+  bool identified_ = false;
+  Mutex mutex_;
+  VersionMessages messages_ ABSL_GUARDED_BY(mutex_);
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class InitCall final : public DataCall {
+ public:
+  using DataCall::DataCall;
+
+ private:
+  void OnBegin() override { Read(kMaxMessageBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::InitRequest request;
+    const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
+    if (!slices.ok()) return slices.status();
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), *slices));
+    Read(kMaxMessageBytes);
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override {
+    const absl::Status initialised = shard().CheckInitialised();
+    if (!initialised.ok()) return End(initialised);
+    Answer(EncodeMessage(v1::InitReply()));
+  }
+};
+
+// A push; with `weights`, a push_pull.
+class PushCall final : public DataCall {
+ public:
+  PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool weights)
+      : DataCall(watch, context, shard, limits, IsThisHost(context.peer())), weights_(weights) {}
+
+ private:
+  void OnBegin() override {
+    if (weights_) session().Stream(OnBuilt());
+    Read(kMaxMessageBytes);
+  }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::PushRequest request;
+    absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
+    if (!slices.ok()) return slices.status();
+    PS_RETURN_IF_ERROR(CheckHeaderBytes(message, *slices));
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    base_ = BaseOf(request);
+    PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices)));
+    Read(kMaxMessageBytes);
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() override {
+    // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
+    if (gone()) return End(absl::CancelledError("the caller disconnected"));
+    if (weights_) return session().Finish(/*weights=*/true, OnReply({.base = base_}));
+    session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      self->Answer(EncodeMessage(reply->header.push()));
+    });
+  }
+
+  const bool weights_;
+  std::optional<uint64_t> base_;
+};
+
+// Of one small request, without slices.
+template <typename Request>
+class ReadCall : public DataCall {
+ public:
+  using DataCall::DataCall;
+
+ protected:
+  virtual void Ask(const Request& request) = 0;
+
+ private:
+  void OnBegin() final { Read(kMaxSmallRequestBytes); }
+
+  absl::Status OnMessage(const grpc::ByteBuffer& message) final {
+    Request request;
+    PS_RETURN_IF_ERROR(DecodeMessage(message, &request));
+    request.DiscardUnknownFields();  // Its identity is kept while the call is parked.
+    PS_RETURN_IF_ERROR(Identify(request.id()));
+    Ask(request);
+    return absl::OkStatus();
+  }
+
+  void OnMessagesEnd() final { End(absl::InvalidArgumentError("the call ended without a message")); }
+};
+
+class PullCall final : public ReadCall<v1::PullRequest> {
+ public:
+  using ReadCall::ReadCall;
+
+ private:
+  void Ask(const v1::PullRequest& request) override {
+    session().Pull(request, OnReply({.constants = true, .float32 = request.float32(), .base = BaseOf(request)}));
+  }
+};
+
+class HashCall final : public ReadCall<v1::HashSlicesRequest> {
+ public:
+  using ReadCall::ReadCall;
+
+ private:
+  void Ask(const v1::HashSlicesRequest& request) override {
+    session().Hash(request, [self = Self(this)](const absl::StatusOr<v1::HashSlicesReply>& reply) {
+      if (!reply.ok()) return self->End(reply.status());
+      self->Answer(EncodeMessage(*reply));
+    });
+  }
+};
+
+}  // namespace
+
+GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links)
+    : shard_(shard),
+      router_(router),
+      limits_(limits),
+      // A window is let grow for a message that is larger.
+      window_bytes_(long_links ? kMostLongLinkWindowBytes : std::max(kServerWindowBytes, kMaxMessageBytes)) {
+  router_.HandleWith<InitCall>("/ps.v1.Shard/Init", shard_, limits_);
+  router_.HandleWith<PullCall>("/ps.v1.Shard/Pull", shard_, limits_);
+  router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_, limits_);
+  for (const bool weights : {false, true}) {
+    router_.Handle(weights ? "/ps.v1.Shard/PushPull" : "/ps.v1.Shard/Push", [this, weights](const Context& context) {
+      return CallRouter::Begun(std::make_shared<PushCall>(router_.watch(), context, shard_, limits_, weights));
+    });
+  }
+}
+
+v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {
+  v1::ShardStatusReply status = shard_.Status(now);
+  const size_t open = router_.open_calls();
+  status.set_open_calls(static_cast<uint32_t>(open));
+  status.set_receive_buffer_bytes_max(open * window_bytes_);
+  return status;
+}
+
+}  // namespace ps

@@ -1,0 +1,33 @@
+// The data calls of service Shard over gRPC (Init, Push, Pull, PushPull, HashSlices): a thin adapter on
+// PushPullSession. It reads raw messages, so that payloads are neither copied nor parsed by generated code and a
+// request's size is looked at before it is parsed, and it writes the slices of a pinned version by reference.
+#pragma once
+
+#include "ps/v1/ps.pb.h"
+#include "server/shard/push_pull_session.h"
+#include "server/shard/shard.h"
+#include "server/transport/call_watch.h"
+
+namespace ps {
+
+class GrpcDataService {
+ public:
+  // Takes its calls from the router. All outlive the gRPC server, whose windows grow with `long_links` (endpoint.h).
+  GrpcDataService(Shard& shard, CallRouter& router, const WaitLimits& limits, bool long_links);
+
+  // Cancels calls that do not move on.
+  void Tick(TimePoint now) {
+    router_.Tick(now, [this] { return shard_.MemberIncarnations(); });
+  }
+
+  // The shard at a glance, with the calls that are open.
+  v1::ShardStatusReply Status(TimePoint now) const;
+
+ private:
+  Shard& shard_;
+  CallRouter& router_;
+  const WaitLimits limits_;
+  const uint64_t window_bytes_;  // That a call has received but not read, at most.
+};
+
+}  // namespace ps

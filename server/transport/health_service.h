@@ -1,0 +1,47 @@
+// gRPC's standard health service (proto/grpc/health/v1/health.proto), for the server as a whole: a probe names no
+// service. Its calls are limited like all others, which those of gRPC's own implementation are not.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/sync.h"
+#include "server/transport/call_watch.h"
+
+namespace ps {
+
+// Thread-safe.
+class HealthService {
+ public:
+  // Takes its calls from the router; both outlive the gRPC server. Not serving until it is set.
+  explicit HealthService(CallRouter& router);
+
+  // What a probe is told from now on; who watches is told at once.
+  void SetServing(bool serving);
+  // Whether there is room for connections; while there is none it does not serve. At first there is.
+  void SetRoom(bool room);
+  // Ends the streams of who watches, so that the gRPC server need not wait for them.
+  void EndWatches();
+
+ private:
+  class WatchCall;
+  struct Watch {
+    std::shared_ptr<WatchCall> call;
+    bool known = false;  // It asks for the server, not for a service that there is not.
+  };
+  // RESOURCE_EXHAUSTED past their limit.
+  absl::Status AddWatch(const std::shared_ptr<WatchCall>& call, const std::string& service);
+  void RemoveWatch(const WatchCall* call);
+
+  bool serves() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return serving_ && room_; }
+  void Tell() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  Mutex mutex_;  // Before the locks of calls.
+  bool serving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool room_ ABSL_GUARDED_BY(mutex_) = true;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Watch> watches_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace ps

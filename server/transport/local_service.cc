@@ -1,0 +1,496 @@
+#include "server/transport/local_service.h"
+
+#include <unistd.h>
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace ps {
+namespace {
+
+constexpr std::chrono::milliseconds kPause(100);  // After an error of accepting.
+constexpr std::chrono::hours kAcceptFor(1);
+constexpr size_t kMostStrangers = 256;  // Callers that have not said yet who they are.
+constexpr std::chrono::seconds kWarnEvery(10);
+
+constexpr size_t kRingBytes = 64 << 10;
+constexpr size_t kMostCalls = 16;    // Of one link, that are not answered.
+constexpr size_t kMostPins = 16;     // Calls that are not released.
+constexpr size_t kMostMemories = 8;  // Of the member.
+constexpr std::chrono::seconds kGreeting(5);
+constexpr std::chrono::seconds kFileWait(5);
+constexpr std::chrono::seconds kLongestPin(10);  // Of a version that is not the newest any more.
+constexpr std::chrono::hours kIdle(1);
+
+absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
+
+}  // namespace
+
+absl::Status LocalService::CheckSupported() {
+  const auto tried = SharedMemory::Create("a first page", sizeof(float), SharedMemory::Access::kRead);
+  return Annotate(tried.status(), "--shared_memory");
+}
+
+absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const WaitLimits& limits,
+                                                                  const std::string& path) {
+  std::unique_ptr<UnixLock> path_lock;
+  std::string at;  // As workers in other folders find it.
+  if (!path.empty()) {
+    at = std::filesystem::absolute(path).string();
+    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, at);
+    if (!lock.ok()) return lock.status();
+    path_lock = *std::move(lock);
+    unlink(at.c_str());  // Of a server that was killed.
+  }
+  absl::StatusOr<LocalListener> listener = LocalListener::Listen(at);
+  if (!listener.ok()) return Annotate(listener.status(), path.empty() ? "--shared_memory" : "--local_socket");
+  return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), *std::move(listener)));
+}
+
+LocalService::LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock,
+                           LocalListener listener)
+    : shard_(shard),
+      limits_(limits),
+      path_lock_(std::move(path_lock)),
+      listener_(std::move(listener)),
+      accepting_([this] { Accept(); }) {}
+
+LocalService::~LocalService() {
+  Entries entries;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    for (const Entry& entry : entries_) entry.link->Close();
+  }
+  stop_.NotifyAll();
+  listener_.Shutdown();
+  accepting_.join();
+  {
+    MutexLock lock(mutex_);
+    entries.splice(entries.end(), entries_);
+  }
+  for (Entry& entry : entries) entry.thread.join();
+}
+
+void LocalService::Accept() {
+  for (;;) {
+    absl::StatusOr<LocalSocket> socket = listener_.Accept(Now() + kAcceptFor);
+    if (absl::IsCancelled(socket.status())) return;
+    Collect();
+    MutexLock lock(mutex_);
+    if (stopping_) return;
+    absl::Status why = socket.status();
+    if (socket.ok()) {
+      if (strangers_ >= kMostStrangers) EndOldestStranger();
+      if (strangers_ < 2 * kMostStrangers && Add(*std::move(socket))) continue;
+      why = absl::ResourceExhaustedError("too many callers at once");
+    }
+    if (absl::IsDeadlineExceeded(why)) continue;
+    Warn(Message(why));
+    if (!absl::IsPermissionDenied(why)) stop_.WaitUntil(mutex_, Now() + kPause);
+  }
+}
+
+// So that callers who say nothing keep nobody out.
+void LocalService::EndOldestStranger() {
+  const auto oldest = std::find_if(entries_.begin(), entries_.end(),
+                                   [](const Entry& entry) { return !entry.admitted && !entry.ending; });
+  if (oldest == entries_.end()) return;
+  oldest->ending = true;
+  oldest->link->Close();
+}
+
+void LocalService::Warn(const std::string& why) {
+  if (Now() < warn_at_) return;
+  warn_at_ = Now() + kWarnEvery;
+  spdlog::warn("a caller that asked for shared memory was sent away: {}", why);
+}
+
+bool LocalService::Add(LocalSocket socket) {
+  const auto entry = entries_.emplace(entries_.end());
+  entry->link = std::make_shared<LocalLink>(shard_, limits_, std::move(socket));
+  try {
+    entry->thread = std::thread([this, entry] { Run(entry); });
+  } catch (const std::system_error&) {  // The system has no more threads.
+    entries_.erase(entry);
+    return false;
+  }
+  ++strangers_;
+  return true;
+}
+
+void LocalService::Run(Entries::iterator entry) {
+  const std::shared_ptr<LocalLink> link = [&] {
+    MutexLock lock(mutex_);
+    return entry->link;
+  }();
+  const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, *entry); });
+  MutexLock lock(mutex_);
+  if (!entry->admitted) {
+    --strangers_;
+    if (!status.ok() && !entry->ending) Warn(Message(status));
+  } else if (!status.ok() && !absl::IsCancelled(status)) {
+    spdlog::warn("{}", Message(Annotate(status, link->Name())));
+  }
+  std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
+  entry->over = true;
+}
+
+absl::Status LocalService::Admit(const v1::Identity& id, Entry& entry) {
+  if (!shard_.IsMember(id)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", id.rank(), ", incarnation ", id.incarnation(), " is no member of the job"));
+  }
+  MutexLock lock(mutex_);
+  if (stopping_) return absl::CancelledError("the server is shutting down");
+  Member& member = members_[id.rank()];
+  if (member.link != nullptr) {
+    if (member.incarnation == id.incarnation()) {  // Else this one replaces it, as the chief has logged.
+      spdlog::warn("rank {}: it has asked for shared memory anew; its link before is ended", id.rank());
+    }
+    member.link->Close();
+  }
+  member = {.incarnation = id.incarnation(), .link = entry.link};
+  entry.admitted = true;
+  --strangers_;
+  return absl::OkStatus();
+}
+
+void LocalService::Collect() {
+  Entries over;
+  {
+    MutexLock lock(mutex_);
+    for (auto entry = entries_.begin(); entry != entries_.end();) {
+      const auto next = std::next(entry);
+      if (entry->over) over.splice(over.end(), entries_, entry);
+      entry = next;
+    }
+  }
+  for (Entry& entry : over) entry.thread.join();
+}
+
+void LocalService::Tick() {
+  const std::map<uint32_t, uint64_t> members = shard_.MemberIncarnations();
+  const uint64_t version = shard_.version();
+  const TimePoint now = Now();
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [rank, member] : members_) {
+      const auto found = members.find(rank);
+      if (found == members.end() || found->second != member.incarnation) member.link->Close();
+      member.link->Tick(now, version);
+    }
+  }
+  Collect();
+}
+
+std::vector<uint32_t> LocalService::ranks() const {
+  MutexLock lock(mutex_);
+  std::vector<uint32_t> ranks;
+  ranks.reserve(members_.size());
+  for (const auto& [rank, member] : members_) ranks.push_back(rank);
+  return ranks;
+}
+
+struct LocalLink::Call {
+  Call(uint64_t its_number, Shard& shard, const std::string& peer, const WaitLimits& limits)
+      : number(its_number), session(shard, peer, /*this_host=*/true, limits) {}
+
+  const uint64_t number;
+  PushPullSession session;
+  // Of Run's thread.
+  v1::PushRequest header;
+  bool weights = false;
+  bool open = true;        // More slices may come.
+  std::vector<bool> sent;  // By slice of the model, those that have come; empty before the first.
+};
+
+absl::Status LocalLink::Run(const std::function<absl::Status(const v1::Identity&)>& admit) {
+  absl::Status status = Greet(admit);
+  while (status.ok()) {
+    absl::StatusOr<std::optional<std::string>> message = channel_->Receive();
+    if (message.ok() && message->has_value()) {
+      status = OnMessage(**message);
+    } else if (!message.ok()) {
+      status = message.status();
+    } else if (!channel_->Wait(Now() + kIdle)) {
+      break;
+    }
+  }
+  End();
+  return status;
+}
+
+std::string LocalLink::Name() const { return absl::StrCat("the link of rank ", id_.rank(), " through shared memory"); }
+
+absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
+  const TimePoint deadline = Now() + kGreeting;
+  const absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);
+  if (!message.ok()) return message.status();
+  v1::LocalHello hello;
+  if (!message->has_value()) return absl::UnavailableError("the other side ended before it said who it is");
+  if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
+  hello.DiscardUnknownFields();  // Its identity is kept.
+  v1::LocalWelcome welcome;
+  absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
+  absl::Status admitted = rings.status();
+  if (hello.protocol() != v1::PROTOCOL_VERSION_1) {
+    admitted = absl::UnimplementedError(absl::StrCat("protocol version ", hello.protocol()));
+  } else if (hello.shard() != shard_.number()) {
+    admitted = absl::NotFoundError(absl::StrCat("shard ", shard_.number(), " is here, not shard ", hello.shard()));
+  }
+  if (admitted.ok()) admitted = admit(hello.id());  // Last: it ends the link that the member has.
+  if (!admitted.ok()) {
+    welcome.set_refused(Message(admitted));
+    (void)socket_.Send(welcome.SerializeAsString(), {}, deadline);
+    return admitted;
+  }
+  id_ = hello.id();
+  rank_ = id_.rank();
+  welcome.set_ring_bytes(kRingBytes);
+  welcome.set_applies_in_place(shard_.applies_in_place());
+  welcome.set_allows_views(shard_.allows_views());
+  const int file = rings->file().get();
+  PS_RETURN_IF_ERROR(socket_.Send(welcome.SerializeAsString(), {&file, 1}, deadline));
+  MutexLock lock(mutex_);
+  if (closed_) return absl::CancelledError("the server closed the link");
+  channel_ = std::make_unique<LocalChannel>(std::move(socket_), *std::move(rings), LocalChannel::Side::kServer);
+  return absl::OkStatus();
+}
+
+void LocalLink::Close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+  if (channel_ != nullptr) return channel_->Close();
+  socket_.Shutdown();
+}
+
+// ---- Requests
+
+absl::Status LocalLink::OnMessage(const std::string& message) {
+  v1::LocalRequest request;
+  if (!request.ParseFromString(message)) return Broken("a message is no LocalRequest");
+  if (request.released_size() > 0) Release(request);
+  if (request.call() == 0) return absl::OkStatus();
+  if (request.begin_case() != v1::LocalRequest::BEGIN_NOT_SET) return Begin(request);
+  const std::shared_ptr<Call> call = Find(request.call());
+  if (call == nullptr) return absl::OkStatus();  // It has its answer.
+  if (request.cancel()) {
+    Cancel(call);
+    return absl::OkStatus();
+  }
+  return AddSlices(call, request);
+}
+
+absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
+  const auto call = std::make_shared<Call>(request.call(), shard_, "this host", limits_);
+  {
+    MutexLock lock(mutex_);
+    if (pins_.contains(call->number) || !calls_.emplace(call->number, call).second) {
+      return Broken(absl::StrCat("call ", call->number, " has begun already"));
+    }
+    if (calls_.size() > kMostCalls || pins_.size() > kMostPins) {
+      return Broken("more calls than a link may have that are not answered or released");
+    }
+  }
+  if (request.begin_case() == v1::LocalRequest::kPull) {
+    call->open = false;
+    v1::PullRequest pull = request.pull();
+    pull.DiscardUnknownFields();
+    *pull.mutable_id() = id_;
+    call->session.Pull(pull, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
+      self->Answer(call->number, std::move(reply), /*push_only=*/false);
+    });
+    return absl::OkStatus();
+  }
+  call->weights = request.begin_case() == v1::LocalRequest::kPushPull;
+  v1::PushRequest push = call->weights ? request.push_pull() : request.push();
+  push.DiscardUnknownFields();
+  push.clear_slices();
+  push.clear_calls();
+  *push.mutable_id() = id_;
+  call->header = std::move(push);
+  return AddSlices(call, request);
+}
+
+absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request) {
+  if (!call->open) return Broken(absl::StrCat("call ", call->number, " sends more than it announced"));
+  call->open = !request.last();
+  absl::StatusOr<std::vector<ReceivedSlice>> slices = SlicesIn(*call, request);
+  if (!slices.ok()) return slices.status();
+  const absl::Status added = call->session.Add(call->header, *std::move(slices));
+  if (!added.ok()) {
+    call->open = false;
+    Answer(call->number, added, !call->weights);
+  } else if (request.last()) {
+    Finish(call);
+  }
+  return absl::OkStatus();
+}
+
+void LocalLink::Finish(const std::shared_ptr<Call>& call) {
+  call->session.Finish(call->weights, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
+    self->Answer(call->number, std::move(reply), !call->weights);
+  });
+}
+
+absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const v1::LocalRequest& request) {
+  std::vector<ReceivedSlice> slices;
+  if (request.slices().empty() && request.absent().empty()) return slices;
+  if (const auto layout = shard_.layout(); layout != layout_) {
+    layout_ = layout;
+    model_.reset();
+    if (layout != nullptr) model_.emplace(layout->plan().layout(), layout->pushes());
+  }
+  if (layout_ == nullptr) return Broken("slices of a model that this shard does not know");
+  const std::vector<SliceInfo>& all = layout_->plan().slices();
+  call.sent.resize(all.size());
+  slices.reserve(static_cast<size_t>(request.slices_size()) + static_cast<size_t>(request.absent_size()));
+  const auto sends = [&](uint32_t index) -> absl::Status {
+    if (index >= all.size()) return Broken(absl::StrCat("the model has no slice ", index));
+    if (call.sent[index]) return Broken(absl::StrCat("call ", call.number, " sends slice ", index, " twice"));
+    call.sent[index] = true;
+    return absl::OkStatus();
+  };
+  for (const uint32_t index : request.absent()) {
+    PS_RETURN_IF_ERROR(sends(index));
+    slices.push_back({.index = index, .payload = {}});
+    slices.back().payload.set_absent();
+  }
+  if (request.slices().empty()) return slices;
+  const absl::StatusOr<std::shared_ptr<SharedMemory>> memory = MemoryOf(request.memory(), model_->bytes());
+  if (!memory.ok()) return memory.status();
+  for (const uint32_t index : request.slices()) {
+    PS_RETURN_IF_ERROR(sends(index));
+    const ModelMemory::Place place = model_->slice(all[index]);
+    const Piece bytes = Piece((*memory)->bytes()).subspan(place.begin, place.positions + place.values);
+    slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), *memory)});
+    slices.back().payload.set_type(place.type);
+    if (place.sparse()) slices.back().payload.set_positions({bytes.first(place.positions)});
+  }
+  return slices;
+}
+
+absl::StatusOr<std::shared_ptr<SharedMemory>> LocalLink::MemoryOf(uint32_t number, size_t bytes) {
+  const TimePoint deadline = Now() + kFileWait;
+  for (;;) {
+    const auto known = memories_.find(number);
+    if (known != memories_.end() && known->second->bytes().size() == bytes) return known->second;
+    if (known != memories_.end()) return Broken(absl::StrCat("memory ", number, " is not of this model"));
+    PS_RETURN_IF_ERROR(TakeMemory(deadline));
+  }
+}
+
+// Where there are too many the oldest goes that no push is in.
+absl::Status LocalLink::TakeMemory(TimePoint deadline) {
+  absl::StatusOr<LocalSocket::Message> sent = channel_->ReceiveFile(deadline);
+  if (!sent.ok()) return sent.status();
+  v1::LocalFile about;
+  if (!about.ParseFromString(sent->text)) return Broken("a descriptor came without a LocalFile");
+  if (memories_.contains(about.memory())) return Broken(absl::StrCat("memory ", about.memory(), " was sent already"));
+  if (memories_.size() == kMostMemories) {
+    const auto unused = std::find_if(memories_.begin(), memories_.end(),
+                                     [](const auto& memory) { return memory.second.use_count() == 1; });
+    if (unused == memories_.end()) return Broken("too many pieces of memory that pushes are in");
+    memories_.erase(unused);
+  }
+  const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
+  absl::StatusOr<SharedMemory> attached =
+      SharedMemory::Attach(name, std::move(sent->files.front()), about.bytes(), SharedMemory::Access::kRead);
+  if (!attached.ok()) return attached.status();
+  memories_[about.memory()] = std::make_shared<SharedMemory>(*std::move(attached));
+  return absl::OkStatus();
+}
+
+void LocalLink::Release(const v1::LocalRequest& request) {
+  std::vector<VersionPin> released;  // Without the lock: the shard may go on with them.
+  MutexLock lock(mutex_);
+  for (const uint64_t call : request.released()) {
+    if (auto pin = pins_.extract(call); !pin.empty()) released.push_back(std::move(pin.mapped().pin));
+  }
+}
+
+void LocalLink::Cancel(const std::shared_ptr<Call>& call) {
+  call->session.Gone();
+  if (!std::exchange(call->open, false)) return;  // Its callback is made.
+  Answer(call->number, absl::CancelledError("the call was cancelled"), !call->weights);
+}
+
+std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? nullptr : found->second;
+}
+
+// ---- Answers
+
+void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> reply, bool push_only) {
+  std::shared_ptr<Call> ended;  // Let go of last, without the lock.
+  v1::LocalReply message;
+  message.set_call(call);
+  message.set_code(static_cast<uint32_t>(reply.status().code()));
+  if (!reply.ok()) message.set_error(Message(reply.status()));
+  if (reply.ok() && push_only) *message.mutable_push() = std::move(*reply->header.mutable_push());
+  if (reply.ok() && !push_only) *message.mutable_pull() = std::move(reply->header);
+  MutexLock lock(mutex_);
+  const auto found = calls_.find(call);
+  if (found == calls_.end()) return;  // The link has ended.
+  ended = std::move(found->second);
+  calls_.erase(found);
+  absl::Status sent;
+  if (reply.ok() && reply->weights.has_value()) {
+    const absl::StatusOr<uint32_t> number = Tell(reply->weights->memory());
+    sent = number.status();
+    if (number.ok()) message.set_memory(*number);
+    pins_[call] = {.pin = *std::move(reply->weights)};
+  }
+  if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
+  if (!sent.ok()) channel_->Close();
+}
+
+absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
+  if (memory.bytes().empty()) return absl::ResourceExhaustedError("the weights are in memory that cannot be shared");
+  const auto [known, is_new] = told_.emplace(memory.identity(), static_cast<uint32_t>(told_.size() + 1));
+  if (!is_new) return known->second;
+  v1::LocalFile about;
+  about.set_memory(known->second);
+  about.set_bytes(memory.bytes().size());
+  PS_RETURN_IF_ERROR(channel_->SendFile(about.SerializeAsString(), memory.file()));
+  return known->second;
+}
+
+void LocalLink::Tick(TimePoint now, uint64_t version) {
+  {
+    MutexLock lock(mutex_);
+    bool late = false;
+    for (auto& [call, held] : pins_) {
+      if (held.pin.version() == version) continue;
+      if (!held.old_since.has_value()) held.old_since = now;
+      late = late || now - *held.old_since > kLongestPin;
+    }
+    if (!late || closed_) return;
+  }
+  spdlog::warn("rank {} has held an older version for {}; its link through shared memory is ended", rank_.load(),
+               FormatSeconds(kLongestPin));
+  Close();
+}
+
+// A push of which a part is missing is dropped by whoever brings it anew, or when its owner is lost.
+void LocalLink::End() {
+  Close();
+  std::map<uint64_t, std::shared_ptr<Call>> calls;
+  std::map<uint64_t, Pinned> pins;
+  {
+    MutexLock lock(mutex_);
+    calls.swap(calls_);
+    pins.swap(pins_);
+  }
+  for (const auto& [number, call] : calls) call->session.Gone();
+}
+
+}  // namespace ps

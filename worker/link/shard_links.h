@@ -1,0 +1,36 @@
+// The links of a member to all shards of its job, as the chief's answer to its join names them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <grpcpp/channel.h>
+#include "absl/status/statusor.h"
+#include "common/slices.h"
+#include "ps/client.h"
+#include "ps/v1/ps.pb.h"
+#include "worker/link/shard_link.h"
+
+namespace ps {
+
+struct ShardLinks {
+  std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard; the first is also the chief's.
+  std::vector<std::unique_ptr<ShardLink>> links;         // By shard.
+  bool has_shared_memory = false;                        // To one shard at least.
+  std::string text;                                      // Which are through what, and why, for the user.
+};
+
+// `chief` is the chief's channel; the plan must outlive the links. `make_spare`: whether there is memory to be shared.
+// The error is that of --shared_memory=require.
+absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::JoinReply& joined, const SlicePlan& plan,
+                                      std::shared_ptr<grpc::Channel> chief,
+                                      const std::function<absl::Status()>& make_spare);
+
+// A link through shared memory for as long as it works, and one over gRPC.
+
+// Makes each call through `local` if that works and what the call sends is shared, else through `remote`.
+std::unique_ptr<ShardLink> PreferLocal(std::unique_ptr<ShardLink> local, std::unique_ptr<ShardLink> remote);
+
+}  // namespace ps

@@ -1,0 +1,59 @@
+// Memory that a client hands out.
+#pragma once
+
+#include <atomic>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/local/shared_memory.h"
+#include "ps/client.h"
+#include "ps/tensor.h"
+
+namespace ps {
+
+// Plain memory for the tensors of a layout. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough.
+absl::StatusOr<TensorMemory> AllocateTensors(const Layout& layout);
+
+// Memory for what a push carries, as it is sent: servers of this host may read it where it lies.
+struct UnmapMemory {
+  size_t bytes = 0;
+  void operator()(uint8_t* memory) const;
+};
+
+// Thread-safe, but for the tensors' values.
+class SharedTensors {
+ public:
+  // Zeroed; weights are as such pushes carry them. RESOURCE_EXHAUSTED if there is not enough memory.
+  static absl::StatusOr<std::shared_ptr<SharedTensors>> Create(const Layout& layout, const PushFormat& weights = {});
+
+  // The same in memory of this process alone, which no server can be given. It begins with a page, too.
+  static absl::StatusOr<std::shared_ptr<SharedTensors>> CreateOwn(const Layout& layout, const PushFormat& weights);
+
+  // Empty where weights are not float32, all elements.
+  const MutableTensors& tensors() const { return tensors_; }
+  // Where each slice lies, and how.
+  const ModelMemory& model() const { return model_; }
+  std::span<uint8_t> bytes() const { return own_ == nullptr ? memory_.bytes() : std::span(own_.get(), model_.bytes()); }
+  bool shared() const { return own_ == nullptr; }
+  // If it is shared.
+  const SharedMemory& memory() const { return memory_; }
+  // Whether these are its tensors.
+  bool Holds(const ConstTensors& tensors) const;
+
+  // Servers may read what is here for ever. From now on it is not changed: what is written to the tensors stays here,
+  // and no push can be made of it any more.
+  void Detach();
+  bool detached() const { return detached_; }
+
+ private:
+  using OwnMemory = std::unique_ptr<uint8_t[], UnmapMemory>;
+  SharedTensors(const Layout& layout, ModelMemory model, SharedMemory memory, OwnMemory own = nullptr);
+
+  const ModelMemory model_;
+  SharedMemory memory_;
+  const OwnMemory own_;  // Instead.
+  MutableTensors tensors_;
+  std::atomic<bool> detached_ = false;
+};
+
+}  // namespace ps

@@ -1,0 +1,107 @@
+#include "worker/train/handed_out_runs.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ps {
+namespace {
+
+// Others wait for the contribution of a worker that has no run; but most often the last run is about to be finished.
+constexpr absl::Duration kFillingWait = absl::Milliseconds(20);
+
+class HandedOutRuns final : public BatchSource {
+ public:
+  HandedOutRuns(HandedOutRunsOptions options, Sampler sampler)
+      : options_(std::move(options)),
+        sampler_(std::move(sampler)),
+        total_(BudgetOf(std::min(options_.steps, INT64_MAX / options_.num_workers) * options_.num_workers,
+                        options_.epochs, sampler_.steps_per_epoch())) {}
+
+  absl::StatusOr<NextBatch> Take(bool wait) override {
+    const absl::StatusOr<TakenRun> taken = options_.take_run(Request(wait));
+    if (!taken.ok()) return taken.status();
+    switch (taken->outcome) {
+      case TakenRun::Outcome::kDone:
+        return NextBatch{.kind = NextBatch::Kind::kSpent};
+      case TakenRun::Outcome::kWait:
+        if (!wait) return NextBatch{.kind = NextBatch::Kind::kNotYet};
+        if (options_.fills_steps) return Batch(/*is_run=*/false);
+        return absl::InternalError(absl::StrCat("waiting for a run of samples while ", taken_runs_ - finished_runs_,
+                                                " of this worker's are not finished"));
+      case TakenRun::Outcome::kRun:
+        break;
+    }
+    // On the wire it is anything.
+    if (taken->run >= static_cast<uint64_t>(total_)) {
+      return absl::InternalError(absl::StrCat("the chief handed out run ", taken->run, " of ", total_));
+    }
+    ++taken_runs_;
+    last_run_ = static_cast<int64_t>(taken->run);
+    return Batch(/*is_run=*/true);
+  }
+
+  void Finished(int64_t batches) override {
+    for (; finished_batches_ < batches && !open_.empty(); ++finished_batches_) {
+      if (open_.front()) ++finished_runs_;
+      open_.pop_front();
+    }
+  }
+  std::optional<int64_t> SkipTo(int64_t /*step*/) override { return std::nullopt; }
+  uint64_t taken_runs() const override { return taken_runs_; }
+  int64_t batch_size() const override { return sampler_.batch_size(); }
+  int64_t batches_per_epoch() const override { return sampler_.steps_per_epoch(); }
+  int64_t total_batches() const override { return total_; }
+  double own_batches_per_epoch() const override {
+    return static_cast<double>(batches_per_epoch()) / static_cast<double>(options_.num_workers);
+  }
+
+ private:
+  RunRequest Request(bool wait) const {
+    return {.number = taken_runs_ + 1,
+            .finished = finished_runs_,
+            .samples = static_cast<uint64_t>(options_.samples),
+            .batch_size = static_cast<uint64_t>(sampler_.batch_size()),
+            .runs = static_cast<uint64_t>(total_),
+            .wait = !wait                  ? absl::ZeroDuration()
+                    : options_.fills_steps ? kFillingWait
+                                           : absl::InfiniteDuration()};
+  }
+
+  NextBatch Batch(bool is_run) {
+    open_.push_back(is_run);
+    NextBatch next = {.kind = NextBatch::Kind::kBatch, .plan = sampler_.Batch(last_run_)};
+    if (!is_run) next.plan.indices.clear();
+    return next;
+  }
+
+  const HandedOutRunsOptions options_;
+  Sampler sampler_;  // Of a single worker: its steps are the runs.
+  const int64_t total_;
+  int64_t last_run_ = 0;
+  uint64_t taken_runs_ = 0;
+  uint64_t finished_runs_ = 0;
+  int64_t finished_batches_ = 0;
+  std::deque<bool> open_;  // For each batch that was taken and is not finished: whether it is a run.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<BatchSource>> MakeHandedOutRuns(const HandedOutRunsOptions& options) {
+  SamplerOptions runs = {.samples = options.samples,
+                         .num_workers = options.num_workers,
+                         .batch_size = options.batch_size,
+                         .seed = options.seed,
+                         .shuffle = options.shuffle};
+  absl::StatusOr<Sampler> share = Sampler::Create(runs);
+  if (!share.ok()) return share.status();
+  runs.num_workers = 1;
+  runs.batch_size = share->batch_size();
+  absl::StatusOr<Sampler> sampler = Sampler::Create(runs);
+  if (!sampler.ok()) return sampler.status();
+  return std::make_unique<HandedOutRuns>(options, *std::move(sampler));
+}
+
+}  // namespace ps

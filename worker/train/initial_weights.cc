@@ -1,0 +1,125 @@
+#include "worker/train/initial_weights.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/checkpoint/stored_weights.h"
+#include "common/hash.h"
+#include "common/safetensors.h"
+#include "common/status.h"
+#include "worker/train/finite_weights.h"
+
+namespace ps {
+namespace {
+
+// The number of each tensor of `wanted` among those that `path` has.
+absl::StatusOr<std::vector<uint32_t>> FindTensors(const std::string& path, const Layout& there, const Layout& wanted) {
+  std::vector<uint32_t> numbers;
+  for (const TensorSpec& spec : wanted) {
+    const auto found =
+        std::find_if(there.begin(), there.end(), [&](const auto& other) { return other.name == spec.name; });
+    if (found == there.end() || found->shape != spec.shape) {
+      const std::string instead = found == there.end() ? "" : ", but " + ToString(*found);
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": the model's tensor ", ToString(spec), " is not in it", instead));
+    }
+    numbers.push_back(static_cast<uint32_t>(found - there.begin()));
+  }
+  return numbers;
+}
+
+constexpr size_t kToldMax = 8;  // Tensors in one line.
+
+// "a, b and 3 more".
+std::string Told(const std::vector<std::string>& names) {
+  const size_t told = std::min(names.size(), kToldMax);
+  const std::string text = absl::StrJoin(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(told), ", ");
+  return names.size() == told ? text : absl::StrCat(text, " and ", names.size() - told, " more");
+}
+
+void NoteUnwanted(const std::string& path, const Layout& there, const std::vector<uint32_t>& wanted,
+                  std::vector<std::string>& notes) {
+  const std::set<uint32_t> taken(wanted.begin(), wanted.end());
+  std::vector<std::string> unwanted;
+  for (uint32_t i = 0; i < there.size(); ++i) {
+    if (!taken.contains(i)) unwanted.push_back(ToString(there[i]));
+  }
+  if (unwanted.empty()) return;
+  notes.push_back(absl::StrCat("--init_weights: ", path, ": the model has no tensor ", Told(unwanted), "; left out"));
+}
+
+// How many tensors of which type become float32.
+void NoteConverted(const SafetensorsFile& file, const std::vector<uint32_t>& wanted, std::vector<std::string>& notes) {
+  std::map<std::string, int> counts;
+  for (const uint32_t number : wanted) {
+    if (file.type(number) != "F32") ++counts[file.type(number)];
+  }
+  for (const auto& [type, count] : counts) {
+    notes.push_back(absl::StrCat("--init_weights: ", file.path(), ": converted from ", type, " to float32: ", count,
+                                 count == 1 ? " tensor" : " tensors"));
+  }
+}
+
+absl::Status CheckValues(const std::string& path, const Layout& layout, const Values& values) {
+  return Annotate(CheckFinite(layout, ConstTensors(values.begin(), values.end())),
+                  absl::StrCat("--init_weights: ", path));
+}
+
+absl::StatusOr<InitialWeights> ReadCheckpoint(const std::string& path, const Layout& layout) {
+  absl::StatusOr<StoredWeights> found = ReadStoredWeights(path, [&layout](const StoredCheckpoint& stored) {
+    return FindTensors(stored.folder, stored.manifest.layout, layout);
+  });
+  if (!found.ok()) return Annotate(found.status(), "--init_weights");
+  const StoredCheckpoint& stored = found->checkpoint;
+  InitialWeights weights = {
+      .values = std::move(found->values), .source = stored.folder, .version = stored.manifest.version()};
+  const auto numbers = FindTensors(stored.folder, stored.manifest.layout, layout);
+  if (numbers.ok()) NoteUnwanted(stored.folder, stored.manifest.layout, *numbers, weights.notes);
+  PS_RETURN_IF_ERROR(CheckValues(stored.folder, layout, weights.values));
+  return weights;
+}
+
+absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& layout) {
+  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
+  if (!file.ok()) return Annotate(file.status(), "--init_weights");
+  const auto numbers = FindTensors(path, file->tensors(), layout);
+  if (!numbers.ok()) return Annotate(numbers.status(), "--init_weights");
+  InitialWeights weights = {.values = {}, .source = path};
+  for (size_t i = 0; i < layout.size(); ++i) {
+    std::vector<float>& values = weights.values.emplace_back(static_cast<size_t>(layout[i].elements()));
+    PS_RETURN_IF_ERROR(Annotate(file->Read((*numbers)[i], 0, values), "--init_weights"));
+  }
+  PS_RETURN_IF_ERROR(CheckValues(path, layout, weights.values));
+  NoteConverted(*file, *numbers, weights.notes);
+  NoteUnwanted(path, file->tensors(), *numbers, weights.notes);
+  weights.metadata = file->metadata();
+  const auto version = file->metadata().find("version");
+  const bool told = version != file->metadata().end();
+  if (told && !absl::SimpleAtoi(version->second, &weights.version)) weights.version = 0;
+  return weights;
+}
+
+}  // namespace
+
+absl::StatusOr<InitialWeights> ReadInitialWeights(const std::string& path, const Layout& layout) {
+  if (path.empty()) return InitialWeights();
+  std::error_code error;
+  return std::filesystem::is_directory(path, error) ? ReadCheckpoint(path, layout) : ReadFile(path, layout);
+}
+
+std::string Fingerprint(const Values& values) {
+  std::vector<SliceHash> hashes;
+  hashes.reserve(values.size());
+  for (const std::vector<float>& tensor : values) hashes.push_back(HashSlice(tensor));
+  return WeightsHash(hashes);
+}
+
+}  // namespace ps

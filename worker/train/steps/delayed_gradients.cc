@@ -1,0 +1,125 @@
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "worker/link/tensor_memory.h"
+#include "worker/train/steps/local_training.h"
+#include "worker/train/steps/steps.h"
+
+namespace ps {
+namespace {
+
+// A gradient that is not pushed yet.
+struct Held {
+  TensorMemory gradients;
+  uint64_t version = 0;  // Of the weights that it was computed on; the next, by shard.
+  std::vector<uint64_t> versions;
+  TrainingBatch batch;
+  StepResult computed;
+};
+
+// A batch counts as used as soon as its gradient is held: of a worker that is killed as many are lost.
+class DelayedGradients final : public Steps {
+ public:
+  DelayedGradients(const StepsContext& context, std::vector<TensorMemory> memory)
+      : context_(context), free_(std::move(memory)) {
+    for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
+      gradients_.emplace_back(context.network.gradients(tensor));
+      weights_.push_back(context.network.parameters(tensor));
+    }
+  }
+
+  absl::Status Train(const TrainingBatch& batch) override;
+  absl::Status Settle() override;
+  bool at_exchange() const override { return exchanged_; }
+  absl::StatusOr<ConstTensors> ServersWeights() override { return ConstTensors(weights_.begin(), weights_.end()); }
+
+ private:
+  absl::StatusOr<StepResult> Compute(const TrainingBatch& batch);
+  // Of the oldest that is held.
+  absl::Status Push();
+
+  StepsContext context_;
+  ConstTensors gradients_;  // The network's.
+  MutableTensors weights_;
+  std::deque<Held> held_;
+  std::vector<TensorMemory> free_;
+  bool exchanged_ = false;
+};
+
+absl::StatusOr<StepResult> DelayedGradients::Compute(const TrainingBatch& batch) {
+  const TimePoint began = Now();
+  absl::StatusOr<StepResult> computed = context_.network.TrainStep(batch.data, {});
+  if (!computed.ok()) return computed.status();
+  computed->loss *= context_.loss_unit;
+  computed->forward_s += batch.loading_s;
+  if (context_.pace != nullptr) {
+    const absl::StatusOr<double> idled = context_.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    computed->idle_s = *idled;
+  }
+  return computed;
+}
+
+absl::Status DelayedGradients::Train(const TrainingBatch& batch) {
+  const absl::StatusOr<StepResult> computed = Compute(batch);
+  if (!computed.ok()) return computed.status();
+  context_.feed.Finished(batch);  // Before it is pushed: the chief lets a worker hold two runs at most.
+  held_.push_back({.gradients = std::move(free_.back()),
+                   .version = context_.exchanges.version(),
+                   .versions = context_.exchanges.versions(),
+                   .batch = batch,
+                   .computed = *computed});
+  free_.pop_back();
+  CopyTensors(gradients_, held_.back().gradients.tensors);
+  PS_RETURN_IF_ERROR(context_.feed.Prefetch());
+  exchanged_ = free_.empty();
+  return free_.empty() ? Push() : absl::OkStatus();
+}
+
+absl::Status DelayedGradients::Settle() {
+  while (!held_.empty()) PS_RETURN_IF_ERROR(Push());
+  return absl::OkStatus();
+}
+
+absl::Status DelayedGradients::Push() {
+  Held oldest = std::move(held_.front());
+  held_.pop_front();
+  const auto passed = oldest.batch.samples + static_cast<uint64_t>(context_.feed.TakeJumpedOver());
+  context_.exchanges.SetRuns(oldest.batch.runs);
+  context_.exchanges.StartEarlier(oldest.batch.samples, oldest.version, std::move(oldest.versions),
+                                  oldest.gradients.Read(), weights_, passed);
+  absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
+  if (!exchanged.ok()) return exchanged.status();
+  context_.stats.Add({.batch = oldest.batch.place,
+                      .samples = oldest.batch.samples,
+                      .computed = oldest.computed,
+                      .push = exchanged->push,
+                      .exchanged = exchanged->result,
+                      .exposed_s = exchanged->exposed_s},
+                     Now());
+  free_.push_back(std::move(oldest.gradients));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& context) {
+  if (context.client.mode() != "asp" || context.client.num_workers() != 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--experiment_staleness: is for --mode=asp with one worker; this job is --mode=", context.client.mode(),
+        " with ", context.client.num_workers()));
+  }
+  std::vector<TensorMemory> memory;
+  for (uint32_t i = 0; i <= context.delayed_pushes; ++i) {
+    absl::StatusOr<TensorMemory> gradients = AllocateTensors(context.network.layout());
+    if (!gradients.ok()) return Annotate(gradients.status(), "gradients of --experiment_staleness");
+    memory.push_back(*std::move(gradients));
+  }
+  return std::make_unique<DelayedGradients>(context, std::move(memory));
+}
+
+}  // namespace ps

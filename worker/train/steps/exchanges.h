@@ -1,0 +1,124 @@
+// The exchanges of a worker that trains: which step is next, which version its weights are of, and the exchange that is
+// under way.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "ps/client.h"
+
+namespace ps {
+
+// Since when the thread that trains waits for servers, and so perhaps for other workers. Set by that thread, in scopes,
+// and read by any.
+class Waiting {
+ public:
+  class Scope {
+   public:
+    explicit Scope(Waiting& waiting) : waiting_(waiting) { waiting_.since_ = Now().time_since_epoch().count(); }
+    ~Scope() { waiting_.since_ = 0; }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Waiting& waiting_;
+  };
+
+  // Nothing: it computes.
+  std::optional<TimePoint> since() const {
+    const TimePoint::rep since = since_;
+    return since == 0 ? std::nullopt : std::optional(TimePoint(TimePoint::duration(since)));
+  }
+
+ private:
+  std::atomic<TimePoint::rep> since_ = 0;
+};
+
+// An exchange that has ended.
+struct EndedExchange {
+  PushInfo push;
+  ExchangeResult result;
+  double exposed_s = 0;  // Seconds that were spent waiting for it.
+};
+
+// Used by one thread. The client must outlive it.
+class Exchanges {
+ public:
+  // After Client::Start, which brought this. `waiting` is told whenever it waits, and must outlive it.
+  Exchanges(Client& client, ExchangeResult started, Waiting& waiting);
+
+  // Of the next push.
+  uint64_t step() const { return step_; }
+  // Of the servers' weights as they came last: of all shards the lowest, and by shard.
+  uint64_t version() const { return latest_.version; }
+  const std::vector<uint64_t>& versions() const { return latest_.versions; }
+
+  // That came with them: by the name of the flag, where the worker takes steps by itself; else empty.
+  const std::map<std::string, float>& hyperparameters() const { return latest_.hyperparameters; }
+
+  // Likewise: the schedule of the learning rate, and its position.
+  const Schedule& schedule() const { return latest_.schedule; }
+  uint64_t position() const { return latest_.position; }
+
+  // As in PushInfo: of the pushes that follow.
+  void SetRuns(uint64_t runs) { runs_ = runs; }
+  void SetRounded(bool rounded) { rounded_ = rounded; }
+
+  // Pushes `out` as the next step, computed on the weights that came last, and pulls to `in`, if there is any. One
+  // exchange is under way at a time. `passed` as in PushInfo.
+  void Start(uint32_t samples, PushContribution contribution, const ConstTensors& out, const MutableTensors& in,
+             bool deferred, std::optional<uint64_t> passed = std::nullopt);
+  // The same, with gradients that were computed on earlier weights, of these versions.
+  void StartEarlier(uint32_t samples, uint64_t version, std::vector<uint64_t> versions, const ConstTensors& out,
+                    const MutableTensors& in, std::optional<uint64_t> passed);
+  // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
+  void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
+                 std::optional<uint64_t> passed);
+  // Of the weights that came last: where they are, if that is not where they were to be pulled to.
+  const WeightsView& view() const { return latest_.view; }
+  // The exchange under way is to bring a view: the weights are there at once, when it has ended.
+  bool viewing() const { return viewing_; }
+  // The view is not read any more.
+  void DropView() { latest_.view = {}; }
+  bool under_way() const { return exchange_ != nullptr; }
+  // As in Exchange, of the one under way. `finite`: it is known to be.
+  void TensorReady(size_t tensor, bool finite) {
+    finite ? exchange_->TensorReadyFinite(tensor) : exchange_->TensorReady(tensor);
+  }
+  // Waits until the exchange under way, if there is one, has brought the tensor for good.
+  absl::Status AwaitTensor(size_t tensor);
+  // Waits until the exchange under way has ended. The next step is then the one that the servers name; in a synchronous
+  // mode its weights are of that version on all shards, pulled again where the exchange brought others.
+  absl::StatusOr<EndedExchange> End();
+
+  // Pulls the newest weights; the last ones as the servers keep them. None may be under way.
+  absl::StatusOr<ExchangeResult> Pull(const MutableTensors& in);
+  absl::StatusOr<ExchangeResult> PullLast(const MutableTensors& in);
+
+ private:
+  absl::Status CatchUp(ExchangeResult& result);
+  void SetPush(uint32_t samples, PushContribution contribution, const MutableTensors& in,
+               std::optional<uint64_t> passed);
+
+  Client& client_;
+  Waiting& waiting_;
+  uint64_t step_;
+  uint64_t runs_ = 0;
+  bool rounded_ = false;
+  ExchangeResult latest_;
+  std::shared_ptr<Exchange> exchange_;
+  bool viewing_ = false;  // Of `exchange_`, as the next.
+  PushInfo push_;
+  MutableTensors in_;
+  double exposed_s_ = 0;
+};
+
+}  // namespace ps

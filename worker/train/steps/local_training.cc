@@ -1,0 +1,169 @@
+#include "worker/train/steps/local_training.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/simd.h"
+#include "common/status.h"
+#include "worker/link/tensor_memory.h"
+
+namespace ps {
+
+void CopyTensors(const ConstTensors& from, const MutableTensors& to) {
+  for (size_t tensor = 0; tensor < to.size(); ++tensor) {
+    std::copy(from[tensor].begin(), from[tensor].end(), to[tensor].begin());
+  }
+}
+
+void Difference(float scale, const ConstTensors& a, const ConstTensors& b, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] = scale * (a[tensor][i] - b[tensor][i]);
+  }
+}
+
+void AddDifference(const ConstTensors& a, const ConstTensors& b, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] += a[tensor][i] - b[tensor][i];
+  }
+}
+
+void Subtract(const ConstTensors& a, const MutableTensors& x) {
+  for (size_t tensor = 0; tensor < x.size(); ++tensor) {
+    for (size_t i = 0; i < x[tensor].size(); ++i) x[tensor][i] -= a[tensor][i];
+  }
+}
+
+uint32_t TakeSamples(uint64_t& samples) {
+  return static_cast<uint32_t>(std::min<uint64_t>(std::exchange(samples, 0), UINT32_MAX));
+}
+
+LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
+    : context_(context), optimizer_(std::move(optimizer)) {
+  const LocalSteps& steps = *context.client.policy().local_steps;
+  if (steps.clip_value > 0) clip_.value = steps.clip_value;
+  if (steps.clip_tensor_norm > 0) clip_.tensor_norm = steps.clip_tensor_norm;
+  if (steps.clip_norm > 0) clip_.norm = steps.clip_norm;
+  for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
+    weights_.push_back(context.network.parameters(tensor));
+    gradients_.push_back(context.network.gradients(tensor));
+  }
+}
+
+absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
+  absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
+  if (!optimizer.ok()) return optimizer.status();
+  if (context.exchanges.hyperparameters().empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
+  }
+  LocalTraining training(context, *std::move(optimizer));
+  training.SetPosition();
+  for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
+    absl::StatusOr<TensorMemory> state = training.AllocateCopy();
+    if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
+    const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
+    for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
+    training.state_.push_back(*std::move(state));
+  }
+  return training;
+}
+
+// The servers tell all that the optimizer uses.
+Hyperparameters LocalTraining::CurrentHyperparameters() const {
+  return Changed(DefaultHyperparameters(context_.client.policy().local_steps->optimizer),
+                 context_.exchanges.hyperparameters());
+}
+
+absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return AllocateTensors(context_.network.layout()); }
+
+absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
+                                                  const std::function<absl::Status()>& before_backward) {
+  const TimePoint began = Now();
+  StepHooks hooks;
+  hooks.before_backward = before_backward;
+  absl::StatusOr<StepResult> result = context_.network.TrainStep(batch.data, hooks);
+  if (!result.ok()) return result.status();
+  result->loss *= context_.loss_unit;
+  result->forward_s += batch.loading_s;
+  if (context_.pace != nullptr && batch.samples > 0) {
+    const absl::StatusOr<double> idled = context_.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    result->idle_s = *idled;
+  }
+  return result;
+}
+
+void LocalTraining::ClipGradients(Isa isa) {
+  std::vector<double> squares;
+  squares.reserve(gradients_.size());
+  for (const std::span<float> gradient : gradients_) {
+    if (clip_.value.has_value()) ClipValues(gradient.data(), gradient.size(), *clip_.value, isa);
+    if (!clip_.needs_norms()) continue;
+    SquareSum sum;
+    sum.Add(gradient.data(), gradient.size(), isa);
+    squares.push_back(sum.total());
+  }
+  if (!clip_.needs_norms()) return;
+  const std::vector<float> factors = ClipFactors(clip_, squares);
+  for (size_t tensor = 0; tensor < gradients_.size(); ++tensor) {
+    if (factors[tensor] != 1) Scale(gradients_[tensor].data(), gradients_[tensor].size(), factors[tensor], isa);
+  }
+}
+
+void LocalTraining::Apply(StepResult& result) {
+  static const Isa isa = BestIsa();
+  const TimePoint began = Now();
+  const FlushSubnormals flush;
+  ++updates_;
+  Hyperparameters current = CurrentHyperparameters();
+  current.learning_rate =
+      context_.exchanges.schedule().Scaled(current.learning_rate, position_ + passed_ * context_.client.num_workers());
+  ClipGradients(isa);
+  for (size_t tensor = 0; tensor < weights_.size(); ++tensor) {
+    OptimizerBlock block = {.elements = weights_[tensor].size(),
+                            .gradient = gradients_[tensor].data(),
+                            .weights = weights_[tensor].data(),
+                            .new_weights = weights_[tensor].data()};
+    for (size_t k = 0; k < state_.size(); ++k) {
+      block.state[k] = block.new_state[k] = state_[k].tensors[tensor].data();
+    }
+    UpdateContext update = {.update = updates_, .hyperparameters = ForTensor(current, context_.layout[tensor])};
+    if (optimizer_->uses_trust_ratio()) {
+      update.trust_ratio = TrustRatio(optimizer_->Measure(block, update, isa));
+    }
+    optimizer_->Apply(block, update, isa);
+  }
+  result.backward_s += Seconds(Now() - began);
+}
+
+void LocalTraining::SetPosition(uint64_t more) {
+  position_ = context_.exchanges.position() + more;
+  passed_ = 0;
+}
+
+StepRecord LocalTraining::Record(const TrainingBatch& batch, const StepResult& computed) const {
+  return {.batch = batch.place,
+          .samples = batch.samples,
+          .computed = computed,
+          .local = true,
+          .push = {.step = context_.exchanges.step(), .version = context_.exchanges.version()}};
+}
+
+absl::Status LocalTraining::EndExchange(StepRecord& record) {
+  absl::StatusOr<EndedExchange> ended = context_.exchanges.End();
+  if (!ended.ok()) return ended.status();
+  record.push = std::move(ended->push);
+  record.exchanged.version = ended->result.version;
+  record.exchanged.versions = std::move(ended->result.versions);
+  record.exchanged.answers = std::move(ended->result.answers);
+  record.exchanged.push_s += ended->result.push_s;
+  record.exchanged.wait_s += ended->result.wait_s;
+  record.exchanged.pull_s += ended->result.pull_s;
+  record.exposed_s += ended->exposed_s;
+  return absl::OkStatus();
+}
+
+}  // namespace ps

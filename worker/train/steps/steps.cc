@@ -1,0 +1,59 @@
+#include "worker/train/steps/steps.h"
+
+#include <algorithm>
+
+#include "worker/train/steps/averaging.h"
+
+namespace ps {
+
+bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes) {
+  return delayed_pushes == 0 && !policy.local_steps.has_value();
+}
+
+absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
+  const ModePolicy& policy = context.client.policy();
+  if (PushesGradients(policy, context.delayed_pushes)) return MakePushGradients(context);
+  if (context.delayed_pushes > 0) return MakeDelayedGradients(context);
+  switch (policy.local_steps->exchange) {
+    case LocalSteps::Exchange::kAverageWeights:
+      return MakeAverageWeights(context);
+    case LocalSteps::Exchange::kAverageGradients:
+      return MakeAverageGradients(context);
+    case LocalSteps::Exchange::kElastic:
+      break;
+  }
+  return MakeElastic(context);
+}
+
+ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch) {
+  constexpr uint64_t kMost = uint64_t{1} << 40;  // It comes from the wire.
+  const auto samples = static_cast<int64_t>(std::min(resized.samples, kMost));
+  const int64_t in_epoch = samples % epoch_samples;  // Batches that were not used as a whole are used again.
+  const int64_t batches = static_cast<int64_t>(static_cast<double>(in_epoch) / static_cast<double>(epoch_samples) *
+                                               static_cast<double>(batches_per_epoch));
+  return {.step = resized.step, .batch = samples / epoch_samples * batches_per_epoch + batches};
+}
+
+int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches,
+                   const std::function<int64_t(int64_t batch)>& samples_of, const ShareOrigin& origin) {
+  const uint64_t since = start_step - std::min(origin.step, start_step);
+  const auto step = static_cast<int64_t>(std::min(since, static_cast<uint64_t>(total_batches)));
+  int64_t batch = std::min(origin.batch, total_batches);
+  if (policy.local_steps.has_value() && policy.local_steps->exchange == LocalSteps::Exchange::kAverageGradients) {
+    const Averaging averaging(*policy.local_steps, static_cast<double>(batches_per_epoch));
+    for (int64_t exchanges = 0; exchanges < step && batch < total_batches; ++batch) {
+      if (averaging.After(batch + 1) != Averaging::What::kNothing) ++exchanges;
+    }
+    return batch;
+  }
+  const int64_t round = policy.local_steps.has_value() ? policy.local_steps->steps : 1;
+  if (policy.empty_contributions || !samples_of) return std::min(batch + step * round, total_batches);
+  for (int64_t pushes = 0; pushes < step && batch < total_batches;) {
+    int64_t samples = 0;
+    for (const int64_t end = std::min(batch + round, total_batches); batch < end; ++batch) samples += samples_of(batch);
+    if (samples > 0) ++pushes;
+  }
+  return batch;
+}
+
+}  // namespace ps

@@ -1,0 +1,503 @@
+#include "worker/train/trainer.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include <spdlog/spdlog.h>
+#include "absl/strings/str_cat.h"
+#include "common/clock.h"
+#include "common/status.h"
+#include "common/sync.h"
+#include "common/text.h"
+#include "worker/data/own_data.h"
+#include "worker/train/evaluate_only.h"
+#include "worker/train/finite_weights.h"
+#include "worker/train/handed_out_runs.h"
+
+namespace ps {
+namespace {
+
+constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
+constexpr std::chrono::seconds kLeaveTime(10);
+constexpr std::chrono::milliseconds kLookEvery(100);
+
+// Of TensorMemory or RoundedMemory: its tensors, which `owner` keeps.
+template <typename TensorsMemory>
+std::vector<Memory> Blocks(const TensorsMemory& memory, const std::shared_ptr<void>& owner) {
+  std::vector<Memory> blocks;
+  for (const auto& tensor : memory.tensors) {
+    blocks.emplace_back(owner, reinterpret_cast<std::byte*>(tensor.data()));
+  }
+  return blocks;
+}
+
+// The same, told to the backend, so that it copies there at full speed. Nothing: it refuses, and the log says
+// what is done instead.
+template <typename TensorsMemory>
+std::vector<Memory> PinnedBlocks(Backend& backend, const TensorsMemory& memory, const std::string& instead) {
+  if (memory.block.empty()) return {};
+  const Memory whole(memory.owner, memory.block.data());
+  const absl::StatusOr<Memory> pinned = backend.PinHost(whole, static_cast<int64_t>(memory.block.size()));
+  if (pinned.ok()) return Blocks(memory, *pinned);
+  spdlog::warn("gradients are {}: {}", instead, Message(pinned.status()));
+  return {};
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
+  PS_RETURN_IF_ERROR(ValidateWorkerOptions(options_));
+  absl::StatusOr<Preparation> prepared = Prepare(options_);
+  if (!prepared.ok()) return prepared.status();
+  prepared_ = *std::move(prepared);
+  client_options_ = options_.client;
+  client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial.values);
+  if (options_.data.own) {
+    client_options_.own_data = prepared_.summary;
+  } else {
+    client_options_.samples_per_epoch = static_cast<uint64_t>(prepared_.data.train.size());
+  }
+  client_options_.stop = stop_.get_token();
+  client_options_.on_asked_to_leave = [this] {
+    spdlog::info("an operator asks this worker to leave: leaving the job after this step");
+    LeaveInOrder();
+  };
+  client_options_.on_notice = [](const std::string& text) { spdlog::info("{}", text); };
+  absl::Status status = JoinJob(client_options_);
+  if (status.ok()) status = TrainGeneration(flags);
+  while (ComesBack(status)) {
+    status = JoinAgain(status);
+    if (status.ok()) status = TrainGeneration(flags);
+  }
+  if (absl::IsFailedPrecondition(status) && stop_.stop_requested()) status = absl::CancelledError(Message(status));
+  // It was waiting for others, or its place in the job was gone already.
+  if (leaves_in_order_ && (absl::IsCancelled(status) || IsOver(status))) result_.left_early = true;
+  return End(status);
+}
+
+absl::Status Trainer::JoinJob(const ClientOptions& options) {
+  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(options, prepared_.layout);
+  if (!client.ok()) return client.status();
+  client_ = *std::move(client);
+  result_.rank = client_->rank();
+  prepared_.metrics->set_number(result_.rank);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::TrainGeneration(const nlohmann::ordered_json& flags) {
+  if (options_.data.own) PS_RETURN_IF_ERROR(TakeDataOfAll());
+  PS_RETURN_IF_ERROR(SetUp());
+  if (!std::exchange(told_start_, true)) WriteStart(flags);
+  PS_RETURN_IF_ERROR(Start());
+  training_ = true;
+  const absl::Status trained = Train();
+  training_ = false;
+  PS_RETURN_IF_ERROR(trained);
+  if (leaves_in_order_) return LeaveEarly();
+  PS_RETURN_IF_ERROR(Finish());
+  return Leave();
+}
+
+void Trainer::LeaveInOrder() {
+  if (leaves_in_order_.exchange(true)) return;
+  if (concludes_) return;  // It is about to leave, and others wait for what it finds.
+  if (!training_) return (void)stop_.request_stop();
+  // Those whom its step waits for may be leaving too. While it computes it waits for nobody.
+  leave_by_ = std::jthread([this, asked = Now()](const std::stop_token& ended) {
+    while (!ended.stop_requested()) {
+      const std::optional<TimePoint> since = waiting_.since();
+      if (since.has_value() && Now() - std::max(*since, asked) > kLeaveTime) {
+        spdlog::info("this step has waited for others for {}: leaving the job without it", FormatSeconds(kLeaveTime));
+        return (void)stop_.request_stop();
+      }
+      PauseUntil(Now() + kLookEvery, ended);
+    }
+  });
+}
+
+// The job can go on without waiting for this worker's lease to end.
+absl::Status Trainer::LeaveEarly() {
+  const uint64_t step = exchanges_->step();
+  spdlog::info("leaving the job at step {}, as asked", step);
+  (void)client_->Leave(absl::StrCat("asked to, before its step ", step));  // Without it the lease does.
+  result_.left_early = true;
+  return absl::OkStatus();
+}
+
+// Whether this is how a client ended that another one follows. A stop, and what else may fail meanwhile, is final.
+bool Trainer::ComesBack(const absl::Status& status) const {
+  if (!IsOver(status) || stop_.stop_requested() || leaves_in_order_) return false;
+  return client_->rolled_back() || options_.rejoin;
+}
+
+// The client's membership is: another generation or another owner of its rank has taken its place.
+bool Trainer::IsOver(const absl::Status& status) const {
+  return absl::IsFailedPrecondition(status) && client_ != nullptr && (client_->rolled_back() || client_->fenced());
+}
+
+// What was made for the generation that is over is let go of first: its memory is the old client's, and there may be no
+// room for both.
+absl::Status Trainer::JoinAgain(const absl::Status& why) {
+  ended_before_ = client_->rolled_back() ? Ending::kRolledBack : Ending::kFenced;
+  const ClientOptions options = RejoinOptions(client_options_, *client_);
+  if (ended_before_ == Ending::kRolledBack) {
+    spdlog::warn("the job was rolled back: joining it again as {}, rank {}", client_->name(), client_->rank());
+  } else {
+    spdlog::warn("{}: joining again as {}", Message(why), client_->name());
+  }
+  AddTotals();
+  result_.end_status = absl::OkStatus();
+  last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
+  client_.reset();  // Nothing uses the memory of the others any more.
+  steps_.reset();
+  feed_.reset();
+  train_batches_.reset();
+  network_.reset();
+  exchanges_.reset();
+  source_.reset();
+  weights_.clear();
+  evaluation_due_ = false;
+  concludes_ = false;
+  absl::Status joined = JoinJob(options);
+  if (joined.ok() || ended_before_ == Ending::kRolledBack) return joined;
+  return Annotate(joined, absl::StrCat(Message(why), "; joining again"));
+}
+
+void Trainer::AddTotals() {
+  if (!stats_.has_value()) return;
+  result_.steps += stats_->totals();
+  stats_.reset();
+}
+
+void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
+  nlohmann::ordered_json start = StartFields();
+  start["mode"] = client_->mode();
+  start["device"] = backend_->name();
+  start["normalize"] = ToString(prepared_.data.scaling.kind);
+  start["generation"] = client_->generation();
+  start["flags"] = flags;
+  // A worker that joins a job that has already made steps appends to the metrics file of its predecessor.
+  prepared_.metrics->Begin(/*append=*/client_->start_step() > 0 || !client_->replaced().empty(), start);
+}
+
+absl::Status Trainer::Start() {
+  Values& initial = prepared_.initial.values;
+  if (options_.init_weights.empty()) initial = InitialValues(options_.model, options_.init, options_.seed);
+  absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
+  if (!started.ok()) return started.status();
+  // A job that can be rolled back may have to begin anew.
+  if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
+  exchanges_.emplace(*client_, *std::move(started), waiting_);
+  if (exchanges_->step() > client_->start_step()) {
+    feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
+                                                   source_->total_batches(), {}, origin_)));
+  }
+  TellJoinedAgain();
+  return absl::OkStatus();
+}
+
+void Trainer::TellJoinedAgain() {
+  if (ended_before_ == Ending::kNone) return;
+  if (ended_before_ == Ending::kFenced) {
+    spdlog::warn("joined again as rank {}, incarnation {}, at step {}; going on", client_->rank(),
+                 client_->incarnation(), exchanges_->step());
+    prepared_.metrics->Write("rejoin", {{"generation", client_->generation()},
+                                        {"incarnation", client_->incarnation()},
+                                        {"step", exchanges_->step()},
+                                        {"version", exchanges_->version()}});
+    return;
+  }
+  spdlog::warn("generation {}: rolled back to step {} (version {}); going on", client_->generation(),
+               exchanges_->step(), client_->restored_version());
+  prepared_.metrics->Write(
+      "rollback",
+      {{"generation", client_->generation()}, {"step", exchanges_->step()}, {"version", client_->restored_version()}});
+}
+
+absl::Status Trainer::Train() {
+  PS_RETURN_IF_ERROR(feed_->Prefetch());
+  const int64_t first = feed_->next_place();
+  const int64_t total = source_->total_batches();
+  stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
+  pace_.emplace(options_.pace, options_.seed, client_->rank(), stop_.get_token());
+  absl::StatusOr<std::unique_ptr<Steps>> steps =
+      MakeSteps({.client = *client_,
+                 .exchanges = *exchanges_,
+                 .network = *network_,
+                 .feed = *feed_,
+                 .stats = *stats_,
+                 .layout = prepared_.layout,
+                 .loss_unit = prepared_.data.scaling.squared_error_unit(),
+                 .overlap = options_.overlap,
+                 .pace = &*pace_,
+                 .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes),
+                 .origin = origin_});
+  if (!steps.ok()) return steps.status();
+  steps_ = *std::move(steps);
+  EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
+  for (;;) {
+    const absl::StatusOr<std::optional<TrainingBatch>> batch = NextTrainingBatch();
+    if (!batch.ok()) return batch.status();
+    if (!batch->has_value()) return absl::OkStatus();
+    if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
+    PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
+    if (leaves_in_order_ && steps_->at_exchange()) return steps_->Settle();
+  }
+}
+
+// Runs that are handed out may have to come back from others.
+absl::StatusOr<std::optional<TrainingBatch>> Trainer::NextTrainingBatch() {
+  const Waiting::Scope waits(waiting_);
+  return feed_->Next();
+}
+
+absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& rhythm) {
+  const TimePoint began = Now();
+  exchanges_->SetRuns(batch.runs);
+  PS_RETURN_IF_ERROR(steps_->Train(batch));
+  if (rhythm.Due(batch.place + 1)) evaluation_due_ = true;
+  const absl::StatusOr<NextBatch::Kind> next = feed_->Peek();
+  if (!next.ok()) return next.status();
+  const bool due = evaluation_due_ && steps_->at_exchange() && *next != NextBatch::Kind::kSpent;
+  if (due) evaluation_due_ = false;  // Also where another worker is the lead.
+  const bool evaluates = due && client_->lead();
+  if (*next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
+  stats_->AddTime(batch.place, Seconds(Now() - began));
+  return evaluates ? EvaluateOnTheWay() : absl::OkStatus();
+}
+
+// It only waits where copies come faster than they are evaluated.
+absl::Status Trainer::EvaluateOnTheWay() {
+  const absl::StatusOr<ConstTensors> weights = steps_->ServersWeights();
+  if (!weights.ok()) return weights.status();
+  client_->SetBusy("evaluating");
+  absl::Status added = evaluation_->Add(*weights, exchanges_->step(), exchanges_->version());
+  client_->SetBusy("");
+  return added;
+}
+
+absl::Status Trainer::Finish() {
+  exchanges_->DropView();
+  network_->ReadParameters({});
+  // Where ranks have different numbers of batches, others may have steps to make.
+  PS_RETURN_IF_ERROR(client_->Done(/*counts_as_empty=*/client_->hands_out_runs()));
+  result_.lead = client_->lead();
+  if (!result_.lead) return evaluation_->Drain();
+  concludes_ = true;
+  const absl::StatusOr<ExchangeResult> last = exchanges_->PullLast(weights_);
+  if (!last.ok()) return last.status();
+  const ConstTensors weights(weights_.begin(), weights_.end());
+  const absl::StatusOr<EvaluationThread::Kept> kept = evaluation_->Last(weights, exchanges_->step(), last->version);
+  if (!kept.ok()) return kept.status();
+  result_.test = kept->test;
+  result_.version = kept->mark.version;
+  result_.last_version = last->version;
+  if (!options_.keep_best.empty()) TellKept(kept->best.get());
+  const ConstTensors tested =
+      kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end());
+  result_.end_status = Keep(tested);
+  result_.end_status.Update(CheckOutcome(kept->test.loss, "the test loss", network_->layout(), tested));
+  return absl::OkStatus();
+}
+
+void Trainer::TellKept(const BestWeights* best) {
+  if (best == nullptr) {
+    spdlog::warn("--keep_best={}: no loss on the validation split was finite; kept the last version, {}",
+                 options_.keep_best, result_.last_version);
+    return;
+  }
+  result_.validation = best->validation;
+  spdlog::info("--keep_best={}: kept version {}, validation loss {:.6g}; the last is version {}", options_.keep_best,
+               result_.version, best->validation.loss, result_.last_version);
+}
+
+absl::Status Trainer::Keep(const ConstTensors& weights) {
+  std::map<std::string, std::string> metadata = DataMetadata(prepared_.data.scaling, prepared_.data.train);
+  metadata["activation"] = ToString(options_.model.activation);
+  metadata["loss"] = ToString(options_.model.loss);
+  const absl::Status saved =
+      SaveWeights(options_.save_weights, network_->layout(), weights, result_.version, std::move(metadata));
+  const absl::StatusOr<HashedWeights> hashed = client_->WeightsHash();
+  if (hashed.ok()) result_.weights_hash = *hashed;
+  return saved.ok() ? hashed.status() : saved;
+}
+
+absl::Status Trainer::Leave() {
+  // If hashing or saving failed, the next lead tries.
+  const absl::Status left =
+      client_->Leave(result_.end_status.ok() ? "" : Printable(Message(result_.end_status), kMaxReasonBytes));
+  if (ComesBack(left) && client_->rolled_back()) return left;
+  result_.end_status.Update(left);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TrainingResult> Trainer::End(const absl::Status& status) {
+  if (!status.ok()) {
+    // So that the job need not wait for the lease. An error here does not matter.
+    if (client_ != nullptr) (void)client_->Leave(Printable(Message(status), kMaxReasonBytes));
+    if (evaluation_ != nullptr && !stop_.stop_requested()) (void)evaluation_->Drain();
+  }
+  AddTotals();
+  const StepTotals& steps = result_.steps;
+  prepared_.metrics->Write(
+      "end", {{"steps", exchanges_.has_value() ? exchanges_->step() : last_step_},
+              {"samples", steps.samples},
+              {"dropped_pushes", steps.dropped_pushes},
+              {"dropped_samples", steps.dropped_samples},
+              {"samples_per_s", steps.train_s > 0 ? static_cast<double>(steps.samples) / steps.train_s : 0.0},
+              {"status", status.ToString()}});
+  if (!status.ok() && !result_.left_early) return status;
+  return result_;
+}
+
+// ---- What a trainer makes once it has joined: all that depends on its rank and its client, for each generation anew.
+
+absl::Status Trainer::TakeDataOfAll() {
+  const std::optional<DataSummary> of_all = client_->data_of_all();
+  if (data_of_all_.has_value()) {
+    // A job without a checkpoint of its own begins anew, perhaps with other workers.
+    if (data_of_all_ == of_all) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "--data=own: what all workers have together is not what it was before the job was rolled back");
+  }
+  absl::StatusOr<DataSplits> splits = ScaleOwn(*std::move(prepared_.own), *of_all, options_.data);
+  if (!splits.ok()) return splits.status();
+  prepared_.own.reset();
+  prepared_.data = *std::move(splits);
+  const Dataset& train = prepared_.data.train;
+  PS_RETURN_IF_ERROR(CheckModelFits(options_.model, options_.data.dataset, train.features(), train.classes()));
+  TellOtherData(prepared_.data, prepared_.initial);
+  if (!train.class_labels().empty()) {
+    spdlog::info("--data=own: classes 0 to {} are the labels {}", train.classes() - 1, ToString(train.class_labels()));
+  }
+  data_of_all_ = of_all;
+  spdlog::info("--data=own: {}; all workers together have {} samples, and one of them {}",
+               ToString(prepared_.data.train), of_all->samples, of_all->largest);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SetUp() {
+  if (backend_ == nullptr) {
+    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared_.device, client_->rank());
+    if (!backend.ok()) return backend.status();
+    backend_ = *std::move(backend);
+  }
+  spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
+               client_->mode(), backend_->name());
+  PS_RETURN_IF_ERROR(MakeSource());
+  PS_RETURN_IF_ERROR(MakeNetwork());
+  return MakeBatches();
+}
+
+absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
+
+absl::Status Trainer::MakeSourceOfRuns() {
+  absl::StatusOr<std::unique_ptr<BatchSource>> source =
+      MakeHandedOutRuns({.samples = prepared_.data.train.size(),
+                         .batch_size = options_.batch_size,
+                         .seed = options_.seed,
+                         .shuffle = options_.shuffle,
+                         .num_workers = static_cast<int32_t>(client_->num_workers()),
+                         .epochs = options_.epochs,
+                         .steps = options_.steps,
+                         .fills_steps = client_->policy().empty_contributions,
+                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
+  if (!source.ok()) return source.status();
+  source_ = *std::move(source);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MakeSourceOfShare() {
+  const int64_t largest = data_of_all_.has_value() ? static_cast<int64_t>(data_of_all_->largest) : 0;
+  absl::StatusOr<Sampler> sampler = Sampler::Create({.samples = prepared_.data.train.size(),
+                                                     .num_workers = static_cast<int32_t>(client_->num_workers()),
+                                                     .rank = static_cast<int32_t>(client_->rank()),
+                                                     .batch_size = options_.batch_size,
+                                                     .seed = options_.seed,
+                                                     .shuffle = options_.shuffle,
+                                                     .largest = largest});
+  if (!sampler.ok()) return sampler.status();
+  const int64_t per_epoch = sampler->steps_per_epoch();
+  origin_ = OriginOf(client_->resized(), prepared_.data.train.size(), per_epoch);
+  int64_t total = BudgetOf(options_.steps, options_.epochs, per_epoch);
+  // A budget of steps counts those that were made with another number of workers.
+  if (options_.steps > 0) total += origin_.batch - FirstBatch(client_->policy(), origin_.step, per_epoch, total);
+  std::function<int64_t(int64_t)> samples_of = [&sampler](int64_t batch) { return sampler->SamplesOf(batch); };
+  // Others' steps are not steps of a rank whose samples are its own: it goes by the rank that has samples in all
+  // batches.
+  if (data_of_all_.has_value() && client_->starts_with_others()) samples_of = nullptr;
+  const int64_t first = FirstBatch(client_->policy(), client_->start_step(), per_epoch, total, samples_of, origin_);
+  source_ = MakeFixedShare(*std::move(sampler), first, total);
+  return absl::OkStatus();
+}
+
+// A backend that computes in the host's memory does so in the client's. Another rounds gradients, where the job sends
+// them so, and copies them to where they are sent from, or servers of this host read them. Where that memory cannot be
+// pinned, or there is none that servers read, its own is as good.
+absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
+  if (backend_->unified()) {
+    const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+    if (!gradients.ok()) return gradients.status();
+    const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
+    if (!weights.ok()) return weights.status();
+    return NetworkMemory{.parameters = Blocks(*weights, weights->owner),
+                         .gradients = Blocks(*gradients, gradients->owner)};
+  }
+  if (PushesGradients(client_->policy(), static_cast<uint32_t>(options_.delayed_pushes))) {
+    const absl::StatusOr<std::optional<RoundedMemory>> rounded = client_->RoundedGradients();
+    if (!rounded.ok()) return rounded.status();
+    if (rounded->has_value()) {
+      NetworkMemory memory = {.parameters = {},
+                              .gradients = PinnedBlocks(*backend_, **rounded, "rounded on the CPU"),
+                              .type = (*rounded)->type};
+      return memory.gradients.empty() ? NetworkMemory() : memory;
+    }
+  }
+  if (!client_->shares_gradients()) return NetworkMemory();
+  const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
+  if (!gradients.ok()) return gradients.status();
+  return NetworkMemory{
+      .parameters = {},
+      .gradients = PinnedBlocks(*backend_, *gradients, "copied once more on their way to the servers")};
+}
+
+absl::Status Trainer::MakeNetwork() {
+  absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
+  if (!memory.ok()) return memory.status();
+  absl::StatusOr<std::unique_ptr<Network>> network =
+      Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
+  if (!network.ok()) return network.status();
+  network_ = *std::move(network);
+  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
+    weights_.push_back(network_->parameters(tensor));
+  }
+  return absl::OkStatus();
+}
+
+// All that must be in the device's memory comes first; what is left of it is for keeping samples there.
+absl::Status Trainer::MakeBatches() {
+  const Dataset& train = prepared_.data.train;
+  absl::StatusOr<std::unique_ptr<Batches>> batches =
+      Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size()));
+  if (!batches.ok()) return batches.status();
+  train_batches_ = *std::move(batches);
+  feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
+  if (evaluation_ == nullptr) PS_RETURN_IF_ERROR(MakeEvaluation());
+  return train_batches_->KeepSamples();
+}
+
+absl::Status Trainer::MakeEvaluation() {
+  absl::StatusOr<std::unique_ptr<EvaluationThread>> evaluation =
+      EvaluationThread::Create({.data = prepared_.data,
+                                .model = options_.model,
+                                .device = prepared_.device,
+                                .rank = client_->rank(),
+                                .metrics = *prepared_.metrics,
+                                .keeps_best = !options_.keep_best.empty()});
+  if (!evaluation.ok()) return evaluation.status();
+  evaluation_ = *std::move(evaluation);
+  return backend_->unified() ? absl::OkStatus() : evaluation_->SetUp();
+}
+
+}  // namespace ps
