@@ -91,15 +91,15 @@ phase() {
   return "$status"
 }
 
-# build PRESET [OPTION...]: configures and builds it; a failure is shown and counted. The configuration is the preset's and
-# nothing else, so that whoever types the preset's name, the demo and this script share a folder. (Options that only
+# build PRESET TARGET [OPTION...]: configures and builds it; a failure is shown and counted. The configuration is the preset's
+# and nothing else, so that whoever types the preset's name, the demo and this script share a folder. (Options that only
 # choose what there is to build may differ.)
 build() {
-  local preset=$1
-  shift
+  local preset=$1 target=$2
+  shift 2
   if ! phase "$preset: configure" 300 cmake --preset "$preset" "$@"; then
     tail -n 40 "$log"
-  elif ! phase "$preset: build" "$build_timeout_s" cmake --build --preset "$preset" --parallel "$(nproc)"; then
+  elif ! phase "$preset: build" "$build_timeout_s" cmake --build --preset "$preset" --target "$target" --parallel "$(nproc)"; then
     # Ninja prints a failed command's output after this word; the rest is in the log.
     grep -A 40 -m 1 '^FAILED' "$log" || tail -n 40 "$log"
   else
@@ -324,7 +324,7 @@ if $all; then
   check_format
   demo "demo before the tests"
 fi
-if build release; then
+if build release all; then
   if $python; then start_python; fi
   run_tests release build
   if $all; then demo_compiles_nothing; fi
@@ -332,19 +332,19 @@ if build release; then
   if $python; then run_python; fi
 fi
 if $all; then
-  sanitized=OFF
-  if $full; then sanitized=ON; fi
-  if build asan -DPS_SANITIZE_EVERYTHING=$sanitized; then
+  sanitized=OFF what=ps_tests
+  if $full; then sanitized=ON what=all; fi
+  if build asan $what -DPS_SANITIZE_EVERYTHING=$sanitized; then
     ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1 UBSAN_OPTIONS=print_stacktrace=1 \
       run_tests asan build-asan
   fi
-  if build tsan -DPS_SANITIZE_EVERYTHING=$sanitized; then
+  if build tsan $what -DPS_SANITIZE_EVERYTHING=$sanitized; then
     TSAN_OPTIONS="suppressions='$root/tests/tsan.supp':ignore_noninstrumented_modules=1:second_deadlock_stack=1" \
       run_tests tsan build-tsan
   fi
   analyse
 fi
 if $full; then
-  build plain && passed=$((passed + 1))  # Warnings that several sources at a time hide.
+  build plain all && passed=$((passed + 1))  # Warnings that several sources at a time hide.
 fi
 finish
