@@ -24,20 +24,23 @@ namespace ps {
 // Thread-safe. Who posts bounds how many tasks wait.
 class TaskThread {
  public:
+  // What becomes of tasks that still wait when the thread is to end.
+  enum class AtEnd { kDropsTasks, kDoesTasks };
+
   // `name`, which the system's tools show, is a literal of at most 15 characters.
-  explicit TaskThread(const char* name)
-      : thread_([this, name] {
+  explicit TaskThread(const char* name, AtEnd at_end = AtEnd::kDropsTasks)
+      : drops_(at_end == AtEnd::kDropsTasks), thread_([this, name] {
           pthread_setname_np(pthread_self(), name);
           number_ = gettid();
           Run();
         }) {}
-  // Waits for the task that runs; those that wait are dropped.
+  // Waits for the task that runs, and for those that wait where they are not dropped.
   ~TaskThread() {
     EndWithin(std::chrono::nanoseconds(0));
     thread_.join();
   }
-  // Whether it has ended after this time at most; from now on it begins no task. A task that hangs in the system keeps
-  // the thread; then only the process can end.
+  // Tells the thread to end, and returns whether it has ended after this time at most. A task that hangs in the system
+  // keeps the thread; then only the process can end.
   bool EndWithin(std::chrono::nanoseconds time) {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -68,6 +71,7 @@ class TaskThread {
     {
       MutexLock lock(mutex_);
       tasks_.push_back(std::move(task));
+      if (busy_since_.has_value()) return;  // It looks for the next by itself.
     }
     changed_.NotifyAll();
   }
@@ -77,7 +81,7 @@ class TaskThread {
     mutex_.Lock();
     while (true) {
       while (tasks_.empty() && !stopping_) changed_.Wait(mutex_);
-      if (stopping_) break;
+      if (stopping_ && (drops_ || tasks_.empty())) break;
       std::function<void()> task = std::move(tasks_.front());
       tasks_.pop_front();
       busy_since_ = Now();
@@ -92,6 +96,7 @@ class TaskThread {
     mutex_.Unlock();
   }
 
+  const bool drops_;
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);

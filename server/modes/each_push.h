@@ -32,7 +32,7 @@ class EachPush : public Mode {
   void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
   void Decided(const StepSet& /*set*/) override {}
   bool WasDecided(const StepSet& /*set*/) const override { return false; }
-  LossAction OnLoss() const override { return options_.loss_action(); }
+  LossAction OnLoss() const override { return loss_action_; }
   uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
 
   uint64_t step() const override { return 0; }
@@ -49,6 +49,7 @@ class EachPush : public Mode {
 
  private:
   const ModeOptions options_;
+  const LossAction loss_action_ = options_.loss_action();  // It is asked for each rank of each step.
   const uint32_t num_workers_;
 };
 

@@ -30,7 +30,7 @@ class Gather : public Mode {
   void Dropped(uint32_t rank, uint64_t step) override;
   void Decided(const StepSet& set) override;
   bool WasDecided(const StepSet& set) const override { return set.step < step_; }
-  LossAction OnLoss() const override { return options_.loss_action(); }
+  LossAction OnLoss() const override { return loss_action_; }
 
   // An instance that follows or leads is at the step in the making; one shard alone says how far it is by its version.
   uint64_t StartStep(uint64_t /*highest*/, uint64_t applied) const override { return std::max(step_, applied); }
@@ -65,6 +65,7 @@ class Gather : public Mode {
   std::vector<StepSet> Fixed() const;
 
   const ModeOptions options_;
+  const LossAction loss_action_ = options_.loss_action();  // It is asked for each rank of each step.
   const uint32_t num_workers_;
   ModeMembers members_;
   std::set<uint32_t> empty_ranks_;

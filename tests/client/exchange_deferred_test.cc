@@ -327,7 +327,7 @@ TEST_CASE("Constants are initialised and pulled, but neither pushed nor brought 
 
 TEST_CASE("With a sender thread whoever computes gradients does not look at them, and all are sent all the same") {
   TestExchange test;
-  test.context->sender = std::make_unique<SenderThread>();
+  test.context->sender = std::make_unique<TaskThread>("sender", TaskThread::AtEnd::kDoesTasks);
   TestRequest request = DeferredPushPull();
   MakeNotFinite(request, 2);
   const auto exchange = test.Begin(request.request);

@@ -133,7 +133,7 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->on_notice = options_.on_notice;
   context_->on_not_finite = [this] { found_not_finite_ = true; };
   context_->on_fenced = [this](uint64_t running) { OnFenced(running); };
-  if (options_.sender_thread) context_->sender = std::make_unique<SenderThread>();
+  if (options_.sender_thread) context_->sender = std::make_unique<TaskThread>("sender", TaskThread::AtEnd::kDoesTasks);
   return LinkAgain();
 }
 

@@ -12,10 +12,10 @@
 
 #include "common/slices.h"
 #include "common/sync.h"
+#include "common/task_thread.h"
 #include "ps/client.h"
 #include "worker/client/exchange_request.h"
 #include "worker/client/retry_policy.h"
-#include "worker/client/sender_thread.h"
 #include "worker/client/timer.h"
 #include "worker/link/exchange_slices.h"
 #include "worker/link/shard_link.h"
@@ -40,8 +40,8 @@ struct ExchangeContext {
   // it does not say. The exchange goes on trying until somebody ends it, who knows why. Never blocks, and does not call
   // the exchange before it returns.
   std::function<void(uint64_t generation)> on_fenced;
-  std::function<void()> on_not_finite;   // A gradient is not finite, which ends its exchange. Likewise.
-  std::unique_ptr<SenderThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
+  std::function<void()> on_not_finite;  // A gradient is not finite, which ends its exchange. Likewise.
+  std::unique_ptr<TaskThread> sender;   // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 
 // Thread-safe.
