@@ -41,14 +41,15 @@ for argument in "$@"; do
 done
 
 readonly unsteady_max=3
-passed=0 failed=0 skipped=0 unsteady=0 phase_pid=
+passed=0 failed=0 skipped=0 unsteady=0 phase_pid= python_pid=
 # stop STATUS: ends the phase that runs, with all that it started.
 stop() {
   trap '' INT TERM HUP
-  if [[ -n $phase_pid ]]; then
-    kill "$phase_pid" 2>/dev/null || true
-    wait "$phase_pid" 2>/dev/null || true
-  fi
+  local pid
+  for pid in $phase_pid $python_pid; do
+    kill "$pid" 2>/dev/null || true
+    wait "$pid" 2>/dev/null || true
+  done
   printf 'interrupted\n'
   exit "$1"
 }
@@ -157,15 +158,36 @@ add_reports() {
   unsteady=$((unsteady + counts[3]))
 }
 
+# start_python: begins to install what the package's tests need into build/venv, beside the release build's tests, which wait
+# for half of their time. run_python waits for it.
+start_python() {
+  rm -f "$logs/venv.status" "$logs/torch.status"
+  timeout --kill-after=30 1500 bash -c '
+    deploy/install-deps.sh --python --venv=build/venv >"$0/venv.log" 2>&1
+    echo $? >"$0/venv.status"
+    build/venv/bin/pip install --quiet "torch>=2.1" >"$0/torch.log" 2>&1
+    echo $? >"$0/torch.status"' "$logs" </dev/null &
+  python_pid=$!
+}
+
+# installed NAME: waits for this part of what start_python began. Returns its status; 1 if it did not come to it.
+installed() {
+  timeout 1500 tail --pid="$python_pid" -f /dev/null
+  cat "$logs/$1.log"
+  exit "$(cat "$logs/$1.status" 2>/dev/null || echo 1)"
+}
+
 # run_python: the Python package, built into the release build's folder.
 run_python() {
   local venv=$root/build/venv report=$logs/python-tests.xml status=0 torch=true
-  if ! phase "python: install" 600 deploy/install-deps.sh --python --venv="$venv"; then
+  export -f installed
+  export logs python_pid
+  if ! phase "python: install" 1500 bash -c 'installed venv'; then
     tail -n 20 "$log"
     failed=$((failed + 1))
     return
   fi
-  if ! phase "python: install PyTorch" 900 "$venv/bin/pip" install --quiet 'torch>=2.1'; then
+  if ! phase "python: install PyTorch" 60 bash -c 'installed torch'; then
     tail -n 3 "$log"
     echo "skipped: what needs PyTorch, and mypy: it could not be installed"
     skipped=$((skipped + 1))
@@ -303,6 +325,7 @@ if $all; then
   demo "demo before the tests"
 fi
 if build release; then
+  if $python; then start_python; fi
   run_tests release build
   if $all; then demo_compiles_nothing; fi
   if $all && ! $full; then slow_share; fi
