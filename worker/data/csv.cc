@@ -136,6 +136,36 @@ absl::StatusOr<int64_t> FindHeader(const LineReader& reader, std::string_view li
   return counts.only_names() ? reader.line_number() : 0;
 }
 
+std::vector<std::string> NamesIn(std::string_view line, char separator) {
+  std::vector<std::string> names;
+  (void)ForEachField(line, separator, [&](std::string_view field) {
+    names.emplace_back(field);
+    return absl::OkStatus();
+  });
+  return names;
+}
+
+// INVALID_ARGUMENT if both files name the same columns, but in another order; a note if they name others. Features are
+// known by their place alone, so columns that are exchanged would be learned as one thing and tested as another.
+absl::Status CompareNames(const Table& train, const Table& test, bool label_first, DataNotes& notes) {
+  std::vector<std::string> expected = train.names;
+  if (!test.labelled && test.names.size() + 1 == expected.size()) {
+    expected.erase(label_first ? expected.begin() : expected.end() - 1);
+  }
+  if (expected.empty() || test.names.size() != expected.size() || test.names == expected) return absl::OkStatus();
+  const auto [first, other] = std::mismatch(expected.begin(), expected.end(), test.names.begin());
+  const std::string where = absl::StrCat(test.path, ": column ", first - expected.begin() + 1, " is named ",
+                                         Quoted(*other), ", but ", Quoted(*first), " in ", train.path);
+  std::vector<std::string> sorted = test.names;
+  std::sort(sorted.begin(), sorted.end());
+  std::sort(expected.begin(), expected.end());
+  if (sorted == expected) {
+    return absl::InvalidArgumentError(absl::StrCat(where, "; expected the same columns in the same order"));
+  }
+  notes.push_back({.warning = true, .text = where + "; columns are taken by their place"});
+  return absl::OkStatus();
+}
+
 // Why the first sample looks like names that are numbers, such as years; empty if it does not. `row` has all fields.
 std::string LooksLikeNames(const std::vector<double>& row, const Table& table) {
   bool counts = row.size() > 2;
@@ -270,7 +300,13 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
       const absl::StatusOr<int64_t> header = FindHeader(reader, line, separator, comments, options.header);
       if (!header.ok()) return header.status();
       header_line = *header;
-      if (header_line == reader.line_number()) continue;
+      if (header_line == reader.line_number()) {
+        table.names = NamesIn(line, separator);
+        continue;
+      }
+      for (const Comment& comment : comments) {
+        if (comment.line == header_line) table.names = NamesIn(comment.text, separator);
+      }
       comments = {};
       const FieldCounts counts = CountFields(line, separator);
       nothing_sure = options.header == Header::kAuto && counts.all > 1 && counts.numbers == 0;
@@ -322,6 +358,7 @@ absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& te
                                                      " fields a row; expected ", train->features + 1, " as ", path,
                                                      " has"));
     }
+    PS_RETURN_IF_ERROR(CompareNames(*train, *table, options.label_first, notes));
     unlabelled_test = !table->labelled;
     test = *std::move(table);
   }

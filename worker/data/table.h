@@ -20,6 +20,8 @@ struct Table {
   std::vector<double> values;  // [n, features], all finite.
   std::vector<double> labels;  // [n], all finite.
   std::vector<int64_t> lines;  // [n], where each sample stands in the file.
+  // What the file calls its columns, in their order, the label's among them; empty if it has no names.
+  std::vector<std::string> names;
 };
 
 // The number that `text` holds in full; a sign and surrounding blanks are allowed, nothing else. Independent of the

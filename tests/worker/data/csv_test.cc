@@ -1,4 +1,5 @@
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "tests/catch.h"
 #include "tests/worker/data/files.h"
 
@@ -135,6 +136,34 @@ TEST_CASE("the header option says whether line 1 has names, in either file, and 
   CHECK(guessed->train.size() == 3);
   CHECK_THAT(Notes(guessed),
              ContainsText("W " + table + ": line 1 is taken as a sample, but it is 0 to 2; header=yes"));
+}
+
+TEST_CASE("columns that a test file has in another order are refused, and other names are warned of") {
+  const DataFolder folder;
+  const std::string train = folder.Write("t", "a,b,y\n0.5,0.1,1\n0.25,0.2,0\n");
+  const auto load = [&](const std::string& text, const std::string& options = "") {
+    return Load("csv:" + train + "," + folder.Write("test", text) + options);
+  };
+  const auto swapped = load("b,a,y\n0.1,0.5,1\n");
+  CHECK_THAT(Message(swapped.status()), EndsWith("test: column 1 is named \"b\", but \"a\" in " + train +
+                                                 "; expected the same columns in the same order"));
+  CHECK(!load("# b,a,y\n0.1,0.5,1\n", ",header=yes").ok());
+  CHECK_THAT(Notes(load("A,b,y\n0.5,0.1,1\n")), ContainsText("test: column 1 is named \"A\", but \"a\" in " + train +
+                                                             "; columns are taken by their place"));
+  for (const char* const same : {"a, b,\"y\"\n0.5,0.1,1\n", "0.5,0.1,1\n"}) {
+    CHECK(Notes(load(same)).find("column") == std::string::npos);
+  }
+}
+
+TEST_CASE("of a file without labels the features' names are compared") {
+  const DataFolder folder;
+  const std::string train = folder.Write("t", "y,a,b\n1,0.5,0.1\n0,0.25,0.2\n");
+  const auto load = [&](const std::string& text) {
+    const std::string test = folder.Write("test", text);
+    return LoadDataset({.dataset = "csv:" + train + "," + test + ",label=first", .unlabelled_test = true}, {});
+  };
+  CHECK(load("a,b\n0.5,0.1\n").ok());
+  CHECK_THAT(Message(load("b,a\n0.5,0.1\n").status()), ContainsText("column 1 is named \"b\", but \"a\""));
 }
 
 TEST_CASE("header=yes reads over the first row, unless that is numbers and a comment before it has their names") {
