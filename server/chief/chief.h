@@ -227,7 +227,7 @@ class Chief {
   const CheckpointCalls checkpoint_calls_;
   CheckpointRounds rounds_ ABSL_GUARDED_BY(mutex_);
   Manifest manifest_ ABSL_GUARDED_BY(mutex_);
-  v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // As of its cut.
+  v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // The job as it was at the cut.
   TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
   std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // It is to be of this, if that was named.
   std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);                   // Numbers of those that are complete.

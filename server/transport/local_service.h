@@ -84,7 +84,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   LocalSocket socket_;                     // Until there is a channel: then that is it.
   std::unique_ptr<LocalChannel> channel_;  // Set once, by Run's thread.
   std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);  // Those that are not answered.
-  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // Of calls that are not released.
+  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // By calls that are not released.
   std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);                // Numbers, by SharedMemory::identity.
 };
 
