@@ -1,6 +1,7 @@
 // Rounding floats to two bytes and widening them again: bfloat16, the upper half of a float32, and float16, IEEE 754
-// binary16. To the nearest, of two that are as near to the one whose last bit is 0, as IEEE 754-2019, 4.3.1, says. All
-// instruction sets give equal bits, whatever is done with subnormals. Memory need not be aligned.
+// binary16. A float is rounded to the nearest value, and, where two are equally near, to the one whose last bit is 0,
+// as IEEE 754-2019, 4.3.1, says. All instruction sets give equal bits, whatever is done with subnormals. Memory need
+// not be aligned.
 #pragma once
 
 #include <bit>

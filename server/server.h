@@ -52,8 +52,9 @@ class Server {
   // ends it. UNAVAILABLE if the job goes on as another generation (rolled_back): the process destroys this server, and
   // starts another one.
   absl::Status Wait();
-  // After Wait: whether what was being written or read of a checkpoint has ended within this time. As long as it has
-  // not, the server cannot be destroyed; where the file system hangs the process is to end without.
+  // After Wait: whether the writing or reading of a checkpoint that was under way has ended within this time. As long
+  // as it has not, the server cannot be destroyed; where the file system hangs, the process is to end without
+  // destroying it.
   bool EndDisk(std::chrono::nanoseconds time) { return store_ == nullptr || store_->EndWithin(time); }
   // Bytes of checkpoints that were read and written until now.
   uint64_t disk_bytes() const { return store_ == nullptr ? 0 : store_->bytes_moved(); }
@@ -74,13 +75,13 @@ class Server {
   absl::Status OpenCheckpoints();
   // FAILED_PRECONDITION: with these flags the job has ended because something was not finite.
   absl::Status CheckFlagsAfterNotFinite() const;
-  // Whether it has parts of checkpoints that were complete, though none is. What is found is logged.
+  // Whether the folder has parts of checkpoints that were complete once, though none is now. What is found is logged.
   bool WarnOfUsedFolder(const std::vector<CheckpointDir::Entry>& entries) const;
   void RecordNotFinite(const std::string& reason) const;
   // The checkpoint that the chief begins with, if any, and the number of its generation.
   absl::Status ChooseGeneration(ChiefOptions& options, const std::stop_token& stop);
   Chief::CheckpointCalls MakeCheckpointCalls();
-  // What it remembers, or its own folder has.
+  // The checkpoints that this process remembers, or that its own folder has.
   v1::KnownCheckpoints KnownCheckpoints() const;
   void SetLineOf(const v1::View& view);
   void SetRestored(bool restored);
@@ -114,7 +115,7 @@ class Server {
 
   // ---- From the follower
   void OnChiefUpdate(const v1::ChiefUpdate& update);
-  // It broke, or is there again.
+  // The connection to the chief broke, or is there again.
   void OnChiefConnection(const absl::Status& status);
   void OnChiefGone(const absl::Status& status);
   // For how long a chief whose connection broke is waited for.
@@ -126,13 +127,14 @@ class Server {
     MutexLock lock(mutex_);
     return end_ != v1::PHASE_UNSPECIFIED;
   }
-  // Also after the end, where the server is kept running: until the job is shut down.
+  // Whether it follows the chief: until the job's end, or, where the server is kept running, until the job is shut
+  // down.
   bool follows() const {
     MutexLock lock(mutex_);
     const bool kept = options_.keep_running && end_ == v1::PHASE_FINISHED && !shut_down_;
     return end_ == v1::PHASE_UNSPECIFIED || kept;
   }
-  // The job has ended at the chief as well, or its connection has.
+  // The job has ended at the chief as well, or the connection to the chief has ended.
   void ChiefKnows();
   // After a failure or a shutdown: until everybody knows, or the lease is over.
   void Linger();
@@ -154,8 +156,8 @@ class Server {
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<Listener> listener_;  // Before grpc_ in its end: it hands connections to it.
   TimePoint say_waiting_at_;            // The ticker's.
-  // The follower's: whether this generation has a complete checkpoint, the newest one's version, and its chief's
-  // folder.
+  // Only the follower's callbacks use these: whether this generation has a complete checkpoint, the newest one's
+  // version, and the folder at the chief.
   bool knows_checkpoints_ = false;
   uint64_t checkpoint_version_ = 0;
   std::string chief_dir_;

@@ -44,8 +44,8 @@ nlohmann::ordered_json ToJson(const Manifest& manifest);
 // shard; UNIMPLEMENTED for another format version.
 absl::StatusOr<Manifest> ManifestFromJson(const nlohmann::ordered_json& json);
 
-// As the file has it, with a checksum of its own (checked_json.h). INVALID_ARGUMENT, naming the field, for what
-// could not be read back: no valid layout, no shards, a checksum that is none, texts that are not UTF-8.
+// As the file has it, with a checksum of its own (json_fields.h). INVALID_ARGUMENT, naming the field, for what could
+// not be read back: no valid layout, no shards, a checksum that is none, texts that are not UTF-8.
 absl::StatusOr<std::string> ManifestText(const Manifest& manifest);
 // INVALID_ARGUMENT if a byte is another one than was written; else as ManifestFromJson.
 absl::StatusOr<Manifest> ManifestFromText(const std::string& text);

@@ -10,11 +10,11 @@
 namespace ps {
 
 struct Lineage {
-  bool again = false;       // It has served one before: this one goes back to its checkpoints.
-  std::string address;      // It listens on this; empty: as the flag says.
+  bool again = false;       // It has served a generation before: this one goes back to the job's checkpoints.
+  std::string address;      // The process listens on this; empty: as the flag says.
   uint64_t generation = 0;  // The highest that it has heard of.
-  // The folder of a generation that it was in and that had a complete checkpoint, as its chief saw it; empty: there was
-  // none.
+  // The folder of checkpoints of a generation that the process was in and that had a complete checkpoint, as its chief
+  // saw it; empty: there was none.
   std::string known_dir;
   uint64_t known_generation = 0;               // The generation that known_dir is of.
   uint64_t known_version = 0;                  // The newest that is known to be there.

@@ -10,7 +10,7 @@
 
 namespace ps {
 
-// What is kept at most. The other end tells what it has received after each kTellEvery messages at the latest.
+// How much is kept at most. The other end tells what it has received after each kTellEvery messages at the latest.
 struct ResumableLimits {
   size_t messages = 4096;
   size_t bytes = 256 << 20;
@@ -81,9 +81,10 @@ class ResumableEnd {
   std::deque<Kept> kept_;
   size_t kept_bytes_ = 0;
   bool resumable_ = true;
-  uint64_t sent_ = 0;  // The number of the last; likewise the next two.
-  uint64_t received_ = 0;
-  uint64_t told_ = 0;
+  // Numbers of messages.
+  uint64_t sent_ = 0;      // The last that was given a number.
+  uint64_t received_ = 0;  // The last that came from the other end.
+  uint64_t told_ = 0;      // The last that the other end was told to have been received.
 };
 
 }  // namespace ps

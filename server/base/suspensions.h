@@ -22,7 +22,7 @@ class Suspensions {
     if (now - last_ > gap_) untold_ += now - last_;
     last_ = std::max(last_, now);
   }
-  // What nobody was told of yet. Zero: it was not suspended.
+  // For how long the process was suspended since this was last asked. Zero: it was not suspended.
   std::chrono::nanoseconds Take(TimePoint now) {
     Beat(now);
     return std::exchange(untold_, std::chrono::nanoseconds(0));

@@ -36,7 +36,7 @@ class CheckpointStore {
 
   // Says, once in a while, that the disk has been at the same thing for long. To be called now and then.
   void Tick(TimePoint now);
-  // The thread begins nothing more. Whether it has ended within this time.
+  // Has the thread begin nothing more, and returns whether it has ended within this time.
   bool EndWithin(std::chrono::nanoseconds time) {
     stop_.request_stop();
     return thread_.EndWithin(time);
@@ -58,8 +58,9 @@ class CheckpointStore {
   };
   void Write(Part part, std::function<void(v1::CheckpointWritten)> written);
 
-  // Fills what is wanted, whose memory stays until `read` is called, from the checkpoint; then comes the state of this
-  // shard in it, or, where another number of shards has written it, that of its first one. Errors name the file.
+  // Fills what is wanted from the checkpoint; that memory must stay until `read` is called. `read` gets the state that
+  // the checkpoint has of this shard, or, where another number of shards has written it, of its first one. Errors name
+  // the file.
   struct Loaded {
     uint64_t version = 0;
     nlohmann::ordered_json state;
@@ -68,17 +69,17 @@ class CheckpointStore {
   void Read(v1::Restore restore, std::vector<WantedPart> wanted,
             std::function<void(const absl::StatusOr<Loaded>&)> read);
 
-  // The chief says that this is the newest checkpoint that is complete, and that those before `from` are not needed any
-  // more. What was written of a later one has failed once the next is written, and is removed then: by the chief, or,
-  // from a folder that the chief does not use, by this.
+  // The chief says that `newest` is the newest checkpoint that is complete, and that those before `from` are not needed
+  // any more. A later checkpoint that is not complete when the next is written has failed, and its parts are removed
+  // then: by the chief, or, from a folder that the chief does not use, by this store.
   void Keep(uint64_t from, uint64_t newest);
 
   // From now on only checkpoints of the lines of these generations are removed as newer ones come; nothing: whatever is
   // there.
   void SetLine(std::optional<std::vector<uint64_t>> generations);
 
-  // This generation has begun. It is on disk before anything is that is written of it: as long as it cannot be
-  // recorded, which is logged and tried again before each part, no part is written.
+  // This generation has begun. Its number is on disk before anything that the generation writes: as long as it cannot
+  // be recorded, no part is written. The failure is logged, and recording is tried again before each part.
   void RecordGeneration(uint64_t generation);
 
   // ---- The chief's
@@ -102,8 +103,8 @@ class CheckpointStore {
   const FileDescriptor lock_;
   const uint32_t shard_;
   const uint32_t num_shards_;
-  // The thread's, not on the chief: the last checkpoint that a part was written of, and the newest that is complete; 0:
-  // none yet.
+  // Only the thread uses these two, and not on the chief: the last checkpoint that a part was written of, and the
+  // newest that is complete; 0: none yet.
   uint64_t last_written_ = 0;
   uint64_t newest_complete_ = 0;
   std::optional<std::vector<uint64_t>> line_;  // The thread's.
@@ -113,7 +114,7 @@ class CheckpointStore {
   TaskThread thread_{"checkpoints"};           // Last: it uses the others.
 };
 
-// For how long nothing was read or written, by a disk that is looked at now and then. A pure value.
+// For how long a disk that is looked at now and then has read and written nothing. A pure value.
 class DiskSilence {
  public:
   // `bytes_moved`: until now, as CheckpointStore tells. The first look begins the time.

@@ -36,7 +36,7 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
 // `now` are the flags that all servers share; `flags` has the hyperparameters and the schedule that they say now.
 void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
                        const Hyperparameters& flags, const Schedule& schedule, HyperparameterTimeline::Saved& timeline);
-// Whether it is one of those that say how the learning rate changes.
+// Whether the flag is one of those that say how the learning rate changes.
 bool IsScheduleFlag(const std::string& flag);
 
 }  // namespace ps

@@ -21,8 +21,8 @@ namespace ps {
 
 class CheckpointRounds {
  public:
-  // After one that failed none begins by its schedule for this long, whatever --checkpoint_every says, so that a disk
-  // that is full is not written to all the time. One that is asked for begins at once.
+  // After a checkpoint that failed, --checkpoint_every begins none for this long, so that a disk that is full is not
+  // written to all the time. A checkpoint that somebody asks for begins at once.
   static constexpr std::chrono::seconds kRetry{10};
 
   // `next_number` is the first one's.
@@ -30,14 +30,15 @@ class CheckpointRounds {
       : every_(every), num_shards_(num_shards), next_number_(next_number) {}
 
   bool idle() const { return !number_.has_value(); }
-  // It numbers the checkpoint that is under way.
+  // The number of the checkpoint that is under way; nothing: there is none.
   std::optional<uint64_t> number() const { return number_; }
   // Whom the checkpoint that is under way waits for: "shards 0, 2", or its manifest. Empty: there is none.
   std::string WaitingFor() const;
-  // The last that is complete, or that the job began with, has them; nothing: there is none yet.
+  // The version and time of the last checkpoint that is complete, or that the job began with; nothing: there is none
+  // yet.
   std::optional<uint64_t> last_version() const { return last_version_; }
   std::optional<TimePoint> last_at() const { return last_at_; }
-  // One is to be begun by its schedule, of a job that has come to this version.
+  // Whether --checkpoint_every asks for one to be begun, in a job that has come to this version.
   bool Due(uint64_t version, TimePoint now) const;
 
   // It is long enough since one failed.
@@ -52,7 +53,7 @@ class CheckpointRounds {
                                                                               const v1::CheckpointWritten& written);
   void Committed(uint64_t version, TimePoint now);
   void Failed(TimePoint now);
-  // Another one is to be begun at once, or none any more.
+  // The checkpoint that is under way is forgotten: another one is to be begun at once, or none any more.
   void Abandon() { number_.reset(); }
 
  private:
@@ -61,7 +62,7 @@ class CheckpointRounds {
   uint64_t next_number_;
   std::optional<uint64_t> number_;
   std::vector<std::optional<v1::CheckpointWritten>> written_;  // By shard.
-  // The last one has them; nothing: there is none yet.
+  // The last checkpoint's; nothing: there is none yet.
   std::optional<uint64_t> last_version_;
   std::optional<TimePoint> last_at_;
   TimePoint next_at_;

@@ -46,7 +46,7 @@ class Chief {
   using WatchFunction = MemberStreams::SendFunction;
   using CheckpointCallback = std::function<void(absl::StatusOr<v1::CheckpointReply>)>;
 
-  // What it needs of its server, where checkpoints are taken. Called without the lock.
+  // What the chief calls on its server, where checkpoints are taken. The calls are made without the lock.
   struct CheckpointCalls {
     // Makes a checkpoint complete; then `committed` is called, from any thread.
     std::function<void(Manifest manifest, std::function<void(absl::Status)> committed)> commit;
@@ -58,7 +58,7 @@ class Chief {
   };
 
   // `on_end` is called when the job is finished or failed (PHASE_FINISHED, PHASE_FAILED), and when it is shut down.
-  // `metrics` gets the runs that are handed out and come back; null: nobody does.
+  // `metrics` gets the runs that are handed out and come back; null: these are not recorded.
   Chief(const ChiefOptions& options, std::function<void(v1::Phase, const std::string&)> on_end,
         MetricsWriter* metrics = nullptr, CheckpointCalls checkpoint_calls = {});
 
@@ -125,7 +125,7 @@ class Chief {
     MutexLock lock(mutex_);
     return job_.not_finite();
   }
-  // Whom the job waits for: always before it runs, then if no step was made for `longer`. Empty: for nobody.
+  // Whom the job waits for: before it runs always, afterwards only if no step was made for `longer`. Empty: for nobody.
   std::string LongWait(TimePoint now, std::chrono::nanoseconds longer);
   // Ends leases and waits whose time is over.
   void Tick(TimePoint now);
@@ -134,7 +134,8 @@ class Chief {
   void OnGap(std::chrono::nanoseconds gap, TimePoint now);
   // Makes the job fail for this reason (for example a shutdown). Does nothing if the job has ended.
   void Fail(const std::string& reason, TimePoint now);
-  // This server leaves a job that takes checkpoints: the others wait for it to come back. Likewise.
+  // This server leaves a job that takes checkpoints: the others wait for it to come back. Does nothing if the job, or
+  // this generation of it, has ended.
   void Supersede(const std::string& reason, TimePoint now);
 
  private:
@@ -171,7 +172,7 @@ class Chief {
   void CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnCommitted(uint64_t number, const absl::Status& committed);
-  // What came of the checkpoint that is under way.
+  // The checkpoint that is under way has come to this.
   void EndCheckpoint(const absl::Status& status, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The job, or this generation of it, is over.
   void AbandonCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -187,7 +188,7 @@ class Chief {
 
   void AnswerJoins(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerDones(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // And records what was dealt and returned.
+  // Answers calls of TakeRun, and records what was dealt and returned.
   void AnswerTakes(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing: the call has to wait.
   JoinAnswer AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join, TimePoint now)
@@ -226,9 +227,9 @@ class Chief {
   const CheckpointCalls checkpoint_calls_;
   CheckpointRounds rounds_ ABSL_GUARDED_BY(mutex_);
   Manifest manifest_ ABSL_GUARDED_BY(mutex_);
-  v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // As of its cut.
+  v1::SavedJob saved_job_ ABSL_GUARDED_BY(mutex_);  // The job as it was at the cut.
   TimePoint checkpoint_began_ ABSL_GUARDED_BY(mutex_);
-  std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // That it is to be of, if that was named.
+  std::optional<uint64_t> checkpoint_version_ ABSL_GUARDED_BY(mutex_);  // It is to be of this, if that was named.
   std::deque<uint64_t> kept_ ABSL_GUARDED_BY(mutex_);                   // Numbers of those that are complete.
   std::vector<AskedFor> asked_ ABSL_GUARDED_BY(mutex_);
   std::string checkpoint_path_ ABSL_GUARDED_BY(mutex_);     // The last one that is complete has it.

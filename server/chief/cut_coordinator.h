@@ -43,8 +43,8 @@ class CutCoordinator {
 
   bool idle() const { return phase_ == v1::Cut::UNSPECIFIED; }
 
-  // Begins a cut, where none is under way. `commit` has what is to be done at it; `freeze`: at a point where all shards
-  // have applied the same pushes, else where `commit` says.
+  // Begins a cut, when none is under way. `commit` says what is to be done at the cut. `freeze`: the cut is where all
+  // shards have applied the same pushes; else it is where `commit` says.
   v1::Cut Begin(v1::Cut commit, bool freeze, TimePoint now, TimePoint deadline);
   Outcome OnReport(uint32_t shard, const v1::CutReport& report, TimePoint now);
   // Cancels or begins an attempt whose time has come, and ends the cut at its deadline.

@@ -9,7 +9,7 @@
 
 namespace ps {
 
-// Whom a worker waits for that has no run left to take: those that have not finished theirs.
+// Whom a worker that has no run left to take waits for: the workers that have not finished their runs.
 std::string WaitingForRuns(const JobState& job, TimePoint now);
 
 // The present view, for shards.

@@ -68,10 +68,10 @@ struct ChiefOptions {
     std::string dir;           // Where; empty: nobody is told.
     bool any_descent = false;  // It was told not to go on from what was there (--restore=none, or a path).
     bool again = false;        // This process has served an earlier generation of the job.
-    std::shared_ptr<const RestoredJob> restored;  // That this generation begins with; null: it begins anew.
+    std::shared_ptr<const RestoredJob> restored;  // This generation begins with it; null: it begins anew.
 
-    // Whether checkpoints go that this generation does not descend from. Once the job goes on from one of its own, what
-    // it was told is done.
+    // Whether checkpoints are removed that this generation does not descend from. It is so until the job goes on from a
+    // checkpoint of its own: then they are gone.
     bool removes_others() const { return any_descent && (restored == nullptr || !restored->is_own); }
   };
   std::optional<Checkpoints> checkpoints = {};
@@ -81,7 +81,8 @@ class JobState {
  public:
   // What is restored must be good (CheckRestored).
   JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode);
-  // OK, or why the job cannot begin with its checkpoint: FAILED_PRECONDITION or INVALID_ARGUMENT, naming it.
+  // OK, or why the job cannot begin with its checkpoint: FAILED_PRECONDITION or INVALID_ARGUMENT, naming the
+  // checkpoint.
   static absl::Status CheckRestored(const ChiefOptions& options);
   // FAILED_PRECONDITION, naming both folders, if `who` knows of checkpoints that this generation does not descend from.
   absl::Status CheckDescent(const v1::KnownCheckpoints& known, const std::string& who) const;
@@ -91,9 +92,10 @@ class JobState {
   const ChiefOptions& options() const { return options_; }
   const Mode& mode() const { return steps_.mode(); }
   bool names_sets() const { return steps_.leads(); }
-  // At first, and whether workers brought it.
+  // The optimizer that the job began with, and whether workers brought it.
   const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
-  // As last set or told by a push (of the learning rate, as shard 0 knows it); none as long as there is no optimizer.
+  // The hyperparameters as they were last set, or, for the learning rate, told by a push, as shard 0 knows it; none as
+  // long as there is no optimizer.
   HyperparameterValues hyperparameters() const;
   // The same for the schedule; nothing as long as it is not known how long an epoch is.
   std::optional<Schedule> schedule() const;
@@ -135,7 +137,7 @@ class JobState {
   // When the job was last restored with another number of workers; zeros: never.
   struct Resized {
     uint64_t step = 0;
-    uint64_t samples = 0;  // That had passed.
+    uint64_t samples = 0;  // So many had passed.
   };
   // It failed since gradients, weights or state were not finite.
   bool not_finite() const { return not_finite_; }
@@ -151,7 +153,7 @@ class JobState {
 
   // As ShardTable::Register. With OK, a new view is due.
   absl::Status RegisterShard(const v1::Registration& registration, TimePoint now);
-  // The same process opened its stream again. Likewise.
+  // The same process opened its stream again. A new view is due.
   void ResumeShard(uint32_t shard, TimePoint now);
   void OnShardGone(uint32_t shard, TimePoint now);
   struct ReportOutcome {
@@ -165,47 +167,47 @@ class JobState {
 
   struct Joined {
     Member member;
-    uint64_t view = 0;       // That must be in force before the join is answered.
+    uint64_t view = 0;       // It must be in force before the join is answered.
     bool is_repeat = false;  // An earlier join made this member; else a new view is due.
   };
-  // Without `room` for one more join that waits it is RESOURCE_EXHAUSTED, unless it could not succeed anyhow.
+  // RESOURCE_EXHAUSTED if there is no `room` for one more join that waits, unless the join could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
-  // For a worker that will claim this rank, or else get the one of RankForNewcomer: what its last owner was started
-  // with, or, of a rank that nobody has had, what the first worker was. None before the job runs: its first workers
-  // know theirs.
+  // The flags for a worker that will claim this rank, or else get the one of RankForNewcomer: those that the rank's
+  // last owner was started with, or, if nobody has had the rank, those of the first worker. None before the job runs:
+  // its first workers know theirs.
   const WorkerFlags& FlagsFor(std::optional<uint32_t> rank) const;
-  // The view with this member is in force: its steps and its lease begin.
+  // The view with this member is in force: the member's steps and its lease begin.
   void Begin(Member* member, TimePoint now);
   // Its join could not be answered yet; it asks again.
   void OnJoinLate(Member* member, TimePoint now) { member->last_heard = now; }
-  // The caller of its join is gone, and no other call waits for its answer.
+  // The caller of this member's join is gone, and no other call waits for the join's answer.
   void OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now);
-  // The member of this identity, who was heard from by this; FAILED_PRECONDITION (fenced), naming the new owner, if
+  // The member of this identity, which counts as heard from now; FAILED_PRECONDITION (fenced), naming the new owner, if
   // there is none. The pointer lasts until the next event.
   absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
   Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
   // Returns whether what the member is busy with has changed, so that a view is due.
   bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);
-  // Asks the member of this name, or else rank, to leave. NOT_FOUND, naming those
-  // that there are, if there is none; as of Serving.
+  // Asks the member of this name, or else of this rank, to leave. NOT_FOUND, naming the members that there are, if it
+  // is not among them; else the errors of Serving.
   absl::StatusOr<Member*> Drain(const std::string& worker);
   void OnWatchOpened(Member* member, uint64_t watch);
   void OnWatchGone(uint64_t watch, TimePoint now);
   // Returns whether that is new; then a view is due.
   bool OnDone(Member* member, bool counts_as_empty, TimePoint now);
-  // The member asks for a run: notes what the request says. UNAVAILABLE if the job does not run yet; else as of
-  // JobRuns.
+  // The member asks for a run: notes what the request says. UNAVAILABLE if the job does not run yet; else the errors of
+  // JobRuns::OnRequest.
   absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
   absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
-  // They begin and end the cut of a checkpoint that is under way.
+  // These begin and end the cut of a checkpoint that is under way, as RunDealer's.
   void BeginRunsCut() { runs_.BeginCut(); }
   void EndRunsCut() { runs_.EndCut(); }
-  // What is to be recorded of runs since the last call.
+  // What is to be recorded of what became of runs since the last call.
   std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
-  // Returns whether a view is due. The error is as of Hear.
+  // Returns whether a view is due. The error is that of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
-  // It knows how the job ended.
+  // The member of this rank knows how the job ended.
   void Dismiss(uint32_t rank) { members_.Remove(rank); }
 
   // ---- Time, and the end
@@ -233,9 +235,9 @@ class JobState {
   // The first checkpoint is taken, or cannot be. A view is due.
   void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
   void HasCheckpoint(uint64_t version) { checkpoint_version_ = version; }
-  // The newest complete checkpoint has it, which may be the restored one; 0: there is none, or it is the first.
+  // The version of the newest complete checkpoint, which may be the restored one; 0: there is none, or it is the first.
   uint64_t checkpoint_version() const { return checkpoint_version_; }
-  // For a checkpoint. Without steps, which the shards know.
+  // What a checkpoint holds of the job, but for the steps, which the shards know.
   v1::SavedJob Save() const;
 
   // Starts the job or its end if it is time, chooses who initialises, and numbers a new view.
@@ -243,32 +245,33 @@ class JobState {
   std::vector<StepSet> NextView(TimePoint now);
 
  private:
-  // Looks at a join as this rank whose samples are its own (job_data.cc). Errors are those of OwnData::Check and
+  // Checks a join, as this rank, of a worker whose samples are its own. Errors are those of OwnData::Check and
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
   void AddOwnData(uint32_t rank, const v1::DataSummary& data);
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
-  // What a report says of norms, of a job that runs.
+  // Takes what a report says of norms, while the job runs.
   void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why, TimePoint now);
   // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
   std::optional<uint64_t> OwnStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
-  // What was set before holds no more where a flag is not what it was then.
+  // A hyperparameter that was set before does not hold any more if its flag is not what it was then.
   void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
   // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
   void CheckShards(TimePoint now);
-  // The job is to end: all workers are done, and no other has to come.
+  // Whether the job is to end: all workers are done, and no other has to come.
   bool NothingIsLeft() const;
   // A lost worker has to be replaced in time.
   void CheckReplacements(TimePoint now);
   void CheckRestoring(TimePoint now);
-  // Whoever does not come back to a job that others have come back to is lost.
+  // After a rollback the workers come back. Fails the job if a rank that it waits for is still free when the first
+  // worker has been back for as long as the others have time.
   void CheckRejoining(TimePoint now);
-  // Everybody is here whom the job needs to run.
+  // Whether everybody is here whom the job needs to run.
   bool Complete(TimePoint now) const;
-  // All who took part in the restored job are here, or have had their time.
+  // Whether all who took part in the restored job are here, or have had their time.
   bool HasRestoredMembers(TimePoint now) const;
   void SetPhase(v1::Phase phase, const std::string& failure);
 
@@ -291,7 +294,8 @@ class JobState {
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;
   uint64_t view_ = 0;
-  // The first view with the present layout; what shards say of initial values before that is of an earlier one.
+  // The first view with the present layout; what shards say of initial values before they have that view is about an
+  // earlier layout.
   uint64_t layout_view_ = 0;
   std::optional<uint32_t> initialiser_;
   uint64_t initialiser_view_ = 0;  // The first view that names it.
@@ -303,8 +307,8 @@ class JobState {
   TimePoint last_progress_;
   std::string superseded_;  // Why, if it is.
   bool awaits_first_checkpoint_ = false;
-  // They are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who took
-  // part.
+  // These two are the restored job's: the step at which each rank goes on, as long as its first owner is there; and who
+  // took part.
   std::map<uint32_t, uint64_t> restored_steps_;
   std::set<uint32_t> restored_members_;
   std::optional<TimePoint> began_;            // The first time that times were looked at.

@@ -28,8 +28,8 @@ using WorkerFlags = std::map<std::string, std::string>;  // Values by name.
 
 class JobTerms {
  public:
-  // `max_shard_elements`: of a model that a server's memory holds. `schedule`: at first; a join must tell what it
-  // needs.
+  // `max_shard_elements`: a server's memory holds a model's part of so many. `schedule`: the one that the job begins
+  // with; a join must tell what it needs.
   JobTerms(std::string job, uint32_t num_shards, int64_t max_shard_elements, OptimizerTerms optimizer,
            ScheduleOptions schedule)
       : job_(std::move(job)),
@@ -41,15 +41,16 @@ class JobTerms {
   // UNIMPLEMENTED (protocol version), INVALID_ARGUMENT (no layout at all) or FAILED_PRECONDITION, naming what differs:
   // the job, whether data are shared, the tensor, the samples of an epoch, whether pushes count samples or steps, or
   // all settings of the optimizer or the experiment; or that the model does not fit into the servers' memory, or that
-  // the schedule cannot be with these samples of an epoch, or with pushes that count steps. Of the optimizer also what
-  // OptimizerTerms says.
+  // the schedule cannot be with these samples of an epoch, or with pushes that count steps. It also returns the errors
+  // of OptimizerTerms::CheckSame.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
 
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
-  // For a checkpoint: a join from which Fix takes the same, but for the layout.
+  // For a checkpoint: a join from which Fix takes the same terms again, but for the layout.
   v1::JoinRequest Save() const;
-  // For data that are the workers' own, whose number joins do not tell: it is that of all together.
+  // For data that are the workers' own: joins do not tell the samples of an epoch, which are those of all workers
+  // together.
   void SetSamplesPerEpoch(uint64_t samples) { samples_per_epoch_ = samples; }
   // FAILED_PRECONDITION if the schedule cannot be with so many samples of an epoch.
   absl::Status CheckSchedule(uint64_t samples_per_epoch) const;
@@ -85,8 +86,8 @@ class JobTerms {
   bool own_data_ = false;
 };
 
-// --data=own: what workers tell of the samples that are their own, by rank, and what that comes to. It is fixed as soon
-// as all ranks have told: then it is the same for all workers until the job's end, whoever takes a rank over.
+// --data=own: what workers tell of the samples that are their own, by rank, and what all have together. It is fixed as
+// soon as all ranks have told: then it is the same for all workers until the job's end, whoever takes a rank over.
 //
 // Pure: no locks, no I/O, no clock. Its memory is bounded by kStatisticsMax.
 class OwnData {
@@ -104,7 +105,7 @@ class OwnData {
   // The same, and FAILED_PRECONDITION if it is fixed how many samples the rank, below num_workers, has, and these are
   // not as many.
   absl::Status Check(uint32_t rank, const v1::DataSummary& message) const;
-  // It has them. They were checked. Once all is fixed nothing changes any more.
+  // The rank has these samples, which were checked. Once all is fixed nothing changes any more.
   void Add(uint32_t rank, const v1::DataSummary& message);
   // Nobody has the rank now.
   void Remove(uint32_t rank);
@@ -116,7 +117,7 @@ class OwnData {
   // Once it is fixed.
   const std::optional<DataSummary>& of_all() const { return of_all_; }
 
-  // For a checkpoint. Saves nothing before it is fixed.
+  // For a checkpoint. Saves nothing before all is fixed.
   void Save(v1::SavedJob& saved) const;
   // What Save gave, of as many ranks. INVALID_ARGUMENT for anything else.
   absl::Status Load(const v1::SavedJob& saved);
@@ -125,7 +126,7 @@ class OwnData {
   uint32_t num_workers_;
   std::map<uint32_t, DataSummary> told_;  // By rank, until it is fixed.
   std::optional<DataSummary> of_all_;
-  std::vector<uint64_t> rank_samples_;  // Then.
+  std::vector<uint64_t> rank_samples_;  // By rank, once it is fixed.
 };
 
 }  // namespace ps

@@ -43,13 +43,14 @@ class Membership {
  public:
   Membership(uint32_t num_workers, std::chrono::nanoseconds lease) : num_workers_(num_workers), lease_(lease) {}
 
-  // The rank that a worker gets which joins. A live worker of the same name is to be replaced. Else it is the rank that
-  // it claims, which may be a suspect's, or the lowest free one; if none is free, a suspect's: a worker that is started
-  // in place of one that died may come before that one is lost. FAILED_PRECONDITION if the job is full, ALREADY_EXISTS
-  // if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such rank.
+  // The rank that a worker gets when it joins. A live worker of the same name is to be replaced. Else it is the rank
+  // that it claims, which may be a suspect's, or the lowest free one; if none is free, a suspect's: a worker that is
+  // started in place of one that died may come before that one is lost. FAILED_PRECONDITION if the job is full,
+  // ALREADY_EXISTS if somebody else holds the rank or the name holds another one, INVALID_ARGUMENT if there is no such
+  // rank.
   absl::StatusOr<uint32_t> RankFor(const std::string& name, std::optional<uint32_t> claim) const;
-  // The same for one that was fenced off: it takes nobody's place, not even a suspect's. It gets its former rank, or
-  // the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
+  // The same for a worker that was fenced off: it takes nobody's place, not even a suspect's. It gets its former rank,
+  // or the lowest free one. ALREADY_EXISTS if a live worker has its name, FAILED_PRECONDITION if no rank is free; both
   // name who has its place.
   absl::StatusOr<uint32_t> RankToRejoin(const std::string& name, uint32_t former) const;
   // Gives the rank to this worker, with a higher incarnation.
@@ -58,7 +59,7 @@ class Membership {
   absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
                                TimePoint now);
 
-  // The last incarnation of each rank, of an earlier generation.
+  // Sets the last incarnation that each rank had in an earlier generation.
   void RestoreIncarnations(std::map<uint32_t, uint64_t> incarnations) { incarnations_ = std::move(incarnations); }
 
   // The member of this rank and incarnation, or null.
@@ -67,20 +68,20 @@ class Membership {
   // The member that joined with this join_request_id, or null.
   Member* FindJoin(uint64_t join_request_id);
 
-  // The member of this name, or rank; null if there is none.
+  // The member of this name, and the one of this rank; null if there is none.
   Member* FindName(const std::string& name);
   Member* At(uint32_t rank);
   // "rank 0 (w0 on host-a), rank 1 (w1 on host-b)"; "none".
   std::string List() const;
 
   std::optional<uint32_t> LowestFreeRank() const;
-  // That a worker gets which claims none: the lowest free one, or else a suspect's; nothing: the job is full.
+  // The rank that a worker gets if it claims none: the lowest free one, or else a suspect's; nothing: the job is full.
   std::optional<uint32_t> RankForNewcomer() const;
   // Ascending.
   std::vector<uint32_t> FreeRanks() const;
   void Remove(uint32_t rank) { members_.erase(rank); }
 
-  // The job runs: who has joined begins at this step.
+  // The job runs: those who have joined begin at this step.
   void SetFirstStep(uint64_t step) {
     for (auto& [rank, member] : members_) member.first_step = step;
   }
@@ -125,11 +126,12 @@ class Replacements {
  public:
   explicit Replacements(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
 
-  // Its rank waits from now on.
+  // The rank of this member waits from now on.
   void Await(const Member& lost, TimePoint now);
-  // It has a new owner. If that one is lost too before the job has made progress, the wait goes on, and is no longer.
+  // The rank has a new owner. If that one is lost, too, before the job has made progress, the same wait goes on, and
+  // ends no later for that.
   void Taken(uint32_t rank);
-  // No rank waits any more: its new owner would have nothing to do.
+  // No rank waits any more: new owners would have nothing to do.
   void Forget() { awaited_.clear(); }
   // The job has made a version.
   void OnProgress() { taken_.clear(); }

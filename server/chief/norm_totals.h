@@ -2,10 +2,10 @@
 // squares of their slices, and once all have, each tensor's are added up in the order of its slices, so that the totals
 // have the same bits however slices are spread over shards.
 //
-// A round is of a version, where the chief names the sets of pushes, or of one push. Every shard goes on with what it
-// is told, which is the same for all: totals, or that a push is refused, because some shard answered it STALE before
-// all had measured it. What was told is kept, and told again to a shard that sends its sums again: of a version until
-// every shard has applied it, of a push until its rank's next one, or until the rank has another owner.
+// A round measures a version, where the chief names the sets of pushes, or else one push. Every shard goes on with what
+// it is told, which is the same for all: totals, or that a push is refused, because some shard answered it STALE before
+// all had measured it. What was told is kept, and told again to a shard that sends its sums again: for a version until
+// every shard has applied it; for a push until the rank's next push, or until the rank has another owner.
 //
 // Pure: no locks, no I/O, no clock. It counts shards, never messages.
 #pragma once
@@ -37,8 +37,8 @@ class NormTotals {
   // Who takes part from now on: pushes of others are forgotten, whatever is known of them.
   void SetMembers(const ModeMembers& members);
 
-  // "version 7: waiting for shard 2 to measure its slices": of the first round that some shards have sent their sums
-  // of, and others not; empty without any.
+  // "version 7: waiting for shard 2 to measure its slices", for the first round for which some shards have sent their
+  // sums and others have not; empty if there is none.
   std::string WaitingFor() const;
 
   size_t rounds() const { return of_versions_.size() + of_pushes_.size(); }

@@ -22,23 +22,23 @@ struct RestoredJob {
   std::string path;    // Its folder.
   bool is_own = true;  // It is in the job's own folder.
   v1::SavedJob job;
-  nlohmann::ordered_json runs;  // As of JobRuns; null: none were handed out.
+  nlohmann::ordered_json runs;  // As JobRuns saves them; null: none were handed out.
 };
 
 // The state that a manifest has of the chief.
 nlohmann::ordered_json ManifestState(const v1::SavedJob& job, const nlohmann::ordered_json& runs);
 
-// What --restore says, of a process with this past; null: the job begins anew. Checkpoints that cannot be restored are
-// skipped, and logged with the reason. FAILED_PRECONDITION, naming the flags, if the newest one is of another job, mode
-// or optimizer, or if there are some of which none can be read; UNIMPLEMENTED if a later version of this program has
-// written the newest; NOT_FOUND if there has to be one, and there is none.
+// The checkpoint that --restore asks for, in a process with this past; null: the job begins anew. Checkpoints that
+// cannot be restored are skipped, and logged with the reason. FAILED_PRECONDITION, naming the flags, if the newest one
+// is of another job, mode or optimizer, or if there are checkpoints, but none can be read; UNIMPLEMENTED if a later
+// version of this program has written the newest; NOT_FOUND if there has to be one, and there is none.
 absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOptions& options,
                                                                   const CheckpointDir& dir, const Lineage& lineage);
 
-// The generation that begins now: one above any that is stored or was heard of. Where none was recorded, or that is
-// damaged, it is higher by a random number, so that members of other jobs, and of generations that nothing tells of,
-// are no members of this one; so it is with a new line, where the job does not go on from what is there: nothing of it
-// is removed then. CANCELLED if it is to stop.
+// The generation that begins now: one above any that is stored or was heard of. Where no generation was recorded, or
+// the record is damaged, the number is higher by a random one, so that members of other jobs, and of generations that
+// nothing tells of, are no members of this one. With `new_line` it is so, too: the job does not go on from what is
+// there, and nothing of that is removed. CANCELLED if it is to stop.
 absl::StatusOr<uint64_t> NextGeneration(const CheckpointDir& dir, const Lineage& lineage, bool new_line = false,
                                         const std::stop_token& stop = {});
 

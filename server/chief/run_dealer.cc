@@ -162,8 +162,8 @@ void RunDealer::EndCut() {
 
 namespace {
 
-// So many of its runs. Who owned a rank before somebody else had used runs of it had left by then, and all of its runs
-// that did not come back were used.
+// How many of this taker's runs are used. `used` names the last owner of a rank that had used any. An earlier owner of
+// that rank had left by then: all of its runs that were not given back are used. A later owner has used none.
 uint64_t UsedOf(const RunTaker& taker, const std::map<RunTaker, uint64_t>& used) {
   const auto from = used.lower_bound(taker);
   if (from == used.end() || from->first.rank != taker.rank) return 0;

@@ -56,17 +56,17 @@ class RunDealer {
   // under way.
   explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
 
-  // What is dealt, from the first call on: returns whether this is it. FAILED_PRECONDITION, naming all that differs, if
-  // it was fixed otherwise; INVALID_ARGUMENT if no job can have it.
+  // The first call fixes what is dealt; returns whether this call did. FAILED_PRECONDITION, naming all that differs, if
+  // something else was fixed; INVALID_ARGUMENT if no job can have such terms.
   absl::StatusOr<bool> Agree(const RunTerms& terms);
   const std::optional<RunTerms>& terms() const { return terms_; }
 
   // ---- Once terms are fixed
 
-  // The first `finished` runs that it took are used. Fewer than it said before changes nothing. INVALID_ARGUMENT if it
-  // has not taken so many.
+  // The first `finished` runs that the taker took are used. A smaller number than before changes nothing.
+  // INVALID_ARGUMENT if it has not taken so many.
   absl::Status Finish(const RunTaker& taker, uint64_t finished);
-  // All that it took are used.
+  // All runs that the taker took are used.
   void FinishAll(const RunTaker& taker);
 
   struct Deal {
@@ -83,7 +83,8 @@ class RunDealer {
   // the same. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
   absl::StatusOr<Deal> Take(const RunTaker& taker, uint64_t number);
 
-  // It takes, and finishes, no more: its open runs are returned, ascending, and it is forgotten.
+  // The taker takes and finishes no more runs: its open ones are given back, and it is forgotten. Returns these runs,
+  // ascending.
   std::vector<uint64_t> Return(const RunTaker& taker);
 
   // ---- What is
@@ -100,8 +101,9 @@ class RunDealer {
   // From now on it is remembered which runs are finished, for the next Save or until EndCut.
   void BeginCut();
   void EndCut();
-  // The state at the cut. `used`: of each rank's last owner that had used any then, so many of its runs, the first that
-  // it took. What was finished before BeginCut is used, too. All others are to be dealt again.
+  // The state at the cut. `used`: for the last owner of each rank that had used any runs by then, how many of its runs
+  // are used, counted from its first one. Runs that were finished before BeginCut are used, too. All others are to be
+  // dealt again.
   nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const;
   // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed.
   absl::Status Load(const nlohmann::ordered_json& state);
@@ -120,13 +122,13 @@ class RunDealer {
   const uint64_t max_open_;
   std::optional<RunTerms> terms_;
   uint64_t next_ = 0;            // The first run that was never dealt.
-  std::set<uint64_t> returned_;  // And not dealt again yet.
+  std::set<uint64_t> returned_;  // Those that were not dealt again yet.
   std::map<RunTaker, Hand> hands_;
   bool in_cut_ = false;
   std::map<RunTaker, Hand> left_;  // Since BeginCut; without the open runs, which were returned.
 };
 
-// --budget=job as its chief keeps it: deals runs of samples to members (RunDealer), takes back those of members that
+// --budget=job as its chief keeps it: deals runs of samples to members (RunDealer), takes back the runs of members that
 // are gone once no shard takes a push of theirs any more, and records both, so that the division can be replayed.
 //
 // Pure: no locks, no I/O, no clock.
@@ -139,18 +141,20 @@ class JobRuns {
   bool hands_out() const { return hands_out_; }
   const RunDealer& dealer() const { return dealer_; }
 
-  // A member's request has come: what it says of the job's runs, and of its own that are finished, holds. Errors are of
-  // RunDealer::Agree and Finish; FAILED_PRECONDITION if the job hands out no runs.
+  // A member's request has come: takes what it says of the job's runs, and of the member's own that are finished.
+  // Errors are those of RunDealer::Agree and Finish; FAILED_PRECONDITION if the job hands out no runs.
   absl::Status OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request);
-  // What it gets; asked again for as long as that is to wait. Errors are of RunDealer::Take.
+  // What the member gets; its owner asks again for as long as the answer is to wait. Errors are those of
+  // RunDealer::Take.
   absl::StatusOr<RunDealer::Deal> Take(const RunTaker& taker, uint64_t number);
   // It has used all that it took.
   void OnDone(const RunTaker& taker) { dealer_.FinishAll(taker); }
 
   // From the view of this number on these are the members.
   void OnView(uint64_t view, const std::set<RunTaker>& members);
-  // Shards have acknowledged views: takes back the runs of who is gone in all of them, but for the first ones that it
-  // took, `used` of them, of which shards have the push.
+  // Shards have acknowledged views: takes back open runs of each taker whose absence is in force (`in_force`, of the
+  // first view without it). `used` says how many of its runs, counted from its first one, went into pushes that a shard
+  // has; these are not taken back.
   void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
                       const std::function<uint64_t(const RunTaker&)>& used);
 
@@ -178,7 +182,7 @@ class JobRuns {
 
   const bool hands_out_;
   RunDealer dealer_;
-  std::map<RunTaker, uint64_t> gone_;  // And in which view first; their runs are open still.
+  std::map<RunTaker, uint64_t> gone_;  // Each with the first view without it; their runs are still open.
   std::vector<Record> records_;
 };
 

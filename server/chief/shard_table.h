@@ -27,7 +27,7 @@ class ShardTable {
   // A shard registers that has passed the check, or another process in its place. ALREADY_EXISTS if its number is
   // taken; FAILED_PRECONDITION if its weights are lost to a job that runs.
   absl::Status Register(const v1::Registration& registration, bool running, TimePoint now);
-  // The same process, after its stream broke, or while the chief does not know yet that it did.
+  // The same process goes on, after its stream broke, or while the chief does not know yet that it did.
   void Resume(uint32_t shard) { shards_[shard].registered = true; }
   // Its stream broke.
   void Gone(uint32_t shard, TimePoint now);
@@ -39,7 +39,7 @@ class ShardTable {
     bool initialised = false;
   };
   News OnReport(uint32_t shard, const v1::ShardReport& report, std::optional<uint64_t> layout_view);
-  // Another model comes.
+  // Another model will come.
   void ForgetInitialValues();
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
@@ -50,20 +50,21 @@ class ShardTable {
   // Whether this view is in force: every shard acts on it or on a later one.
   bool AllAcknowledge(uint64_t view) const;
   uint64_t highest_step() const;  // One more than the highest step that is complete on any.
-  // The step at which the rank was left by its last owner, once a view without that owner is in force: one more than
-  // its last step that is complete on any shard. To the others that step is new, and is not made again: a cut or a
-  // measurement of that push would wait for shards that have it already.
+  // The step at which the next owner of this rank goes on, once a view without its last owner is in force: one more
+  // than the last step of that owner whose push is complete on any shard. The next owner does not make that step again,
+  // though it is new to the other shards: a cut or a measurement of the push would wait for the shards that have it
+  // already.
   uint64_t LeftStep(uint32_t rank) const;
-  // At that time so many of the runs that this owner took, the first ones, are used by the last push that any shard
-  // has of it (--budget=job).
+  // How many of the runs that this owner of the rank took, counted from its first one, are used by its last push that
+  // any shard has, once a view without that owner is in force (--budget=job).
   uint64_t LeftRuns(uint32_t rank, uint64_t incarnation) const;
   uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
-  // The step that it gathers, or, where it gathers none, its version.
+  // The step that the shard gathers, or, where it gathers none, its version.
   uint64_t next_version(uint32_t shard) const {
     return std::max(shards_[shard].applied_version, shards_[shard].gathering_step);
   }
   uint64_t lowest_applied_version() const;
-  // What an update on the first such shard has been waiting for, if for long; else empty.
+  // What an update has been waiting for for long, on the first shard where one has; else empty.
   std::string waiting_for() const;
 
   bool ever_registered(uint32_t shard) const { return shards_[shard].ever_registered; }
@@ -71,7 +72,7 @@ class ShardTable {
   std::string DescribeMissing(TimePoint now) const;
   // The first shard that has been gone for as long as this: "shard 1 at HOST:PORT was lost 12 s ago".
   std::optional<std::string> Lost(TimePoint now, std::chrono::nanoseconds time) const;
-  // Times of those that are gone end later by this.
+  // The times of shards that are gone end later by this.
   void Extend(std::chrono::nanoseconds time, TimePoint now);
 
  private:

@@ -34,14 +34,14 @@ class StepCoordinator {
   std::vector<StepSet> SetMembers(const ModeMembers& members);
 
   struct Outcome {
-    bool news = false;             // It was not known yet, and is still of use.
+    bool news = false;             // The report was not known yet, and is still of use.
     std::vector<StepSet> decided;  // The sets that are named by it, in order.
   };
   // The push is complete on the shard; its version is not used.
   Outcome Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push);
 
-  // "step 3: the push of rank 1 is not complete on shard 2": the first that some shards have, and others not; empty
-  // without any.
+  // "step 3: the push of rank 1 is not complete on shard 2", for the first push that some shards have and others have
+  // not; empty if there is none.
   std::string Incomplete() const;
 
  private:
@@ -59,7 +59,7 @@ class StepCoordinator {
   const std::unique_ptr<Mode> mode_;
   const uint32_t num_shards_;
   ModeMembers members_;
-  // Shards that have a push that no set was named with.
+  // For each push that no set was named with: the shards that have it.
   std::map<Push, Completion> complete_;
 };
 

@@ -23,7 +23,7 @@ class WaitingCalls {
     uint64_t number = 0;  // The caller chooses it.
     uint32_t rank = 0;
     uint64_t incarnation = 0;
-    uint64_t view = 0;  // That it waits for.
+    uint64_t view = 0;  // The call waits for it.
     TimePoint deadline;
     Callback callback;
   };

@@ -49,10 +49,10 @@ struct ModeOptions {
   uint32_t backup_workers = 1;  // Pushes that a step does without.
 
   // local_sgd and easgd
-  uint32_t local_steps = 8;            // Batches between two exchanges; of gradients also 0: never.
+  uint32_t local_steps = 8;            // Batches between two exchanges; 0, where gradients are averaged: never.
   std::string local_sync = "weights";  // Or gradients.
   std::string average_every;           // How often gradients are averaged (ParseAverageEvery).
-  float outer_momentum = 0;            // It is Nesterov's, for weights.
+  float outer_momentum = 0;            // Nesterov's, with which differences are applied.
   float easgd_alpha = 0;               // 0: 0.9 / num_workers, as in easgd's source.
 
   // The one that is used.
@@ -65,7 +65,7 @@ struct ModeOptions {
 // The name without synonyms: bsp for sync, asp for async.
 std::string CanonicalMode(const std::string& mode);
 
-// Whether servers apply gradients, and not only differences of weights. Also of a name that is no mode's.
+// Whether servers apply gradients, and not only differences of weights. The name need not be a mode's.
 bool AppliesGradients(const ModeOptions& options);
 
 // Notes every problem of the mode's name and of the options that it uses, by flag.

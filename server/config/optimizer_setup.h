@@ -35,13 +35,13 @@ struct OptimizerSetup {
   ClipOptions clip;
 };
 
-// Notes every problem of its parts, by flag, and of it with this mode on so many shards. Nothing is asked of
-// kFromWorker.
+// Notes every problem by flag: those of the setup's parts, and those that it has with this mode on so many shards.
+// kFromWorker has none.
 void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode, uint32_t num_shards,
                             Problems& problems);
 
-// The flags that it stands for, and their values as text: of hyperparameters those that the optimizer uses. Of
-// kFromWorker there is only the name.
+// The flags that the setup stands for, and their values as text; hyperparameters that the optimizer does not use are
+// left out. For kFromWorker there is only the name.
 std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup);
 
 // What a message says; what it does not name has its default. INVALID_ARGUMENT names every problem, one a line.
@@ -73,11 +73,11 @@ std::map<std::string, std::string> ClipSettings(const ClipOptions& options);
 // Hyperparameters by name, as they are set, told and shown while a job runs.
 using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
 
-// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that there is not, that the optimizer
-// does not use, that cannot change or that comes twice, a value out of its range, and that there is nothing at all.
+// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that is unknown, that the optimizer
+// does not use, that cannot change or that comes twice; a value out of its range; or that the message is empty.
 absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
 
-// The same for what a job begins with: any that the optimizer uses, or none.
+// The same for the hyperparameters that a job begins with: a message may hold any that the optimizer uses, or none.
 absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
                                                         const std::string& optimizer);
 
@@ -85,18 +85,18 @@ absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMess
 HyperparameterValues FromProto(const HyperparameterMessages& messages);
 void ToProto(const HyperparameterValues& values, HyperparameterMessages* messages);
 
-// Those that the optimizer uses.
+// The hyperparameters that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
 
 // "learning_rate=0.01 momentum=0.5"
 std::string ToString(const HyperparameterValues& values);
-// And of a change that replaces the schedule, what that is: "learning_rate=0.01 schedule=constant".
+// The same with the schedule, if a change replaces it: "learning_rate=0.01 schedule=constant".
 std::string ToString(const HyperparameterValues& values, const std::optional<Schedule>& schedule);
 // {"learning_rate":0.01,"momentum":0.5}, with the same digits.
 nlohmann::ordered_json ToJson(const HyperparameterValues& values);
 
-// Which optimizer a job has: that of the servers' flags, or, with --optimizer=from_worker, that of the first join. What
-// a worker says that it was written for must be the same. Pure.
+// Which optimizer a job has: that of the servers' flags, or, with --optimizer=from_worker, that of the first join. A
+// worker that names the optimizer that it was written for must name the same one. Pure.
 class OptimizerTerms {
  public:
   // `flags`: the servers'; kFromWorker: they have none of their own. `sparse`: pushes carry some elements only.
@@ -106,8 +106,8 @@ class OptimizerTerms {
   // Nothing: no join has said it yet.
   const std::optional<OptimizerSetup>& setup() const { return setup_; }
 
-  // INVALID_ARGUMENT, naming all that cannot be; FAILED_PRECONDITION, naming all that differs, or that the worker says
-  // nothing and nobody else does.
+  // INVALID_ARGUMENT, naming all that cannot be; FAILED_PRECONDITION, naming all that differs, or if neither the worker
+  // nor anybody else names an optimizer.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);

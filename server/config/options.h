@@ -84,10 +84,11 @@ absl::StatusOr<uint32_t> ParseCompress(const std::string& text);
 // What a job with these valid options sends.
 WireFormat WireFormatOf(const ServerOptions& options);
 
-// The mode of valid options, with what of it other flags say.
+// The mode of valid options, with what flags beside the mode's own say of it.
 ModeOptions ModeOptionsOf(const ServerOptions& options);
 
-// The flags that all servers of a job must share, by name: of those of modes and optimizers what is used.
+// The flags that all servers of a job must share, by name; flags of modes and optimizers are among them if they are
+// used.
 std::map<std::string, std::string> SharedSettings(const ServerOptions& options);
 
 }  // namespace ps

@@ -1,4 +1,4 @@
-// What a shard is told at its start (ServerOptions has the flags).
+// What a shard is told at its start; ServerOptions has the flags.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct ShardOptions {
   size_t max_parked = 64;           // Calls of others than members that may wait at once.
   WireFormat wire;
   StreamWhen stream = StreamWhen::kAuto;
-  bool shared_memory = false;  // Weights are where processes of this host may be given them to read.
+  bool shared_memory = false;  // Weights lie in memory that processes of this host may be given to read.
   bool takes_checkpoints = false;
   std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;

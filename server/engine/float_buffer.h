@@ -15,8 +15,8 @@ namespace ps {
 // 64-byte aligned floats. std::bad_alloc if there is no memory for them.
 class FloatBuffer {
  public:
-  // All of this value at first. Nothing: of no particular value; then large ones take no time, since the system gives
-  // the memory as it is written.
+  // All floats have this value at first. Without a value they have no particular one, and a large buffer takes no time,
+  // since the system gives the memory as it is written.
   explicit FloatBuffer(size_t elements, std::optional<float> value = 0.0F);
   // In memory that other processes may be given to read; if there is none, in ordinary memory.
   static FloatBuffer Shared(size_t elements, std::optional<float> value);
@@ -24,7 +24,7 @@ class FloatBuffer {
   float* data() { return data_; }
   const float* data() const { return data_; }
   size_t size() const { return size_; }
-  // Where the floats of one that is shared are, from the beginning. Else it has no bytes.
+  // The memory in which a shared buffer's floats lie, from its beginning. For any other buffer it has no bytes.
   const SharedMemory& memory() const { return shared_; }
 
  private:
@@ -62,13 +62,13 @@ class BufferRing {
   // Null if nothing is being written.
   const std::shared_ptr<HeldBuffers>& next() const { return next_; }
   bool in_place() const { return next_ == current_; }
-  // All sets that exist take so many.
+  // The bytes that all existing sets take.
   uint64_t bytes() const {
     return (1 + spare_.size()) * elements_ * (values_.size() * sizeof(float) + (rounded_ ? sizeof(uint16_t) : 0));
   }
 
-  // Picks what is written next, in all of its elements that are read: `current` itself where that is allowed and nobody
-  // holds it, else a set that nobody holds. False if there is none.
+  // Picks the set that is written next: `current` itself where that is allowed and nobody holds it, else a set that
+  // nobody holds. Every element that is read of the set must be written. False if there is no such set.
   bool Pick(bool in_place);
   // What was written becomes current, as this version.
   void Publish(uint64_t version);
@@ -76,7 +76,7 @@ class BufferRing {
   void Abandon() { next_ = nullptr; }
 
  private:
-  // With their first values, or with none.
+  // Makes a set with its first values, or with no particular ones.
   std::shared_ptr<HeldBuffers> Make(bool with_values) const;
   std::shared_ptr<HeldBuffers> MakeSpare();
 

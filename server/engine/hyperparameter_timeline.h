@@ -1,7 +1,7 @@
 // Which hyperparameters a version is made with, and by which schedule of the learning rate. A change holds from one
 // version on, which is never one that has been begun with other values; until that version is made, the change is
-// pending. Changes are set (by ps_ctl), or told: the learning rate, by a push that makes a version. The later version
-// counts; at one version what is set does. Pure; its owner locks.
+// pending. Changes are set (by ps_ctl), or, for the learning rate only, told by a push that makes a version. The change
+// with the later version counts; at one version the one that was set counts. Pure; its owner locks.
 #pragma once
 
 #include <cstdint>
@@ -29,23 +29,23 @@ class HyperparameterTimeline {
   // The schedule at first, once it is known how long an epoch is.
   void SetSchedule(const Schedule& schedule) { schedule_ = schedule; }
 
-  // `version` is later than every one that is made, and no earlier than that of any pending change. Of two changes at
-  // one version the later one counts.
+  // A change's version is later than every one that is made, and no earlier than that of any pending change. If two
+  // changes are for one version, the later one counts.
   void Add(Change change);
   // The version is going to be made of a push that tells this rate. Versions come in their order.
   void Tell(uint64_t version, float learning_rate);
 
-  // Those that the update uses that makes this version, which is not made yet.
+  // The hyperparameters that this version, which is not made yet, will be made with.
   Hyperparameters At(uint64_t version) const;
   // The same, if it is made of a push that tells this rate.
   Hyperparameters At(uint64_t version, std::optional<float> learning_rate) const;
   // The learning rate of the newest version, if it was told, and not set since.
   std::optional<float> told() const { return told_; }
-  // The schedule of that update.
+  // The schedule that this version, which is not made yet, will be made with.
   Schedule ScheduleAt(uint64_t version) const;
 
-  // For a checkpoint of the newest version: what it was made with, and the changes that are pending. (What pushes of
-  // versions after it have told is told again.)
+  // For a checkpoint of the newest version: what it was made with, and the changes that are pending. (What pushes for
+  // later versions have told is left out: those pushes come again.)
   struct Saved {
     Hyperparameters made_with;
     Schedule schedule;

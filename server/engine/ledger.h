@@ -47,7 +47,7 @@ class Ledger {
     told_.erase(push.rank);
   }
 
-  // The owner of the rank that the last push was of; 0 if there was none.
+  // The owner of the rank from whom its last push came; 0 if there was none.
   uint64_t Incarnation(uint32_t rank) const {
     const auto entry = entries_.find(rank);
     return entry == entries_.end() ? 0 : entry->second.incarnation;

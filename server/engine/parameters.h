@@ -101,40 +101,41 @@ struct VersionChanges {
   void Count();
 };
 
-// The changes of the newest updates, without a gap. Immutable.
+// The changes that the newest updates made, without a gap. Immutable.
 class ChangeHistory {
  public:
-  // With one more, which begins where `before` (null: there is none) ends. The oldest are left out where there are too
-  // many, or too many positions together for a shard of so many elements.
+  // A history with one more update than `before` (null: there is none), which begins where that ends. The oldest
+  // updates are left out if there are too many, or if they have too many positions together for a shard of so many
+  // elements.
   static std::shared_ptr<const ChangeHistory> With(const ChangeHistory* before,
                                                    std::shared_ptr<const VersionChanges> changes, size_t elements);
 
   // What has changed in this slice since version `base`, up to the newest. Nothing: it is not known.
   std::optional<std::vector<uint16_t>> Since(uint64_t base, size_t local) const;
 
-  // The positions that are kept take so many.
+  // The bytes that the kept positions take.
   uint64_t bytes() const;
 
  private:
   std::vector<std::shared_ptr<const VersionChanges>> updates_;  // Ascending.
 };
 
-// All positions that several sets of them, of the same elements, have; ascending.
+// The union of several sets of positions, of the same elements; ascending.
 std::vector<uint16_t> Union(const std::vector<const std::vector<uint16_t>*>& positions);
 
 // Holds one version's weights for reading. Copies share the hold; the last one to go releases it, on any thread.
 class VersionPin {
  public:
   VersionPin() = default;
-  uint64_t version() const { return buffers_->version; }  // Not of a version in the making.
-  // The number of the update that made it, which no other update of these parameters has; 0: none did.
+  uint64_t version() const { return buffers_->version; }  // Wrong for a version in the making.
+  // The number of the update that made the version; no other update of these parameters has it. 0: no update made it.
   uint64_t build() const { return buffers_->build; }
   const ShardLayout& layout() const { return *layout_; }
   // All of the shard's; slice i is at layout().slice(i).shard_offset.
   std::span<const float> weights() const { return {buffers_->tensors[0].data(), buffers_->tensors[0].size()}; }
   // The slice with this local index has these.
   std::span<const float> slice(size_t local) const;
-  // The same as it is sent to workers: rounded, if the parameters are and it is of a weight.
+  // The same as it is sent to workers: rounded, if the parameters are rounded and the slice is a weight's.
   struct Sent {
     Piece bytes;
     WireType type = WireType::kFloat32;
@@ -191,8 +192,8 @@ using KeptVersion = std::shared_ptr<const HeldBuffers>;
 
 class Parameters {
  public:
-  // Memory of an update, for whoever writes it. Valid until it is published or abandoned. Of one that has not begun
-  // only what is read is there.
+  // Memory of an update, for whoever writes it. Valid until it is published or abandoned. Before the update has begun
+  // only what it reads is there.
   struct Update {
     const float* weights = nullptr;
     float* new_weights = nullptr;
@@ -206,7 +207,8 @@ class Parameters {
   // are read or written at once; `max_kept` more may be kept (Keep). `on_release` is called, from any thread and
   // without the owner's lock, when a hold has gone that an update was blocked on. `shared`: the weights are in memory
   // that other processes may be given to read. `rounded`: unless it is float32, each version has its weights rounded to
-  // this, too, by whoever writes it. `keeps_changes`: it is kept what updates change, as they say.
+  // this type, too, by whoever writes it. `keeps_changes`: the parameters remember which elements each update says that
+  // it changes.
   Parameters(std::shared_ptr<const ShardLayout> layout, std::vector<float> state, size_t max_versions, size_t max_kept,
              std::function<void()> on_release, bool shared = false, WireType rounded = WireType::kFloat32,
              bool keeps_changes = false);
@@ -219,15 +221,17 @@ class Parameters {
 
   // ---- Initial values (version 0)
 
-  // From this sender; those of another one are forgotten. INVALID_ARGUMENT, naming slice and tensor, for a wrong one.
+  // Takes initial values from this sender; those of another one are forgotten. INVALID_ARGUMENT, naming slice and
+  // tensor, for a wrong one.
   absl::Status AddInitial(uint64_t sender, const std::vector<ReceivedSlice>& slices);
   // Every slice has its initial value.
   bool initialised() const { return initial_slices_ == layout_->slices(); }
-  // OK, or INVALID_ARGUMENT with how many have.
+  // OK, or INVALID_ARGUMENT, saying how many slices have their initial value.
   absl::Status CheckInitialised() const;
 
-  // Or from a checkpoint: where its weights and state are to be written (new_weights, new_state), before anything else
-  // is; then they are there, as this version. INVALID_ARGUMENT, naming the tensor, if they cannot be rounded.
+  // In the place of initial values, a checkpoint. BeginRestore says where its weights and state are to be written
+  // (new_weights, new_state), before anything else is done; FinishRestore makes them the current version, with this
+  // number. INVALID_ARGUMENT, naming the tensor, if they cannot be rounded.
   Update BeginRestore();
   absl::Status FinishRestore(uint64_t version, SkippedUpdates skipped);
 
@@ -252,9 +256,9 @@ class Parameters {
   size_t state_tensors() const { return state_.current()->tensors.size(); }
   // Up to the current version.
   const SkippedUpdates& skipped() const { return skipped_; }
-  // All weights and state that exist now take so many, with what is kept of how the weights have changed.
+  // The bytes of all weights and state that exist now, and of what is kept of how the weights have changed.
   uint64_t bytes() const { return weights_.bytes() + state_.bytes() + (history_ == nullptr ? 0 : history_->bytes()); }
-  // What an update waits for that finds no buffer.
+  // What an update waits for when it finds no buffer.
   std::string DescribeReaders(TimePoint now) const;
 
   // ---- Updating
@@ -269,13 +273,13 @@ class Parameters {
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
   bool BeginSpeculativeUpdate(Update* update);
-  // Makes what was begun the current version, which is so many more than the one before. `skipped`: up to it; null: as
-  // before.
+  // Makes what was begun the current version, whose number grows by `versions`. `skipped`: the skipped updates up to
+  // it; null: as before.
   void Publish(uint64_t versions = 1, SkippedUpdates skipped = nullptr);
   // Discards a speculative update.
   void Abandon();
-  // What was begun turned out wrong, and no update follows: the current weights can still be read, unless they were
-  // being overwritten.
+  // The update that was begun turned out wrong, and none follows: the current weights can still be read, unless they
+  // were being overwritten.
   void GiveUp();
 
  private:
@@ -300,7 +304,7 @@ class Parameters {
   std::shared_ptr<const ChangeHistory> history_;
   bool updated_ = false;  // Since the initial values, or those of a checkpoint.
   SkippedUpdates skipped_;
-  uint64_t builds_ = 0;  // That have begun.
+  uint64_t builds_ = 0;  // So many updates have begun.
   uint64_t initial_sender_ = 0;
   std::vector<bool> has_initial_;
   size_t initial_slices_ = 0;

@@ -19,20 +19,20 @@ struct Push {
   uint32_t rank = 0;
   uint64_t incarnation = 0;
   uint64_t step = 0;
-  uint64_t version = 0;  // That the gradient was computed on.
+  uint64_t version = 0;  // The gradient was computed on it.
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
-  uint64_t edition = 0;  // What its sender pushes has it.
+  uint64_t edition = 0;  // As in PushRequest.
   uint64_t runs = 0;     // As in PushRequest.
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
-  std::optional<float> learning_rate;  // The job's, as its worker tells it.
+  std::optional<float> learning_rate;  // The job's, as the worker tells it.
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.
   KeptVersion pulled;                  // The weights that it was computed on, where delay compensation needs them.
-  const void* session = nullptr;       // That brought the newest of its slices; never dereferenced.
+  const void* session = nullptr;       // It brought the newest of the slices; never dereferenced.
   std::vector<Payload> slices;         // By local index; see has().
-  size_t received = 0;                 // Slices.
-  size_t absent = 0;                   // So many of them are absent.
-  size_t expected = 0;                 // So many slices come, if it is not empty.
+  size_t received = 0;                 // So many slices are here,
+  size_t absent = 0;                   // and so many of these are absent.
+  size_t expected = 0;                 // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
 
   bool has_all() const { return samples == 0 || received == expected; }

@@ -27,8 +27,8 @@ struct VersionInput {
   // With delay compensation, g + λ·g⊙g⊙(w − w_pulled) takes g's place; w_pulled has as many elements as the slice.
   float delay_compensation = 0;
   const float* pulled = nullptr;
-  // Then g's elements are clipped to within ±clip_value, if it is set, and multiplied by the factor that clips its
-  // norm.
+  // After that g's elements are clipped to within ±clip_value, if it is set, and multiplied by clip_factor, which clips
+  // g's norm.
   std::optional<float> clip_value;
   float clip_factor = 1;
 };
@@ -39,16 +39,15 @@ struct RoundedWeights {
   WireType type = WireType::kFloat32;
 };
 
-// Applies these versions to the slice, one after the other, in one pass over it: the floats are those of as many
-// passes. slice.gradient is not read. Returns whether all are finite: the new weights, also
-// rounded, and gradients that are changeable.
-// `past_caches`: new weights and state, which are not the old ones' memory, are more than the caches hold, so they are
-// written to memory at once.
+// Applies these versions to the slice, one after the other, in one pass over it; the result has the same bits as a pass
+// for each version. slice.gradient is not read. Returns whether the new weights, also when rounded, and all gradients
+// that are changeable are finite. `past_caches`: new weights and state, which are not the old ones' memory, are more
+// than the caches hold, so they are written to memory at once.
 bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
                     Isa isa, bool past_caches = false, const RoundedWeights& rounded = {});
 
-// The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Of the slice only what is there
-// before the update is read: its elements and, with delay compensation, its weights.
+// The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Nothing of the slice is used but
+// its number of elements and, with delay compensation, its weights as they are before the update.
 double GradientSquares(const VersionInput& version, const OptimizerBlock& slice, Isa isa);
 
 // Measures what the optimizer would do to the slice with this version, as Optimizer::Measure; g is as it is applied.
@@ -61,8 +60,8 @@ float Coefficient(uint64_t samples, uint64_t total);
 // True if every element of the payload is finite. The payload's size must be that of whole elements.
 bool AllFinite(const Payload& payload, Isa isa);
 
-// Which is the first of whole elements' slices with a value that is not finite: its place among them, or nothing.
-// Changeable ones are passed over.
+// The place of the first of these slices that has a value which is not finite; nothing: all are finite. Slices with
+// changeable payloads are passed over. Payloads must be of whole elements.
 std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Isa isa);
 
 // What becomes of buffers in an update: tensors that are pushed but have no gradient (TensorKind, in ps.proto). Each
@@ -77,7 +76,7 @@ class BufferSteps {
   // `mean_share`: how far a buffer of the mean moves towards what is pushed (Mode::buffer_share).
   explicit BufferSteps(float mean_share);
 
-  // What steps a buffer of this kind, where pushes carry this. Differences are added.
+  // What steps a buffer of this kind, where pushes carry this contribution. Differences are added.
   const Optimizer& Of(TensorKind kind, v1::Contribution contribution) const;
 
  private:

@@ -52,16 +52,17 @@ class Updater {
     TensorFactors clip_factors;          // The gradient's; null: none, or not known yet.
     TensorFactors trust_ratios;          // The optimizer's; null: none, or not known yet.
     bool has_lowest = false;             // The lowest rank's of all pushes is among them.
-    std::optional<float> learning_rate;  // That a push tells for this version and those after it.
+    std::optional<float> learning_rate;  // A push tells it for this version and those after it.
     UpdateContext context;               // Set when it is begun.
-    uint64_t position = 0;               // The schedule's: samples that have passed before what it is made of.
-    uint64_t next_position = 0;          // And with it, what the pushes have passed.
+    uint64_t position = 0;               // The schedule's: samples that passed before those it is made of,
+    uint64_t next_position = 0;          // and that have passed with its pushes.
     TimePoint committed_at;
 
     v1::Contribution contribution() const;
     // Every push is empty: it changes nothing.
     bool empty() const;
-    // Some are not, but none has a gradient of this slice: it stays as it is, and this is none of its updates.
+    // Not every push is empty, but none has a gradient of this slice: the slice stays as it is, and this version is
+    // none of its updates.
     bool skips(size_t local) const;
   };
 
@@ -92,14 +93,14 @@ class Updater {
     Stage stage = Stage::kNew;
     bool awaits_totals = false;   // This stage waits for them, from the chief.
     std::vector<size_t> missing;  // Contributions to each slice that are not here yet, of a speculative update.
-    size_t parts = 0;             // That are being built, each of some slices.
+    size_t parts = 0;             // So many are being built, each of some slices.
     std::vector<size_t> built;    // Slices, in the order in which they were.
 
-    // Some of it is read where another process may change it, so it may turn out wrong as it is made.
+    // Whether it reads memory that another process may change, so that it may turn out wrong as it is made.
     bool changeable() const;
     // Builds these slices' new weights and state. Thread-safe for slices that differ.
     void Build(const std::vector<size_t>& slices) const;
-    // Why it is not published: which tensor's weights are not finite, or whose gradient of it.
+    // Why it is not published: which tensor's weights are not finite, or which rank's gradient of the tensor is not.
     std::string NotFinite() const;
     // For the `apply` event of one of its versions, which was published.
     static nlohmann::ordered_json Fields(const Version& version, TimePoint now);
@@ -107,19 +108,20 @@ class Updater {
    private:
     friend class Updater;
     void BuildSlice(size_t local) const;
-    // What steps this slice, and what it is stepped by: nothing where it stays as it is.
+    // What steps this slice (StepOf), and what the slice is stepped by (Inputs), which is nothing where it stays as it
+    // is.
     const Optimizer& StepOf(size_t local) const;
     std::vector<VersionInput> Inputs(size_t local) const;
-    // That does not skip the slice, where those of the update before it do not either.
+    // The input from a version that does not skip the slice, as if no earlier version of this update skipped it either.
     VersionInput Input(const Version& version, size_t local) const;
-    // Which elements of the slice these may change; null: perhaps all.
+    // Which elements of the slice these inputs may change; null: perhaps all.
     ChangedPositions Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const;
     // Whether values that are pushed, but not used, are finite.
     bool UnusedFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;
-    // Item i: slice i mod slices of version i / slices.
+    // Measures item i: slice i mod slices() of version i / slices().
     void MeasureItem(size_t i);
-    // With all of its versions; null: they skip nothing.
+    // The skipped updates once all of its versions are made; null: they skip nothing.
     SkippedUpdates SkippedAfter() const;
     bool measuring() const { return stage == Stage::kGradientNorms || stage == Stage::kTrustRatios; }
     bool begun() const { return stage == Stage::kBuilding; }
@@ -137,29 +139,30 @@ class Updater {
     std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
   };
 
-  // All outlive it. `gradients` and `differences` are applied to what pushes carry (v1::Contribution); the parameters
-  // have the state of the one that has more of it. `on_built` is called by the pool's threads without the owner's lock;
-  // it calls OnBuilt. Gradients are clipped by `clip`; differences are not. Slices of at most `max_inline_elements`
-  // together are built by whoever brought them; more are spread over the pool.
+  // All arguments outlive it. `gradients` applies gradients and `differences` differences of weights, whichever pushes
+  // carry (v1::Contribution); the parameters have the state of the one that has more of it. `on_built` is called by the
+  // pool's threads without the owner's lock; it calls OnBuilt. Gradients are clipped by `clip`; differences are not.
+  // Slices of at most `max_inline_elements` together are built by whoever brought them; more are spread over the pool.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
           const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
           std::function<void(const std::vector<size_t>& slices)> on_built);
 
-  // What gradients are applied with from now on, in place of what was given; nothing has been made yet.
+  // Sets what gradients are applied with from now on, in the place of what the constructor was given; nothing has been
+  // made yet.
   void SetOptimizer(const Optimizer& gradients, const Hyperparameters& hyperparameters, const ClipOptions& clip);
   // What is updated; null while there is no layout. Nothing must be in the making.
   void SetParameters(Parameters* parameters, std::shared_ptr<const ShardLayout> layout);
 
   // Tells the schedule, once it is known how long an epoch is; nothing has been made yet.
   void SetSchedule(const Schedule& schedule) { timeline_.SetSchedule(schedule); }
-  // For a checkpoint of the current version, after which nothing else is committed; and to begin with one.
+  // Save is for a checkpoint of the current version, when nothing later is committed; Restore begins with a checkpoint.
   SavedUpdates Save() const { return {timeline_.Save(), position(), dropped_samples_}; }
   void Restore(const SavedUpdates& saved);
-  // So many samples of refused pushes have passed, for the versions that are begun or committed from now on.
+  // Sets how many samples of refused pushes have passed, for the versions that are begun or committed from now on.
   void SetDropped(uint64_t samples) { dropped_samples_ = samples; }
 
-  // Where every push makes a version, only this rank's tell the learning rate and the buffers of the lowest rank;
-  // nothing: nobody's.
+  // Where every push makes a version, only this rank's pushes tell the learning rate, and the buffers of which the
+  // lowest rank's count; nothing: nobody's pushes do.
   void SetLowestRank(std::optional<uint32_t> rank) { lowest_rank_ = rank; }
 
   // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
@@ -172,7 +175,7 @@ class Updater {
   // a rank that has joined since it was begun takes part in the step, but not in that. Returns what the caller is to
   // build.
   SpeculativeUpdate Arrived(const Push& push, const std::vector<size_t>& slices);
-  // A push of the speculative update, if there is one, will not come as it was.
+  // A push of the speculative update, if there is one, was dropped or replaced: what was built is abandoned.
   void Abandon();
   // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
   void Change(HyperparameterTimeline::Change change);
@@ -185,16 +188,16 @@ class Updater {
   void MeasurePush(const std::shared_ptr<Push>& push, std::function<void(v1::NormSums)> measured);
   // What the gradient of each tensor is multiplied by, from the totals of a push.
   TensorFactors ClipFactorsOf(const v1::NormTotals& totals) const;
-  // What is to be sent to the chief of versions that were measured since this was last asked.
+  // The sums of the versions that were measured since this was last asked; they are to be sent to the chief.
   std::vector<v1::NormSums> TakeSums() { return std::exchange(sums_, {}); }
   // The totals of a version: it goes on, if it waits for them.
   void OnTotals(const v1::NormTotals& totals);
   // The version whose totals are waited for, if one's are.
   std::optional<uint64_t> awaits_totals() const;
-  // The chief tells no more totals: a version that has not got its own will not be made, nor any after it.
+  // The chief tells no more totals: a version that has not got its own will not be made, nor will any after it.
   void GiveUpRound();
 
-  // These slices have been built; none: a part was measured.
+  // These slices have been built; without slices: something was measured.
   void OnBuilt(const std::vector<size_t>& slices);
   // What is in the making, if its slices may be read before it is committed: each depends on itself alone, they are
   // written beside the current version, and so far all are finite.
@@ -206,25 +209,26 @@ class Updater {
   void StartNext(TimePoint now);
 
   bool idle() const { return current_ == nullptr && committed_.empty(); }
-  // An update writes, and ends without waiting for anybody.
+  // An update is being written, which ends without waiting for anybody.
   bool in_the_making() const { return current_ != nullptr && current_->begun(); }
   // The first version that no update has been begun for, speculatively or not.
   uint64_t first_not_begun() const {
     return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
   }
-  // The changes that took effect with this version, which was published as the next after the one asked for last.
+  // The changes that took effect with this version. Asked once for each version that is published, in their order.
   std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
     return timeline_.TakeMade(version.context.update);
   }
-  // Those of the version that follows the current one.
+  // The hyperparameters of the version that follows the current one.
   Hyperparameters next_hyperparameters() const { return timeline_.At(parameters_->version() + 1); }
   // The learning rate of the current version, if a push told it and it was not set since.
   std::optional<float> told_learning_rate() const { return timeline_.told(); }
-  // The schedule of that version, and its position: the samples that have passed up to the current version.
+  // The schedule of the version that follows the current one, and its position: the samples that have passed up to the
+  // current version.
   Schedule next_schedule() const { return timeline_.ScheduleAt(parameters_->version() + 1); }
   uint64_t published_position() const { return published_position_; }
-  // The position of a set that is decided on next, and the learning rate of the version that follows the current one,
-  // if it is made there.
+  // The position of the set that is decided on next, and the learning rate that the version after the current one has
+  // if it is made at that position.
   uint64_t position() const { return committed_samples_ + dropped_samples_; }
   float learning_rate() const { return next_schedule().Scaled(next_hyperparameters().learning_rate, position()); }
   // Since when a committed update has waited for a buffer, if one does.
@@ -237,11 +241,11 @@ class Updater {
   Version MakeVersion(Pushes pushes) const;
   // The number of the version that is committed next.
   uint64_t next_committed() const;
-  // What is made of these versions, the next ones.
+  // Makes an update of these versions, which are the next ones.
   std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
-  // The committed update in the making gets memory, and the pool builds it; unless all buffers are held.
+  // Gives the committed update in the making memory and has the pool build it, unless all buffers are held.
   void BeginCommitted(TimePoint now);
-  // Those of the committed ones that are made at once.
+  // Takes those of the committed versions that are made in one update.
   std::vector<Version> TakeNext();
   // What the version is made with.
   UpdateContext ContextOf(const Version& version, uint64_t number) const;
@@ -252,12 +256,13 @@ class Updater {
   bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
   bool NeedsGradientNorms(const Update& update) const;
   bool NeedsTrustRatios(const Update& update) const;
-  // The versions of an update are measured for themselves: a later one's norms do not depend on an earlier one.
+  // Whether the version needs an update of its own. The versions of one update are measured apart, so this is so where
+  // norms depend on the version before.
   bool OneAtATime(const Version& version) const;
-  // Begins what the update in the making is measured for next, until it is ready to be built.
+  // Begins the next measurement of the update in the making; without one left, the update is ready to be built.
   void NextStage();
   void OnMeasured();
-  // Sets them for version number i of the update in the making.
+  // Takes these totals for version number i of the update in the making.
   void SetTotals(size_t i, std::span<const double> squares, std::span<const double> weight_squares);
 
   const Mode& mode_;
@@ -272,7 +277,7 @@ class Updater {
   Parameters* parameters_ = nullptr;
   std::shared_ptr<const ShardLayout> layout_;
   std::shared_ptr<Update> current_;
-  std::deque<Version> committed_;   // And not begun. Bounded by the push table's limit.
+  std::deque<Version> committed_;   // Those that have not begun. Bounded by the push table's limit.
   uint64_t committed_samples_ = 0;  // Passed by pushes of all versions that are committed or made.
   uint64_t dropped_samples_ = 0;
   std::optional<uint32_t> lowest_rank_;

@@ -84,8 +84,8 @@ class Barrier : public Gather {
   using Gather::Gather;
 
   v1::ModePolicy policy() const override;
-  // Where the others go on, a lost rank's push of the step in the making is dropped with it; and where its replacement
-  // would push another, of which some shards would have the one and some the other.
+  // A lost rank's push of the step in the making is dropped with it where the others go on, and also where its
+  // replacement would push another (--error_feedback): some shards would have the one, and some the other.
   bool counts_for_any_owner() const override { return OnLoss() != LossAction::kContinue && !options().error_feedback; }
   Admission Admit(const PushHeader& push, uint64_t expected) const override;
   std::vector<uint32_t> WaitsFor() const override;

@@ -37,7 +37,7 @@ struct StepSet {
 struct PushHeader {
   uint32_t rank = 0;
   uint64_t step = 0;
-  uint64_t version = 0;  // That it was computed on.
+  uint64_t version = 0;  // It was computed on this one.
   uint32_t samples = 0;  // 0: an empty contribution.
 };
 
@@ -45,7 +45,7 @@ struct PushHeader {
 struct ModeMember {
   uint64_t incarnation = 0;
   bool done = false;             // It pushes nothing any more.
-  bool counts_as_empty = false;  // And steps that others still make do not need it.
+  bool counts_as_empty = false;  // It is done, and steps that others still make do not need it.
 
   bool operator==(const ModeMember&) const = default;
 };
@@ -80,8 +80,8 @@ class Mode {
   // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights is added.
   virtual bool Takes(v1::Contribution contribution) const = 0;
 
-  // The version at the least that a worker that pushed `step` computes its next gradient on (exactly this one, where
-  // the policy has exact_versions); nothing: any.
+  // The version that a worker that pushed `step` computes its next gradient on: this one at least, and exactly this one
+  // where the policy has exact_versions. Nothing: any version will do.
   virtual std::optional<uint64_t> VersionAfter(uint64_t step) const = 0;
 
   // ---- What its owner has to provide
@@ -89,11 +89,11 @@ class Mode {
   // Every shard must apply the same sets, so with several shards the chief names them.
   virtual bool coordinated() const = 0;
 
-  // Pushes of which a shard must be able to hold all bytes at once, or no version is ever made.
+  // A shard must be able to hold all bytes of so many pushes at once, or no version is ever made.
   virtual uint32_t pushes_held() const = 0;
 
-  // A push that is complete counts for its rank whoever sends it again: a rank's new owner sends the same. Else it is
-  // dropped, undecided, when its rank's owner changes.
+  // Whether a push that is complete counts for its rank, whoever owns the rank by then: so it is where a new owner
+  // sends the same push again. Else the push is dropped, undecided, when the rank's owner changes.
   virtual bool counts_for_any_owner() const = 0;
 
   // ---- What becomes of an applied gradient (asp's options)
@@ -106,7 +106,7 @@ class Mode {
 
   // ---- What becomes of a buffer of the mean
 
-  // How far a version moves it towards what is pushed: to the mean, where that is of all.
+  // How far a version moves a buffer towards what is pushed: the whole way, where what is pushed is the mean of all.
   virtual float buffer_share() const { return 1.0F; }
 
   // ---- Events and decisions
@@ -139,8 +139,8 @@ class Mode {
   // The rank waits for weights to compute its push of `step` on.
   virtual void Reads(uint32_t /*rank*/, uint64_t /*step*/) {}
 
-  // A member was lost, or left before it was done. Of a rank that is waited for, SetMembers hears when it is a member
-  // again; of one that the others go on without, likewise.
+  // What is to be done when a member is lost, or leaves before it is done. Whether the others wait for its rank or go
+  // on without it, SetMembers is told when the rank has a member again.
   virtual LossAction OnLoss() const = 0;
 
   // The step at which a worker that joins now starts, unless it has one of its own: where ranks go on by themselves,
@@ -151,18 +151,19 @@ class Mode {
 
   // ---- The version in the making
 
-  // Its step, for messages. 0 where a version waits for nobody.
+  // The step of the version in the making, for messages. 0 where a version waits for nobody.
   virtual uint64_t step() const = 0;
 
-  // The ranks that it waits for; empty where a version waits for nobody.
+  // The ranks that the version in the making waits for; empty where a version waits for nobody.
   virtual std::vector<uint32_t> WaitsFor() const = 0;
 
-  // The ranks that it will be made of, ascending, where that is known before their pushes are complete, so that it can
-  // be built speculatively; else empty.
+  // The ranks that the version in the making will be made of, ascending, where they are known before their pushes are
+  // complete, so that it can be built speculatively; else empty.
   virtual std::vector<uint32_t> ExpectedContributors() const = 0;
 
-  // One of those that are `done` and do not count as empty of which it needs a push; `begun` are the ranks whose push
-  // of step() has begun. Nothing where none of it has, or where a version waits for nobody.
+  // A rank among `done` that does not count as empty, and whose push the step in the making needs; `begun` are the
+  // ranks whose push of step() has begun. Nothing where no push of that step has begun, or where a version waits for
+  // nobody.
   virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const = 0;
 
   // ---- Its state, for a checkpoint

@@ -3,7 +3,8 @@
 //
 // A call learns of slices of one update at a time (its build number). If that is abandoned, or published before the
 // call's own push is answered, the call is told to let go of it; only the answer to its push says which build counts.
-// Nothing here waits for a call, or holds a version for one: what a call was told of, it holds.
+// Nothing here waits for a call, or holds a version for one: the call itself holds it, by the pin that comes with the
+// slices (BuiltSlices).
 //
 // Not thread-safe: its owner locks, and the callbacks are made through an outbox.
 #pragma once
@@ -35,13 +36,14 @@ class BuildStreams {
 
   BuildStreams(StreamWhen when, Outbox& outbox) : when_(when), outbox_(outbox) {}
 
-  // This session's call brings a push of this rank and step, from this host or another. Without a callback it takes no
-  // slices, and is known of only because pushes of this host go first. Nothing, if it is open.
+  // This session's call brings a push of this rank and step, from this host or another. Without a callback the call
+  // takes no slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is
+  // open.
   void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, Callback callback);
   // The call has its answer, or has ended.
   void Close(const void* session);
-  // Tells each call what it does not know of what is in the making, as far as its push is part of it. Null: nothing is
-  // that may be read.
+  // Tells each call whose push is part of the version in the making what it does not know yet of the built slices.
+  // Null: nothing is in the making that may be read.
   void Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin);
 
  private:
@@ -51,11 +53,11 @@ class BuildStreams {
     uint64_t step;
     bool this_host;
     Callback callback;
-    uint64_t build = 0;  // That it was told of, and has not been told to let go of; 0: none.
-    size_t told = 0;     // The first slices, in the order in which they were built.
+    uint64_t build = 0;  // It was told of this one, and not yet to let go of it; 0: of none.
+    size_t told = 0;     // It knows so many slices, the first that were built.
   };
   static const Push* FindPush(const Stream& stream, const Updater::Update& making);
-  // A worker of this host pushes for it, and that goes first.
+  // Whether a worker of this host pushes for it: then that push goes first.
   bool Waits(const Updater::Update& making) const;
   void Release(Stream& stream);
   void TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin);

@@ -26,14 +26,15 @@ class JobView {
   // The job was reset before it ran: nobody is done any more.
   void Reset() { done_.clear(); }
   void SetChiefLost(bool lost) { chief_lost_ = lost; }
-  // The job cannot go on, for this reason, as was found here. False if one was found before, which then counts.
+  // This shard has found that the job cannot go on, for this reason. False if a reason was found before, which then
+  // counts.
   bool Fail(const std::string& reason);
-  // From now on every call gets this error. The first counts.
+  // From now on every call gets this error. Only the first call of this counts.
   void Shutdown(const absl::Status& status);
 
   // ---- Who may call
 
-  // OK, or the error that every call gets that would change something.
+  // OK, or the error for every call that would change something.
   absl::Status Serving() const;
   // The same for who reads. `readable`: there is a whole version; those of a finished job are read by everybody, those
   // of a failed one by callers that are not members.
@@ -52,7 +53,7 @@ class JobView {
   bool shut_down() const { return !shutdown_.ok(); }
   // Why the job failed or was shut down, as far as it is known here; OK if it was not.
   absl::Status Failed() const;
-  // A reason was found here, so nothing is applied any more.
+  // Whether this shard has found a reason, so that nothing is applied any more.
   bool failed_here() const { return !failure_.empty(); }
   // The names of the ranks that push nothing any more, also of those that have left.
   const std::map<uint32_t, std::string>& done() const { return done_; }
@@ -61,7 +62,7 @@ class JobView {
   // The lowest rank of a member that is not done; nothing: all are, or there are none.
   std::optional<uint32_t> lowest_rank() const;
   std::map<uint32_t, uint64_t> MemberIncarnations() const;
-  // What keeps a rank from its next step, though nothing is wrong; empty: nothing that it told of.
+  // What keeps a rank from its next step, though nothing is wrong; empty: it has told of nothing.
   std::string BusyWith(uint32_t rank) const;
 
  private:

@@ -33,8 +33,8 @@ struct WaitLimits {
 
 class PushPullSession {
  public:
-  // What a push or a pull gets: everything of the reply but the slices, and these. Without weights there was only a
-  // push, or one that was FENCED.
+  // What a push or a pull gets: the reply without its slices, and the weights that these are of. Without weights the
+  // call only pushed, or its push was FENCED.
   struct Reply {
     v1::PullReply header;
     std::optional<VersionPin> weights;
@@ -49,10 +49,11 @@ class PushPullSession {
   PushPullSession(const PushPullSession&) = delete;
   PushPullSession& operator=(const PushPullSession&) = delete;
 
-  // Some slices of its push. Errors as Shard::AddSlices; INVALID_ARGUMENT if the header is another push's.
+  // Takes some slices of the client's push. Errors are those of Shard::AddSlices; INVALID_ARGUMENT if the header is
+  // another push's.
   absl::Status Add(v1::PushRequest header, std::vector<ReceivedSlice> slices);
-  // Called with slices of the version that its push makes, as they are built, if the push asks for that; never after
-  // Finish's callback. To be given before the first Add, by who can send them then.
+  // Gives a callback that gets slices of the version that the push makes, as they are built, if the push asks for that;
+  // it is not called after Finish's callback. An adapter that can send such slices gives it before the first Add.
   void Stream(BuildStreams::Callback callback) { stream_ = std::move(callback); }
   // The client has said all of its push. INVALID_ARGUMENT, by the callback, if that was nothing.
   void Finish(bool weights, Callback callback);

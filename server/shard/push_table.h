@@ -40,26 +40,27 @@ class PushTable {
   // ---- From nothing to complete
 
   struct Arrival {
-    std::shared_ptr<Push> push;  // Null: nothing more of it is needed.
-    std::vector<size_t> slices;  // Local indices of those that are new; of a repeated one the first counts.
+    std::shared_ptr<Push> push;  // Null: nothing more of the push is needed.
+    std::vector<size_t> slices;  // Local indices of those that are new; if a slice is repeated, the first counts.
   };
   // Some slices of a push arrived, brought by `session`, when the shard was at version `newest`; `not_finite` is the
   // place among them of one with a value that is not finite, if there is one. Begins the push if the mode admits it;
-  // another one that the rank had begun is then dropped. Of an earlier edition than that nothing is needed. A push that
-  // the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT names the slice or tensor
-  // that is wrong, and drops what is here of the push; FAILED_PRECONDITION or the mode's error if the push may not come
-  // now; RESOURCE_EXHAUSTED past the limit.
+  // another push that the rank had begun is then dropped, unless that has a later edition: then the slices that arrived
+  // are not needed. A push that the mode calls stale is recorded as such, and nothing of it is kept. INVALID_ARGUMENT
+  // names the slice or tensor that is wrong, and the push is dropped; FAILED_PRECONDITION or the mode's error if the
+  // push may not come now; RESOURCE_EXHAUSTED past the limit.
   absl::StatusOr<Arrival> Add(const void* session, const v1::PushRequest& header, std::vector<ReceivedSlice> slices,
                               std::optional<size_t> not_finite, const Mode& mode, uint64_t newest);
-  // All of the rank's push is here.
+  // The last slice of the rank's push is here: the push is complete from now on.
   const Push& Complete(uint32_t rank);
-  // The session has no more slices, and no other brings any: INVALID_ARGUMENT, and the push is dropped, if some are
-  // missing and nobody else has brought any since.
+  // The session brings no more slices of its push, and no other session does. If some are missing and nobody else has
+  // brought any since, the push is dropped: INVALID_ARGUMENT.
   absl::Status End(const void* session, const v1::Identity& id, uint64_t step);
   // Drops the assembling pushes of incarnations that do not own their rank any more; where the mode does not count them
   // for any owner, also those that are complete.
   void DropOrphans(const JobView& job, Mode& mode);
-  // Refuses what is assembling or complete and is stale by now: it is recorded as such. Returns whether anything was.
+  // Refuses every push that is assembling or complete and has become stale, and records it as such. Returns whether
+  // there was one.
   bool RefuseStale(const Mode& mode);
   // Refuses the rank's push of this step as stale, if it is complete and its owner is this one. Returns whether it was.
   bool RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t step);
@@ -87,23 +88,23 @@ class PushTable {
   // ---- What is known
 
   const Ledger& ledger() const { return ledger_; }
-  // What a checkpoint has, before any push comes.
+  // Takes what a checkpoint has, before any push comes.
   void Restore(Ledger ledger, uint64_t dropped_samples) {
     ledger_ = std::move(ledger);
     dropped_samples_ = dropped_samples;
   }
-  // The answer to a push that the ledger has seen; counted, as is one that is FENCED.
+  // The answer to a push that the ledger has seen. Answers are counted, as is a FENCED one (CountFenced).
   v1::Answer Tell(uint32_t rank, uint64_t step);
   void CountFenced() { ++told_[v1::ANSWER_FENCED]; }
   uint64_t told(v1::Answer answer) const { return told_[answer]; }
 
-  // What the mode refused, by rank.
+  // The pushes that the mode refused, by rank.
   struct Refused {
     uint64_t pushes = 0;
     uint64_t samples = 0;
   };
   const std::map<uint32_t, Refused>& refused() const { return refused_; }
-  // Samples that had passed with them.
+  // The samples that had passed with the pushes that the mode refused.
   uint64_t dropped_samples() const { return dropped_samples_; }
 
   // All slices of the push are here, but it has no answer yet.
@@ -136,7 +137,7 @@ class PushTable {
   bool IsReplaced(const v1::PushRequest& header) const;
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
-  // Refuses a push, or what begins one; only its rank, incarnation and the like are looked at.
+  // Refuses a push, of which only the rank, the incarnation and the like are looked at.
   void Refuse(const Push& push);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;

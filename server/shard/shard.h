@@ -1,5 +1,5 @@
-// One shard: what a server holds of a model. It keeps the lock and the time, and feeds every event to its rooms, which
-// ShardState composes; README.md in this folder draws them.
+// One shard: what a server holds of a model. It keeps the lock and the time, and feeds every event to its parts, which
+// ShardState composes; server/README.md draws them.
 //
 // Thread-safe. No call waits for another thread or process, but for StopApplying; AddSlices builds a few slices of the
 // next version on its caller's thread (max_inline_elements). Callbacks and reports are made without the lock, in order,
@@ -39,23 +39,24 @@ class Shard {
   using AnswerCallback = std::function<void(absl::StatusOr<ShardAnswer>)>;
 
   // The mode and optimizer must be known (ValidateServerOptions). `report` tells the chief; `metrics` outlives the
-  // shard. `store` writes and reads checkpoints, and likewise calls the shard no more when that ends; null: there are
-  // none.
+  // shard. `store` writes and reads checkpoints, and must not call the shard any more once that has ended; null: there
+  // are no checkpoints.
   Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* metrics, CheckpointStore* store = nullptr);
   ~Shard();
 
   // ---- From the chief
 
   // A view older than the one in force is ignored, and so is a decision that was carried out before. A phase of a cut
-  // is carried out and reported; no push is applied meanwhile that is not part of it. One call at a time. The one that
-  // brings the model allocates its memory first, without the lock: other calls go on.
+  // is carried out and reported; meanwhile no push is applied that is not part of the cut. One call at a time. The call
+  // that brings the model allocates the model's memory first, without the lock: other calls go on.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
   // The connection to the chief broke: calls are answered UNAVAILABLE until it is there again.
   void SetChiefLost(bool lost);
 
   // ---- From sessions (PushPullSession), each known by its address
 
-  // Initial values of some slices, from the worker that the view names; then whether all of this shard's have arrived.
+  // AddInitialSlices takes initial values of some slices, from the worker that the view names; CheckInitialised says
+  // whether those of all slices of this shard have arrived.
   absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
   absl::Status CheckInitialised() const;
 
@@ -109,9 +110,9 @@ class Shard {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
-  // Whether the push may still begin or go on: else there is no point in copying what comes of it.
+  // Whether the push may still begin or go on: else there is no point in copying slices that come for it.
   bool NeedsSlicesOf(const v1::PushRequest& header) const;
-  // What this view's model needs, where it is the first with it; else an error that nobody asks for.
+  // The memory for this view's model, if the view is the first that has it; else an error, at which nobody looks.
   absl::StatusOr<ShardMemory> MakeMemory(const v1::View& view);
   void SetView(const v1::View& view, absl::StatusOr<ShardMemory> memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The view in force is the first with this model.
@@ -121,7 +122,7 @@ class Shard {
   // Decides on pushes that a cut has held back.
   void Release(const std::vector<ShardCut::Push>& pushes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CompletePush(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Nothing of it is to be measured, or its totals are known: it is decided on, unless a cut holds it back.
+  // The push need not be measured, or its totals are known: it is decided on, unless a cut holds it back.
   void Admit(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DecideComplete(const Push& push) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `dropped_samples`: of pushes that were refused before it, which count for its position of the schedule.
@@ -138,7 +139,7 @@ class Shard {
   // The first version is published that is made with these hyperparameters.
   void OnChanged(const HyperparameterTimeline::Change& change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnBuilt(const std::vector<size_t>& slices);
-  // What all shards have found: of a version, or of a push.
+  // All shards have measured a version, or a push.
   void OnNorms(const v1::NormTotals& totals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnPushMeasured(v1::NormSums sums);
   // Tells the chief what was measured, and which pushes others need not wait for.
@@ -153,7 +154,7 @@ class Shard {
   void OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped);
   void Fail(const std::string& reason, bool not_finite = false) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Report(v1::ShardReport report) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Tells streams what was built since.
+  // Tells streams which slices were built since the last time.
   void TellBuilt() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnswerWaits() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Hands an answer to the wait's callback, if there is one; the wait is over then.

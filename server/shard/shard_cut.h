@@ -51,16 +51,16 @@ class ShardCut {
   bool Hold(const Push& push);
   // Forgets the pushes of those who own their rank no more, and returns them: they are not to be decided on.
   std::vector<Push> DropOrphans(const OwnsFunction& owns);
-  // Whether `applied` has everything that is part of the cut, of ranks that still have their owner. True once for a
+  // Whether `applied` has everything that is part of the cut from ranks that still have their owner. True once for a
   // cut.
   bool Reached(const CutSteps& applied, const OwnsFunction& owns);
 
   bool frozen() const { return frozen_until_.has_value(); }
-  // The attempt is over, also if nobody has said so.
+  // Whether the attempt's time is over, though nobody has said so.
   bool Expired(TimePoint now) const { return frozen() && !reached_ && now > *frozen_until_; }
-  // Frozen, it has come to the cut's steps, and awaits the end.
+  // The shard is frozen, has come to the cut's steps, and awaits the cut's end.
   bool reached() const { return reached_; }
-  // For how long it has been frozen.
+  // For how long the shard has been frozen.
   std::chrono::nanoseconds HeldFor(TimePoint now) const {
     return frozen() ? now - frozen_at_ : std::chrono::nanoseconds(0);
   }

@@ -30,9 +30,9 @@ struct ShardMemory {
   std::unique_ptr<Parameters> parameters;
 };
 
-// For the model of this view, with memory for its weights and for the state of the optimizer, which the view may name.
-// That takes seconds for a large one, and needs no lock. on_release as Parameters'. INVALID_ARGUMENT if there is no
-// such optimizer.
+// Makes what a shard has of the model of this view, with memory for the weights and for the state of the optimizer,
+// which the view may name. That takes seconds for a large model, and needs no lock. on_release as Parameters'.
+// INVALID_ARGUMENT if there is no such optimizer.
 absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v1::View& view,
                                             std::function<void()> on_release);
 
@@ -40,7 +40,8 @@ struct ShardState {
   // ---- What it is made of
 
   const ShardOptions options;
-  // It is for gradients. Where workers bring it, it is theirs from SetLayout on; before that nothing is made.
+  // What gradients are applied with. Where workers bring it, it is theirs from SetLayout on; before that no version is
+  // made.
   OptimizerSetup setup;
   std::unique_ptr<Optimizer> optimizer;              // The setup names it.
   const std::unique_ptr<Optimizer> outer_optimizer;  // It is for differences of weights.
@@ -69,7 +70,7 @@ struct ShardState {
   };
   std::optional<CheckpointDue> checkpoint_due;
   bool writes_checkpoint = false;  // One at a time: each keeps a version of weights and state.
-  // To be let go of without the lock: what is kept calls the parameters' release hook, which wants it.
+  // These are to be let go of without the lock: their end calls the parameters' release hook, which wants the lock.
   std::vector<std::shared_ptr<const void>> discarded;
 
   // The pool outlives it; on_built as Updater's.
@@ -98,28 +99,29 @@ struct ShardState {
   bool NeedsOthers(const Push& push) const;
   // Whether this push, which is complete here, is measured over all shards before it is decided on.
   bool MeasuresFirst(const Push& push) const;
-  // Gradients in shared memory are read there as they are applied. Else they are copied as they arrive: where what
-  // comes of a bad one cannot be undone (the job then goes on without it), or where it is read more than once.
+  // Whether gradients in shared memory are read there as they are applied. Else they are copied as they arrive: so it
+  // is where the effect of a bad one could not be undone (the job would go on without its worker), or where gradients
+  // are read more than once.
   bool applies_in_place() const;
-  // What has arrived may be built before its step is decided on. Returns what the caller is to build.
+  // Slices that have arrived may be built before their step is decided on. Returns what the caller is to build.
   Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
 
   // ---- Cuts
 
-  // Whether a COMMIT comes when this shard has given up the cut, and gone on. No chief sends one: it has not heard that
-  // the shard reached the cut.
+  // Whether this COMMIT comes when the shard has given the cut up, and gone on. No chief sends such a one: it has not
+  // heard that the shard reached the cut.
   bool IsOver(const v1::Cut& commit) const;
   // Begins or ends what the chief says. Returns the pushes that are held back no more: to be decided on, in this order.
   std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);
   // The first version that is made with the values that a cut commits.
   uint64_t CommitVersion(const v1::Cut& message) const;
-  // The pushes of those who were lost are not there any more.
+  // Forgets pushes that a cut holds back of workers who were lost: they are not there any more.
   void ForgetHeldOrphans();
   // Whether this shard has come to where all are to be. True once for a cut.
   bool ReachedCut();
   // "cut 4: waiting for the chief's word; it has held pushes back for 12 s". A cut is under way.
   std::string WaitingForCut(TimePoint now) const;
-  // Tells the chief that the shard has carried out what the message says, at this version.
+  // The report that the shard has carried out what the message says, at this version.
   v1::ShardReport ReportCut(const v1::Cut& message, uint64_t version) const;
 
   // ---- Checkpoints
@@ -128,29 +130,29 @@ struct ShardState {
   // What a checkpoint has of the current version, which is not being overwritten.
   nlohmann::ordered_json Save() const;
   std::vector<v1::RankStep> SavedSteps() const;
-  // What Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
+  // Takes what Save gave; the weights follow. INVALID_ARGUMENT, naming what is wrong.
   absl::Status Restore(const nlohmann::ordered_json& saved, const std::map<std::string, std::string>& settings);
 
   // ---- What a request is answered
 
   using Answer = std::optional<absl::StatusOr<ShardAnswer>>;
 
-  // The answer that a request gets because of who asks, or because its push ended with slices missing; nothing: it is
-  // to be answered by AnswerNow, now or later.
+  // The answer that a request gets because of who asks, or because its push ended with slices missing; nothing:
+  // AnswerNow is to answer it, now or later.
   Answer RefuseOnArrival(const Wait& wait, bool push_ended);
-  // The answer that it gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the weights that
-  // come after it are waited for.
+  // The answer that the request gets now; nothing: it has to wait on. A push's answer is kept in `wait` while the
+  // weights that come after it are waited for.
   Answer AnswerNow(Wait& wait, TimePoint now);
   // Pushes may have been dropped: what was built of them is abandoned.
   void AbandonDropped();
   // Somebody asks for weights.
   void OnRead(const ShardRequest& request);
-  // Its error, when its time is over.
+  // The error of a request whose time is over.
   absl::Status TimedOut(const Wait& wait, TimePoint now) const;
 
   // ---- What is waited for
 
-  // There is a whole version.
+  // Whether there is a whole version.
   bool readable() const { return parameters != nullptr && parameters->initialised() && !updater.ruined(); }
   // What the version in the making waits for, or the job before it runs.
   std::string WaitingFor(TimePoint now) const;
@@ -172,7 +174,7 @@ struct ShardState {
   Answer AnswerPush(Wait& wait, TimePoint now);
   Answer AnswerWeights(const Wait& wait, TimePoint now);
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
-  // How far the members have come: with the pushes that are complete, or only those that are answered.
+  // How far the members have come, counted by pushes that are complete, or only by those that are answered.
   CutSteps Progress(bool complete) const;
   // Names the ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;

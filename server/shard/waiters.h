@@ -63,8 +63,8 @@ struct Wait {
 
 class Waiters {
  public:
-  // At most so many waits of callers that are not members, together; each member has a limit of its own, which those
-  // cannot use up.
+  // Callers that are not members have at most so many waits together; each member has a limit of its own, which the
+  // others cannot use up.
   explicit Waiters(size_t max_others) : max_others_(max_others) {}
 
   // OK if there is room for this wait; RESOURCE_EXHAUSTED, saying whose limit it is.
@@ -84,7 +84,7 @@ class Waiters {
 
   bool empty() const { return waits_.empty(); }
   size_t size() const { return waits_.size(); }
-  // So many are of callers that are not members.
+  // The number of waits of callers that are not members.
   size_t others() const;
 
  private:

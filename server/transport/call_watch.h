@@ -1,10 +1,10 @@
 // The open calls of a server: limits their number, and cancels those that make no progress.
 //
-// A call counts as a stranger's until its first message shows that a member of the job sent it, or somebody takes it in
-// who has a limit of his own for such calls. All strangers together have one limit, each member has its own. Each
-// message has a deadline: a fixed time plus a time for each byte to be received or sent. Only a member in the middle of
-// sending has no deadline, for as long as it is a member. While a call waits for the shard it has no deadline here: the
-// shard ends the wait.
+// A call counts as a stranger's until its first message shows that a member of the job sent it, or until it is adopted
+// by whoever has a limit of his own for such calls. All strangers together have one limit, each member has its own.
+// Each message has a deadline: a fixed time plus a time for each byte to be received or sent. Only a member in the
+// middle of sending has no deadline, for as long as it is a member. While a call waits for the shard it has no deadline
+// here: the shard ends the wait.
 //
 // Thread-safe. Lock order: the watch's lock, then the shard's (Tick asks for the members); and gRPC's own, which
 // `cancel` takes. It must not come back here on the same thread (grpc::ServerContextBase::TryCancel runs reactions in
@@ -47,22 +47,23 @@ class CallWatch {
   // the oldest stranger's call whose next message is still awaited is cancelled for it, so that idle calls keep nobody
   // out; RESOURCE_EXHAUSTED if there is none; then it is not watched.
   absl::Status Add(const void* call, std::string peer, std::function<void()> cancel);
-  // The call is over. It need not be watched.
+  // The call is over, whether or not it was watched.
   void Remove(const void* call);
 
   // The caller turned out to be this member. RESOURCE_EXHAUSTED past the member's limit; it then stays a stranger's.
   absl::Status Identify(const void* call, uint32_t rank, uint64_t incarnation);
 
-  // Whoever took the call in limits such calls: it is no stranger's any more, but has the same deadlines as one.
+  // Whoever calls this limits such calls himself: the call is no stranger's any more, but has the same deadlines as
+  // one.
   void Adopt(const void* call);
 
   // A message of at most `bytes` is expected from the caller. No deadline if it is a member.
   void Receiving(const void* call, size_t bytes, TimePoint now);
-  // It is here, or may come at any time.
+  // The message is here, or may come at any time.
   void Received(const void* call);
   // A message of `bytes` is being sent to the caller, perhaps while another is expected.
   void Sending(const void* call, size_t bytes, TimePoint now);
-  // It is on its way.
+  // The message is on its way.
   void Sent(const void* call);
   // The call ends with such a message, and expects nothing any more.
   void Ending(const void* call, size_t bytes, TimePoint now);

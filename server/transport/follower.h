@@ -31,9 +31,10 @@ namespace ps {
 // What waits on a stream between a shard and its chief while an earlier message is on its way. Both have limits: a peer
 // that does not read must not fill this process's memory. Not thread-safe.
 
-// Bytes of a shard's first report at most, and of its others. Sums of squares, some 16 bytes for each slice, are split
-// over reports, but those of one round are in one: room for those of 200,000 slices, 26 GB of weights a shard, where
-// the norm is measured. The largest model that ValidateLayout lets in needs eleven shards for that.
+// The most bytes that a shard's first report has, and that each of its others has. Sums of squares, some 16 bytes for
+// each slice, are split over reports, but those of one round are in one report. It has room for the sums of 200,000
+// slices, so a shard has 26 GB of weights at most where norms are measured. The largest model that ValidateLayout lets
+// in needs eleven shards for that.
 inline constexpr size_t kMaxRegistrationBytes = 1 << 20;
 inline constexpr size_t kMaxReportBytes = kMaxMessageBytes;
 
@@ -86,12 +87,13 @@ class Follower {
  public:
   struct Callbacks {
     std::function<void(const v1::ChiefUpdate&)> on_update;  // In order, one at a time.
-    // The connection broke, and it is tried to resume the stream; then with OK that it was.
+    // Gets an error when the connection broke and the follower begins to resume the stream, and OK when the stream is
+    // resumed.
     std::function<void(const absl::Status&)> on_connection;
     std::function<void(const absl::Status&)> on_end;  // Once, when the stream has ended for good.
   };
 
-  // `patience`: for how long it is tried to resume a stream whose connection broke.
+  // `patience`: for how long the follower tries to resume a stream whose connection broke.
   Follower(std::shared_ptr<grpc::Channel> chief, std::chrono::nanoseconds patience, Callbacks callbacks);
   ~Follower();
 
@@ -132,12 +134,12 @@ class Follower {
   Mutex mutex_;
   std::unique_ptr<CheckpointAsked> asked_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<Call> call_ ABSL_GUARDED_BY(mutex_);
-  bool in_call_ ABSL_GUARDED_BY(mutex_) = false;  // And it is not done.
+  bool in_call_ ABSL_GUARDED_BY(mutex_) = false;  // There is a call, and it is not done.
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;      // Nothing is written any more on this call.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;        // Updates come, and reports may be written.
   bool registered_ ABSL_GUARDED_BY(mutex_) = false;  // It was open once.
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;        // Or is to be.
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;        // The stream has ended, or is to end.
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);     // Why this side ended the stream, if it did.
   absl::Status broke_ ABSL_GUARDED_BY(mutex_);       // How the last call ended.
   TimePoint broke_at_ ABSL_GUARDED_BY(mutex_);       // When the stream was open last.

@@ -27,7 +27,7 @@ class GrpcDataService {
   Shard& shard_;
   CallRouter& router_;
   const WaitLimits limits_;
-  const uint64_t window_bytes_;  // That a call has received but not read, at most.
+  const uint64_t window_bytes_;  // A call has received so many at most that it has not read.
 };
 
 }  // namespace ps

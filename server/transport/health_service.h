@@ -17,18 +17,18 @@ class HealthService {
   // Takes its calls from the router; both outlive the gRPC server. Not serving until it is set.
   explicit HealthService(CallRouter& router);
 
-  // What a probe is told from now on; who watches is told at once.
+  // Sets what a probe is told from now on; those who watch are told at once.
   void SetServing(bool serving);
-  // Whether there is room for connections; while there is none it does not serve. At first there is.
+  // Sets whether there is room for connections; without room the server does not serve. At first there is room.
   void SetRoom(bool room);
-  // Ends the streams of who watches, so that the gRPC server need not wait for them.
+  // Ends the streams of those who watch, so that the gRPC server need not wait for them.
   void EndWatches();
 
  private:
   class WatchCall;
   struct Watch {
     std::shared_ptr<WatchCall> call;
-    bool known = false;  // It asks for the server, not for a service that there is not.
+    bool known = false;  // It asks for the server, and not for an unknown service.
   };
   // RESOURCE_EXHAUSTED past their limit.
   absl::Status AddWatch(const std::shared_ptr<WatchCall>& call, const std::string& service);

@@ -48,9 +48,9 @@ class Listener {
  private:
   Listener(Endpoint endpoint, std::vector<FileDescriptor> sockets, FileDescriptor stop, uint64_t max_connections);
   void Run();
-  // Takes in those who wait at this socket.
+  // Takes in the callers who wait at this socket.
   void AcceptFrom(int socket);
-  // Sends away, if there is no room; else gives it to gRPC.
+  // Sends the caller away if there is no room; else gives the connection to gRPC.
   void Take(FileDescriptor connection, int socket);
   void OnFull(const std::string& why);
   // Whether one more connection would leave enough descriptors.

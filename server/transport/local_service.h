@@ -40,7 +40,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   // Once, on a thread of its own: greets the other side, asks `admit` whether this member may have a link (an error
   // says why not), and answers its calls until the link ends. Then nothing of it waits at the shard or is pinned.
   absl::Status Run(const std::function<absl::Status(const v1::Identity& id)>& admit);
-  // For messages: whose it is. Of Run's thread, once it is known.
+  // For messages: whose link it is. Only Run's thread may ask, once that is known.
   std::string Name() const;
   // Ends the link if the member holds on to a version that is not the newest any more. From any thread.
   void Tick(TimePoint now, uint64_t version);
@@ -72,9 +72,9 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
 
   Shard& shard_;
   const WaitLimits limits_;
-  // Run's thread uses them.
-  std::atomic<uint32_t> rank_ = 0;                              // The same as id_'s, for messages. From any thread.
-  v1::Identity id_;                                             // Since the greeting.
+  // Run's thread uses these.
+  std::atomic<uint32_t> rank_ = 0;                              // As id_ says; any thread reads it, for messages.
+  v1::Identity id_;                                             // Known since the greeting.
   std::map<uint32_t, std::shared_ptr<SharedMemory>> memories_;  // The member's, by its number.
   std::shared_ptr<const ShardLayout> layout_;
   std::optional<ModelMemory> model_;
@@ -83,8 +83,8 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   LocalSocket socket_;                     // Until there is a channel: then that is it.
   std::unique_ptr<LocalChannel> channel_;  // Set once, by Run's thread.
-  std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);  // Not answered.
-  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // Calls that are not released hold them.
+  std::map<uint64_t, std::shared_ptr<Call>> calls_ ABSL_GUARDED_BY(mutex_);  // Those that are not answered.
+  std::map<uint64_t, Pinned> pins_ ABSL_GUARDED_BY(mutex_);                  // By calls that are not released.
   std::map<uint64_t, uint32_t> told_ ABSL_GUARDED_BY(mutex_);                // Numbers, by SharedMemory::identity.
 };
 
@@ -123,7 +123,7 @@ class LocalService {
   void EndOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Warn(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run(Entries::iterator entry);
-  // A member has one link; a new one ends the one before.
+  // Lets a member have this link: a member has one, so its link before is ended.
   absl::Status Admit(const v1::Identity& id, Entry& entry);
   // Joins the threads of links that are over.
   void Collect();

@@ -43,7 +43,7 @@ class ServerCall : public grpc::ServerGenericBidiReactor, public SelfOwned<Serve
   virtual void OnBegin() = 0;
   // A message of no more than the bytes that were asked for. An error ends the call.
   virtual absl::Status OnMessage(const grpc::ByteBuffer& message) = 0;
-  // The caller has said all that it will; or it is gone, and then gone() may tell.
+  // The caller has said all that it will, or it is gone: gone() may tell which.
   virtual void OnMessagesEnd() {}
   // What Write wrote is on its way; now the next may be written.
   virtual void OnWritten() {}
@@ -124,7 +124,7 @@ class RequestCall : public ServerCall {
   const size_t max_bytes_;
 };
 
-// Answered with a stream of states, of which only the newest matters: one that is not sent yet is replaced.
+// A call that is answered with a stream of states. Only the newest state matters: one that is not sent yet is replaced.
 template <typename Request>
 class StateCall : public RequestCall<Request> {
  public:

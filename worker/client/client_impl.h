@@ -1,5 +1,5 @@
-// The client (ps/client.h): what it is made of. client.cc has its join and its exchanges, client_end.cc what it asks
-// the chief, and how it ends.
+// The client (ps/client.h): what it is made of. client.cc has its join and its exchanges, then what it asks the chief,
+// and how it ends.
 #pragma once
 
 #include <algorithm>

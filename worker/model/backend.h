@@ -94,9 +94,9 @@ class Backend {
   // The same for regression: the squared errors of outputs [batch] against targets [batch].
   virtual absl::Status SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                                     LossSums* sums) = 0;
-  // rounded [count], elements of two bytes of this type (not kFloat32), = values [count]: to the nearest, of two that
-  // are as near to the one whose last bit is 0. What is not finite, or too large, is not finite then. Both begin where
-  // memory of AllocateDevice begins.
+  // rounded [count], elements of two bytes of this type (not kFloat32), = values [count]: each is rounded to the
+  // nearest, and, where two are equally near, to the one whose last bit is 0. A value that is not finite, or too large,
+  // is not finite after that. Both begin where memory of AllocateDevice begins.
   virtual absl::Status Round(const float* values, int64_t count, WireType type, void* rounded) = 0;
   // *found (device memory) = 1 if any of values [count], elements of this type, is infinite or no number, else 0. They
   // begin where memory of AllocateDevice begins.

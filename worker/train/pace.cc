@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMaxFactor = 1e6;
 constexpr absl::Duration kMaxStepTime = absl::Hours(1);
-constexpr uint64_t kStream = uint64_t{3} << 48;  // Of the seed; others are worker/data/permute.h's.
+constexpr uint64_t kStream = uint64_t{3} << 48;  // Of the seed; others are worker/data/sampler.h's.
 
 // FIRST:FACTOR
 template <typename First, typename Parse>

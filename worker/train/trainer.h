@@ -65,9 +65,9 @@ class Trainer {
   absl::Status JoinAgain(const absl::Status& why);
   // Of the generation's steps, to the result.
   void AddTotals();
-  // With --data=own: prepares this worker's samples by what all workers have. Also in trainer_setup.cc.
+  // With --data=own: prepares this worker's samples by what all workers have.
   absl::Status TakeDataOfAll();
-  // Once the rank is known: the backend, the network, the batches. In trainer_setup.cc, as what it calls.
+  // Makes what depends on the rank and the client: the backend, the network, the batches.
   absl::Status SetUp();
   absl::Status MakeSource();
   absl::Status MakeSourceOfRuns();

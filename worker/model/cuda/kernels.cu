@@ -111,7 +111,7 @@ __device__ double Sum(double value, double* parts) {
 }
 
 // Each is called by a block, for one sample; it writes the gradient times `scale` to dz, unless that is null, and
-// returns the loss. The formulas are those of cpu_loss.cc.
+// returns the loss. The formulas are those of cpu_backend.cc.
 
 __device__ double SoftmaxCrossEntropy(const float* z, int32_t label, float* dz, int64_t classes, float scale,
                                       float largest, double* parts) {

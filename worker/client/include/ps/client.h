@@ -61,17 +61,17 @@ struct ClientOptions {
   // What the worker was started with, by flag: kept for whoever takes its rank later (FlagsOfJob). At most 64, of 16
   // KiB together.
   std::map<std::string, std::string> flags;
-  // Of the training split: what a schedule of the learning rate counts epochs by. 0: not told, which is an error where
-  // the job's schedule has lengths in epochs and no other worker has told it.
+  // The number of samples in the training split, by which a schedule of the learning rate counts epochs. 0: this worker
+  // does not tell it, which is an error where the job's schedule has lengths in epochs and no other worker has told it.
   uint64_t samples_per_epoch = 0;
-  // Set: this worker trains on samples of its own, and so do all others; instead of samples_per_epoch. The join then
-  // waits until all workers have joined (start_timeout), and Client::data_of_all says what they have together.
+  // Set, in the place of samples_per_epoch: this worker trains on samples of its own, and so do all others. The join
+  // then waits until all workers have joined (start_timeout), and Client::data_of_all says what they have together.
   std::optional<DataSummary> own_data;
   // Pushes say that they count for 1 sample each, whatever their gradients were computed on. The join is refused where
   // a schedule of the servers counts samples.
   bool counts_steps = false;
-  // What servers are to apply that leave it to the workers (--optimizer=from_worker); others must have been started
-  // with the same. Unset: whatever the servers apply.
+  // The optimizer that servers are to apply if they leave it to the workers (--optimizer=from_worker); other servers
+  // must have been started with the same one. Unset: the worker takes whatever the servers apply.
   std::optional<OptimizerSettings> optimizer;
   // Durations are more than 0 and at most 240 h.
   absl::Duration connect_timeout = absl::Seconds(30);  // A server that is silent for this long is given up.
@@ -88,7 +88,8 @@ struct ClientOptions {
   absl::Duration notice_every = absl::Seconds(10);   // While waiting, on_notice is called about this often; ≥ 1 ms.
   // When a stop is requested, all waiting calls end with CANCELLED, and so do all later ones except Leave.
   std::stop_token stop;
-  // A thread of the client's looks at deferred gradients and passes them on; else the one that calls TensorReady does.
+  // True: a thread of the client looks at deferred gradients and passes them on. False: the thread that calls
+  // TensorReady does.
   bool sender_thread = false;
   // Called once, from any thread, when an operator asks this worker to leave (ps_ctl drain); must not call the client.
   std::function<void()> on_asked_to_leave;
@@ -114,18 +115,19 @@ struct PushInfo {
   PushContribution contribution = PushContribution::kGradient;
   // Samples that this worker has used since its last push, which schedules count; unset: `samples`.
   std::optional<uint64_t> passed = {};
-  // The job's learning rate from the version on that this push makes: that of the lowest rank counts. See ps.proto,
+  // The job's learning rate from the version on that this push makes; what the lowest rank says counts. See ps.proto,
   // PushRequest.
   std::optional<float> learning_rate = {};
-  // Of a job that hands out runs: so many of this worker's, the first that it took, are used once this push is applied.
-  // A job that goes back to a checkpoint hands out the others again. Unset: all that it has taken.
+  // Where the job hands out runs: how many of the runs that this worker has taken, counted from its first one, are used
+  // once this push is applied. A job that goes back to a checkpoint hands out the others again. Unset: all that the
+  // worker has taken.
   std::optional<uint64_t> runs = {};
-  // Where a gradient turns out not to be finite: the push becomes an empty contribution, or, in a mode without those
-  // (ModePolicy), there is none, and weights are pulled all the same. Else the exchange fails.
+  // What follows if a gradient is not finite. True: the push becomes an empty contribution, or, in a mode without those
+  // (ModePolicy), nothing is pushed; weights are pulled all the same. False: the exchange fails.
   bool skip_not_finite = false;
-  // The gradients are in the memory of Client::RoundedGradients, rounded. Of those that the exchange is given there is
-  // one for each tensor, but they are not read and may be empty. INVALID_ARGUMENT where the job takes none, or that
-  // memory was never asked for.
+  // The gradients lie, rounded, in the memory of Client::RoundedGradients. The exchange is still given a block for each
+  // tensor, but does not read it; the block may be empty. INVALID_ARGUMENT where the job takes no rounded gradients, or
+  // where nobody has asked for that memory.
   bool rounded = false;
 };
 
@@ -141,26 +143,27 @@ using MutableTensors = std::vector<std::span<float>>;
 struct WeightsView {
   ConstTensors tensors;
   std::shared_ptr<const void> pin;
-  // What they lie in, which begins with a page. It is mapped for as long as a copy of this lives, but may be written
-  // once the pin is let go of. Views of later versions take turns in a few of these, so that what is done for one, as
-  // pinning it for a GPU, need not be done again.
+  // The memory that the weights lie in; it begins with a page. It stays mapped for as long as a copy of this lives, but
+  // may be written once the pin is let go of. Views of later versions lie in a few such pieces of memory in turn, so
+  // what is done for a piece, as pinning it for a GPU, need not be done again.
   std::shared_ptr<const std::span<const std::byte>> pages;
 };
 
 struct ExchangeResult {
-  uint64_t version = 0;             // Of the pulled weights: the lowest of all shards' (in bsp all are equal).
+  uint64_t version = 0;             // The pulled weights': the lowest of all shards' (in bsp all are equal).
   std::vector<uint64_t> versions;   // By shard.
   std::vector<PushAnswer> answers;  // By shard; empty for a pull.
-  // Of a push: the step that this rank is to continue at, the highest that a shard names. It is the one after the push,
-  // unless the job has gone on without this worker.
+  // After a push: the step that this rank is to continue at, which is the highest that a shard names. It is the one
+  // after the push, unless the job has gone on without this worker.
   uint64_t next_step = 0;
-  // Of a pull in a mode in which the worker takes steps by itself: the optimizer's hyperparameters for the step that
+  // After a pull in a mode in which the worker takes steps by itself: the optimizer's hyperparameters for the step that
   // follows `version`, by the name of their flag, as they are on shard 0. Else empty.
   std::map<std::string, float> hyperparameters;
-  // Likewise: the schedule of the learning rate, and its position at `version`.
+  // Where there are hyperparameters: the schedule of the learning rate, and its position at `version`.
   Schedule schedule = {};
   uint64_t position = 0;
-  // Of StartPushView, where the weights could be viewed: then nothing was written to the caller's memory.
+  // After StartPushView, where the weights can be viewed: where they are. Then nothing was written to the caller's
+  // memory.
   WeightsView view = {};
   // With PushInfo::skip_not_finite: the tensor whose gradient was not finite; empty: all were.
   std::string skipped = {};
@@ -177,11 +180,11 @@ struct ExchangeResult {
 struct LocalSteps {
   enum class Exchange { kAverageWeights, kAverageGradients, kElastic };
   Exchange exchange = Exchange::kAverageWeights;
-  uint32_t steps = 1;  // Batches from one exchange to the next; 0, of kAverageGradients only: none of gradients.
-  // Of kAverageGradients: weights are averaged after so much of the budget; one of the two is set.
+  uint32_t steps = 1;  // Batches from one exchange to the next; 0 (kAverageGradients only): no gradients are exchanged.
+  // With kAverageGradients: after how many batches or epochs weights are averaged; one of the two is set.
   uint64_t average_every_steps = 0;
   double average_every_epochs = 0;
-  float alpha = 0;        // Of kElastic.
+  float alpha = 0;        // With kElastic.
   std::string optimizer;  // By the name of its flag.
   // How the worker clips its gradients, as ps_server's flags of these names say; 0: it does not.
   float clip_value = 0;
@@ -199,17 +202,18 @@ struct ModePolicy {
   std::optional<LocalSteps> local_steps;  // Set: the worker takes optimizer steps by itself.
 };
 
-// Of a job that hands out runs (Client::hands_out_runs): the samples of the training split, in the order of an epoch's
-// permutation, are cut into runs of batch_size, the last one shorter. Run r of the job is number r mod p of epoch r /
-// p, where p is the number of runs of an epoch.
+// What a worker asks for in a job that hands out runs (Client::hands_out_runs). The samples of the training split, in
+// the order of an epoch's permutation, are cut into runs of batch_size, the last one shorter. Run r of the job is
+// number r mod p of epoch r / p, where p is the number of runs of an epoch.
 struct RunRequest {
-  uint64_t number = 1;    // Of the run that this worker takes, counted by itself from 1.
-  uint64_t finished = 0;  // So many of its runs, the first that it took, have been used: their push is answered.
-  // The same on all workers.
-  uint64_t samples = 0;     // Of the training split.
-  uint64_t batch_size = 0;  // Of a run.
-  uint64_t runs = 0;        // Of the whole job.
-  // While there is no run, but one may still come back from a worker that is lost. 0: not at all.
+  uint64_t number = 1;    // The worker numbers the runs that it takes, from 1; this is the one that it asks for.
+  uint64_t finished = 0;  // So many of its runs, from the first on, are used: their push is answered.
+  // These are the same on all workers.
+  uint64_t samples = 0;     // The training split has so many.
+  uint64_t batch_size = 0;  // A run has so many samples.
+  uint64_t runs = 0;        // The whole job has so many.
+  // How long the call waits while there is no run, but one may still come back from a worker that is lost. 0: not at
+  // all.
   absl::Duration wait = absl::InfiniteDuration();
 };
 
@@ -220,7 +224,7 @@ struct TakenRun {
     kDone,  // All have been used.
   };
   Outcome outcome = Outcome::kWait;
-  uint64_t run = 0;  // Of the job, from 0.
+  uint64_t run = 0;  // Its number in the job, from 0.
 };
 
 // The fingerprint of a job's weights.
@@ -245,10 +249,10 @@ struct TensorMemory {
   ConstTensors Read() const { return {tensors.begin(), tensors.end()}; }
 };
 
-// Gradients as they are sent where a job sends them in 16 bits, by tensor: of weights elements of `type`, of buffers
-// (TensorKind) float32; of constants nothing is read. Each begins on a 64-byte boundary. `owner` as in TensorMemory.
-// `block` is all of it, from the start of a page on, whether or not servers of this host read it; what TensorMemory
-// says of devices and of exchanges that failed holds for it, too.
+// Memory for gradients in the form in which a job with gradients of 16 bits sends them, with a block for each tensor: a
+// weight's elements are of `type`, a buffer's (TensorKind) are float32, and a constant's block is not read. Each begins
+// on a 64-byte boundary. `owner` as in TensorMemory. `block` is all of it, from the start of a page on, whether or not
+// servers of this host read it; what TensorMemory says of devices and of exchanges that failed holds for it, too.
 struct RoundedMemory {
   WireType type = WireType::kBfloat16;
   std::vector<std::span<std::byte>> tensors;
@@ -256,38 +260,40 @@ struct RoundedMemory {
   std::span<std::byte> block;
 };
 
-// An exchange in progress: one push, one pull or both, over all shards. Of one that is deferred no shard has the whole
-// push, and no weight is written, before the last tensor is ready.
+// An exchange in progress: one push, one pull or both, over all shards. If the exchange is deferred, no shard has the
+// whole push, and no weight is written, before the last tensor is ready.
 class Exchange {
  public:
   virtual ~Exchange() = default;
   // For an exchange started with `deferred`, once for each tensor: its gradient is final and may be sent. Never blocks.
-  // The exchange fails if it is not finite, or if the tensor was ready already. (In a mode that a lost worker fails, a
-  // gradient that servers read in shared memory is looked at there, as it is applied, and then the job fails.)
+  // The exchange fails if the gradient is not finite, or if the tensor was ready already. (In a mode that a lost worker
+  // fails, a gradient that servers read in shared memory is looked at there, as it is applied, and then the job fails.)
   virtual void TensorReady(size_t tensor) = 0;
-  // The same, for a gradient that the caller has found finite, as it is sent: a GPU does so faster. Where the client
-  // encodes what it sends, it looks all the same.
+  // The same, for a gradient that the caller has found finite in the form in which it is sent: a GPU finds out faster.
+  // A client that encodes what it sends looks all the same.
   virtual void TensorReadyFinite(size_t tensor) { TensorReady(tensor); }
   // The same, for a gradient whose memory is only known now. It must not change until the
   // exchange has ended or `release`, if any, is called: once, from any thread, which it must not block, and soon after
   // the end at the latest.
   virtual void TensorReady(size_t tensor, std::span<const float> gradient, std::function<void()> release) = 0;
-  // Instead, once: there is no gradient of this weight. Where other workers have one, this counts as zeros; a step in
-  // which nobody has one leaves the weight, and the optimizer's state and count of updates of it, as they are. Nothing
-  // is sent but that. Never blocks. Only of a push of gradients, and of weights (TensorKind); else the exchange fails.
+  // Called once in the place of TensorReady: there is no gradient of this weight. Where other workers have one, this
+  // worker's counts as zeros; a step in which nobody has one leaves the weight as it is, with the optimizer's state and
+  // its count of updates. Only the absence is sent. Never blocks. The exchange fails unless it pushes gradients and the
+  // tensor is a weight (TensorKind).
   virtual void TensorAbsent(size_t tensor) = 0;
-  // The number of samples that the push counts for, if it is another than PushInfo said; 0: it becomes an empty
-  // contribution, as with skip_not_finite. It counts until the last tensor is ready: false, if that is over or the
-  // exchange pushes nothing. A number that changed costs sending the gradients again.
+  // Sets the number of samples that the push counts for, if it is another than PushInfo said; with 0 the push becomes
+  // an empty contribution, as with skip_not_finite. Returns false, and changes nothing, once the last tensor is ready,
+  // or if the exchange pushes nothing. Another number costs sending the gradients again.
   virtual bool SetSamples(uint32_t samples) = 0;
   // Blocks until this tensor's weights have arrived and are final, so that a forward pass can begin with the first
-  // layers; tensors arrive in layout order. What servers send of a version before they have committed it (streaming)
-  // has arrived when they have, and is never told of before. Without exact versions (ModePolicy), a retried pull may
-  // bring another one, so there it waits for the whole exchange. Returns the error if the exchange failed.
+  // layers; tensors arrive in layout order. Weights that servers send before they have committed their version
+  // (streaming) count as arrived when the version is committed, and never before. Without exact versions (ModePolicy) a
+  // retried pull may bring another version, so this waits for the whole exchange there. Returns the error if the
+  // exchange failed.
   virtual absl::Status WaitTensor(size_t tensor) = 0;
   // Blocks until the exchange has ended.
   virtual absl::StatusOr<ExchangeResult> Wait() = 0;
-  // The same, for so long at most. Nothing: it was not long enough, and the exchange goes on.
+  // The same two, but they wait for this time at most. Nothing: the time was not long enough, and the exchange goes on.
   virtual std::optional<absl::Status> WaitTensorFor(size_t tensor, absl::Duration time) = 0;
   virtual std::optional<absl::StatusOr<ExchangeResult>> WaitFor(absl::Duration time) = 0;
 };
@@ -315,20 +321,20 @@ class Client {
   virtual bool synchronous() const = 0;
   virtual const ModePolicy& policy() const = 0;
   virtual uint64_t start_step() const = 0;
-  // start_step() is the highest that any rank has come to, and not this rank's own: ranks go on by themselves, and the
-  // job does not keep a lost rank's place (--on_worker_loss).
+  // Whether start_step() is the highest step that any rank has come to, and not this rank's own: so it is where ranks
+  // go on by themselves and the job does not keep a lost rank's place (--on_worker_loss).
   virtual bool starts_with_others() const { return false; }
   // The live worker that this one replaced, by joining under its name or by claiming its rank after its connection was
   // lost, as "NAME on HOST"; empty if there was none.
   virtual const std::string& replaced() const = 0;
 
-  // Unless 0, the job keeps checkpoints: for so long servers that cannot be reached are waited for.
+  // Unless 0, the job keeps checkpoints, and this is how long servers that cannot be reached are waited for.
   virtual absl::Duration server_timeout() const { return absl::ZeroDuration(); }
-  // Of the checkpoint that this generation began with; 0: none, or the first.
+  // The version of the checkpoint that this generation began with; 0: there was none, or it was the first.
   virtual uint64_t restored_version() const { return 0; }
   // The newest generation known to this worker that had a complete checkpoint, and the folder of its checkpoints as its
-  // chief sees it: this one, once the job has run or where it began with a checkpoint; else that of the options. None:
-  // an empty folder.
+  // chief sees it. That is this client's generation, once the job has run or where it began with a checkpoint; else it
+  // is the one that the options name. If there is none, the folder is empty.
   struct KnownCheckpoints {
     std::string dir;
     uint64_t generation = 0;
@@ -342,8 +348,8 @@ class Client {
     uint64_t samples = 0;
   };
   virtual Resized resized() const { return {}; }
-  // Of a job whose workers train on samples of their own: what all have together. It is the same for all workers, and
-  // for as long as the job goes on, also from a checkpoint.
+  // What all workers have together, in a job whose workers train on samples of their own. It is the same for all
+  // workers, and for as long as the job goes on, also from a checkpoint.
   virtual std::optional<DataSummary> data_of_all() const { return std::nullopt; }
   // The job was rolled back to a checkpoint: another generation runs. This client is over, and everything that it is
   // asked ends with FAILED_PRECONDITION; the worker may join again (RejoinOptions). Once true, it stays so. What has
@@ -359,18 +365,18 @@ class Client {
   virtual bool lead() const = 0;
 
   // Memory to compute gradients into, and to pull weights into. Each is made at its first call, and later calls return
-  // the same. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough. An exchange takes any memory; this one it
-  // can share with servers on the same host, where the transport does so, and else it is plain memory.
+  // the same. RESOURCE_EXHAUSTED, naming the tensor, if there is not enough. An exchange takes any memory, but this
+  // memory can be shared with servers on the same host, where the transport does so; elsewhere it is plain memory.
   virtual absl::StatusOr<TensorMemory> GradientBuffers() = 0;
   // Whether servers of this host read gradients where they lie, in the memory of GradientBuffers.
   virtual bool shares_gradients() const { return false; }
   virtual absl::StatusOr<TensorMemory> WeightBuffers() = 0;
-  // For workers that round on a device: memory for gradients as the job sends them. A worker rounds to the nearest, of
-  // two that are as near to the one whose last bit is 0 (IEEE 754-2019, 4.3.1), as the client would. What is not
-  // finite, or too large for the type, must be not finite there, so that it is found and refused. Pushes of what is
-  // there say PushInfo::rounded. Made at the first call; later ones return the same. Nothing: the job sends float32, or
-  // keeps what is not sent (--error_feedback, --compress), which the client does. RESOURCE_EXHAUSTED if there is not
-  // enough memory.
+  // For workers that round on a device: memory for gradients as the job sends them. A worker rounds as the client
+  // would: to the nearest value, and, where two values are equally near, to the one whose last bit is 0 (IEEE 754-2019,
+  // 4.3.1). A value that is not finite, or too large for the type, must not be finite in this memory, so that it is
+  // found and refused. A push of what lies here says so (PushInfo::rounded). The memory is made at the first call, and
+  // later calls return the same. Nothing is returned where the job sends float32, or where the client has to round
+  // because it keeps what is not sent (--error_feedback, --compress). RESOURCE_EXHAUSTED if there is not enough memory.
   virtual absl::StatusOr<std::optional<RoundedMemory>> RoundedGradients() { return std::nullopt; }
 
   // True while the chief asks this worker for the initial values. This can happen after Join, if the worker that was
@@ -385,13 +391,13 @@ class Client {
 
   // Blocking forms.
   virtual absl::StatusOr<ExchangeResult> Push(const PushInfo& push, const ConstTensors& gradients) = 0;
-  // Pulls exactly this version, or the newest. `step`: of the gradient that is to be computed on it, unless that is the
-  // one after the last push; a mode may let a worker wait for others that are behind.
+  // Pulls exactly this version, or the newest. `step`: the step of the gradient that is to be computed on it, unless
+  // that is the one after the last push; a mode may let a worker wait for others that are behind.
   virtual absl::StatusOr<ExchangeResult> Pull(const MutableTensors& weights,
                                               std::optional<uint64_t> version = std::nullopt,
                                               std::optional<uint64_t> step = std::nullopt) = 0;
-  // The newest weights as the servers keep them, to evaluate or save. Pull, and what a push brings, are to compute on:
-  // there weights are rounded where the job says so (--weights_wire_dtype).
+  // Pulls the newest weights as the servers keep them, to evaluate or save them. Weights that Pull or a push brings are
+  // for computing: they are rounded where the job says so (--weights_wire_dtype).
   virtual absl::StatusOr<ExchangeResult> PullFloat32(const MutableTensors& weights) = 0;
   virtual absl::StatusOr<ExchangeResult> PushPull(const PushInfo& push, const ConstTensors& gradients,
                                                   const MutableTensors& weights) = 0;
@@ -412,19 +418,19 @@ class Client {
     return StartPushPull(push, gradients, weights, deferred);
   }
 
-  // Whether the job's budget is the job's (--budget=job): workers take runs of samples from the chief, until all are
-  // used. Else each has a fixed share.
+  // Whether the budget is the whole job's (--budget=job): workers take runs of samples from the chief, until all are
+  // used. Else each worker has a fixed share.
   virtual bool hands_out_runs() const = 0;
   // Takes the next run. The chief allows two that are not finished, so that the next one can be taken while the push of
-  // the last is under way. Blocks for `wait` at most, and while runs of this worker are not finished not at all:
-  // others may be waiting for them. A repeat with the number of the last run that it got brings the same. The errors of
-  // a wait, as above; FAILED_PRECONDITION if the job hands out no runs, its runs are others, or too many are not
-  // finished.
+  // the last is under way. Blocks for `wait` at most, and not at all while runs of this worker are not finished, since
+  // others may be waiting for those. A repeat with the number of the last run that this worker got brings that run
+  // again. The errors are those of a wait, as above, and FAILED_PRECONDITION if the job hands out no runs, if its runs
+  // are others than `request` says, or if too many are not finished.
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
 
   // Says that this worker makes no step for a while though nothing is wrong ("evaluating"), so that those who wait for
-  // it are told, and --progress_timeout does not count meanwhile. It is told within a third of the lease, so what is
-  // over sooner may not be. "": that is over. Thread-safe; does not wait.
+  // it are told, and --progress_timeout does not count meanwhile. The chief is told within a third of the lease, so it
+  // may never hear of what is over sooner. "": the worker makes steps again. Thread-safe; does not wait.
   virtual void SetBusy(const std::string& what) = 0;
 
   // Reports that this worker has used up its budget, and waits until all workers have. It then returns on the lead
@@ -441,16 +447,17 @@ class Client {
   virtual absl::StatusOr<HashedWeights> WeightsHash() = 0;
 };
 
-// What a worker that is about to join the job should be started with: as the last owner of its rank was (of
-// options.rank, else of the lowest free one), `job` among it. Empty before the job runs, or where nobody has told any.
-// Of the options it uses `server`, `rank`, `connect_timeout`, `stop` and `on_notice`. `waits`: for a server that cannot
-// be reached yet, as a join does; else that is UNAVAILABLE at once. UNIMPLEMENTED: the server is older than this.
+// The flags that a worker which is about to join the job should be started with, `job` among them: those of the last
+// owner of its rank (options.rank, else the lowest free one). Empty before the job runs, or where no worker has told
+// its flags. The options that it uses are `server`, `rank`, `connect_timeout`, `stop` and `on_notice`. `waits`: whether
+// it waits for a server that cannot be reached yet, as a join does; else it ends with UNAVAILABLE at once.
+// UNIMPLEMENTED: the server is older than this call.
 absl::StatusOr<std::map<std::string, std::string>> FlagsOfJob(const ClientOptions& options, bool waits);
 
-// To join again under the name of a client that was fenced(), was rolled back, or lost its servers. The join waits for
-// them for as long as that one would have, and tells on_notice every few seconds. After one that was fenced() or
-// rolled_back() it yields: it takes its former rank if that is free, else the lowest free one; ALREADY_EXISTS or
-// FAILED_PRECONDITION names who has its place.
+// The options to join again under the name of a client that was fenced(), was rolled back, or lost its servers. The
+// join waits for them for as long as that one would have, and tells on_notice every few seconds. After one that was
+// fenced() or rolled_back() it yields: it takes its former rank if that is free, else the lowest free one;
+// ALREADY_EXISTS or FAILED_PRECONDITION names who has its place.
 ClientOptions RejoinOptions(ClientOptions options, const Client& over);
 
 }  // namespace ps
