@@ -56,7 +56,7 @@ class UsageError(Exception):
 class Options:
     """What the command line says."""
 
-    command: list[str]  # Of a worker.
+    command: list[str]  # What each worker runs.
     workers: int
     servers: int
     server: str | None
@@ -185,8 +185,9 @@ class Run:
         self._watch_signals()
         try:
             self._start()
-            self._supervisor.until(lambda: not any(worker.running for worker in self._supervisor.workers))
-            status = self._await_servers()
+            self._supervisor.await_workers()
+            self._await_servers()
+            status = 0
         except FileNotFoundError as error:
             self._say(str(error))
             status = _EXIT_FAILED
@@ -221,19 +222,13 @@ class Run:
             unbuffered = {"PYTHONUNBUFFERED": "1", **os.environ}
             self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
 
-    def _await_servers(self) -> int:
-        """All workers have ended well: so will the servers."""
-        supervisor, timeout_s = self._supervisor, self._options.server_timeout_s
-        if self._options.server_flags.get("keep_running", "false") == "true":
-            self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
-            with contextlib.suppress(Stopped):
-                supervisor.until(lambda: not self._any_run())
-            return 0
-        if supervisor.until(lambda: not self._any_run(), timeout_s):
-            return 0
-        running = next(server.name for server in supervisor.servers if server.running)
-        self._say(f"{running} still runs {timeout_s:g} s after the workers have ended: did they all join the job?")
-        return _EXIT_FAILED
+    def _await_servers(self) -> None:
+        if self._options.server_flags.get("keep_running", "false") != "true":
+            self._supervisor.await_servers(self._options.server_timeout_s)
+            return
+        self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
+        with contextlib.suppress(Stopped):
+            self._supervisor.until(lambda: not self._any_run())
 
     def _any_run(self) -> bool:
         return any(process.running for process in self._supervisor.processes)

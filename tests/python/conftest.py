@@ -37,7 +37,7 @@ class ServerProcesses:
 
     def start(self, num_workers: int, *flags: str, shards: int = 1, mode: str = "bsp") -> str:
         """Servers that wait for so many workers; the optimizer is theirs unless a flag says otherwise."""
-        from psgrad import _programs
+        from psgrad._supervisor import find_program
 
         chief = ""
         for shard in range(shards):
@@ -47,7 +47,7 @@ class ServerProcesses:
             if chief:
                 arguments.append(f"--chief={chief}")
             process = subprocess.Popen(
-                [_programs.find("ps_server"), *arguments, *flags], stdout=subprocess.PIPE, text=True
+                [find_program("ps_server"), *arguments, *flags], stdout=subprocess.PIPE, text=True
             )
             self.processes.append(process)
             assert process.stdout is not None

@@ -24,11 +24,11 @@ class Restartable:
         self, num_workers: int, *flags: str, shards: int = 1, mode: str = "bsp", every: str = "10", keeps: bool = True
     ) -> str:
         """Returns the chief's address. `every`: --checkpoint_every; keeps=False: there are no checkpoints."""
-        from psgrad import _programs
+        from psgrad._supervisor import find_program
 
         for shard in range(shards):
             command = [
-                _programs.find("ps_server"),
+                find_program("ps_server"),
                 f"--num_workers={num_workers}",
                 f"--mode={mode}",
                 f"--shard={shard}",

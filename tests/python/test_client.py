@@ -16,7 +16,7 @@ import pytest
 
 import psgrad
 from conftest import ServerProcesses
-from psgrad import _programs
+from psgrad._supervisor import find_program
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})
@@ -337,7 +337,7 @@ def test_a_job_that_is_shut_down_says_so_and_not_that_it_failed(servers: ServerP
     weights = arrays(0)
     result = client.start(arrays(0), weights)
     result = client.push_pull(result.next_step, arrays(1), weights)
-    subprocess.run([_programs.find("ps_ctl"), f"--server={address}", "shutdown"], check=True, timeout=30)
+    subprocess.run([find_program("ps_ctl"), f"--server={address}", "shutdown"], check=True, timeout=30)
     with pytest.raises(psgrad.ShutDown, match="ps_ctl shutdown"):
         client.push_pull(result.next_step, arrays(1), weights)
     assert issubclass(psgrad.ShutDown, psgrad.JobFailed)

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from conftest import await_exit_of
-from psgrad import _programs, run
+from psgrad import run
 from psgrad._lines import Lines
-from psgrad._supervisor import server_flags
+from psgrad._supervisor import find_program, server_flags
 
 TIMEOUT_S = 30.0
 # So that the scripts need no server.
@@ -228,7 +228,7 @@ def test_a_worker_is_named_although_the_server_fails_first(script: Script) -> No
 def test_servers_that_do_not_end_after_the_workers_are_an_error(script: Script) -> None:
     status, output = ran("--server_timeout=2s", "--optimizer=sgd", script("print('never joined')"))
     assert status == 1
-    assert "psrun: server 0 still runs 2 s after the workers have ended: did they all join the job?" in output
+    assert "psrun: server 0 still runs 2 s after the workers have ended (did they all join the job?)" in output
 
 
 @needs_programs
@@ -307,7 +307,7 @@ def test_a_wrong_command_line_is_refused(
 def test_a_missing_server_program_is_said_with_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PSGRAD_BIN", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=rf"^ps_nothing: there is no such program in .*{tmp_path} or on PATH$"):
-        _programs.find("ps_nothing")
+        find_program("ps_nothing")
 
 
 # ---- Ending

@@ -160,7 +160,7 @@ def test_a_flag_that_servers_refuse_is_an_error_in_their_words() -> None:
 
 @needs_programs
 def test_servers_that_do_not_end_after_the_workers_are_an_error() -> None:
-    with pytest.raises(SpawnError, match=r"server 0 still runs 2 s after .* did they all join the job"):
+    with pytest.raises(SpawnError, match=r"server 0 still runs 2 s after .*did they all join the job"):
         spawn(threads, workers=1, optimizer="sgd", server_timeout=2.0)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import psgrad
 from conftest import ServerProcesses
-from psgrad import _programs
+from psgrad._supervisor import find_program
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
 
@@ -166,7 +166,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_float16_is_not_gone_on_from(
         client.push_pull(0, [np.ones(4, np.float32)], weights)
         client.done()
     assert servers.processes[0].wait(timeout=60) == 0
-    command = [_programs.find("ps_server"), "--num_workers=1", "--optimizer=sgd", folder, "--restore=latest"]
+    command = [find_program("ps_server"), "--num_workers=1", "--optimizer=sgd", folder, "--restore=latest"]
     ended = subprocess.run(
         [*command, "--weights_wire_dtype=float16"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -74,9 +74,9 @@ def ps_server() -> str | None:
     if not HAVE_CORE:
         return None
     try:
-        from psgrad import _programs
+        from psgrad._supervisor import find_program
 
-        return str(_programs.find("ps_server"))
+        return str(find_program("ps_server"))
     except Exception:
         return None
 
