@@ -151,7 +151,7 @@ def place_in(environment: Mapping[str, str]) -> Place:
     """What torchrun says, or else Slurm. UsageError for what cannot be."""
     for rank, world, local_rank, local_world in (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     ):
         if rank not in environment or world not in environment:
             continue
@@ -160,14 +160,27 @@ def place_in(environment: Mapping[str, str]) -> Place:
                 rank=int(environment[rank]),
                 world=int(environment[world]),
                 local_rank=int(environment.get(local_rank, "0")),
-                local_world=int(environment.get(local_world, "1")),
+                local_world=_tasks_of_node(environment.get(local_world, "1"), environment.get("SLURM_NODEID", "0")),
             )
         except ValueError as error:
             raise UsageError(f"{rank}, {world}, {local_rank} and {local_world} in the environment: {error}") from None
-        if not (0 <= place.rank < place.world and 0 <= place.local_rank < place.local_world):
-            raise UsageError(f"{rank}={place.rank} of {world}={place.world} in the environment cannot be")
+        for number, name, count, whole in (
+            (place.rank, rank, place.world, world),
+            (place.local_rank, local_rank, place.local_world, local_world),
+        ):
+            if not 0 <= number < count:
+                raise UsageError(f"{name}={number} of {whole}={count} in the environment cannot be")
         return place
     return Place()
+
+
+def _tasks_of_node(text: str, node: str) -> int:
+    """torchrun gives the number of this node, as in 2; Slurm those of all nodes, as in 2(x3),1."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.removesuffix(")").partition("(x")
+        tasks += [int(count)] * int(times or 1)
+    return tasks[min(int(node), len(tasks) - 1)]
 
 
 class Run:

@@ -151,9 +151,22 @@ def test_under_torchrun_or_slurm_a_launcher_stands_for_its_workers() -> None:
     assert run.place_in(torchrun) == run.Place(rank=2, world=4, local_rank=1, local_world=2)
     assert run.place_in({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}) == run.Place(rank=1, world=2)
     assert run.place_in({"RANK": "1"}) == run.Place()
-    for wrong in ({"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-        with pytest.raises(run.UsageError, match="RANK"):
+    for wrong, named in (
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "^RANK=2 of WORLD_SIZE=2 "),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "^LOCAL_RANK=1 of LOCAL_WORLD_SIZE=1 "),
+    ):
+        with pytest.raises(run.UsageError, match=named):
             run.place_in(wrong)
+
+
+def test_slurm_says_how_many_tasks_each_node_has() -> None:
+    """As srun does, whatever it was asked for: here for five tasks on three nodes."""
+    job = {"SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    places = [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1"), ("4", "2", "0")]
+    for rank, node, local_rank in places:
+        environment = {**job, "SLURM_PROCID": rank, "SLURM_NODEID": node, "SLURM_LOCALID": local_rank}
+        assert run.place_in(environment) == run.Place(int(rank), 5, int(local_rank), 1 if node == "2" else 2)
 
 
 def test_ranks_go_on_from_launcher_to_launcher(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
