@@ -267,7 +267,7 @@ class _Worker(Process):
             return False
         try:
             kind, *content = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # It is closed, or the worker was killed while it was sending.
             return False
         if kind == "result":
             (self.result,) = content

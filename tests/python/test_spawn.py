@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,6 +69,14 @@ def blame_another(folder: str) -> None:
 
 def kill_oneself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_the_result_is_sent() -> None:
+    def send_bytes(self: Connection, data: bytes) -> None:
+        os.write(self.fileno(), len(data).to_bytes(4, "big") + data[:-1])
+        kill_oneself()
+
+    Connection._send_bytes = send_bytes  # type: ignore[attr-defined]
 
 
 def leave_early(status: int) -> None:
@@ -138,6 +147,7 @@ def test_the_cause_is_named_where_another_worker_failed_because_of_it(tmp_path: 
     ("fn", "args", "message"),
     [
         (kill_oneself, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
+        (die_while_the_result_is_sent, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
         (leave_early, (3,), "^worker 0 ended with status 3$"),
         (unpicklable, (), "(?s)^worker 0 failed:.*pickle"),
     ],
