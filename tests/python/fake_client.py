@@ -95,6 +95,7 @@ class Push:
     gradients: list[np.ndarray | None]
     difference: bool
     learning_rate: float | None
+    passed: int | None = None
 
 
 _addresses = itertools.count()
@@ -459,7 +460,7 @@ class FakeClient:
         deferred: bool = False,
     ) -> FakeExchange:
         assert not self.closed
-        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate)
+        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate, passed)
         exchange = FakeExchange(self, step, given, weights, skip_not_finite)
         exchange.given = gradients
         if not deferred:

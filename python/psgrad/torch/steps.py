@@ -319,10 +319,10 @@ class PushGradients(Steps):
         if self._closed:
             raise RuntimeError(self._closed)
         progress = self.progress
+        self._told = self.learning_rate.to_tell(self.client.lead)
+        self._told_samples = max(1, progress.samples)  # With none, weights would come while backward goes on.
         jumped_over, progress.jumped_over = progress.jumped_over, 0
         self.began = time.monotonic()
-        self._told_samples = max(1, progress.samples)  # With none, weights would come while backward goes on.
-        self._told = self.learning_rate.to_tell(self.client.lead)
         self._exchange = self.client.begin(
             progress.step,
             self._empty,
