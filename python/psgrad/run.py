@@ -43,6 +43,7 @@ of their processes stands for N workers. Under torchrun psrun is not needed: a s
 Exit status: 0 if all ended with 0; 1 if one failed; 2 for a wrong flag; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
+_TRUE = ("true", "t", "yes", "y", "1")  # As ps_server's flags have it.
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
@@ -236,7 +237,7 @@ class Run:
             self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
 
     def _await_servers(self) -> None:
-        if self._options.server_flags.get("keep_running", "false") != "true":
+        if self._options.server_flags.get("keep_running", "").lower() not in _TRUE:
             self._supervisor.await_servers(self._options.server_timeout_s)
             return
         self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")

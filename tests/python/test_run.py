@@ -245,8 +245,9 @@ def test_servers_that_do_not_end_after_the_workers_are_an_error(script: Script) 
 
 
 @needs_programs
-def test_servers_that_are_to_keep_running_end_on_ctrl_c(script: Script) -> None:
-    with psrun("--keep_running", "--optimizer=sgd", script(REAL_WORKER)) as job:
+@pytest.mark.parametrize("flag", ["--keep_running", "--keep_running=1"])
+def test_servers_that_are_to_keep_running_end_on_ctrl_c(script: Script, flag: str) -> None:
+    with psrun(flag, "--optimizer=sgd", script(REAL_WORKER)) as job:
         job.await_output("the servers run until Ctrl-C")
         job.process.send_signal(signal.SIGINT)
         assert job.await_end() == 0
