@@ -68,15 +68,7 @@ def _load_core() -> None:
 _load_core()
 
 from psgrad._core import Cancelled, Error, Fenced, JobFailed, Refused, RolledBack, ShutDown, Unavailable  # noqa: E402
-from psgrad.client import (  # noqa: E402
-    Client,
-    Exchange,
-    LocalSteps,
-    OptimizerSettings,
-    Result,
-    Tensor,
-    WaitAgain,
-)
+from psgrad.client import Client, Exchange, LocalSteps, OptimizerSettings, Result, Tensor, WaitAgain  # noqa: E402
 from psgrad.spawn import SpawnError, spawn  # noqa: E402
 
 if typing.TYPE_CHECKING:

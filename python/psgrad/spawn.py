@@ -16,16 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from psgrad._lines import Sink
-from psgrad._supervisor import (
-    OWN_FLAGS,
-    Ending,
-    Failed,
-    Process,
-    Supervisor,
-    ending_of,
-    tie_to,
-    worker_environment,
-)
+from psgrad._supervisor import OWN_FLAGS, Ending, Failed, Process, Supervisor, ending_of, tie_to, worker_environment
 
 _LINES_KEPT = 20  # The last that servers wrote, for an error.
 
@@ -79,15 +70,8 @@ def spawn(
     supervisor = Supervisor(sink)
     try:
         address = server or supervisor.start_servers(servers, workers, flags, server_timeout)
-        started = _start_workers(
-            supervisor,
-            multiprocessing.get_context(context),
-            workers,
-            fn,
-            args,
-            address,
-            flags.get("job", "default"),
-        )
+        job = flags.get("job", "default")
+        started = _start_workers(supervisor, context, workers, fn, args, address, job)
         supervisor.await_workers()
         supervisor.await_servers(server_timeout)
     except Failed as failure:
@@ -195,14 +179,9 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 
 def _start_workers(
-    supervisor: Supervisor,
-    context: Any,
-    count: int,
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    address: str,
-    job: str,
+    supervisor: Supervisor, start: str, count: int, fn: Callable[..., Any], args: Sequence[Any], address: str, job: str
 ) -> list[_Worker]:
+    context: Any = multiprocessing.get_context(start)
     workers = []
     for rank in range(count):
         environment = worker_environment(rank, rank, count, count, address, job)

@@ -32,6 +32,7 @@ log = logging.getLogger("psgrad")
 _live: weakref.WeakSet[Member] = weakref.WeakSet()
 _lock = threading.Lock()
 _installed = False
+_FINISHED = "finish() was called: this worker has left the job"
 
 
 class Member(ABC):
@@ -145,9 +146,9 @@ class Member(ABC):
             raise
         except BaseException as error:
             self._say_left(reason_of(type(error), error))
-            self._end("finish() was called: this worker has left the job")
+            self._end(_FINISHED)
             raise
-        self._end("finish() was called: this worker has left the job")
+        self._end(_FINISHED)
 
     def _try_to_finish(self, step: int) -> bool:
         """False: the servers have gone back, but to no step before this one. RolledBack: they have."""
@@ -168,23 +169,13 @@ class Member(ABC):
             )
         return False
 
-    def _end(self, why: str) -> None:
-        self._ended = why
-        self._steps.close(why)
-        self._let_go()
-
     def leave(self, reason: str) -> None:
         """Leaves the job at once, for this reason, which the servers and the other workers are told. Never raises."""
         if self._ended or os.getpid() != self._pid:
             return
-        self._ended = f"this worker has left the job: {reason}"
-        steps = getattr(self, "_steps", None)
         self._client.stop()
-        if steps is not None:
-            steps.close(self._ended)
-            steps.give_up()
+        self._end(f"this worker has left the job: {reason}")
         self._say_left(reason)
-        self._let_go()
 
     def _say_left(self, reason: str) -> None:
         try:
@@ -192,25 +183,27 @@ class Member(ABC):
         except Exception as error:  # The job may be gone by now, and there is another exception to be seen.
             log.debug("leave: %s", error)
 
-    def _let_go(self) -> None:
+    def _end(self, why: str) -> None:
+        """Lets go of the model and the metrics file, as far as there are any: the job may not have started."""
+        self._close(why)
         with _lock:
             _live.discard(self)
-        steps = getattr(self, "_steps", None)
-        if steps is not None:
-            steps.remove_hooks()
-        records = getattr(self, "_records", None)
-        if records is not None:
-            records.end(self.dropped, self.skipped)
+        if hasattr(self, "_steps"):
+            self._steps.let_go()
+        if hasattr(self, "_records"):
+            self._records.end(self.dropped, self.skipped)
+
+    def _close(self, why: str) -> None:
+        self._ended = why
+        if hasattr(self, "_steps"):
+            self._steps.close(why)
 
     def forked(self) -> None:
         """In a child of the process: the client, its threads and connections belong to the parent."""
-        self._ended = (
+        self._close(
             f"this process was forked from the worker's (pid {self._pid}), which alone can train: keep backward() and "
             "step() out of DataLoader workers and other children"
         )
-        steps = getattr(self, "_steps", None)
-        if steps is not None:
-            steps.close(self._ended)
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ from psgrad.torch.tensors import Entry, Memory, shortened
 
 log = logging.getLogger("psgrad")
 
+# For the push under way to end, once the client has been stopped.
 _GIVE_UP_S = 5.0
 # A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
 _PULLS_MAX = 100
@@ -162,13 +163,10 @@ class Steps(ABC):
         return nullcontext()
 
     def close(self, why: str) -> None:  # noqa: B027
-        """No gradient is sent any more; a backward pass raises with this reason, unless hooks are removed."""
+        """No gradient is sent any more; a backward pass raises with this reason until let_go()."""
 
-    def give_up(self) -> None:  # noqa: B027
-        """Waits until nothing reads the gradients of the push under way any more; the client has been stopped."""
-
-    def remove_hooks(self) -> None:  # noqa: B027
-        """The model is the user's again."""
+    def let_go(self) -> None:  # noqa: B027
+        """The model is the user's again, as soon as nothing reads the gradients of the push under way any more."""
 
 
 class PushGradients(Steps):
@@ -304,16 +302,12 @@ class PushGradients(Steps):
         assert gradient is not None
         target = self.memory.gradients[index]
         strided = gradient.layout is torch.strided
-        if not strided:
-            self._say_sparse(index)
+        if not strided and index not in self._sparse:
+            self._sparse.add(index)
+            log.warning("%s: its sparse gradient is made dense to be sent", self.memory.entries[index].name)
         with torch.no_grad():
             target.copy_(gradient if strided else gradient.to_dense())
         return target.data_ptr()
-
-    def _say_sparse(self, index: int) -> None:
-        if index not in self._sparse:
-            self._sparse.add(index)
-            log.warning("%s: its sparse gradient is made dense to be sent", self.memory.entries[index].name)
 
     def _begin(self) -> None:
         if self._closed:
@@ -412,7 +406,6 @@ class PushGradients(Steps):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of backward passes in it stay where they are."""
         before, self._quiet = self._quiet, True
         try:
             yield
@@ -420,18 +413,14 @@ class PushGradients(Steps):
             self._quiet = before or bool(self._closed)
 
     def close(self, why: str) -> None:
-        """No gradient is sent any more; a backward pass raises with this reason, unless hooks are removed."""
         self._closed = why
         self._quiet = True
 
-    def give_up(self) -> None:
-        """Waits until nothing reads the gradients of the push under way any more; the client has been stopped."""
+    def let_go(self) -> None:
         if self._exchange is not None:
             with suppress(psgrad.Error, TimeoutError):
                 self._exchange.wait(_GIVE_UP_S)
             self._forget()
-
-    def remove_hooks(self) -> None:
         for handle in self._hooks:
             handle.remove()
         self._hooks = []
