@@ -250,7 +250,7 @@ def _file_names(tensors: Mapping[str, _Tensor], names: Names, transposed: Collec
 
 def _layer_names(tensors: Mapping[str, _Tensor], transposed: Collection[str]) -> dict[str, str]:
     names: dict[str, str] = {}
-    width: int | None = None  # Of what the layer before gives.
+    width: int | None = None  # What the layer before gives.
     for number, (name, tensor) in enumerate(tensors.items()):
         shape = tuple(reversed(tensor.shape)) if name in transposed else tensor.shape
         is_weight = number % 2 == 0

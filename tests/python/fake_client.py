@@ -263,7 +263,7 @@ class FakeServer:
 
 
 def array(value: Any) -> np.ndarray:
-    """Of numpy or torch, without a copy."""
+    """An array of numpy or torch as one of numpy, without a copy."""
     if hasattr(value, "detach"):
         value = value.detach().numpy()
     value = np.asarray(value)

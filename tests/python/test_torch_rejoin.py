@@ -21,7 +21,7 @@ from torch_support import REAL_CLIENT, Job, largest_difference, loss_of, mlp, ps
 pytestmark = pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
 
 WORKERS = 2
-SAMPLES = 150  # Of which the last batch of an epoch leaves rank 1 none.
+SAMPLES = 150  # The last batch of an epoch leaves rank 1 none of them.
 EPOCHS = 4
 
 

@@ -43,7 +43,7 @@ class Job:
     def __init__(self, address: str, workers: int, server: fake_client.FakeServer | None = None) -> None:
         self.address = address
         self.workers = workers
-        self.server = server  # Of a fake.
+        self.server = server  # There is one in a fake job.
 
     def wrap(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, **options: Any) -> Any:
         return psgrad.torch.DistributedOptimizer(optimizer, model, server=self.address, **options)

@@ -166,7 +166,7 @@ class AverageWeights(LocalTraining):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._pulled = self.copy()  # The servers' weights w as they came last.
+        self._pulled = self.copy()  # The servers' weights w, as they came last.
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()

@@ -70,9 +70,8 @@ class WrappingOptimizer(torch.optim.Optimizer):
             raise ValueError("load_state_dict: the parameter groups are others than this optimizer's")
         if state_dict["state"]:
             self._load_local_state(state_dict)
-        for group, values in zip(
-            self.param_groups, saved, strict=True
-        ):  # In place: the wrapped optimizer has them too.
+        # In place: the wrapped optimizer has them too.
+        for group, values in zip(self.param_groups, saved, strict=True):
             group.update((key, value) for key, value in values.items() if key not in ("params", "param_names"))
 
     def _load_local_state(self, state_dict: Mapping[str, Any]) -> None:
@@ -175,8 +174,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self.accumulate = accumulate
         self._overlap = overlap == "backward"
         self._samples = 1 if samples is None else samples
-        self._samples_told = False  # By set_samples(), of the coming step.
-        self._adds_up = False  # Several backward passes make the coming step, by no_sync().
+        self._samples_told = False  # set_samples() was called for the coming step.
+        self._adds_up = False  # no_sync() was used: several backward passes make the coming step.
         self._unused = Unused(unused)
         self._rolled_back_to: int | None = None
         self._data_rewinds = False
