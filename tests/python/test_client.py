@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import psgrad
-from conftest import ServerProcesses
 from psgrad._supervisor import find_program
+from server_processes import ServerProcesses
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})

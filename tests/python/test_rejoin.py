@@ -14,7 +14,7 @@ import pytest
 
 import psgrad
 from psgrad.data import Batches
-from restarts import Restartable
+from server_processes import Restartable
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("momentum", {"learning_rate": 0.125, "momentum": 0.5})
