@@ -23,8 +23,20 @@ _POLL_S = 0.2
 _STOP_S = 0.5
 
 _T = TypeVar("_T")
+_waited_for: list[_core.Client] = []  # By any thread, at this moment.
 
-atexit.register(_core.join_calls)
+
+def _end_calls() -> None:
+    """At the interpreter's exit a daemon thread may wait: that would hold the exit up, or be cut off within C++."""
+    for client in list(_waited_for):
+        client.stop()
+    _core.join_calls()
+    end = time.monotonic() + _STOP_S
+    while _waited_for and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+atexit.register(_end_calls)
 
 
 class WaitAgain(Exception):
@@ -65,6 +77,7 @@ class OptimizerSettings:
 def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
     """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends the wait."""
     end = None if timeout is None else time.monotonic() + timeout
+    _waited_for.append(client)
     try:
         while True:
             result = poll(_POLL_S if end is None else min(_POLL_S, max(0.0, end - time.monotonic())))
@@ -81,6 +94,7 @@ def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: fl
             poll(_STOP_S)
         raise
     finally:
+        _waited_for.remove(client)
         _log_notices(client)
 
 

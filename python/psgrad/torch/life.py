@@ -138,6 +138,9 @@ class Member(ABC):
         """
         if self._ended or os.getpid() != self._pid:
             return
+        if not hasattr(self, "_steps"):  # The process ends while another thread waits for the start.
+            self.leave("the process ended before the job had started")
+            return
         step = self._progress.step + (self._steps.open_batches > 0)
         try:
             while not self._try_to_finish(step):
