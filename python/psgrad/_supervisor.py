@@ -46,7 +46,7 @@ except OSError as error:
 
 
 def tie_to(parent: int) -> None:
-    """The same for a process that is an interpreter itself. It ends at once if `parent` is not its parent any more."""
+    """Ties this process, an interpreter, in the same way. It ends at once if `parent` is not its parent any more."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
@@ -83,11 +83,11 @@ def ending_of(child: int) -> Ending | None:
 
 
 class Process(ABC):
-    """A process of a job. `name` is for people: "worker 2"."""
+    """A process of a job. `name` is for people: "worker 2"; `fd` is readable once the process has ended."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str, fd: int) -> None:
         self.name = name
-        self.number = number
+        self.fd = fd
         self.ending: Ending | None = None  # As of the last look().
 
     @property
@@ -102,11 +102,6 @@ class Process(ABC):
     def blames_another(self) -> bool:
         """It failed, most likely because another one did, which may take a moment longer to end."""
         return False
-
-    @property
-    @abstractmethod
-    def fd(self) -> int:
-        """Readable once the process has ended."""
 
     @abstractmethod
     def look(self) -> None:
@@ -127,8 +122,7 @@ class Child(Process):
     Start it from a thread that lives longer than it does.
     """
 
-    def __init__(self, name: str, number: int, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
-        super().__init__(name, number)
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self._popen = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
@@ -138,21 +132,13 @@ class Child(Process):
             start_new_session=True,
             bufsize=0,
         )
-        self._fd = os.pidfd_open(self._popen.pid)
+        super().__init__(name, os.pidfd_open(self._popen.pid))
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.stdout = self._popen.stdout.fileno()
         self.stderr = self._popen.stderr.fileno()
         for pipe in (self.stdout, self.stderr):
             os.set_blocking(pipe, False)
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    @property
-    def fd(self) -> int:
-        return self._fd
 
     def look(self) -> None:
         if self.ending is None:
@@ -167,7 +153,7 @@ class Child(Process):
             return
         self._signal_group(signal.SIGKILL)
         self._popen.wait()
-        os.close(self._fd)
+        os.close(self.fd)
         for pipe in (self._popen.stdout, self._popen.stderr):
             if pipe is not None:
                 pipe.close()
@@ -225,7 +211,7 @@ class Supervisor:
     # ---- Starting
 
     def start_worker(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        worker = Child(f"worker {rank}", rank, command, env)
+        worker = Child(f"worker {rank}", command, env)
         self.workers.append(worker)
         self._read_output(worker)
 
@@ -241,7 +227,7 @@ class Supervisor:
         return chief.address
 
     def _start_server(self, program: str, shard: int, flags: list[str]) -> Server:
-        server = Server(f"server {shard}", shard, [program, *flags])
+        server = Server(f"server {shard}", [program, *flags])
         self.servers.append(server)
         self._read_output(server)
         return server

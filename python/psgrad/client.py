@@ -315,7 +315,7 @@ class Client:
 
     @property
     def server_timeout(self) -> float:
-        """For so many seconds a server that died is waited for; 0: the job keeps no checkpoints to go back to."""
+        """A server that died is waited for so many seconds; 0: the job keeps no checkpoints to go back to."""
         return self._core.server_timeout
 
     @property
@@ -327,7 +327,7 @@ class Client:
 
     @property
     def name(self) -> str:
-        """Under which the worker has joined."""
+        """The name under which the worker has joined."""
         return self._core.name
 
     @property

@@ -318,7 +318,7 @@ class Batches:
         return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
 
     def _batch_now(self) -> int:
-        """That the worker's next step begins with."""
+        """The batch that the worker's next step begins with."""
         return self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
 
     def _follow_rollback(self) -> None:

@@ -98,8 +98,8 @@ def _error(failure: Failed, sink: _Stderr) -> SpawnError:
     if not isinstance(process, _Worker):
         return SpawnError("\n".join([str(failure), *sink.last_lines]))
     if process.traceback:
-        return SpawnError(f"{process.name} failed:\n{process.traceback}", process.number, process.traceback)
-    return SpawnError(str(failure), process.number)
+        return SpawnError(f"{process.name} failed:\n{process.traceback}", process.rank, process.traceback)
+    return SpawnError(str(failure), process.rank)
 
 
 # ---- Arguments
@@ -211,17 +211,14 @@ class _Worker(Process):
     """A process of multiprocessing."""
 
     def __init__(self, rank: int, process: Any, connection: Connection) -> None:
-        super().__init__(f"worker {rank}", rank)
+        super().__init__(f"worker {rank}", process.sentinel)
+        self.rank = rank
         self.connection = connection
         self.result: Any = None
         self.traceback = ""
         self._process = process
         self._is_victim = False
         self._reaped = False
-
-    @property
-    def fd(self) -> int:
-        return int(self._process.sentinel)
 
     @property
     def blames_another(self) -> bool:
@@ -300,7 +297,7 @@ def _is_of_another(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """For a process that is started in it: some libraries read theirs when they are loaded, before fn runs."""
+    """Sets them while a process is started: some libraries read theirs when they are loaded, before fn runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

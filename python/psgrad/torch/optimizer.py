@@ -70,7 +70,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
             raise ValueError("load_state_dict: the parameter groups are others than this optimizer's")
         if state_dict["state"]:
             self._load_local_state(state_dict)
-        # In place: the wrapped optimizer has them too.
+        # They are changed in place, as the wrapped optimizer has them too.
         for group, values in zip(self.param_groups, saved, strict=True):
             group.update((key, value) for key, value in values.items() if key not in ("params", "param_names"))
 

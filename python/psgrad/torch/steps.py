@@ -17,7 +17,7 @@ from psgrad.torch.tensors import Entry, Memory, shortened
 
 log = logging.getLogger("psgrad")
 
-# For the push under way to end, once the client has been stopped.
+# The push under way is given so long to end, once the client has been stopped.
 _GIVE_UP_S = 5.0
 # A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
 _PULLS_MAX = 100

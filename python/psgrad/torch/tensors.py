@@ -135,7 +135,7 @@ def _refuse_model(model: torch.nn.Module) -> None:
             "model: DistributedDataParallel averages gradients by itself; pass the module in it (model.module)"
         )
     for name, module in model.named_modules():
-        # By name: the class is in a module that is slow to import.
+        # It is told by its name, as the class is in a module that is slow to import.
         compiled = (
             type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         )
