@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -53,6 +52,10 @@ class UsageError(Exception):
     """What is wrong with the command line."""
 
 
+class HelpAsked(Exception):
+    """The command line asks what psrun is."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line says."""
@@ -71,12 +74,14 @@ _OWN = ("workers", "servers", "server", "job", "grace", "server_timeout")
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options; UsageError. Flags end with the first argument that is none."""
+    """The options; UsageError, HelpAsked. Flags end with the first argument that is none."""
     own: dict[str, str] = {}
     for_servers: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
         flag = rest.pop(0)
+        if flag in ("-h", "--help"):
+            raise HelpAsked
         name, equals, value = flag.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if name in _OWN:
@@ -285,12 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.fstat(standard)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    flags = itertools.takewhile(lambda argument: argument.startswith("-"), arguments)
-    if any(flag in ("-h", "--help") for flag in flags):
-        print(_USAGE, end="")
-        return 0
     try:
         return Run(parse(arguments)).run()
+    except HelpAsked:
+        print(_USAGE, end="")
+        return 0
     except UsageError as error:
         print(f"psrun: {error} (psrun --help)", file=sys.stderr)
         return _EXIT_USAGE

@@ -318,6 +318,12 @@ def test_a_wrong_command_line_is_refused(
     assert capsys.readouterr().err.startswith(f"psrun: {message}")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--mode=asp", "--workers", "4", "--help"]])
+def test_help_is_given_wherever_a_flag_may_be(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("usage: psrun")
+
+
 def test_a_missing_server_program_is_said_with_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PSGRAD_BIN", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=rf"^ps_nothing: there is no such program in .*{tmp_path} or on PATH$"):
