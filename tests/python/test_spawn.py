@@ -56,11 +56,14 @@ def fail_on(rank: int) -> None:
 
 def blame_another(folder: str) -> None:
     """Rank 0 fails only because rank 1 has, and is faster."""
-    done = Path(folder) / "rank 0 has failed"
+    begun, done = Path(folder) / "rank 1 has begun", Path(folder) / "rank 0 has failed"
     if os.environ["RANK"] == "0":
+        while not begun.exists():
+            time.sleep(0.01)
         psgrad.JobFailed = JobFailed  # type: ignore[attr-defined]
         done.touch()
         raise JobFailed("rank 1 was lost")
+    begun.touch()
     while not done.exists():
         time.sleep(0.01)
     time.sleep(0.1)
