@@ -47,7 +47,7 @@ def load(folder: Path, split: str) -> TensorDataset:
 
 
 def network() -> torch.nn.Sequential:
-    """Of images [n, 1, 28, 28], the scores [n, 10]."""
+    """Gives the scores [n, 10] of images [n, 1, 28, 28]."""
     return torch.nn.Sequential(
         torch.nn.Conv2d(1, 16, 3, padding=1),
         torch.nn.BatchNorm2d(16),

@@ -18,7 +18,7 @@ import psgrad.torch
 
 
 class Writer(torch.nn.Module):
-    """Of letters [n, length], the scores of those that follow, [n, length, letters]."""
+    """Gives the scores of the letters that follow, [n, length, letters], from letters [n, length]."""
 
     def __init__(self, letters: int, length: int, width: int = 64, heads: int = 4, layers: int = 2) -> None:
         super().__init__()

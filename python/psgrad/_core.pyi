@@ -1,4 +1,4 @@
-# What psgrad/client.py uses; documented there and in worker/client/include/ps/client.h.
+# psgrad/client.py documents what it uses here, and so does worker/client/include/ps/client.h.
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,7 +63,7 @@ class Result:
 
     @property
     def version(self) -> int:
-        """Of the pulled weights: the lowest of all shards' (in bsp all are equal)."""
+        """The pulled weights' version: the lowest of all shards' (in bsp all are equal)."""
     @property
     def versions(self) -> list[int]:
         """By shard."""
@@ -75,13 +75,13 @@ class Result:
         """That the worker is to continue at."""
     @property
     def hyperparameters(self) -> dict[str, float]:
-        """In modes with local steps: of the optimizer, by the names of their flags."""
+        """In modes with local steps: the optimizer's, by the names of their flags."""
     @property
     def position(self) -> int:
-        """Likewise: of the schedule, in samples."""
+        """In modes with local steps: where the schedule is, in samples."""
     @property
     def learning_rate_factor(self) -> float:
-        """Likewise: what the schedule multiplies the learning rate by."""
+        """In modes with local steps: what the schedule multiplies the learning rate by."""
     @property
     def skipped(self) -> str:
         """With skip_not_finite: the tensor whose gradient was not finite; else empty."""
@@ -127,6 +127,24 @@ class Exchange:
     def wait_for(self, seconds: float, /) -> Result | None: ...
 
 class Client:
+    # To be read only.
+    rank: int
+    incarnation: int
+    generation: int
+    resized: tuple[int, int]
+    server_timeout: float
+    num_workers: int
+    num_shards: int
+    name: str
+    mode: str
+    synchronous: bool
+    start_step: int
+    replaced: str
+    lead: bool
+    hands_out_runs: bool
+    exact_versions: bool
+    empty_contributions: bool
+    local_steps: LocalSteps | None
     def __init__(self, options: ClientOptions, layout: list[TensorSpec], /) -> None: ...
     def join(self) -> Call: ...
     def again(self) -> Client: ...
@@ -145,39 +163,3 @@ class Client:
     def take_run(
         self, number: int, finished: int, samples: int, batch_size: int, runs: int, wait: float | None
     ) -> Call: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def incarnation(self) -> int: ...
-    @property
-    def generation(self) -> int: ...
-    @property
-    def restored_version(self) -> int: ...
-    @property
-    def resized(self) -> tuple[int, int]: ...
-    @property
-    def server_timeout(self) -> float: ...
-    @property
-    def num_workers(self) -> int: ...
-    @property
-    def num_shards(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def mode(self) -> str: ...
-    @property
-    def synchronous(self) -> bool: ...
-    @property
-    def start_step(self) -> int: ...
-    @property
-    def replaced(self) -> str: ...
-    @property
-    def lead(self) -> bool: ...
-    @property
-    def hands_out_runs(self) -> bool: ...
-    @property
-    def exact_versions(self) -> bool: ...
-    @property
-    def empty_contributions(self) -> bool: ...
-    @property
-    def local_steps(self) -> LocalSteps | None: ...

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import select
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 READ_BYTES = 64 << 10
 _LINE_BYTES_MAX = 64 << 10
-# Of lines that nobody has read: then the processes wait, as they would for a pipe.
+# When so much is there that nobody has read, the processes wait, as they would for a pipe.
 _QUEUED_BYTES_MAX = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Lines:
         """The lines that end in `data`."""
         data = self._rest + data
         if b"\r" in data:
-            half = data.endswith(b"\r")  # Of \r\n, perhaps.
+            half = data.endswith(b"\r")  # The next bytes may make it \r\n.
             data = data.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n") + (b"\r" if half else b"")
         lines = data.split(b"\n")
         self._rest = lines.pop()
@@ -54,25 +54,28 @@ class Lines:
         return [line[at : at + _LINE_BYTES_MAX] for at in range(0, len(line), _LINE_BYTES_MAX)]
 
 
-class Sink(Protocol):
-    """Where lines go."""
+class Sink(ABC):
+    """Where lines go. One that writes at once needs only put()."""
 
+    @abstractmethod
     def put(self, fd: int, data: bytes) -> None:
         """Takes whole lines for stdout (1) or stderr (2). Never waits."""
 
     @property
     def fd(self) -> int | None:
         """If there is something to write: where to. Once that is writable, write() is to be called."""
+        return None
 
     @property
     def full(self) -> bool:
         """Too much waits to be written: whoever gives lines should wait, too."""
+        return False
 
-    def write(self) -> None:
+    def write(self) -> None:  # noqa: B027
         """Writes some of it, without waiting."""
 
 
-class Output:
+class Output(Sink):
     """Our own stdout and stderr. They are written in the order in which they were put in, so that lines stay whole on a
     terminal that shows both. `on_closed` is called once nobody reads one of them any more; what is for it is dropped.
     """

@@ -1,17 +1,23 @@
-"""Starts the processes of a job, waits for them, and ends them in order."""
+"""The processes of a job on this machine: started, waited for, and ended in order. None outlives who started it."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import os
 import re
 import select
+import shutil
 import signal
+import subprocess
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from psgrad import _programs
-from psgrad._children import Child, Process, Server
 from psgrad._lines import READ_BYTES, Lines, Sink
 
 # One that failed because of another may end first.
@@ -20,6 +26,152 @@ _BLAME_S = 1.0
 _DRAIN_S = 1.0
 # What a pipe holds: the kernel's default for what a user without privileges may ask for.
 _PIPE_BYTES_MAX = 1 << 20
+
+# This runs in a fresh interpreter, which then becomes the program: code between fork and exec (preexec_fn) is not safe
+# where other threads run, as they do in a notebook. The kernel ends the process when the thread that started it ends;
+# if that was before it was told to, the parent is another one by now. An interpreter ignores SIGPIPE, and a shell's
+# background job SIGINT; a program would inherit it.
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]}: {error.strerror}")
+"""
+
+
+def tie_to(parent: int) -> None:
+    """Ties this process, an interpreter, in the same way. It ends at once if `parent` is not its parent any more."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a process ended: with a status, or by a signal."""
+
+    status: int | None = None
+    signal: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 0
+
+    def __str__(self) -> str:
+        if self.signal is None:
+            return f"ended with status {self.status}"
+        try:
+            return f"was killed by signal {self.signal} ({signal.Signals(self.signal).name})"
+        except ValueError:  # A real-time signal.
+            return f"was killed by signal {self.signal}"
+
+
+def ending_of(child: int) -> Ending | None:
+    """How this child process ended, if it has. It is left unreaped, so that its number, and with it its group's, is not
+    given to another one. ChildProcessError if somebody has reaped it.
+    """
+    ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return Ending(status=ended.si_status) if ended.si_code == os.CLD_EXITED else Ending(signal=ended.si_status)
+
+
+class Process(ABC):
+    """A process of a job. `name` is for people: "worker 2"; `fd` is readable once the process has ended."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.ending: Ending | None = None  # As of the last look().
+
+    @property
+    def running(self) -> bool:
+        return self.ending is None
+
+    @property
+    def failed(self) -> bool:
+        return self.ending is not None and not self.ending.ok
+
+    @property
+    def blames_another(self) -> bool:
+        """It failed, most likely because another one did, which may take a moment longer to end."""
+        return False
+
+    @abstractmethod
+    def look(self) -> None:
+        """Sets `ending` if the process has ended. Never waits."""
+
+    @abstractmethod
+    def signal(self, number: int) -> None:
+        """Sends it to the process, if it runs, and to those that it has started in its process group."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """After its end: ends what is left of its process group, and lets go of it."""
+
+
+class Child(Process):
+    """A program with pipes for stdout and stderr, in a session of its own: a terminal's Ctrl-C does not reach it.
+
+    Start it from a thread that lives longer than it does.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+            bufsize=0,
+        )
+        super().__init__(name, os.pidfd_open(self._popen.pid))
+        assert self._popen.stdout is not None
+        assert self._popen.stderr is not None
+        self.stdout = self._popen.stdout.fileno()
+        self.stderr = self._popen.stderr.fileno()
+        for pipe in (self.stdout, self.stderr):
+            os.set_blocking(pipe, False)
+
+    def look(self) -> None:
+        if self.ending is None:
+            self.ending = ending_of(self._popen.pid)
+
+    def signal(self, number: int) -> None:
+        if self.running:
+            self._signal_group(number)
+
+    def release(self) -> None:
+        if self._popen.returncode is not None:
+            return
+        self._signal_group(signal.SIGKILL)
+        self._popen.wait()
+        os.close(self.fd)
+        for pipe in (self._popen.stdout, self._popen.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(PermissionError):  # A program that runs as somebody else.
+            os.killpg(self._popen.pid, number)
+
+
+class Server(Child):
+    """A ps_server."""
+
+    address: str | None = None  # Once it listens.
+
+    @property
+    def blames_another(self) -> bool:
+        # 1 is also how it ends when the job has failed, which most often is a worker's doing.
+        return self.ending is not None and self.ending.status == 1 and self.address is not None
 
 
 class Failed(Exception):
@@ -59,13 +211,13 @@ class Supervisor:
     # ---- Starting
 
     def start_worker(self, rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        worker = Child(f"worker {rank}", rank, command, env)
+        worker = Child(f"worker {rank}", command, env)
         self.workers.append(worker)
         self._read_output(worker)
 
     def start_servers(self, count: int, workers: int, flags: Mapping[str, str], timeout_s: float) -> str:
         """Returns the chief's address, once all servers listen. Failed; FileNotFoundError if there is no ps_server."""
-        program = _programs.find("ps_server")
+        program = find_program("ps_server")
         chief = self._start_server(program, 0, server_flags(0, count, workers, flags, chief=None))
         self._until_listening(timeout_s)
         for shard in range(1, count):
@@ -75,7 +227,7 @@ class Supervisor:
         return chief.address
 
     def _start_server(self, program: str, shard: int, flags: list[str]) -> Server:
-        server = Server(f"server {shard}", shard, [program, *flags])
+        server = Server(f"server {shard}", [program, *flags])
         self.servers.append(server)
         self._read_output(server)
         return server
@@ -100,6 +252,19 @@ class Supervisor:
                 self._read_what_is_there(failed)  # Its last words come before what is said about it.
             raise Failed(failed)
         return met
+
+    def await_workers(self) -> None:
+        """All workers have ended well. Stopped; Failed."""
+        self.until(lambda: not any(worker.running for worker in self.workers))
+
+    def await_servers(self, timeout_s: float) -> None:
+        """The workers have ended well, so the servers will, too. Stopped; Failed, also if one still runs in the end."""
+        if not self.until(lambda: not any(server.running for server in self.servers), timeout_s):
+            late = next(server for server in self.servers if server.running)
+            raise Failed(
+                late,
+                f"{late.name} still runs {timeout_s:g} s after the workers have ended (did they all join the job?)",
+            )
 
     def _failed(self) -> Process | None:
         """The one to blame, so far."""
@@ -188,6 +353,25 @@ class Supervisor:
 def _address_in(output: bytes) -> str | None:
     found = re.search(rb"listening on (\S+)\n", output)
     return found[1].decode() if found else None
+
+
+def find_program(name: str) -> str:
+    """The path of ps_server or ps_ctl: the wheel's own, else $PSGRAD_BIN's, else PATH's.
+
+    FileNotFoundError, with the places that were looked at.
+    """
+    folders = [Path(__file__).absolute().parent / "bin"]
+    if given := os.environ.get("PSGRAD_BIN"):
+        folders.append(Path(given))
+    for folder in folders:
+        program = folder / name
+        if program.is_file() and os.access(program, os.X_OK):
+            return str(program)
+    if on_path := shutil.which(name):
+        return on_path
+    places = ", ".join(str(folder) for folder in folders)
+    hint = "" if given else "; $PSGRAD_BIN, which may name the folder of a build (build/bin), is not set"
+    raise FileNotFoundError(f"{name}: there is no such program in {places} or on PATH{hint}")
 
 
 # Flags of ps_server that follow from how the job is started.

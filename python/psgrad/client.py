@@ -1,22 +1,42 @@
-"""The client: joins a job, pulls weights, pushes gradients."""
+"""The client: joins a job, pulls weights, pushes gradients, and goes on where the job goes back to a checkpoint."""
 
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from psgrad import _core
-from psgrad._exchange import Exchange
-from psgrad._generations import Generations
-from psgrad._joined import Joined
-from psgrad._waiting import LOG, call
 
 Result = _core.Result
 LocalSteps = _core.LocalSteps
 
-atexit.register(_core.join_calls)
+_log = logging.getLogger("psgrad")
+# Signals and the client's notices are looked at so often during a wait.
+_POLL_S = 0.2
+# What Ctrl-C has interrupted is given so long to end.
+_STOP_S = 0.5
+
+_T = TypeVar("_T")
+_waited_for: list[_core.Client] = []  # By any thread, at this moment.
+
+
+def _end_calls() -> None:
+    """At the interpreter's exit a daemon thread may wait: that would hold the exit up, or be cut off within C++."""
+    for client in list(_waited_for):
+        client.stop()
+    _core.join_calls()
+    end = time.monotonic() + _STOP_S
+    while _waited_for and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+atexit.register(_end_calls)
 
 
 class WaitAgain(Exception):
@@ -54,13 +74,121 @@ class OptimizerSettings:
     clip_norm: float | None = None
 
 
-def _spec(tensor: Tensor) -> _core.TensorSpec:
-    return _core.TensorSpec(
-        tensor.name, list(tensor.shape), tensor.learning_rate_factor, tensor.weight_decay_factor, tensor.kind
-    )
+def _until(poll: Callable[[float], _T | None], client: _core.Client, timeout: float | None, what: str) -> _T:
+    """What ``poll(seconds)`` returns once it is something. Signals are handled in between: Ctrl-C ends the wait."""
+    end = None if timeout is None else time.monotonic() + timeout
+    _waited_for.append(client)
+    try:
+        while True:
+            result = poll(_POLL_S if end is None else min(_POLL_S, max(0.0, end - time.monotonic())))
+            if result is not None:
+                return result
+            _log_notices(client)
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{what}: not within {timeout} s")
+    except Exception:
+        raise
+    except BaseException:  # Ctrl-C, or what a handler of a signal raises.
+        client.stop()
+        with contextlib.suppress(_core.Error):
+            poll(_STOP_S)
+        raise
+    finally:
+        _waited_for.remove(client)
+        _log_notices(client)
 
 
-class Client(Joined):
+def _log_notices(client: _core.Client) -> None:
+    for notice in client.take_notices():
+        # What it waits for is to be seen also where nobody has set up logging.
+        _log.log(logging.INFO if notice.startswith("exchanging with ") else logging.WARNING, "%s", notice)
+
+
+def _call(running: _core.Call, client: _core.Client) -> Any:
+    _until(lambda seconds: running.wait_for(seconds) or None, client, None, "")
+    return running.result()
+
+
+class Exchange:
+    """A push of gradients, a pull of weights, or both, in progress.
+
+    No weight is written, and no server has the whole push, before the last ``ready``.
+    """
+
+    def __init__(
+        self,
+        core: _core.Exchange,
+        client: Client,
+        generation: _core.Client,
+        step: int,
+        weights: _core.Tensors | None,
+    ):
+        """Use ``Client.begin``."""
+        self._core = core
+        self._client = client
+        self._generation = generation  # The client's, when this began: the exchange ends with it.
+        self._weights = weights
+        self._went_back: Result | None = None
+        self._where = f"rank {client.rank}, step {step}"
+        #: ``ready_at(tensor, address)``: as ``ready``, of memory that the caller keeps until the exchange has ended.
+        #: Nothing is checked but that there is such a tensor: this is for hooks, and costs less than a microsecond.
+        self.ready_at: Callable[[int, int], None] = core.ready_at
+
+    def ready(self, tensor: int, gradient: Any = None) -> None:
+        """The gradient of this tensor (its number in the layout) is final, and may be sent.
+
+        ``gradient``: the array that holds it, if ``begin`` was given none: float32, C-contiguous, in this host's
+        memory. It is kept alive and must not be changed until the exchange has ended. Never blocks.
+        """
+        self._core.ready(tensor, gradient)
+
+    def absent(self, tensor: int) -> None:
+        """Instead of ``ready``: there is no gradient of this weight.
+
+        Where others have one, this counts as zeros. A step in which nobody has one leaves the weight as it is, and the
+        optimizer's state and count of updates of it.
+        """
+        self._core.absent(tensor)
+
+    def set_samples(self, samples: int) -> bool:
+        """How many samples the gradients are the mean of, where it is not what ``begin`` was told.
+
+        0: nothing counts; the push becomes an empty contribution. Has an effect until the last ``ready``; returns
+        whether it had. A number that changed costs sending the gradients again.
+        """
+        return self._core.set_samples(samples)
+
+    def wait_tensor(self, tensor: int, timeout: float | None = None) -> None:
+        """Waits until this tensor's new weights are in place. TimeoutError after ``timeout`` seconds."""
+        if self._went_back is not None:
+            return
+        try:
+            _until(
+                lambda seconds: self._core.wait_tensor_for(tensor, seconds) or None,
+                self._generation,
+                timeout,
+                f"{self._where}: the weights of tensor {tensor}",
+            )
+        except _core.RolledBack:
+            self._went_back = self._client._go_back(self._generation, self._weights)
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Waits until the exchange has ended. TimeoutError after ``timeout`` seconds; then it goes on.
+
+        If the job was rolled back meanwhile, the worker joins it again first, for which ``timeout`` does not count.
+        """
+        if self._went_back is not None:
+            return self._went_back
+        try:
+            result = _until(self._core.wait_for, self._generation, timeout, f"{self._where}: the exchange")
+        except _core.RolledBack:
+            self._went_back = self._client._go_back(self._generation, self._weights)
+            return self._went_back
+        self._client._passed(self._generation, result)
+        return result
+
+
+class Client:
     """One worker of a job. It belongs to the process that joined; threads may share it.
 
     Waits end when what is waited for has come, the job has failed, or a server has been silent for
@@ -77,13 +205,23 @@ class Client(Joined):
 
     def __init__(self, core: _core.Client, layout: Sequence[Tensor]):
         """Use ``join``."""
-        super().__init__(Generations(core))
+        #: The step that this worker is to make, as the last exchange or rollback named it.
+        self.next_step = 0
+        #: How often the job was rolled back since this worker joined it.
+        self.rollbacks = 0
+        #: The step that the job was rolled back to, until the next push has ended; None: it was not.
+        self.rolled_back_to: int | None = None
+        self._core = core  # It is of one generation of the job; memory is the worker's, and outlasts it.
         self._started = False
         self._left = False
+        self._stopped = False
         self._done: bool | None = None  # What ``done`` was told, when it has returned.
+        self._initial: _core.Tensors | None = None  # Kept: a job without a checkpoint yet begins anew with them.
         self._prepared: dict[int, tuple[Any, _core.Tensors]] = {}
         self._gradient_buffers: list[Any] | None = None
         self._weight_buffers: list[Any] | None = None
+        self._joining: _core.Client | None = None  # The next generation's, while it joins.
+        self._joins = threading.Lock()
         self.layout = tuple(layout)
 
     @classmethod
@@ -138,9 +276,104 @@ class Client(Joined):
                 optimizer.clip_norm,
             )
         options.set_times(connect_timeout, start_timeout, notice_every)
-        core = _core.Client(options, [_spec(tensor) for tensor in layout])
-        call(core.join(), core)
+        specs = [
+            _core.TensorSpec(
+                each.name, list(each.shape), each.learning_rate_factor, each.weight_decay_factor, each.kind
+            )
+            for each in layout
+        ]
+        core = _core.Client(options, specs)
+        _call(core.join(), core)
         return cls(core, layout)
+
+    # ---- What it has joined
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the job, from 0."""
+        return self._core.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has when it starts."""
+        return self._core.num_workers
+
+    @property
+    def num_shards(self) -> int:
+        """How many servers the model is spread over."""
+        return self._core.num_shards
+
+    @property
+    def incarnation(self) -> int:
+        """Grows whenever the rank is handed out again."""
+        return self._core.incarnation
+
+    @property
+    def generation(self) -> int:
+        """Grows whenever the job is started or rolled back."""
+        return self._core.generation
+
+    @property
+    def server_timeout(self) -> float:
+        """A server that died is waited for so many seconds; 0: the job keeps no checkpoints to go back to."""
+        return self._core.server_timeout
+
+    @property
+    def resized(self) -> tuple[int, int]:
+        """Unless both are 0, a checkpoint was restored with another number of workers: at this step, when these many
+        samples had been used. Batches of a fixed share are counted from there.
+        """
+        return self._core.resized
+
+    @property
+    def name(self) -> str:
+        """The name under which the worker has joined."""
+        return self._core.name
+
+    @property
+    def mode(self) -> str:
+        """bsp, asp, ssp, backup, local_sgd or easgd."""
+        return self._core.mode
+
+    @property
+    def synchronous(self) -> bool:
+        """A version is made of one step of all workers: version and step advance together."""
+        return self._core.synchronous
+
+    @property
+    def exact_versions(self) -> bool:
+        """A push_pull of step v brings version v + 1, however often it is asked; else the newest."""
+        return self._core.exact_versions
+
+    @property
+    def empty_contributions(self) -> bool:
+        """A worker without samples in a step pushes an empty contribution; else it pushes nothing."""
+        return self._core.empty_contributions
+
+    @property
+    def local_steps(self) -> _core.LocalSteps | None:
+        """Set in modes in which workers take optimizer steps by themselves (local_sgd, easgd)."""
+        return self._core.local_steps
+
+    @property
+    def start_step(self) -> int:
+        """The first step of this worker, in this generation of the job."""
+        return self._core.start_step
+
+    @property
+    def lead(self) -> bool:
+        """This worker is the lowest live rank, which evaluates and saves."""
+        return self._core.lead
+
+    @property
+    def replaced(self) -> str:
+        """The live worker whose rank this one took, as "NAME on HOST"; else empty."""
+        return self._core.replaced
+
+    @property
+    def hands_out_runs(self) -> bool:
+        """The servers run with --budget=job: workers take runs of samples from the chief (``take_run``)."""
+        return self._core.hands_out_runs
 
     @property
     def closed(self) -> bool:
@@ -152,7 +385,7 @@ class Client(Joined):
     def gradient_buffers(self) -> list[Any]:
         """Memory for gradients, one array for each tensor, which servers of this host read where it lies."""
         if self._gradient_buffers is None:
-            self._gradient_buffers = self._running.gradient_buffers()
+            self._gradient_buffers = self._core.gradient_buffers()
             self._keep(self._gradient_buffers, writable=False, what="gradients")
         return self._gradient_buffers
 
@@ -163,18 +396,18 @@ class Client(Joined):
         ``numpy.from_dlpack`` make theirs of them. The memory lives as long as any of these.
         """
         if self._weight_buffers is None:
-            self._weight_buffers = self._running.weight_buffers()
+            self._weight_buffers = self._core.weight_buffers()
             self._keep(self._weight_buffers, writable=True, what="weights")
         return self._weight_buffers
 
     def _keep(self, arrays: list[Any], writable: bool, what: str) -> None:
-        self._prepared[id(arrays)] = (arrays, self._running.prepare(arrays, writable, what))
+        self._prepared[id(arrays)] = (arrays, self._core.prepare(arrays, writable, what))
 
     def _prepare(self, arrays: Sequence[Any] | None, writable: bool, what: str) -> _core.Tensors | None:
         if arrays is None:
             return None
         known = self._prepared.get(id(arrays))
-        return known[1] if known is not None else self._running.prepare(arrays, writable, what)
+        return known[1] if known is not None else self._core.prepare(arrays, writable, what)
 
     # ---- Exchanges
 
@@ -186,14 +419,14 @@ class Client(Joined):
         the first step to make.
         """
         self._check_open()
-        self._generations.initial = self._prepare(initial, False, "initial values")
+        self._initial = self._prepare(initial, False, "initial values")
         prepared = self._prepare(weights, True, "weights")
-        core = self._running
+        core = self._core
         try:
-            result: Result = call(core.start(self._generations.initial, prepared), core)
-            self._generations.next_step = result.next_step
+            result: Result = _call(core.start(self._initial, prepared), core)
+            self.next_step = result.next_step
         except _core.RolledBack:
-            result = self._generations.go_back(core, prepared)
+            result = self._go_back(core, prepared)
         self._started = True
         return result
 
@@ -230,7 +463,11 @@ class Client(Joined):
         first push after it that is not of the step ``rolled_back_to``.
         """
         self._check_started("begin")
-        self._generations.check_step(step)
+        if self.rolled_back_to is not None and self.exact_versions and step != self.rolled_back_to:
+            raise ValueError(
+                f"rank {self.rank}: a push of step {step}, but the job was rolled back to step {self.rolled_back_to}, "
+                "and goes on there (Result.next_step, Client.rolled_back_to)"
+            )
         push = _core.PushInfo()
         push.step = step
         push.version = version
@@ -241,9 +478,9 @@ class Client(Joined):
         push.skip_not_finite = skip_not_finite
         push.is_difference = difference
         prepared = self._prepare(weights, True, "weights")
-        client = self._running
-        core = client.begin(push, self._prepare(gradients, False, "gradients"), prepared, deferred)
-        return Exchange(core, client, self._generations, step, prepared)
+        generation = self._core
+        core = generation.begin(push, self._prepare(gradients, False, "gradients"), prepared, deferred)
+        return Exchange(core, self, generation, step, prepared)
 
     def push_pull(self, step: int, gradients: Sequence[Any], weights: Sequence[Any], **push: Any) -> Result:
         """As ``begin``, and waits for the end."""
@@ -267,11 +504,11 @@ class Client(Joined):
             raise ValueError("pull: float32=True brings the newest version: leave version and step out")
         self._check_started("pull")
         prepared = self._prepare(weights, True, "weights")
-        core = self._running
+        core = self._core
         try:
-            result: Result = call(core.pull(prepared, version, step, float32), core)
+            result: Result = _call(core.pull(prepared, version, step, float32), core)
         except _core.RolledBack:
-            return self._generations.go_back(core, prepared)
+            return self._go_back(core, prepared)
         return result
 
     # ---- The job
@@ -287,35 +524,17 @@ class Client(Joined):
         rolled back meanwhile: ``pull`` joins again and brings the weights, then ``number`` counts from 1 again.
         """
         self._check_started("take_run")
-        run = call(self._running.take_run(number, finished, samples, batch_size, runs, wait), self._running)
+        run = _call(self._core.take_run(number, finished, samples, batch_size, runs, wait), self._core)
         if run == -1:
             raise WaitAgain(f"there is no run now for rank {self.rank}, but one may come back")
         return None if run is None else int(run)
-
-    def _check_open(self) -> None:
-        if self._left:
-            raise _core.Cancelled(f"rank {self.rank} has left the job; join again")
-
-    def _check_started(self, what: str) -> None:
-        self._check_open()
-        if not self._started:
-            raise RuntimeError(
-                f"rank {self.rank}: {what}() before start(): the job begins when all its workers have called start(), "
-                "so this would wait for itself"
-            )
 
     def weights_hash(self) -> str:
         """The fingerprint of the newest version's weights, and the shards' versions where they differ.
 
         RolledBack as of ``done``.
         """
-        while True:
-            self._check_started("weights_hash")
-            core = self._running
-            try:
-                return str(call(core.weights_hash(), core))
-            except _core.RolledBack:
-                self._go_back_at_end(core)
+        return str(self._call_at_end("weights_hash", lambda core: core.weights_hash()))
 
     def set_busy(self, what: str) -> None:
         """Says that this worker makes no step for a while though nothing is wrong ("evaluating"); "": that is over.
@@ -324,7 +543,7 @@ class Client(Joined):
         a third of the lease, so what is over sooner may not be.
         """
         self._check_open()
-        self._running.set_busy(what)
+        self._core.set_busy(what)
 
     def done(self, counts_as_empty: bool = False) -> None:
         """This worker has used up its budget: waits until all have.
@@ -334,25 +553,24 @@ class Client(Joined):
         meanwhile to a step that this worker has made: it has joined again, and is to make it again (``pull`` brings
         the weights).
         """
-        while True:
-            self._check_started("done")
-            core = self._running
-            try:
-                call(core.done(counts_as_empty), core)
-                self._done = counts_as_empty
-                return
-            except _core.RolledBack:
-                self._go_back_at_end(core)
+        self._call_at_end("done", lambda core: core.done(counts_as_empty))
+        self._done = counts_as_empty
 
-    def _go_back_at_end(self, core: _core.Client) -> None:
-        """Joins again. RolledBack if there are steps to be made again: the checkpoint is not of the end."""
-        made = self._generations.next_step
-        result = self._generations.go_back(core, None)
-        if result.next_step < made:
-            raise _core.RolledBack(
-                f"rank {self.rank}: the job was rolled back to step {result.next_step}, and this worker had made "
-                f"{made} steps and was done: it has to make the others again from there"
-            )
+    def _call_at_end(self, what: str, begin: Callable[[_core.Client], _core.Call]) -> Any:
+        """RolledBack, once this has joined again, if there are steps to be made again."""
+        while True:
+            self._check_started(what)
+            core = self._core
+            try:
+                return _call(begin(core), core)
+            except _core.RolledBack:
+                made = self.next_step
+                result = self._go_back(core, None)
+                if result.next_step < made:
+                    raise _core.RolledBack(
+                        f"rank {self.rank}: the job was rolled back to step {result.next_step}, and this worker had "
+                        f"made {made} steps and was done: it has to make the others again from there"
+                    ) from None
 
     def leave(self, reason: str = "") -> None:
         """Leaves the job: normally after ``done``, else for this reason."""
@@ -360,12 +578,12 @@ class Client(Joined):
             return
         self._left = True
         while True:
-            core = self._running
+            core = self._core
             try:
-                call(core.leave(reason), core)
+                _call(core.leave(reason), core)
                 return
             except _core.RolledBack:
-                if reason or self._done is None:  # Of that generation there is nothing left to leave.
+                if reason or self._done is None:  # Nothing of that generation is left to leave.
                     return
                 self._left = False
                 self.done(self._done)
@@ -373,7 +591,10 @@ class Client(Joined):
 
     def stop(self) -> None:
         """Ends every wait and every exchange of this client with Cancelled; after that it can only leave."""
-        self._generations.stop()
+        self._stopped = True
+        for core in (self._core, self._joining):
+            if core is not None:
+                core.stop()
 
     def close(self) -> None:
         """Leaves the job, if that was not done. Never raises: that it could not be told is logged."""
@@ -394,4 +615,71 @@ class Client(Joined):
         try:
             self.leave(reason)
         except _core.Error as failed:
-            LOG.warning("%s", failed)
+            _log.warning("%s", failed)
+
+    # ---- What every call begins with, and rollbacks
+
+    def _check_open(self) -> None:
+        if self._left:
+            raise _core.Cancelled(f"rank {self.rank} has left the job; join again")
+
+    def _check_started(self, what: str) -> None:
+        self._check_open()
+        if not self._started:
+            raise RuntimeError(
+                f"rank {self.rank}: {what}() before start(): the job begins when all its workers have called start(), "
+                "so this would wait for itself"
+            )
+
+    def _passed(self, core: _core.Client, result: Result) -> None:
+        """A push has ended in this generation."""
+        if core is self._core:
+            self.next_step = max(self.next_step, result.next_step)
+            if result.answers:
+                self.rolled_back_to = None
+
+    def _go_back(self, over: _core.Client, weights: _core.Tensors | None) -> Result:
+        """After RolledBack of this generation: joins the next one, and brings its newest weights, if wanted.
+
+        ``next_step`` of the result is the step to go on at. Raises what a join raises: Refused, and Unavailable if the
+        servers have not come back within their --server_timeout.
+        """
+        while True:
+            core = self._join_after(over)
+            try:
+                result: Result = _call(core.start(self._initial, weights), core)
+            except _core.RolledBack:
+                over = core
+                continue
+            except BaseException as error:
+                self._stopped |= not isinstance(error, Exception)  # Ctrl-C.
+                raise
+            self.next_step = self.rolled_back_to = result.next_step
+            _log.warning(
+                "generation %d: rolled back to step %d (version %d); going on",
+                core.generation,
+                result.next_step,
+                result.version,
+            )
+            return result
+
+    def _join_after(self, over: _core.Client) -> _core.Client:
+        with self._joins:
+            if self._stopped:
+                raise _core.Cancelled(f"rank {over.rank}: this client was stopped; join again")
+            if self._core is not over:  # Another thread was first.
+                return self._core
+            _log.warning("the job was rolled back: joining it again as %s, rank %d", over.name, over.rank)
+            core = self._joining = over.again()
+            if self._stopped:  # stop() came in between.
+                core.stop()
+            try:
+                _call(core.join(), core)
+                self._core = core
+            except BaseException as error:
+                self._stopped |= not isinstance(error, Exception)  # Ctrl-C.
+                raise
+            finally:
+                self._joining = None
+            self.rollbacks += 1
+            return core

@@ -9,19 +9,23 @@ as N workers with B, and each sample is used once an epoch.
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import logging
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from psgrad._sources import FixedShare, HandedOutRuns, Source, exception
+import psgrad
 from psgrad.sampling import Plan, Sampler, budget_of, permutation
 
 __all__ = ["Batches", "Plan", "Sampler", "budget_of", "permutation"]
 
 _log = logging.getLogger("psgrad")
+# Others wait for the contribution of a worker that has no run; but most often the last run is about to be finished.
+_FILLING_WAIT_S = 0.02
 
 
 def _first_batch(
@@ -64,6 +68,122 @@ class _Job:
             if hasattr(source, name):
                 return getattr(source, name)
         return otherwise
+
+    @property
+    def rollbacks(self) -> int:
+        return int(self.get("rollbacks", 0))
+
+    @property
+    def empty_contributions(self) -> bool:
+        # Not known of every client: then as in bsp, where nothing hangs for want of a contribution.
+        return bool(self.get("empty_contributions", True))
+
+
+class _Source(Protocol):
+    def take(self, finished: int) -> Plan | None:
+        """The next share, or None when the budget is spent. The first `finished` that were taken are used: the pushes
+        that they went into are answered.
+        """
+
+    def skip_to(self, batch: int) -> int:
+        """The job has gone on to this batch without this worker, if it is ahead. Returns how many samples are jumped
+        over.
+        """
+
+    def go_back_to(self, batch: int) -> None:
+        """The job was rolled back: this batch comes next."""
+
+
+class _FixedShare:
+    """The same share of every epoch for a rank."""
+
+    def __init__(self, sampler: Sampler, first: int, total: int) -> None:
+        self._sampler = sampler
+        self._total = total
+        self._next = first
+
+    def take(self, finished: int) -> Plan | None:
+        if self._next >= self._total:
+            return None
+        self._next += 1
+        return self._sampler.plan(self._next - 1)
+
+    def skip_to(self, batch: int) -> int:
+        jumped_over = range(self._next, min(batch, self._total))
+        self._next = max(self._next, batch)
+        return sum(self._sampler.samples_of(each) for each in jumped_over)
+
+    def go_back_to(self, batch: int) -> None:
+        self._next = batch
+
+
+class _HandedOutRuns:
+    """--budget=job: the chief hands out runs of samples, until the whole job's are used. As in
+    worker/handed_out_runs.cc.
+    """
+
+    def __init__(self, sampler: Sampler, total: int, job: _Job) -> None:
+        self._sampler = sampler  # It is a single worker's, whose steps are the runs.
+        self._total = total
+        self._job = job
+        # Others need a contribution of this worker to every step, if only an empty one: while it has to wait for a run
+        # it gets shares without samples.
+        self._fills_steps = job.empty_contributions
+        self._taken = 0
+        self._finished = 0
+        self._last = 0
+        self._open: deque[bool] = deque()  # For each share that is not finished: whether it is a run.
+        self._finished_shares = 0
+
+    def take(self, finished: int) -> Plan | None:
+        self._finish(finished)
+        wait_s = _FILLING_WAIT_S if self._fills_steps else None
+        try:
+            if self._open:
+                # Others may wait for what this worker has not pushed yet, so it must not wait for them.
+                try:
+                    return self._next(wait_s=0.0)
+                except psgrad.WaitAgain:
+                    rollbacks = self._job.rollbacks
+                    self._job.get("settle", lambda: None)()
+                    if self._job.rollbacks != rollbacks:  # go_back_to is yet to come.
+                        return None
+                    self._finish(self._finished_shares + len(self._open))
+            return self._next(wait_s)
+        except psgrad.WaitAgain:
+            if self._fills_steps:
+                self._open.append(False)
+                place = self._sampler.plan(self._last)
+                return Plan(place.epoch, place.epoch_step, [])
+            unfinished = self._taken - self._finished
+            raise RuntimeError(
+                f"waiting for a run of samples while {unfinished} of this worker's are not finished"
+            ) from None
+
+    def skip_to(self, batch: int) -> int:
+        return 0  # Steps have no batches of their own.
+
+    def go_back_to(self, batch: int) -> None:
+        """The chief knows which runs the checkpoint has, and hands out all others, to whoever asks."""
+        self._taken = self._finished = self._finished_shares = 0
+        self._open.clear()
+
+    def _next(self, wait_s: float | None) -> Plan | None:
+        terms = (self._sampler.samples, self._sampler.batch_size, self._total)
+        run = self._job.get("take_run", None)(self._taken + 1, self._finished, *terms, wait=wait_s)
+        if run is None:
+            return None
+        if not 0 <= run < self._total:
+            raise RuntimeError(f"the chief handed out run {run} of {self._total}")
+        self._taken += 1
+        self._last = run
+        self._open.append(True)
+        return self._sampler.plan(run)
+
+    def _finish(self, shares: int) -> None:
+        while self._finished_shares < shares and self._open:
+            self._finished += self._open.popleft()
+            self._finished_shares += 1
 
 
 class Batches:
@@ -111,31 +231,32 @@ class Batches:
         self._collate = collate
         self._loader_options = loader
         self._empty_step = empty_step or self._job.get("empty_step", None)
-        self._seed = seed
-        self._shuffle = shuffle
-        # Not known of every client: then as in bsp, where nothing hangs for want of a contribution.
-        self._empty_contributions = bool(self._job.get("empty_contributions", True))
         self._hands_out_runs = bool(self._job.get("hands_out_runs", False))
-        self._sampler = self._make_sampler(batch_size)
+        share_of = functools.partial(Sampler, len(dataset), seed=seed, shuffle=shuffle)
+        num_workers, rank = int(self._job.get("num_workers", 1)), int(self._job.get("rank", 0))
+        self._sampler = share_of(num_workers=num_workers, rank=rank, batch_size=batch_size)
         if self._hands_out_runs:
-            self._sampler = Sampler(
-                len(dataset), num_workers=1, rank=0, batch_size=self._sampler.batch_size, seed=seed, shuffle=shuffle
-            )
-        self.steps_per_epoch = self._sampler.steps_per_epoch  # Runs of all workers, where they are handed out.
-        self.total = budget_of(epochs, self.steps_per_epoch)  # Likewise.
+            self._sampler = share_of(num_workers=1, rank=0, batch_size=self._sampler.batch_size)
+        # Where runs are handed out, these are the runs of all workers.
+        self.steps_per_epoch = self._sampler.steps_per_epoch
+        self.total = budget_of(epochs, self.steps_per_epoch)
         self._accumulate = int(self._job.get("accumulate", 1))
         self._check()
-        self._rollbacks = self._rollbacks_now()
+        self._rollbacks = self._job.rollbacks
         self._job.get("rewinds_data", lambda: None)()
         self._first = self._batch_now()
         if self._first >= self.total and not self._hands_out_runs:
             _log.warning("the job has made %d of %d steps already: there are no batches left", self._first, self.total)
-        self._source = self._make_source()
+        self._source: _Source = (
+            _HandedOutRuns(self._sampler, self.total, self._job)
+            if self._hands_out_runs
+            else _FixedShare(self._sampler, self._first, self.total)
+        )
         self._loaded: Iterator[tuple[int, Any]] | None = None
         self._peeked: Plan | None = None
         self._taken = 0
         self._spent = False
-        self.plan: Plan | None = None  # Of the batch that the loop is at.
+        self.plan: Plan | None = None  # The share that the loop is at.
 
     def __iter__(self) -> Iterator[Any]:
         """Goes on where an earlier loop was left. RuntimeError if there is nothing left at all."""
@@ -174,16 +295,6 @@ class Batches:
 
     # ---- Inside
 
-    def _make_sampler(self, batch_size: int | Literal["full"]) -> Sampler:
-        return Sampler(
-            len(self._dataset),
-            num_workers=int(self._job.get("num_workers", 1)),
-            rank=int(self._job.get("rank", 0)),
-            batch_size=batch_size,
-            seed=self._seed,
-            shuffle=self._shuffle,
-        )
-
     def _check(self) -> None:
         if self._hands_out_runs and self._loader_options is not None:
             raise ValueError("loader: with --budget=job batches are not known ahead, so nothing can load them ahead")
@@ -193,7 +304,7 @@ class Batches:
                 "is asked for, so each has to make a step of its own"
             )
         needs_empty = self._hands_out_runs or self._sampler.samples_of(self.steps_per_epoch - 1) == 0
-        if needs_empty and self._empty_contributions and self._empty_step is None:
+        if needs_empty and self._job.empty_contributions and self._empty_step is None:
             raise ValueError(
                 "empty_step: this worker needs one, to push an empty contribution in steps that it has no samples for"
             )
@@ -207,14 +318,11 @@ class Batches:
         return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
 
     def _batch_now(self) -> int:
-        """That the worker's next step begins with."""
+        """The batch that the worker's next step begins with."""
         return self._batch_of(int(self._job.get("step_number", None) or self._job.get("start_step", 0)))
 
-    def _rollbacks_now(self) -> int:
-        return int(self._job.get("rollbacks", 0))
-
     def _follow_rollback(self) -> None:
-        rollbacks = self._rollbacks_now()
+        rollbacks = self._job.rollbacks
         if rollbacks == self._rollbacks:
             return
         self._rollbacks = rollbacks
@@ -223,18 +331,6 @@ class Batches:
         self._peeked = None
         self._loaded = None
         self._spent = False
-
-    def _make_source(self) -> Source:
-        if not self._hands_out_runs:
-            return FixedShare(self._sampler, self._first, self.total)
-        return HandedOutRuns(
-            self._sampler,
-            self.total,
-            take_run=self._job.get("take_run", None),
-            fills_steps=self._empty_contributions,
-            settle=self._job.get("settle", lambda: None),
-            rolled_back=lambda: self._rollbacks_now() != self._rollbacks,
-        )
 
     def _peek(self) -> Plan | None:
         """The share that comes next. The loop is through with all before it."""
@@ -253,21 +349,16 @@ class Batches:
             rollbacks = self._rollbacks
             try:
                 plan = self._source.take(self._taken - int(self._job.get("open_batches", 0)))
-            except exception("RolledBack"):
+            except psgrad.RolledBack:
                 rejoin = self._job.get("rejoin", None)
                 if rejoin is None:
-                    return self._for_a_push_that_does_not_count()
+                    # Only the loop's next push can bring the weights, as they are its own. It ends without an answer,
+                    # whatever it is of; then there are runs of the new generation.
+                    return self.plan or self._sampler.plan(0)
                 rejoin()
             self._follow_rollback()
             if rollbacks == self._rollbacks:
                 return plan
-
-    def _for_a_push_that_does_not_count(self) -> Plan:
-        """The job was rolled back, and only the loop's next push can bring the weights, as they are its own.
-
-        It ends without an answer, whatever it is of; then there are runs of the new generation.
-        """
-        return self.plan or self._sampler.plan(0)
 
     def _part(self, epoch: int) -> Iterator[Any]:
         rollbacks = self._rollbacks
@@ -280,7 +371,7 @@ class Batches:
                 self.plan = plan
                 self._job.get("set_samples", lambda samples: None)(len(plan.indices))
                 yield batch
-            elif self._empty_contributions and self._accumulate == 1:  # Else it has one batch less to add up.
+            elif self._job.empty_contributions and self._accumulate == 1:  # Else it has one batch less to add up.
                 assert self._empty_step is not None
                 self._empty_step()
 

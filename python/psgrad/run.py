@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -43,6 +42,7 @@ of their processes stands for N workers. Under torchrun psrun is not needed: a s
 Exit status: 0 if all ended with 0; 1 if one failed; 2 for a wrong flag; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
+_TRUE = ("true", "t", "yes", "y", "1")  # As ps_server's flags have it.
 _EXIT_FAILED = 1
 _EXIT_USAGE = 2
 _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
@@ -52,11 +52,15 @@ class UsageError(Exception):
     """What is wrong with the command line."""
 
 
+class HelpAsked(Exception):
+    """The command line asks what psrun is."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What the command line says."""
 
-    command: list[str]  # Of a worker.
+    command: list[str]  # What each worker runs.
     workers: int
     servers: int
     server: str | None
@@ -70,12 +74,14 @@ _OWN = ("workers", "servers", "server", "job", "grace", "server_timeout")
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """The options; UsageError. Flags end with the first argument that is none."""
+    """The options; UsageError, HelpAsked. Flags end with the first argument that is none."""
     own: dict[str, str] = {}
     for_servers: dict[str, str] = {}
     rest = list(arguments)
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "--"):
         flag = rest.pop(0)
+        if flag in ("-h", "--help"):
+            raise HelpAsked
         name, equals, value = flag.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if name in _OWN:
@@ -151,7 +157,7 @@ def place_in(environment: Mapping[str, str]) -> Place:
     """What torchrun says, or else Slurm. UsageError for what cannot be."""
     for rank, world, local_rank, local_world in (
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     ):
         if rank not in environment or world not in environment:
             continue
@@ -160,14 +166,27 @@ def place_in(environment: Mapping[str, str]) -> Place:
                 rank=int(environment[rank]),
                 world=int(environment[world]),
                 local_rank=int(environment.get(local_rank, "0")),
-                local_world=int(environment.get(local_world, "1")),
+                local_world=_tasks_of_node(environment.get(local_world, "1"), environment.get("SLURM_NODEID", "0")),
             )
         except ValueError as error:
             raise UsageError(f"{rank}, {world}, {local_rank} and {local_world} in the environment: {error}") from None
-        if not (0 <= place.rank < place.world and 0 <= place.local_rank < place.local_world):
-            raise UsageError(f"{rank}={place.rank} of {world}={place.world} in the environment cannot be")
+        for number, name, count, whole in (
+            (place.rank, rank, place.world, world),
+            (place.local_rank, local_rank, place.local_world, local_world),
+        ):
+            if not 0 <= number < count:
+                raise UsageError(f"{name}={number} of {whole}={count} in the environment cannot be")
         return place
     return Place()
+
+
+def _tasks_of_node(text: str, node: str) -> int:
+    """torchrun gives the number of this node, as in 2; Slurm those of all nodes, as in 2(x3),1."""
+    tasks: list[int] = []
+    for part in text.split(","):
+        count, _, times = part.removesuffix(")").partition("(x")
+        tasks += [int(count)] * int(times or 1)
+    return tasks[min(int(node), len(tasks) - 1)]
 
 
 class Run:
@@ -185,8 +204,9 @@ class Run:
         self._watch_signals()
         try:
             self._start()
-            self._supervisor.until(lambda: not any(worker.running for worker in self._supervisor.workers))
-            status = self._await_servers()
+            self._supervisor.await_workers()
+            self._await_servers()
+            status = 0
         except FileNotFoundError as error:
             self._say(str(error))
             status = _EXIT_FAILED
@@ -221,19 +241,13 @@ class Run:
             unbuffered = {"PYTHONUNBUFFERED": "1", **os.environ}
             self._supervisor.start_worker(rank, options.command, {**unbuffered, **environment})
 
-    def _await_servers(self) -> int:
-        """All workers have ended well: so will the servers."""
-        supervisor, timeout_s = self._supervisor, self._options.server_timeout_s
-        if self._options.server_flags.get("keep_running", "false") == "true":
-            self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
-            with contextlib.suppress(Stopped):
-                supervisor.until(lambda: not self._any_run())
-            return 0
-        if supervisor.until(lambda: not self._any_run(), timeout_s):
-            return 0
-        running = next(server.name for server in supervisor.servers if server.running)
-        self._say(f"{running} still runs {timeout_s:g} s after the workers have ended: did they all join the job?")
-        return _EXIT_FAILED
+    def _await_servers(self) -> None:
+        if self._options.server_flags.get("keep_running", "").lower() not in _TRUE:
+            self._supervisor.await_servers(self._options.server_timeout_s)
+            return
+        self._say("the workers have ended; the servers run until Ctrl-C (--keep_running)")
+        with contextlib.suppress(Stopped):
+            self._supervisor.until(lambda: not self._any_run())
 
     def _any_run(self) -> bool:
         return any(process.running for process in self._supervisor.processes)
@@ -276,12 +290,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.fstat(standard)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
-    flags = itertools.takewhile(lambda argument: argument.startswith("-"), arguments)
-    if any(flag in ("-h", "--help") for flag in flags):
-        print(_USAGE, end="")
-        return 0
     try:
         return Run(parse(arguments)).run()
+    except HelpAsked:
+        print(_USAGE, end="")
+        return 0
     except UsageError as error:
         print(f"psrun: {error} (psrun --help)", file=sys.stderr)
         return _EXIT_USAGE

@@ -51,7 +51,7 @@ def permutation(samples: int, seed: int, epoch: int) -> array[int]:
             if i <= 1:
                 return order
             product = number * i
-            # Of the few products below, some would make their numbers more likely than others.
+            # Some of the few products below would make their numbers more likely than others.
             if (product & _MASK) < i and (product & _MASK) < (2**64 - i) % i:
                 continue
             i -= 1
@@ -69,7 +69,7 @@ class Plan:
 
     epoch: int
     epoch_step: int  # Below steps_per_epoch.
-    indices: list[int]  # Of this rank's samples. Empty if the epoch's last batch leaves it none.
+    indices: list[int]  # This rank's samples. Empty if the epoch's last batch leaves it none.
 
 
 class Sampler:

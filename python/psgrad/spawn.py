@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
-from psgrad._children import Ending, Process, ending_of, tie_to
-from psgrad._supervisor import OWN_FLAGS, Failed, Supervisor, worker_environment
+from psgrad._lines import Sink
+from psgrad._supervisor import OWN_FLAGS, Ending, Failed, Process, Supervisor, ending_of, tie_to, worker_environment
 
-_LINES_KEPT = 20  # Of what servers wrote, for an error.
+_LINES_KEPT = 20  # The last that servers wrote, for an error.
 
 
 class SpawnError(RuntimeError):
@@ -68,11 +68,12 @@ def spawn(
     _check(fn, args, workers, servers, context, server, flags)
     sink = _Stderr()
     supervisor = Supervisor(sink)
-    job = _Job(supervisor, context, workers, server_timeout)
     try:
         address = server or supervisor.start_servers(servers, workers, flags, server_timeout)
-        job.start(fn, args, address, flags.get("job", "default"))
-        job.wait()
+        job = flags.get("job", "default")
+        started = _start_workers(supervisor, context, workers, fn, args, address, job)
+        supervisor.await_workers()
+        supervisor.await_servers(server_timeout)
     except Failed as failure:
         _end(supervisor, grace)
         raise _error(failure, sink) from None
@@ -80,7 +81,7 @@ def spawn(
         _end(supervisor, grace)
         raise
     _end(supervisor, grace)
-    return [worker.result for worker in job.workers]
+    return [worker.result for worker in started]
 
 
 def _end(supervisor: Supervisor, grace_s: float) -> None:
@@ -97,8 +98,8 @@ def _error(failure: Failed, sink: _Stderr) -> SpawnError:
     if not isinstance(process, _Worker):
         return SpawnError("\n".join([str(failure), *sink.last_lines]))
     if process.traceback:
-        return SpawnError(f"{process.name} failed:\n{process.traceback}", process.number, process.traceback)
-    return SpawnError(str(failure), process.number)
+        return SpawnError(f"{process.name} failed:\n{process.traceback}", process.rank, process.traceback)
+    return SpawnError(str(failure), process.rank)
 
 
 # ---- Arguments
@@ -177,62 +178,47 @@ def _name_of(fn: Callable[..., Any]) -> str:
 # ---- The workers
 
 
-class _Job:
-    """The workers of one call."""
+def _start_workers(
+    supervisor: Supervisor, start: str, count: int, fn: Callable[..., Any], args: Sequence[Any], address: str, job: str
+) -> list[_Worker]:
+    context: Any = multiprocessing.get_context(start)
+    workers = []
+    for rank in range(count):
+        environment = worker_environment(rank, rank, count, count, address, job)
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_run,
+            args=(os.getpid(), environment.get("OMP_NUM_THREADS"), fn, tuple(args), send),
+            name=f"worker {rank}",
+        )
+        with _environment(environment):
+            process.start()
+        send.close()
+        worker = _Worker(rank, process, receive)
+        workers.append(worker)
+        supervisor.workers.append(worker)
+        supervisor.sources[receive.fileno()] = functools.partial(_receive, supervisor, worker)
+    return workers
 
-    def __init__(self, supervisor: Supervisor, context: str, count: int, server_timeout_s: float) -> None:
-        self.workers: list[_Worker] = []
-        self._supervisor = supervisor
-        self._context: Any = multiprocessing.get_context(context)
-        self._count = count
-        self._server_timeout_s = server_timeout_s
 
-    def start(self, fn: Callable[..., Any], args: Sequence[Any], address: str, job: str) -> None:
-        for rank in range(self._count):
-            environment = worker_environment(rank, rank, self._count, self._count, address, job)
-            receive, send = self._context.Pipe(duplex=False)
-            process = self._context.Process(
-                target=_run,
-                args=(os.getpid(), environment.get("OMP_NUM_THREADS"), fn, tuple(args), send),
-                name=f"worker {rank}",
-            )
-            with _environment(environment):
-                process.start()
-            send.close()
-            worker = _Worker(rank, process, receive)
-            self.workers.append(worker)
-            self._supervisor.workers.append(worker)
-            self._supervisor.sources[receive.fileno()] = functools.partial(self._receive, worker)
-
-    def wait(self) -> None:
-        supervisor = self._supervisor
-        supervisor.until(lambda: not any(worker.running for worker in self.workers))
-        if not supervisor.until(lambda: not any(each.running for each in supervisor.servers), self._server_timeout_s):
-            running = next(each for each in supervisor.servers if each.running)
-            late = f"{running.name} still runs {self._server_timeout_s:g} s after the workers have ended"
-            raise Failed(running, f"{late}: did they all join the job?")
-
-    def _receive(self, worker: _Worker) -> None:
-        fd = worker.connection.fileno()
-        if not worker.receive():
-            del self._supervisor.sources[fd]
+def _receive(supervisor: Supervisor, worker: _Worker) -> None:
+    fd = worker.connection.fileno()
+    if not worker.receive():
+        del supervisor.sources[fd]
 
 
 class _Worker(Process):
     """A process of multiprocessing."""
 
     def __init__(self, rank: int, process: Any, connection: Connection) -> None:
-        super().__init__(f"worker {rank}", rank)
+        super().__init__(f"worker {rank}", process.sentinel)
+        self.rank = rank
         self.connection = connection
         self.result: Any = None
         self.traceback = ""
         self._process = process
         self._is_victim = False
         self._reaped = False
-
-    @property
-    def fd(self) -> int:
-        return int(self._process.sentinel)
 
     @property
     def blames_another(self) -> bool:
@@ -257,7 +243,7 @@ class _Worker(Process):
             return False
         try:
             kind, *content = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # It is closed, or the worker was killed while it was sending.
             return False
         if kind == "result":
             (self.result,) = content
@@ -311,7 +297,7 @@ def _is_of_another(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """For a process that is started in it: some libraries read theirs when they are loaded, before fn runs."""
+    """Sets them while a process is started: some libraries read theirs when they are loaded, before fn runs."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -324,7 +310,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _Stderr:
+class _Stderr(Sink):
     """Shows what servers log, also in a notebook."""
 
     def __init__(self) -> None:
@@ -335,14 +321,3 @@ class _Stderr:
             text = data.decode(errors="replace")
             self.last_lines.extend(text.splitlines())
             print(text, end="", file=sys.stderr, flush=True)
-
-    @property
-    def fd(self) -> int | None:
-        return None
-
-    @property
-    def full(self) -> bool:
-        return False
-
-    def write(self) -> None:
-        pass

@@ -181,7 +181,7 @@ def _sizes(value: Any) -> list[int] | None:
 
 
 def _write_whole(path: str, length: bytes, header: bytes, data: Iterable[memoryview]) -> None:
-    """Under a temporary name first, as the C++ programs do it."""
+    """Writes under a temporary name first, as the C++ programs do."""
     folder = os.path.dirname(path) or "."
     temporary = f"{path}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
     try:
@@ -238,7 +238,7 @@ def _pair(
 
 
 def _file_names(tensors: Mapping[str, _Tensor], names: Names, transposed: Collection[str]) -> dict[str, str]:
-    """By the model's."""
+    """The file's names by the model's."""
     if names == "layers":
         return _layer_names(tensors, transposed)
     given = names or {}
@@ -250,7 +250,7 @@ def _file_names(tensors: Mapping[str, _Tensor], names: Names, transposed: Collec
 
 def _layer_names(tensors: Mapping[str, _Tensor], transposed: Collection[str]) -> dict[str, str]:
     names: dict[str, str] = {}
-    width: int | None = None  # Of what the layer before gives.
+    width: int | None = None  # What the layer before gives.
     for number, (name, tensor) in enumerate(tensors.items()):
         shape = tuple(reversed(tensor.shape)) if name in transposed else tensor.shape
         is_weight = number % 2 == 0

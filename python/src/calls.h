@@ -1,5 +1,5 @@
 // Calls that block, made on threads of their own: whoever made one waits for it in short pieces, between which Python
-// handles signals.
+// handles signals. And how statuses become Python's exceptions.
 #pragma once
 
 #include <functional>
@@ -12,6 +12,12 @@
 #include "absl/time/time.h"
 
 namespace ps::python {
+
+// Throws what the status is as an exception: INVALID_ARGUMENT a ValueError, all others a psgrad.Error. Needs the GIL.
+[[noreturn]] void Raise(const absl::Status& status);
+inline void Check(const absl::Status& status) {
+  if (!status.ok()) Raise(status);
+}
 
 // A call under way.
 class Call {
@@ -37,6 +43,7 @@ class Call {
 // would use what is gone by then.
 void JoinCalls();
 
-void DefineCall(nanobind::module_& module);
+// psgrad.Error and the classes derived from it, and Call.
+void DefineCalls(nanobind::module_& module);
 
 }  // namespace ps::python

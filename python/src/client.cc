@@ -1,5 +1,4 @@
-#include "python/src/client.h"
-
+// psgrad._core: the C++ client as Python sees it; psgrad/client.py makes it pleasant.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -18,7 +17,6 @@
 #include "common/sync.h"
 #include "ps/client.h"
 #include "python/src/calls.h"
-#include "python/src/errors.h"
 #include "python/src/tensors.h"
 
 namespace ps::python {
@@ -413,11 +411,7 @@ void DefineResults(nb::module_& module) {
       .def_ro("clip_norm", &LocalSteps::clip_norm);
 }
 
-}  // namespace
-
 void DefineClient(nb::module_& module) {
-  DefineSettings(module);
-  DefineResults(module);
   module.def("was_used", [] { return was_used.load(); });
   nb::class_<CoreExchange>(module, "Exchange")
       .def("ready", &CoreExchange::Ready, nb::arg("tensor"), nb::arg("gradient").none())
@@ -460,7 +454,6 @@ void DefineClient(nb::module_& module) {
       .def_prop_ro("rank", [](const CoreClient& self) { return self.client().rank(); })
       .def_prop_ro("incarnation", [](const CoreClient& self) { return self.client().incarnation(); })
       .def_prop_ro("generation", [](const CoreClient& self) { return self.client().generation(); })
-      .def_prop_ro("restored_version", [](const CoreClient& self) { return self.client().restored_version(); })
       .def_prop_ro("resized",
                    [](const CoreClient& self) {
                      const Client::Resized resized = self.client().resized();
@@ -483,4 +476,13 @@ void DefineClient(nb::module_& module) {
       .def_prop_ro("local_steps", [](const CoreClient& self) { return self.client().policy().local_steps; });
 }
 
+}  // namespace
 }  // namespace ps::python
+
+NB_MODULE(_core, module) {
+  ps::python::DefineCalls(module);
+  ps::python::DefineTensors(module);
+  ps::python::DefineSettings(module);
+  ps::python::DefineResults(module);
+  ps::python::DefineClient(module);
+}

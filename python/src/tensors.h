@@ -15,7 +15,7 @@ namespace ps::python {
 
 // Keeps the arrays' memory as it is for as long as it lives; to be let go of with the GIL.
 struct Tensors {
-  MutableTensors spans;  // Of what is None: empty.
+  MutableTensors spans;  // Empty for what is None.
   std::vector<std::shared_ptr<void>> keep;
   bool writable = false;
 

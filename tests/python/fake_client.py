@@ -95,6 +95,7 @@ class Push:
     gradients: list[np.ndarray | None]
     difference: bool
     learning_rate: float | None
+    passed: int | None = None
 
 
 _addresses = itertools.count()
@@ -262,7 +263,7 @@ class FakeServer:
 
 
 def array(value: Any) -> np.ndarray:
-    """Of numpy or torch, without a copy."""
+    """An array of numpy or torch as one of numpy, without a copy."""
     if hasattr(value, "detach"):
         value = value.detach().numpy()
     value = np.asarray(value)
@@ -459,7 +460,7 @@ class FakeClient:
         deferred: bool = False,
     ) -> FakeExchange:
         assert not self.closed
-        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate)
+        given = Push(self.rank, samples, [None] * len(self.layout), difference, learning_rate, passed)
         exchange = FakeExchange(self, step, given, weights, skip_not_finite)
         exchange.given = gradients
         if not deferred:

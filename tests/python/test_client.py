@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import psgrad
-from conftest import ServerProcesses
-from psgrad import _programs
+from psgrad._supervisor import find_program
+from server_processes import ServerProcesses
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})
@@ -239,6 +239,40 @@ def test_what_would_wait_for_this_worker_s_own_start_is_an_error(servers: Server
     client.close()
 
 
+WAITING_THREAD = """
+import sys, threading
+import psgrad
+
+def work():
+    layout, weights = [psgrad.Tensor("w", (3,))], [numpy.zeros(3, numpy.float32)]
+    sgd = psgrad.OptimizerSettings("sgd", {"learning_rate": 0.5})
+    psgrad.Client.join(sys.argv[1], layout, optimizer=sgd).start(weights, weights)
+
+def work_with_torch():
+    model = torch.nn.Linear(2, 1)
+    psgrad.torch.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, server=sys.argv[1])
+
+def start(*arguments, start=psgrad.Client.start):
+    threading.Timer(0.5, joined.set).start()
+    start(*arguments)
+
+psgrad.Client.start = start
+joined = threading.Event()
+threading.Thread(target=work if "numpy" in globals() else work_with_torch, daemon=True).start()
+assert joined.wait(20)
+"""
+
+
+@pytest.mark.parametrize("libraries", ["numpy", "torch, psgrad.torch"])
+def test_the_interpreters_exit_does_not_wait_for_a_daemon_thread(servers: ServerProcesses, libraries: str) -> None:
+    """It waits for the job's start, and so for a worker that does not come."""
+    pytest.importorskip(libraries.split(",")[0])
+    command = [sys.executable, "-c", f"import {libraries}{WAITING_THREAD}", servers.start(2)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "AttributeError" not in ended.stderr
+
+
 def test_a_process_may_join_one_job_after_another(servers: ServerProcesses) -> None:
     """As a notebook does."""
     for value in (1, 2):
@@ -337,7 +371,7 @@ def test_a_job_that_is_shut_down_says_so_and_not_that_it_failed(servers: ServerP
     weights = arrays(0)
     result = client.start(arrays(0), weights)
     result = client.push_pull(result.next_step, arrays(1), weights)
-    subprocess.run([_programs.find("ps_ctl"), f"--server={address}", "shutdown"], check=True, timeout=30)
+    subprocess.run([find_program("ps_ctl"), f"--server={address}", "shutdown"], check=True, timeout=30)
     with pytest.raises(psgrad.ShutDown, match="ps_ctl shutdown"):
         client.push_pull(result.next_step, arrays(1), weights)
     assert issubclass(psgrad.ShutDown, psgrad.JobFailed)

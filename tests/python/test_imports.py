@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from conftest import ServerProcesses
+from server_processes import ServerProcesses
 from torch_support import environment
 
 SCRIPT = pathlib.Path(__file__).with_name("importing_worker.py")

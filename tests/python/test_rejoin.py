@@ -14,7 +14,7 @@ import pytest
 
 import psgrad
 from psgrad.data import Batches
-from restarts import Restartable
+from server_processes import Restartable
 
 LAYOUT = [psgrad.Tensor("w", (3, 4)), psgrad.Tensor("b", (4,))]
 SGD = psgrad.OptimizerSettings("momentum", {"learning_rate": 0.125, "momentum": 0.5})
@@ -202,7 +202,7 @@ def test_a_push_of_a_step_that_is_not_made_now_is_an_error(restartable: Restarta
 
 
 def test_done_says_that_steps_are_to_be_made_again(restartable: Restartable) -> None:
-    """Of two workers one is done; the other one's server dies."""
+    """One of two workers is done when the server dies."""
     address = restartable.start(2, every="1000000")
     ended: list[str] = []
 

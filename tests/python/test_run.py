@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from conftest import await_exit_of
-from psgrad import _programs, run
+from psgrad import run
 from psgrad._lines import Lines
-from psgrad._supervisor import server_flags
+from psgrad._supervisor import find_program, server_flags
 
 TIMEOUT_S = 30.0
 # So that the scripts need no server.
@@ -151,9 +151,22 @@ def test_under_torchrun_or_slurm_a_launcher_stands_for_its_workers() -> None:
     assert run.place_in(torchrun) == run.Place(rank=2, world=4, local_rank=1, local_world=2)
     assert run.place_in({"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}) == run.Place(rank=1, world=2)
     assert run.place_in({"RANK": "1"}) == run.Place()
-    for wrong in ({"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}):
-        with pytest.raises(run.UsageError, match="RANK"):
+    for wrong, named in (
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "^RANK=2 of WORLD_SIZE=2 "),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "^LOCAL_RANK=1 of LOCAL_WORLD_SIZE=1 "),
+    ):
+        with pytest.raises(run.UsageError, match=named):
             run.place_in(wrong)
+
+
+def test_slurm_says_how_many_tasks_each_node_has() -> None:
+    """As srun does, whatever it was asked for: here for five tasks on three nodes."""
+    job = {"SLURM_NTASKS": "5", "SLURM_STEP_TASKS_PER_NODE": "2(x2),1"}
+    places = [("0", "0", "0"), ("1", "0", "1"), ("2", "1", "0"), ("3", "1", "1"), ("4", "2", "0")]
+    for rank, node, local_rank in places:
+        environment = {**job, "SLURM_PROCID": rank, "SLURM_NODEID": node, "SLURM_LOCALID": local_rank}
+        assert run.place_in(environment) == run.Place(int(rank), 5, int(local_rank), 1 if node == "2" else 2)
 
 
 def test_ranks_go_on_from_launcher_to_launcher(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,12 +241,13 @@ def test_a_worker_is_named_although_the_server_fails_first(script: Script) -> No
 def test_servers_that_do_not_end_after_the_workers_are_an_error(script: Script) -> None:
     status, output = ran("--server_timeout=2s", "--optimizer=sgd", script("print('never joined')"))
     assert status == 1
-    assert "psrun: server 0 still runs 2 s after the workers have ended: did they all join the job?" in output
+    assert "psrun: server 0 still runs 2 s after the workers have ended (did they all join the job?)" in output
 
 
 @needs_programs
-def test_servers_that_are_to_keep_running_end_on_ctrl_c(script: Script) -> None:
-    with psrun("--keep_running", "--optimizer=sgd", script(REAL_WORKER)) as job:
+@pytest.mark.parametrize("flag", ["--keep_running", "--keep_running=1"])
+def test_servers_that_are_to_keep_running_end_on_ctrl_c(script: Script, flag: str) -> None:
+    with psrun(flag, "--optimizer=sgd", script(REAL_WORKER)) as job:
         job.await_output("the servers run until Ctrl-C")
         job.process.send_signal(signal.SIGINT)
         assert job.await_end() == 0
@@ -304,10 +318,16 @@ def test_a_wrong_command_line_is_refused(
     assert capsys.readouterr().err.startswith(f"psrun: {message}")
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--mode=asp", "--workers", "4", "--help"]])
+def test_help_is_given_wherever_a_flag_may_be(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("usage: psrun")
+
+
 def test_a_missing_server_program_is_said_with_the_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PSGRAD_BIN", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=rf"^ps_nothing: there is no such program in .*{tmp_path} or on PATH$"):
-        _programs.find("ps_nothing")
+        find_program("ps_nothing")
 
 
 # ---- Ending

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,11 +56,14 @@ def fail_on(rank: int) -> None:
 
 def blame_another(folder: str) -> None:
     """Rank 0 fails only because rank 1 has, and is faster."""
-    done = Path(folder) / "rank 0 has failed"
+    begun, done = Path(folder) / "rank 1 has begun", Path(folder) / "rank 0 has failed"
     if os.environ["RANK"] == "0":
+        while not begun.exists():
+            time.sleep(0.01)
         psgrad.JobFailed = JobFailed  # type: ignore[attr-defined]
         done.touch()
         raise JobFailed("rank 1 was lost")
+    begun.touch()
     while not done.exists():
         time.sleep(0.01)
     time.sleep(0.1)
@@ -68,6 +72,14 @@ def blame_another(folder: str) -> None:
 
 def kill_oneself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_the_result_is_sent() -> None:
+    def send_bytes(self: Connection, data: bytes) -> None:
+        os.write(self.fileno(), len(data).to_bytes(4, "big") + data[:-1])
+        kill_oneself()
+
+    Connection._send_bytes = send_bytes  # type: ignore[attr-defined]
 
 
 def leave_early(status: int) -> None:
@@ -138,6 +150,7 @@ def test_the_cause_is_named_where_another_worker_failed_because_of_it(tmp_path: 
     ("fn", "args", "message"),
     [
         (kill_oneself, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
+        (die_while_the_result_is_sent, (), r"^worker 0 was killed by signal 9 \(SIGKILL\)$"),
         (leave_early, (3,), "^worker 0 ended with status 3$"),
         (unpicklable, (), "(?s)^worker 0 failed:.*pickle"),
     ],
@@ -160,7 +173,7 @@ def test_a_flag_that_servers_refuse_is_an_error_in_their_words() -> None:
 
 @needs_programs
 def test_servers_that_do_not_end_after_the_workers_are_an_error() -> None:
-    with pytest.raises(SpawnError, match=r"server 0 still runs 2 s after .* did they all join the job"):
+    with pytest.raises(SpawnError, match=r"server 0 still runs 2 s after .*did they all join the job"):
         spawn(threads, workers=1, optimizer="sgd", server_timeout=2.0)
 
 

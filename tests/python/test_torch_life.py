@@ -246,7 +246,7 @@ def test_idle_and_properties(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level("INFO"), jobs().wrap(SGD(model.parameters(), lr=0.1), model) as optimizer:
         assert (optimizer.rank, optimizer.num_workers, optimizer.mode, optimizer.lead) == (0, 1, "bsp", True)
         with optimizer.idle("evaluating"):
-            assert getattr(optimizer.client, "busy_with", ["evaluating"]) == ["evaluating"]  # Of a fake.
+            assert getattr(optimizer.client, "busy_with", ["evaluating"]) == ["evaluating"]  # A fake has it.
         assert getattr(optimizer.client, "busy_with", ["evaluating", ""]) == ["evaluating", ""]
     assert "rank 0: evaluating" in caplog.text
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from psgrad.data import Batches
-from restarts import Restartable
+from server_processes import Restartable
 from torch_support import REAL_CLIENT, Job, largest_difference, loss_of, mlp, ps_server, psgrad, weights_of
 
 pytestmark = pytest.mark.skipif(ps_server() is None, reason="psgrad._core or ps_server has not been built")
 
 WORKERS = 2
-SAMPLES = 150  # Of which the last batch of an epoch leaves rank 1 none.
+SAMPLES = 150  # The last batch of an epoch leaves rank 1 none of them.
 EPOCHS = 4
 
 

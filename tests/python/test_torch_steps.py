@@ -549,6 +549,23 @@ def test_samples_add_up_over_an_accumulation(fakes: Jobs) -> None:
     assert [push.samples for push in job.server.pushes] == [7, 3]
 
 
+def test_samples_that_were_left_out_are_told_after_a_push_that_could_not_begin(fakes: Jobs) -> None:
+    job = fakes()
+    model = mlp()
+    optimizer = job.wrap(SGD(model.parameters(), lr=0.1, momentum=0.9), model, samples=4)
+    optimizer.add_passed(8)
+    optimizer.param_groups[0]["momentum"] = 0.5
+    with pytest.raises(ValueError, match="momentum has changed"):
+        loss_of(model, 0, 0).backward()
+    optimizer.param_groups[0]["momentum"] = 0.9
+    optimizer.empty_step()
+    optimizer.zero_grad()
+    loss_of(model, 1, 0).backward()
+    optimizer.step()
+    assert job.server is not None
+    assert [(push.samples, push.passed) for push in job.server.pushes] == [(0, None), (4, 12)]
+
+
 def test_samples_add_up_over_no_sync(fakes: Jobs) -> None:
     job = fakes()
     model = mlp()

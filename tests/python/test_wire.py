@@ -12,13 +12,13 @@ import pytest
 
 import psgrad
 from conftest import ServerProcesses
-from psgrad import _programs
+from psgrad._supervisor import find_program
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "integration"))
 
 from wire_simulation import SLICE, Compressor, Server, rounded
 
-SIZES = [SLICE, 5000, 10]  # Of the slices of two tensors.
+SIZES = [SLICE, 5000, 10]  # The slices of two tensors have these.
 LAYOUT = [psgrad.Tensor("w", (SLICE + 5000,)), psgrad.Tensor("b", (10,))]
 SAMPLES = [3, 5]
 STEPS = 6
@@ -119,7 +119,7 @@ def test_gradients_and_differences_of_weights_leave_residuals_each_of_their_own(
     random = np.random.default_rng(11)
     initial = [random.normal(size=n).astype(np.float32) for n in SIZES]
     simulated = [values.copy() for values in initial]
-    compressors = [[Compressor(n, **options) for n in SIZES] for _ in range(2)]  # Of gradients, and of differences.
+    compressors = [[Compressor(n, **options) for n in SIZES] for _ in range(2)]  # For gradients, and for differences.
     into = tensors([np.zeros(n, np.float32) for n in SIZES])
     with psgrad.Client.join(address, LAYOUT) as client:
         client.start(tensors(initial), into)
@@ -166,7 +166,7 @@ def test_a_checkpoint_whose_weights_do_not_fit_float16_is_not_gone_on_from(
         client.push_pull(0, [np.ones(4, np.float32)], weights)
         client.done()
     assert servers.processes[0].wait(timeout=60) == 0
-    command = [_programs.find("ps_server"), "--num_workers=1", "--optimizer=sgd", folder, "--restore=latest"]
+    command = [find_program("ps_server"), "--num_workers=1", "--optimizer=sgd", folder, "--restore=latest"]
     ended = subprocess.run(
         [*command, "--weights_wire_dtype=float16"], capture_output=True, text=True, timeout=60, check=False
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -32,6 +31,8 @@ except ImportError:
 
 import psgrad  # noqa: E402
 import psgrad.torch  # noqa: E402
+from psgrad._supervisor import find_program  # noqa: E402
+from server_processes import ServerProcesses  # noqa: E402
 
 torch.set_num_threads(1)
 REAL_CLIENT = psgrad.Client
@@ -43,7 +44,7 @@ class Job:
     def __init__(self, address: str, workers: int, server: fake_client.FakeServer | None = None) -> None:
         self.address = address
         self.workers = workers
-        self.server = server  # Of a fake.
+        self.server = server  # There is one in a fake job.
 
     def wrap(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, **options: Any) -> Any:
         return psgrad.torch.DistributedOptimizer(optimizer, model, server=self.address, **options)
@@ -74,10 +75,8 @@ def ps_server() -> str | None:
     if not HAVE_CORE:
         return None
     try:
-        from psgrad import _programs
-
-        return str(_programs.find("ps_server"))
-    except Exception:
+        return find_program("ps_server")
+    except FileNotFoundError:
         return None
 
 
@@ -86,38 +85,16 @@ class Jobs:
 
     def __init__(self, real: bool) -> None:
         self.real = real
-        self._processes: list[subprocess.Popen[str]] = []
+        self._servers = ServerProcesses(Path(os.devnull))
 
     def __call__(self, workers: int = 1, mode: str = "bsp", *flags: str, shards: int = 1, **fake: Any) -> Job:
-        if not self.real:
-            server = fake_client.FakeServer(workers, mode, **fake)
-            return Job(server.address, workers, server)
-        program = ps_server()
-        assert program is not None
-        address = ""
-        for shard in range(shards):
-            command = [program, "--listen=127.0.0.1:0", f"--num_workers={workers}", f"--mode={mode}", *flags]
-            command += [f"--shard={shard}", f"--num_shards={shards}", "--optimizer=from_worker"]
-            if shard > 0:
-                command.append(f"--chief={address}")
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            self._processes.append(process)
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("listening on "), line
-            if shard == 0:
-                address = line.removeprefix("listening on ").strip()
-        return Job(address, workers)
+        if self.real:
+            return Job(self._servers.start(workers, *flags, shards=shards, mode=mode), workers)
+        server = fake_client.FakeServer(workers, mode, **fake)
+        return Job(server.address, workers, server)
 
     def end(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._servers.end()
 
 
 _seeding = threading.Lock()  # PyTorch has one generator for all threads.

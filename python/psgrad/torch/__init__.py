@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import torch
 
-_OLDEST = (2, 1)
-
 
 def _check_version(version: str) -> None:
     """ImportError, naming the version that is installed, if it is older than 2.1."""
     numbers = version.split("+")[0].split(".")[:2]
-    if tuple(int(number) for number in numbers) < _OLDEST:
+    if tuple(int(number) for number in numbers) < (2, 1):
         raise ImportError(
             f"psgrad.torch needs PyTorch 2.1 or later, for Tensor.register_post_accumulate_grad_hook; this is "
             f"{version}. Install a newer one in a virtual environment: pip install 'torch>=2.1'"

@@ -1,17 +1,42 @@
-"""Parameter groups: factors of their tensors at the join, and the learning rate as schedulers move it afterwards."""
+"""What a torch.optim object says to the servers: at the join its class, its hyperparameters and factors of its groups'
+tensors; afterwards the learning rate, as schedulers move it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from psgrad.torch.settings import fixed_keys
+import psgrad
 
 # Schedulers multiply and divide in double; what differs by less than this is rounding.
 _TOLERANCE = 1e-6
+
+# What must be the same in all groups and stay as it is: hyperparameters of the servers that have no factor by tensor,
+# and choices of the class.
+_FIXED: dict[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum", "dampening", "nesterov", "maximize"),
+    torch.optim.Adam: ("betas", "eps", "amsgrad", "maximize", "decoupled_weight_decay"),
+    torch.optim.AdamW: ("betas", "eps", "amsgrad", "maximize"),
+    torch.optim.Adagrad: ("lr_decay", "eps", "initial_accumulator_value", "maximize"),
+    torch.optim.RMSprop: ("alpha", "eps", "momentum", "centered", "maximize"),
+}
+
+# The servers' optimizers have none of these, and RMSprop has no momentum.
+_REFUSED = ("dampening", "maximize", "amsgrad", "centered")
+
+# Hyperparameters of the servers' optimizers, which torch calls by the same names.
+_HYPERPARAMETERS: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("momentum",),
+    "nesterov": ("momentum",),
+    "adagrad": ("lr_decay", "eps", "initial_accumulator_value"),
+    "rmsprop": ("alpha", "eps"),
+    "adam": ("eps",),
+    "adamw": ("eps",),
+}
 
 
 class Groups:
@@ -24,16 +49,23 @@ class Groups:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         """ValueError, naming group and key, if groups differ in what servers have one of."""
         self._groups: list[dict[str, Any]] = optimizer.param_groups
-        self._keys = fixed_keys(optimizer)
+        kind = type(optimizer)
+        if kind not in _FIXED:
+            raise ValueError(
+                f"the servers have no {kind.__module__}.{kind.__qualname__}: they have torch.optim's SGD, Adam, AdamW, "
+                "Adagrad and RMSprop"
+            )
+        self._kind = kind
+        keys = _FIXED[kind]
         first = self._groups[0]
         for index, group in enumerate(self._groups):
-            for key in self._keys:
+            for key in keys:
                 if _plain(group.get(key)) != _plain(first.get(key)):
                     raise ValueError(
                         f"param_groups[{index}] has {key}={group.get(key)!r} and param_groups[0] {first.get(key)!r}: "
                         "only lr and weight_decay may differ by group on the servers"
                     )
-        self._fixed = [{key: _plain(group.get(key)) for key in (*self._keys, "weight_decay")} for group in self._groups]
+        self._fixed = [{key: _plain(group.get(key)) for key in (*keys, "weight_decay")} for group in self._groups]
         self._rates = [float(group.get("initial_lr", group["lr"])) for group in self._groups]
         self._decays = [float(group["weight_decay"]) for group in self._groups]
         self._reference = next((index for index, rate in enumerate(self._rates) if rate > 0), -1)
@@ -46,6 +78,34 @@ class Groups:
         """What the base learning rate and the base weight decay are multiplied by for the tensors of a group."""
         decay = self._decays[group] / self.base_weight_decay if self.base_weight_decay > 0 else 1.0
         return self._rates[group] / self.base_learning_rate, decay
+
+    def settings(self, clip_norm: float | None) -> psgrad.OptimizerSettings:
+        """The servers' optimizer that steps as this one does. ValueError, by name, for an option that they lack."""
+        refused = (*_REFUSED, "momentum") if self._kind is torch.optim.RMSprop else _REFUSED
+        for index, group in enumerate(self._groups):
+            for key in refused:
+                if group.get(key):
+                    raise ValueError(
+                        f"{self._kind.__name__}({key}={group[key]!r}) in param_groups[{index}]: the servers' "
+                        f"optimizers have no {key}"
+                    )
+        group = self._groups[0]
+        name = self._servers_name()
+        values = {"learning_rate": self.base_learning_rate, "weight_decay": self.base_weight_decay}
+        values.update((key, float(group[key])) for key in _HYPERPARAMETERS[name])
+        if "betas" in group:
+            values["beta1"], values["beta2"] = (float(beta) for beta in group["betas"])
+        return psgrad.OptimizerSettings(optimizer=name, hyperparameters=values, clip_norm=clip_norm)
+
+    def _servers_name(self) -> str:
+        group = self._groups[0]
+        if self._kind is torch.optim.SGD:
+            if not group["momentum"]:
+                return "sgd"
+            return "nesterov" if group["nesterov"] else "momentum"
+        if self._kind is torch.optim.Adam:
+            return "adamw" if group.get("decoupled_weight_decay") else "adam"
+        return {torch.optim.AdamW: "adamw", torch.optim.Adagrad: "adagrad", torch.optim.RMSprop: "rmsprop"}[self._kind]
 
     def learning_rate(self) -> float:
         """The base learning rate as the groups have it now.
@@ -102,9 +162,10 @@ class LearningRate:
         self._lead = lead
         return None if rate == self._told else rate
 
-    def was_told(self, rate: float | None) -> None:
-        """A push with this has been applied."""
-        if rate is not None:
+    def was_told(self, rate: float | None, result: psgrad.Result) -> None:
+        """A push with this has ended so: all servers have the rate if all have applied it."""
+        applied = bool(result.answers) and all(answer in ("applied", "duplicate") for answer in result.answers)
+        if applied and rate is not None:
             self._told = rate
             self._ever_told = True
 
@@ -116,11 +177,6 @@ class LearningRate:
     def differs(self, rate: float | None) -> bool:
         """Whether the groups' rate is another one than a push under way tells."""
         return self._groups.learning_rate() != (self._told if rate is None else rate)
-
-
-def group_of(groups: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """The group of each parameter, by id of the parameter."""
-    return {id(parameter): index for index, group in enumerate(groups) for parameter in group["params"]}
 
 
 def _plain(value: Any) -> Any:

@@ -1,31 +1,234 @@
-"""What ends a worker whose script does not: the interpreter's exit, an exception that nobody caught, a fork."""
+"""A worker's life in its job: what it is there, how it leaves, and what ends one whose script does not.
+
+The interpreter's exit, an exception that nobody caught and a fork end a worker as well as finish() and leave() do.
+"""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
+import time
 import traceback
 import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
+import psgrad
+from psgrad.torch.records import Records
+from psgrad.torch.steps import Progress, Steps, WentBack
+from psgrad.torch.tensors import Memory
 
-class Worker(Protocol):
-    """What is to be ended."""
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-    def finish(self) -> None: ...
-    def leave(self, reason: str) -> None: ...
-    def forked(self) -> None: ...
+log = logging.getLogger("psgrad")
 
-
-_live: weakref.WeakSet[Worker] = weakref.WeakSet()
+_live: weakref.WeakSet[Member] = weakref.WeakSet()
 _lock = threading.Lock()
 _installed = False
+_FINISHED = "finish() was called: this worker has left the job"
 
 
-def watch(worker: Worker) -> None:
+class Member(ABC):
+    """A worker from its join on. How it trains is the subclass's to say, which sets these once the job has started."""
+
+    _progress: Progress
+    _memory: Memory
+    _steps: Steps
+    _records: Records
+
+    def __init__(self, client: psgrad.Client) -> None:
+        self._client = client
+        self._pid = os.getpid()
+        self._ended = ""  # Why it cannot be used any more.
+        _watch(self)
+
+    @abstractmethod
+    def _go_back(self, at: int) -> None:
+        """The client has joined the next generation of the job: all that is the worker's own begins anew there."""
+
+    # ---- What it is
+
+    @property
+    def client(self) -> psgrad.Client:
+        """The connection to the job, for what is not here: the weights' hash, runs of a job's budget."""
+        return self._client
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in the job, from 0."""
+        return self._client.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has when it starts; what a sampler divides the data by."""
+        return self._client.num_workers
+
+    @property
+    def mode(self) -> str:
+        """What the servers run in: "bsp", "asp", "ssp", "backup", "local_sgd" or "easgd"."""
+        return self._client.mode
+
+    @property
+    def lead(self) -> bool:
+        """Whether this worker is the lowest live rank: the one to print, evaluate and save."""
+        return self._client.lead
+
+    @property
+    def step_number(self) -> int:
+        """The step of the next push; steps of a job count from 0."""
+        return self._progress.step
+
+    @property
+    def version(self) -> int:
+        """The updates that have been made to the weights (on the server that has made the fewest)."""
+        return self._progress.version
+
+    @property
+    def dropped(self) -> int:
+        """Pushes of this worker that a server refused as too old (stale)."""
+        return self._progress.dropped
+
+    @property
+    def rollbacks(self) -> int:
+        """How often the servers went back to a checkpoint since this worker joined."""
+        return self._client.rollbacks
+
+    @property
+    def skipped(self) -> int:
+        """Steps of this worker (with local steps: batches) that did not count, as a gradient was not finite."""
+        return self._progress.skipped
+
+    @contextmanager
+    def idle(self, what: str = "evaluating") -> Iterator[None]:
+        """Says that this worker makes no step for a while and nothing is wrong: `with opt.idle("evaluating"): …`.
+
+        Servers wait for a worker as long as it lives; with this, those who wait for it are told what it does, and the
+        servers' --progress_timeout does not count meanwhile.
+        """
+        self._check_usable()
+        log.info("rank %d: %s; its next step is %d", self.rank, what, self.step_number)
+        began = time.monotonic()
+        self._client.set_busy(what)
+        try:
+            yield
+        finally:
+            log.info("rank %d: %s took %.1f s", self.rank, what, time.monotonic() - began)
+            if not self._client.closed:
+                self._client.set_busy("")
+
+    # ---- Ending
+
+    def finish(self) -> None:
+        """This worker has no more batches: it counts as empty from now on, waits for the others, and leaves the job.
+
+        All workers then have the same, last weights. It is called by `with opt:` and at the interpreter's exit, and
+        does nothing the second time.
+
+        Raises:
+            psgrad.RolledBack: the servers went back to a step before this one meanwhile. The worker is still in the job
+                and has their weights: it is to make the steps again, and call finish() again.
+            psgrad.Error: as of psgrad.Client.done.
+        """
+        if self._ended or os.getpid() != self._pid:
+            return
+        if not hasattr(self, "_steps"):  # The process ends while another thread waits for the start.
+            self.leave("the process ended before the job had started")
+            return
+        step = self._progress.step + (self._steps.open_batches > 0)
+        try:
+            while not self._try_to_finish(step):
+                pass
+        except psgrad.RolledBack:
+            raise
+        except BaseException as error:
+            self._say_left(reason_of(type(error), error))
+            self._end(_FINISHED)
+            raise
+        self._end(_FINISHED)
+
+    def _try_to_finish(self, step: int) -> bool:
+        """False: the servers have gone back, but to no step before this one. RolledBack: they have."""
+        try:
+            self._steps.settle()
+            self._client.done(counts_as_empty=self._client.synchronous)
+            self._progress.pull_last(self._memory.weight_buffers)
+            self._memory.publish()
+            self._client.leave()
+            return True
+        except (WentBack, psgrad.RolledBack):
+            self._go_back(step)
+        if self._progress.step < step:
+            raise psgrad.RolledBack(
+                f"rank {self.rank}: the job was rolled back to step {self._progress.step}, and this worker was "
+                f"finishing at step {step}: its loop has to make these steps again (psgrad.data.Batches goes on there) "
+                "and then call finish() again"
+            )
+        return False
+
+    def leave(self, reason: str) -> None:
+        """Leaves the job at once, for this reason, which the servers and the other workers are told. Never raises."""
+        if self._ended or os.getpid() != self._pid:
+            return
+        self._client.stop()
+        self._end(f"this worker has left the job: {reason}")
+        self._say_left(reason)
+
+    def _say_left(self, reason: str) -> None:
+        try:
+            self._client.leave(reason)
+        except Exception as error:  # The job may be gone by now, and there is another exception to be seen.
+            log.debug("leave: %s", error)
+
+    def _end(self, why: str) -> None:
+        """Lets go of the model and the metrics file, as far as there are any: the job may not have started."""
+        self._close(why)
+        with _lock:
+            _live.discard(self)
+        if hasattr(self, "_steps"):
+            self._steps.let_go()
+        if hasattr(self, "_records"):
+            self._records.end(self.dropped, self.skipped)
+
+    def _close(self, why: str) -> None:
+        self._ended = why
+        if hasattr(self, "_steps"):
+            self._steps.close(why)
+
+    def forked(self) -> None:
+        """In a child of the process: the client, its threads and connections belong to the parent."""
+        self._close(
+            f"this process was forked from the worker's (pid {self._pid}), which alone can train: keep backward() and "
+            "step() out of DataLoader workers and other children"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or (isinstance(value, SystemExit) and not value.code):
+            try:
+                self.finish()
+            except psgrad.RolledBack as error:  # No loop follows that could make the steps again.
+                self.leave(reason_of(type(error), error))
+                raise
+        else:
+            self.leave(reason_of(kind, value))
+
+    def _check_usable(self) -> None:
+        if self._ended:
+            raise RuntimeError(self._ended)
+
+
+def _watch(worker: Member) -> None:
     """Ends the worker with the process: finish() at its exit, leave(reason) at an exception, forked() in a child."""
     global _installed
     with _lock:
@@ -45,12 +248,7 @@ def watch(worker: Worker) -> None:
     sys.excepthook = hook
 
 
-def unwatch(worker: Worker) -> None:
-    with _lock:
-        _live.discard(worker)
-
-
-def live() -> list[Worker]:
+def live() -> list[Member]:
     return list(_live)
 
 

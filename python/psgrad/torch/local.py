@@ -1,30 +1,172 @@
 """Modes in which the worker takes optimizer steps by itself, on weights of its own, between two exchanges.
 
-In place of gradients, differences of weights are exchanged. Each way is a class.
+The wrapped torch optimizer takes the steps, with its own state. In place of gradients, differences of weights are
+exchanged. x are the model's weights here, and the tensors of the layout are those that servers have a say over, buffers
+included. Each way is a class.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 import psgrad
-from psgrad.torch._local_training import LocalTraining
-from psgrad.torch.groups import LearningRate
-from psgrad.torch.memory import Memory
-from psgrad.torch.progress import Progress
-from psgrad.torch.steps import Unused
+from psgrad.torch.steps import Steps
+
+log = logging.getLogger("psgrad")
+
+
+class LocalTraining(Steps):
+    """What the ways have in common: training, and comparing weights with those of the servers."""
+
+    def __init__(self, local: psgrad.LocalSteps, optimizer: torch.optim.Optimizer, *shared: Any) -> None:
+        super().__init__(*shared)
+        self.local = local
+        self._optimizer = optimizer
+        self._open = 0  # Batches since the last exchange,
+        self._samples = 0  # and their samples.
+        self.memory.gradients  # noqa: B018  (the memory that differences are computed to)
+
+    @property
+    def open_batches(self) -> int:
+        return self._open
+
+    def check(self) -> None:
+        """RuntimeError: no backward() ran, memory has moved, or unused parameters are errors."""
+        unused = [entry for entry in self.weights if entry.tensor.grad is None]
+        if len(unused) == len(self.weights):
+            raise RuntimeError(
+                f"step {self.progress.step}: step() without a backward(): no parameter has a gradient. A worker "
+                "without samples in this step calls opt.empty_step()"
+            )
+        self.memory.check_bound()
+        self.unused.check(unused, self.progress.step)
+
+    def not_finite(self) -> str:
+        """The name of a weight whose gradient is not finite, or "". One that is applied would stay in the state."""
+        entries = [entry for entry in self.weights if entry.tensor.grad is not None]
+        gradients = [_values(entry.tensor.grad) for entry in entries]
+        if torch.stack([gradient.sum(dtype=torch.float64) for gradient in gradients]).isfinite().all():
+            return ""
+        # Finite gradients may be so large that their sum is not: so each is looked at.
+        found = (entry for entry, gradient in zip(entries, gradients, strict=True) if not gradient.isfinite().all())
+        return next((entry.name for entry in found), "")
+
+    def train(self, samples: int) -> int:
+        """Takes a step with the batch's gradients, and returns its samples; 0 if a gradient is not finite."""
+        skipped = self.not_finite()
+        if not skipped:
+            self._apply()
+            return samples
+        progress = self.progress
+        progress.skipped += 1
+        progress.jumped_over += samples
+        log.warning("step %d: the gradient of %s is not finite: the batch was skipped", progress.step, skipped)
+        return 0
+
+    def _apply(self) -> None:
+        """One step of the optimizer: gradients are clipped, and the rate is scheduled, as the servers' flags say.
+
+        The schedule is at the place where it was when weights came last.
+        """
+        parameters = [entry.tensor for entry in self.weights if entry.tensor.grad is not None]
+        if self.local.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.local.clip_value)
+        if self.local.clip_tensor_norm:
+            for parameter in parameters:
+                torch.nn.utils.clip_grad_norm_(parameter, self.local.clip_tensor_norm)
+        if self.local.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, self.local.clip_norm)
+        factor = self.progress.learning_rate_factor
+        if factor == 1:
+            self._optimizer.step()
+            return
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            self._optimizer.step()
+        finally:
+            for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    @torch.no_grad()
+    def copy(self) -> list[torch.Tensor]:
+        """A copy of x, by tensor of `pushed`."""
+        self.memory.collect()
+        return [self.memory.weights[entry.index].clone() for entry in self.pushed]
+
+    @torch.no_grad()
+    def difference(self, scale: float, other: list[torch.Tensor]) -> list[Any]:
+        """scale · (x − other), to the gradients' memory."""
+        memory = self.memory
+        memory.collect()
+        out: list[Any] = [None] * len(memory.entries)
+        for entry, subtrahend in zip(self.pushed, other, strict=True):
+            target = memory.gradients[entry.index]
+            torch.sub(memory.weights[entry.index], subtrahend, out=target)
+            if scale != 1:
+                target.mul_(scale)
+            out[entry.index] = memory.gradient_buffers[entry.index]
+        return out
+
+    @torch.no_grad()
+    def gradients(self) -> list[Any]:
+        """Those of the batch, and the buffers' values, in the gradients' memory; None: there is none."""
+        memory = self.memory
+        out: list[Any] = [None] * len(memory.entries)
+        for entry in self.weights:
+            gradient = entry.tensor.grad
+            if gradient is not None:
+                target = memory.gradients[entry.index]
+                target.copy_(gradient if gradient.layout is torch.strided else gradient.to_dense())
+                out[entry.index] = memory.gradient_buffers[entry.index]
+        for entry in memory.take_buffers():
+            out[entry.index] = memory.gradient_buffers[entry.index]
+        return out
+
+    def push_pull(self, out: list[Any], into: list[Any], samples: int, *, difference: bool) -> psgrad.Result:
+        """The next step's push, whose weights come to `into`. A weight without a gradient is absent from it."""
+        rate = self.learning_rate.to_tell(self.client.lead)
+        progress = self.progress
+        absent = {entry.index for entry in self.pushed if samples > 0 and out[entry.index] is None}
+        exchange = self.client.begin(
+            progress.step,
+            out if samples > 0 else [None] * len(out),
+            into,
+            version=progress.version,
+            versions=progress.versions,
+            samples=samples,
+            passed=self.take_passed(samples),
+            learning_rate=rate,
+            skip_not_finite=True,
+            difference=difference,
+            deferred=bool(absent),
+        )
+        for entry in self.pushed if absent else ():
+            if entry.index in absent:
+                exchange.absent(entry.index)
+            else:
+                exchange.ready(entry.index)
+        result = exchange.wait()
+        self.learning_rate.was_told(rate, result)
+        progress.ended(result, into)
+        return result
+
+    def take_passed(self, samples: int) -> int | None:
+        """What schedules are to count of a push, where it is not its samples alone."""
+        jumped_over, self.progress.jumped_over = self.progress.jumped_over, 0
+        return samples + jumped_over if jumped_over else None
 
 
 class AverageWeights(LocalTraining):
     """Rounds of `steps` batches, the last one shorter. A worker that had no samples in a round has not moved."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._pulled = self.copy()  # The servers' weights as the round began.
-        self._batches = 0  # Of the round so far.
-        self._samples = 0  # Likewise.
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._pulled = self.copy()  # The servers' weights w, as they came last.
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
@@ -34,81 +176,71 @@ class AverageWeights(LocalTraining):
         return self._passed(0)
 
     def _passed(self, samples: int) -> psgrad.Result | None:
-        self._batches += 1
+        self._open += 1
         self._samples += samples
-        return self._end_round() if self._batches >= self.local.steps else None
+        return self._exchange_weights() if self._open >= self.local.steps else None
 
     def settle(self) -> None:
-        if self._batches > 0:
-            self._end_round()
+        if self._open > 0:
+            self._exchange_weights()
 
-    @property
-    def open_batches(self) -> int:
-        return self._batches
-
-    def _end_round(self) -> psgrad.Result:
+    def _exchange_weights(self) -> psgrad.Result:
         out = self.difference(1, self._pulled)
-        samples, self._samples, self._batches = self._samples, 0, 0
+        samples, self._samples, self._open = self._samples, 0, 0
         result = self.push_pull(out, self.memory.weight_buffers, samples, difference=True)
         self.memory.publish()
         self._pulled = self.copy()
         return result
 
 
-class AverageGradients(LocalTraining):
+class AverageGradients(AverageWeights):
     """Every `steps` batches the gradient is pushed instead of applied; every so many batches weights are averaged.
 
     Between two averagings of weights a worker's own x drift from the servers' w: x takes the worker's steps, w only the
-    averaged gradients', which x takes as well.
+    averaged gradients', which x takes as well. Samples are counted from one averaging of weights to the next.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         if not self.local.average_every_steps:
             raise psgrad.Refused(
                 "the servers average weights by epochs, whose length a torch worker does not know: start them with "
                 "--average_every=N, in steps"
             )
-        self._pulled = self.copy()  # The servers' weights w as they came last.
-        self._open = 0  # Batches since the last exchange of either kind,
-        self._moved = False  # and whether there were any since the last averaging of weights.
-        memory = self.memory
-        self._spare = [torch.empty_like(weights) for weights in memory.weights]  # For those that come next.
-        self._batches = 0
-        self._samples = 0  # Since the last averaging of weights.
+        self._spare = [torch.empty_like(weights) for weights in self.memory.weights]  # For those that come next.
+        self._batches = 0  # All that there were,
+        self._averaged = 0  # and how many of them when weights were averaged last.
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
-        self._batches += 1
-        self._open += 1
-        self._moved = True
-        if self.local.steps and self._batches % self.local.steps == 0 and not self._averages():
+        self._count()
+        if self._averages_gradients():
             self._samples += samples
             return self._exchange_gradients(samples)
         self._samples += self.train(samples)
-        return self._exchange_weights() if self._averages() else None
+        return self._exchange_weights() if self._averages_weights() else None
 
     def empty(self) -> psgrad.Result | None:
-        self._batches += 1
-        self._open += 1
-        self._moved = True
-        if self._averages():
-            return self._exchange_weights()
-        if self.local.steps and self._batches % self.local.steps == 0:
+        self._count()
+        if self._averages_gradients():
             return self._exchange_gradients(0)
-        return None
-
-    def _averages(self) -> bool:
-        """Whether the batch is one after which weights are averaged."""
-        return bool(self._batches % self.local.average_every_steps == 0)
+        return self._exchange_weights() if self._averages_weights() else None
 
     def settle(self) -> None:
-        if self._moved:
+        if self._batches > self._averaged:
             self._exchange_weights()
 
-    @property
-    def open_batches(self) -> int:
-        return self._open
+    def _count(self) -> None:
+        self._batches += 1
+        self._open += 1
+
+    def _averages_weights(self) -> bool:
+        """Whether the batch is one after which weights are averaged."""
+        return self._batches % self.local.average_every_steps == 0
+
+    def _averages_gradients(self) -> bool:
+        every = self.local.steps
+        return every > 0 and self._batches % every == 0 and not self._averages_weights()
 
     @torch.no_grad()
     def _exchange_gradients(self, samples: int) -> psgrad.Result:
@@ -124,13 +256,8 @@ class AverageGradients(LocalTraining):
         return result
 
     def _exchange_weights(self) -> psgrad.Result:
-        out = self.difference(1, self._pulled)
-        samples, self._samples = self._samples, 0
-        result = self.push_pull(out, self.memory.weight_buffers, samples, difference=True)
-        self.memory.publish()
-        self._pulled = self.copy()
-        self._open = 0
-        self._moved = False
+        result = super()._exchange_weights()
+        self._averaged = self._batches
         return result
 
 
@@ -141,13 +268,11 @@ class Elastic(LocalTraining):
     Source: Zhang, Choromanska and LeCun, Deep Learning with Elastic Averaging SGD, 2015 (arXiv:1412.6651), algorithm 1.
     """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._centre = [torch.empty_like(weights) for weights in self.memory.weights]  # As it came last.
-        self._batches = 0  # Of the round so far.
-        self._samples = 0  # Likewise.
         self._exchange: psgrad.Exchange | None = None
-        self._pushed = 0  # Batches that it is of.
+        self._pushed = 0  # Batches whose difference it carries.
 
     def step(self, samples: int) -> psgrad.Result | None:
         self.check()
@@ -161,25 +286,24 @@ class Elastic(LocalTraining):
         return result
 
     def _passed(self, samples: int) -> None:
-        self._batches += 1
+        self._open += 1
         self._samples += samples
-        if self._batches >= self.local.steps:
+        if self._open >= self.local.steps:
             self._end_round()
 
     def settle(self) -> None:
         self._end_exchange()
-        if self._batches > 0:
+        if self._open > 0:
             self._end_round()
             self._end_exchange()
 
     @property
     def open_batches(self) -> int:
-        return self._batches + self._pushed
+        return self._open + self._pushed
 
     @torch.no_grad()
     def _end_round(self) -> None:
-        samples, batches = self._samples, self._batches
-        self._samples = self._batches = 0
+        samples, batches, self._samples, self._open = self._samples, self._open, 0, 0
         if samples == 0:  # x has not moved, and this mode has no use for an empty contribution.
             return
         memory, progress = self.memory, self.progress
@@ -217,19 +341,19 @@ class Elastic(LocalTraining):
         return result
 
 
-def local_steps(
-    client: psgrad.Client,
-    memory: Memory,
-    progress: Progress,
-    optimizer: torch.optim.Optimizer,
-    learning_rate: LearningRate,
-    unused: Unused,
-) -> AverageWeights | AverageGradients | Elastic:
+_WAYS: dict[str, type[LocalTraining]] = {
+    "average_weights": AverageWeights,
+    "average_gradients": AverageGradients,
+    "elastic": Elastic,
+}
+
+
+def local_steps(local: psgrad.LocalSteps, optimizer: torch.optim.Optimizer, *shared: Any) -> LocalTraining:
     """What the mode asks for. Refused if it needs what this worker does not know."""
-    assert client.local_steps is not None
-    ways: dict[str, type[AverageWeights] | type[AverageGradients] | type[Elastic]] = {
-        "average_weights": AverageWeights,
-        "average_gradients": AverageGradients,
-        "elastic": Elastic,
-    }
-    return ways[client.local_steps.exchange](client, memory, progress, optimizer, learning_rate, unused)
+    return _WAYS[local.exchange](local, optimizer, *shared)
+
+
+def _values(gradient: torch.Tensor | None) -> torch.Tensor:
+    """All that a gradient has, without the zeros of a sparse one."""
+    assert gradient is not None
+    return gradient.coalesce().values() if gradient.is_sparse else gradient

@@ -5,32 +5,99 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal, NoReturn
 
 import torch
 
 import psgrad
 from psgrad.torch import life
-from psgrad.torch._member import Member
-from psgrad.torch._wrapping import WrappingOptimizer
-from psgrad.torch.arguments import check_arguments, check_whole, environment, server_of
 from psgrad.torch.groups import Groups, LearningRate
 from psgrad.torch.local import local_steps
-from psgrad.torch.memory import Memory
-from psgrad.torch.progress import Progress, WentBack
 from psgrad.torch.records import Records
-from psgrad.torch.rollback import Rollbacks
-from psgrad.torch.sending import Sender
-from psgrad.torch.settings import optimizer_settings
-from psgrad.torch.steps import PushGradients, Unused
-from psgrad.torch.tensors import Buffers, Entry, entries_of
+from psgrad.torch.steps import Progress, PushGradients, Steps, Unused, WentBack
+from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
 
 log = logging.getLogger("psgrad")
 
+_SAMPLES_MAX = 2**32 - 1
 
-class DistributedOptimizer(Member, WrappingOptimizer):
+
+class WrappingOptimizer(torch.optim.Optimizer):
+    """Shares its parameter groups and its state with the wrapped one. Who takes steps is the subclass's to say."""
+
+    # The wrapped optimizer takes steps in this process, so its state is here.
+    _steps_here = False
+
+    def __init__(self, wrapped: torch.optim.Optimizer) -> None:
+        self._complete = False
+        super().__init__(wrapped.param_groups, wrapped.defaults)
+        self.param_groups = wrapped.param_groups  # The same list: schedulers of either move both.
+        self.state = wrapped.state
+        self._wrapped = wrapped
+        self._complete = True
+        self._state_said = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The groups' hyperparameters. The optimizer's state is on the servers (their checkpoints have it), not in it.
+
+        In modes in which this worker takes steps of its own (local_sgd, easgd) its state is there.
+        """
+        packed = self._wrapped.state_dict()
+        if self._steps_here:
+            return packed
+        if not self._state_said:
+            self._state_said = True
+            log.warning(
+                "state_dict(): the optimizer's state (momentum and the like) is on the servers, so it is not in it; "
+                "their checkpoints have it (ps_server --checkpoint_dir)"
+            )
+        return {"state": {}, "param_groups": packed["param_groups"]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes the hyperparameters of the groups: lr follows, and the others must be what they are.
+
+        ValueError if the groups are others, or there is state, which the servers hold.
+        """
+        if state_dict["state"] and not self._steps_here:
+            raise ValueError(
+                "load_state_dict: this has an optimizer's state (momentum and the like), which the servers hold: "
+                "restore it with them (ps_server --restore), and load only {'state': {}, 'param_groups': …} here"
+            )
+        saved = state_dict["param_groups"]
+        if [len(group["params"]) for group in saved] != [len(group["params"]) for group in self.param_groups]:
+            raise ValueError("load_state_dict: the parameter groups are others than this optimizer's")
+        if state_dict["state"]:
+            self._load_local_state(state_dict)
+        # They are changed in place, as the wrapped optimizer has them too.
+        for group, values in zip(self.param_groups, saved, strict=True):
+            group.update((key, value) for key, value in values.items() if key not in ("params", "param_names"))
+
+    def _load_local_state(self, state_dict: Mapping[str, Any]) -> None:
+        groups = list(self.param_groups)
+        self._wrapped.load_state_dict(dict(state_dict))  # It makes groups of its own of them.
+        self._wrapped.param_groups = self.param_groups
+        self.param_groups[:] = groups
+        self.state = self._wrapped.state
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """RuntimeError: the groups were told to the servers when this worker joined."""
+        if self._complete:
+            raise RuntimeError(
+                "add_param_group: the servers were told the groups at the join; add it to the optimizer before "
+                "DistributedOptimizer is made"
+            )
+        super().add_param_group(param_group)
+
+    def __getstate__(self) -> NoReturn:
+        raise TypeError("a DistributedOptimizer belongs to its process: copy or save the model, or state_dict()")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__getstate__()
+
+
+class DistributedOptimizer(life.Member, WrappingOptimizer):
     """Trains `model` with the other workers of a job, in place of `optimizer`, whose parameter groups it shares.
 
     Making it joins the job and waits until all workers have joined; the model then has the job's weights. After
@@ -86,88 +153,82 @@ class DistributedOptimizer(Member, WrappingOptimizer):
             raise TypeError("optimizer: this is a DistributedOptimizer already")
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer: a torch.optim.Optimizer is expected, not {type(optimizer).__name__}")
-        check_arguments(
-            overlap=overlap, accumulate=accumulate, samples=samples, clip_norm=clip_norm, unused=unused, buffers=buffers
-        )
-        check_whole("samples_per_epoch", samples_per_epoch, 0)
-        address = server_of(server)
+        _check_choice("overlap", overlap, ("backward", "none"))
+        _check_choice("unused", unused, ("skip", "error"))
+        _check_choice("buffers", buffers, ("rank0", "average", "local"))
+        _check_whole("accumulate", accumulate, 1)
+        if samples is not None:
+            _check_whole("samples", samples, 0)
+        if clip_norm is not None and not 0 < clip_norm < float("inf"):
+            raise ValueError(f"clip_norm={clip_norm!r}: a number above 0 is expected")
+        _check_whole("samples_per_epoch", samples_per_epoch, 0)
+        server = server if server is not None else os.environ.get("PS_SERVER")
+        if not server:
+            raise ValueError("server: none was given, and $PS_SERVER is not set; psrun sets it, or server='HOST:PORT'")
         groups = Groups(optimizer)
-        settings = optimizer_settings(optimizer, groups.base_learning_rate, groups.base_weight_decay, clip_norm)
-        entries = entries_of(model, optimizer, groups, buffers)
-        _refuse_second(entries)
+        settings = groups.settings(clip_norm)
+        self._entries = entries_of(model, optimizer, groups, buffers)
+        _refuse_second(self._entries)
 
         WrappingOptimizer.__init__(self, optimizer)
         self.accumulate = accumulate
-        self._samples = samples
-        self._next_samples: int | None = None
-        self._adds_up = False  # Several backward passes make the coming step, by no_sync().
-        self._rollbacks = Rollbacks()
-        self._entries = entries
+        self._overlap = overlap == "backward"
+        self._samples = 1 if samples is None else samples
+        self._samples_told = False  # set_samples() was called for the coming step.
+        self._adds_up = False  # no_sync() was used: several backward passes make the coming step.
+        self._unused = Unused(unused)
+        self._rolled_back_to: int | None = None
+        self._data_rewinds = False
+        self._rollback_said = False
         client = psgrad.Client.join(
-            address,
-            [entry.spec() for entry in entries],
+            server,
+            [entry.spec() for entry in self._entries],
             optimizer=settings,
             samples_per_epoch=samples_per_epoch,
             counts_steps=samples is None,
-            **environment(),
+            **_place_in_job(),
         )
-        Member.__init__(self, client)
+        life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
-        life.watch(self)
         try:
-            self._start(groups, settings, overlap, accumulate, unused, metrics_file)
+            self._start(groups, settings, metrics_file)
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
             raise
 
     def _start(
-        self,
-        groups: Groups,
-        settings: psgrad.OptimizerSettings,
-        overlap: str,
-        accumulate: int,
-        unused: str,
-        metrics_file: str | os.PathLike[str] | None,
+        self, groups: Groups, settings: psgrad.OptimizerSettings, metrics_file: str | os.PathLike[str] | None
     ) -> None:
         client = self._client
-        memory = Memory(client, self._entries)
+        self._memory = memory = Memory(client, self._entries)
         memory.take_values()
         started = client.start(memory.weight_buffers, memory.weight_buffers)
         memory.bind()
-        self._memory = memory
         self._progress = Progress(client, started)
+        self._progress.samples = self._samples
         running = client.start_step > 0 or started.version > 0
-        rate = LearningRate(groups, None if running else settings.hyperparameters["learning_rate"])
+        self._learning_rate = LearningRate(groups, None if running else settings.hyperparameters["learning_rate"])
         told = {"optimizer": settings.optimizer, **settings.hyperparameters, "clip_norm": settings.clip_norm}
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
-        self._learning_rate = rate
-        self._unused = Unused(unused)
-        if client.local_steps is not None:
-            self._steps = local_steps(client, memory, self._progress, self._wrapped, rate, self._unused)
-        else:
-            if self.state:
-                log.warning(
-                    "the optimizer's state (momentum and the like) stays here: the servers begin with their own"
-                )
-            sender = Sender(
-                client,
-                memory,
-                self._progress,
-                rate,
-                overlap=overlap == "backward",
-                accumulate=accumulate,
-                samples=self._samples_now,
-            )
-            self._steps = PushGradients(client, memory, self._progress, sender, self._unused)
+        if self.state and not self._steps_here:
+            log.warning("the optimizer's state (momentum and the like) stays here: the servers begin with their own")
+        self._steps = self._make_steps()
         self._step_ended = time.monotonic()
+
+    def _make_steps(self) -> Steps:
+        local = self._client.local_steps
+        shared = (self._client, self._memory, self._progress, self._learning_rate, self._unused)
+        if local is not None:
+            return local_steps(local, self._wrapped, *shared)
+        return PushGradients(*shared, overlap=self._overlap, accumulate=self.accumulate)
 
     # ---- Training
 
     @property
     def rolled_back_to(self) -> int | None:
         """The step that the servers went back to in the last step() or empty_step(); None: they did not."""
-        return self._rollbacks.to
+        return self._rolled_back_to
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Sends what has not been sent of the gradients in `.grad`, and waits for the next weights.
@@ -196,21 +257,17 @@ class DistributedOptimizer(Member, WrappingOptimizer):
                 "Train in bfloat16 (torch.autocast(dtype=torch.bfloat16)), which needs no scaling"
             )
         entered = time.monotonic()
-        samples = self._samples_now()
-        step = self._progress.step
-        self._rollbacks.to = None
+        progress, samples = self._progress, self._progress.samples
+        self._rolled_back_to = None
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
-        try:
+        with self._following_rollbacks() as step:
             result = self._steps.step(samples)
-        except WentBack:
-            self._go_back(step)
-            return
-        if result is not None and result.skipped:
-            self._progress.skipped += 1
-            log.warning(
-                "step %d: the gradient of %s %s: the step was skipped", step, result.skipped, result.why_skipped
-            )
-        self._passed(step, samples, result, entered)
+            if result is not None and result.skipped:
+                progress.skipped += 1
+                log.warning(
+                    "step %d: the gradient of %s %s: the step was skipped", step, result.skipped, result.why_skipped
+                )
+            self._passed(step, samples, result, entered)
 
     def empty_step(self) -> None:
         """A step of a worker that has no samples for it, or drops what it has: others' gradients count without its own.
@@ -222,36 +279,51 @@ class DistributedOptimizer(Member, WrappingOptimizer):
         """
         self._check_usable()
         entered = time.monotonic()
+        self._rolled_back_to = None
+        with self._following_rollbacks() as step:
+            self._passed(step, 0, self._steps.empty(), entered)
+
+    @contextmanager
+    def _following_rollbacks(self) -> Iterator[int]:
+        """Gives the step that the worker is at. If the servers go back to a checkpoint in it, so does the worker."""
         step = self._progress.step
-        self._rollbacks.to = None
         try:
-            result = self._steps.empty()
+            yield step
         except WentBack:
             self._go_back(step)
-            return
-        self._passed(step, 0, result, entered)
 
     def _go_back(self, at: int) -> None:
-        """The client has joined the next generation of the job: all that is the worker's own begins anew there."""
+        progress = self._progress
         while True:
             try:
-                self._progress.renew(self._memory.weight_buffers)
+                progress.renew(self._memory.weight_buffers)
                 break
             except WentBack:
                 continue
         self._memory.publish()
         self._learning_rate.went_back()
-        client = self._client
-        if client.local_steps is not None:
+        if self._steps_here:
             self._wrapped.state.clear()
-            self._steps = local_steps(
-                client, self._memory, self._progress, self._wrapped, self._learning_rate, self._unused
-            )
-        self._next_samples = None
-        self._adds_up = False
-        self._rollbacks.tell(at, self._progress.step)
-        self._records.went_back(client.generation, self._progress.step, self._progress.version)
+            self._steps = self._make_steps()
+        self._await_step()
+        self._rolled_back_to = progress.step
+        self._say_went_back(at, progress.step)
+        self._records.went_back(self._client.generation, progress.step, progress.version)
         self._step_ended = time.monotonic()
+
+    def _say_went_back(self, at: int, to: int) -> None:
+        """A plain loop is told once that what it makes is not what it would have been."""
+        if self._data_rewinds:
+            log.warning("step %d: went back to step %d, and so do the batches", at, to)
+            return
+        log.warning("step %d: went back to step %d, and goes on with the loop's next batch", at, to)
+        if not self._rollback_said:
+            self._rollback_said = True
+            log.warning(
+                "the result is not exactly that of a run without the rollback: the batches of the steps that were lost "
+                "are not trained again. psgrad.data.Batches goes back by itself; another loop can look at "
+                "opt.rolled_back_to after each step()"
+            )
 
     def rejoin(self) -> None:
         """After RolledBack between two steps: joins again, and brings the checkpoint's weights.
@@ -259,20 +331,21 @@ class DistributedOptimizer(Member, WrappingOptimizer):
         psgrad.data.Batches calls it.
         """
         self._check_usable()
-        step = self._progress.step
-        try:
+        with self._following_rollbacks():
             self._progress.renew(self._memory.weight_buffers)
-        except WentBack:
-            self._go_back(step)
 
     def rewinds_data(self) -> None:
         """Whoever feeds the loop says that its batches go back as the steps do. psgrad.data.Batches calls it."""
-        self._rollbacks.data_rewinds = True
+        self._data_rewinds = True
+
+    def _await_step(self) -> None:
+        """Nothing is known of the coming step."""
+        self._progress.samples = self._samples
+        self._samples_told = self._adds_up = False
 
     def _passed(self, step: int, samples: int, result: psgrad.Result | None, entered: float) -> None:
         now = time.monotonic()
-        self._next_samples = None
-        self._adds_up = False
+        self._await_step()
         began = self._steps.began
         first = began if self._step_ended < began < entered else self._step_ended
         forward_s, backward_s = first - self._step_ended, entered - first
@@ -285,24 +358,22 @@ class DistributedOptimizer(Member, WrappingOptimizer):
         With accumulate= or no_sync() it is told of each backward pass, and adds up. ValueError if it is not from 0 to
         2^32 - 1.
         """
-        check_whole("samples", samples, 0)
-        adds_up = self.accumulate > 1 or self._adds_up
-        self._next_samples = samples + ((self._next_samples or 0) if adds_up else 0)
+        _check_whole("samples", samples, 0)
+        adds_up = self._samples_told and (self.accumulate > 1 or self._adds_up)
+        self._progress.samples = samples + (self._progress.samples if adds_up else 0)
+        self._samples_told = True
 
     def add_passed(self, samples: int) -> None:
         """So many samples of this worker's share were left out; schedules over samples are to count them, though."""
-        check_whole("samples", samples, 0)
+        _check_whole("samples", samples, 0)
         self._progress.jumped_over += samples
 
     def settle(self) -> None:
         """In modes with local steps: exchanges now what is not exchanged yet. Elsewhere step() leaves nothing open."""
         self._check_usable()
-        if self._client.local_steps is not None:
-            step = self._progress.step
-            try:
+        if self._steps_here:
+            with self._following_rollbacks():
                 self._steps.settle()
-            except WentBack:
-                self._go_back(step)
 
     @property
     def open_batches(self) -> int:
@@ -322,14 +393,11 @@ class DistributedOptimizer(Member, WrappingOptimizer):
         exchanges.
         """
         self._check_usable()
-        if self._client.local_steps is not None:
+        if self._steps_here:
             raise RuntimeError(f"pull(): in {self.mode} this worker's weights are its own until the next exchange")
-        step = self._progress.step
-        try:
+        with self._following_rollbacks():
             self._progress.renew(self._memory.weight_buffers)
-        except WentBack:
-            self._go_back(step)
-        self._memory.publish()
+            self._memory.publish()
 
     def record(self, **values: float) -> None:
         """Adds values to the next step's line of the metrics file: opt.record(loss=loss.item())."""
@@ -339,11 +407,6 @@ class DistributedOptimizer(Member, WrappingOptimizer):
         """Writes an `eval` line to the metrics file: opt.evaluated(accuracy=0.91, loss=0.3). Accuracy is 0 to 1."""
         self._records.evaluated(self.step_number, self.version, split, values)
 
-    def _samples_now(self) -> int:
-        if self._next_samples is not None:
-            return self._next_samples
-        return 1 if self._samples is None else self._samples
-
 
 def _refuse_second(entries: Iterable[Entry]) -> None:
     """The hooks of two would both send."""
@@ -351,3 +414,29 @@ def _refuse_second(entries: Iterable[Entry]) -> None:
     for other in life.live():
         if isinstance(other, DistributedOptimizer) and any(id(entry.tensor) in mine for entry in other._entries):
             raise RuntimeError("the model is being trained by another DistributedOptimizer: call its finish() first")
+
+
+def _place_in_job() -> dict[str, Any]:
+    """What psrun (or torchrun) says of this worker."""
+    options: dict[str, Any] = {}
+    rank = os.environ.get("RANK")
+    if rank:
+        if not rank.isdecimal():
+            raise ValueError(f"$RANK is {rank!r}: a number from 0 is expected")
+        options["rank"] = int(rank)
+    job = os.environ.get("PS_JOB")
+    if job:
+        options["job"] = job
+    return options
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, choices))} is expected")
+
+
+def _check_whole(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r}: a whole number is expected")
+    if not least <= value <= _SAMPLES_MAX:
+        raise ValueError(f"{name}={value}: a number from {least} to {_SAMPLES_MAX} is expected")

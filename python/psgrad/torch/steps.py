@@ -1,47 +1,100 @@
-"""What a worker makes of its batches: gradients for the servers, or steps of its own (local.py)."""
+"""Where a worker is, and what it makes of its batches: gradients for the servers, or steps of its own (local.py)."""
 
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
-from typing import Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, cast
+
+import torch
 
 import psgrad
-from psgrad.torch.memory import Memory
-from psgrad.torch.progress import Progress
-from psgrad.torch.sending import Sender
-from psgrad.torch.tensors import Entry, shortened
+from psgrad.torch.groups import LearningRate
+from psgrad.torch.tensors import Entry, Memory, shortened
 
 log = logging.getLogger("psgrad")
 
+# The push under way is given so long to end, once the client has been stopped.
+_GIVE_UP_S = 5.0
+# A worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
+_PULLS_MAX = 100
 
-class Steps(Protocol):
-    """One of these drives the exchanges; used by the thread that trains."""
 
-    def step(self, samples: int) -> psgrad.Result | None:
-        """The batch's gradients are in `.grad`, or have been sent. None: no exchange belongs to this step."""
+class WentBack(Exception):
+    """The servers went back to a checkpoint, and the client has joined again: the step under way is gone."""
 
-    def empty(self) -> psgrad.Result | None:
-        """A step without samples; what was sent of it, if anything, does not count."""
 
-    def settle(self) -> None:
-        """No batch follows, or none yet: what was trained is exchanged, and no exchange is under way."""
+class Progress:
+    """Where a worker is: its next step, the version that its weights are of, and what it counts."""
 
-    @property
-    def open_batches(self) -> int:
-        """Steps that no exchange which has ended has been told of."""
+    def __init__(self, client: psgrad.Client, started: psgrad.Result) -> None:
+        """After Client.start, which brought this."""
+        self._client = client
+        self._rollbacks = client.rollbacks
+        # Others may have gone on between this worker's join and its start.
+        self.step = max(client.start_step, started.version) if client.synchronous else client.start_step
+        self.version = started.version
+        self.versions: list[int] = list(started.versions)
+        self.learning_rate_factor = started.learning_rate_factor  # What the servers' schedule says to local steps.
+        self.samples = 1  # So many make the mean gradient of the coming step.
+        self.jumped_over = 0  # Samples that others have trained in this worker's place, not told yet.
+        self.skipped = 0  # Steps or batches whose gradient was not finite.
+        self.dropped = 0  # Pushes that a server refused, as too old.
 
-    def no_sync(self) -> AbstractContextManager[None]: ...
+    def ended(self, result: psgrad.Result, pulled_to: list[Any] | None) -> None:
+        """A push has ended; its weights, if it brought any, are in `pulled_to`. WentBack if it did not end as one."""
+        self._check_rollback()
+        # Where nothing was pushed, the step's number is free again.
+        self.step = max(self.step + 1 if result.answers else self.step, result.next_step)
+        if "stale" in result.answers:
+            self.dropped += 1
+        if pulled_to is not None:
+            self._brought(result)
+            self._catch_up(pulled_to)
 
-    @property
-    def began(self) -> float:
-        """When the last step's first gradient was sent; 0 where none is sent in backward. time.monotonic()."""
+    def pull(self, weights: list[Any]) -> None:
+        """The newest weights."""
+        self._brought(self._client.pull(weights, step=self.step))
 
-    def close(self, why: str) -> None: ...
+    def pull_last(self, weights: list[Any]) -> None:
+        """The newest weights, as the servers keep them."""
+        self._brought(self._client.pull(weights, float32=True))
 
-    def give_up(self) -> None: ...
+    def renew(self, weights: list[Any]) -> None:
+        """The newest weights, of one step where the mode is synchronous."""
+        self.pull(weights)
+        self._catch_up(weights)
 
-    def remove_hooks(self) -> None: ...
+    def _check_rollback(self) -> None:
+        if self._client.rollbacks != self._rollbacks:
+            self._rollbacks = self._client.rollbacks
+            self.step = self._client.next_step
+            self.jumped_over = 0
+            raise WentBack
+
+    def _brought(self, result: psgrad.Result) -> None:
+        self._check_rollback()
+        self.version = result.version
+        self.versions = list(result.versions)
+        self.learning_rate_factor = result.learning_rate_factor
+
+    def _catch_up(self, weights: list[Any]) -> None:
+        """Only in backup: the shards of a push that came too late have gone on, and not all equally far."""
+        client = self._client
+        if not client.synchronous or client.exact_versions:
+            return
+        for _ in range(_PULLS_MAX):
+            self.step = max(self.step, *self.versions)
+            if self.version == self.step:
+                return
+            try:
+                self._brought(client.pull(weights, version=self.step, step=self.step))
+            except psgrad.Refused:  # Another step was made meanwhile, and this version is gone.
+                self._brought(client.pull(weights, step=self.step))
+        raise psgrad.Unavailable(f"step {self.step}: after {_PULLS_MAX} pulls the shards' versions still differ")
 
 
 class Unused:
@@ -72,79 +125,302 @@ class Unused:
             )
 
 
-class PushGradients:
-    """Each batch gives a gradient, which is pushed, and the next one is computed on the weights that come back."""
+class Steps(ABC):
+    """One of these drives the exchanges; used by the thread that trains (and by autograd's, in its hooks)."""
+
+    began = 0.0  # When the last step's first gradient was sent; 0 where none is sent in backward. time.monotonic().
 
     def __init__(
-        self, client: psgrad.Client, memory: Memory, progress: Progress, sender: Sender, unused: Unused
+        self, client: psgrad.Client, memory: Memory, progress: Progress, learning_rate: LearningRate, unused: Unused
     ) -> None:
-        self._client = client
-        self._memory = memory
-        self._progress = progress
-        self._sender = sender
-        self._unused = unused
+        self.client = client
+        self.memory = memory
+        self.progress = progress
+        self.learning_rate = learning_rate
+        self.unused = unused
+        self.weights = [entry for entry in memory.entries if entry.kind == "weight"]
+        self.pushed = [entry for entry in memory.entries if entry.pushed]
 
-    def step(self, samples: int) -> psgrad.Result:
-        sender = self._sender
-        if not sender.ran():
-            raise RuntimeError(
-                f"step {self._progress.step}: step() without a backward() since the last one: there is nothing to "
-                "send. A worker without samples in this step calls opt.empty_step()"
-            )
-        self._memory.check_bound()
-        self._memory.check_unwritten(self._progress.step)
-        sender.check_unchanged()
-        self._unused.check(sender.unused(), self._progress.step)
-        return self._took(sender.complete(samples))
+    @abstractmethod
+    def step(self, samples: int) -> psgrad.Result | None:
+        """The batch's gradients are in `.grad`, or have been sent. None: no exchange belongs to this step."""
 
+    @abstractmethod
     def empty(self) -> psgrad.Result | None:
-        dropped = self._sender.drop()
-        if dropped is not None:
-            return self._took(dropped)
-        client, progress, memory = self._client, self._progress, self._memory
-        if not client.empty_contributions:
-            progress.pull(memory.weight_buffers)
-            memory.publish()
-            return None
-        nothing = [None] * len(memory.entries)
-        return self._took(
-            client.push_pull(
-                progress.step,
-                nothing,
-                memory.weight_buffers,
-                version=progress.version,
-                versions=progress.versions,
-                samples=0,
-            )
-        )
+        """A step without samples; what was sent of it, if anything, does not count."""
 
+    @abstractmethod
     def settle(self) -> None:
-        dropped = self._sender.drop()
-        if dropped is not None:
-            log.warning("step %d: the last backward() had no step(): it does not count", self._progress.step)
-            self._took(dropped)
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return self._sender.no_sync()
+        """No batch follows, or none yet: what was trained is exchanged, and no exchange is under way."""
 
     @property
     def open_batches(self) -> int:
-        return 0  # No exchange outlasts a step.
+        """Steps that no exchange which has ended has been told of."""
+        return 0
 
-    @property
-    def began(self) -> float:
-        return self._sender.began
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Gradients of backward passes in it stay where they are."""
+        return nullcontext()
 
-    def close(self, why: str) -> None:
-        self._sender.close(why)
+    def close(self, why: str) -> None:  # noqa: B027
+        """No gradient is sent any more; a backward pass raises with this reason until let_go()."""
 
-    def give_up(self) -> None:
-        self._sender.give_up()
+    def let_go(self) -> None:  # noqa: B027
+        """The model is the user's again, as soon as nothing reads the gradients of the push under way any more."""
 
-    def remove_hooks(self) -> None:
-        self._sender.remove_hooks()
+
+class PushGradients(Steps):
+    """Each batch gives a gradient, which is pushed, and the next one is computed on the weights that come back.
+
+    A hook on each parameter sends its gradient as soon as backward has accumulated it. One gradient (or the buffers,
+    where there are any) is held back until step(): servers answer with new weights only when all has been sent, so no
+    weight changes before step(), however the backward pass reads them.
+    """
+
+    def __init__(self, *shared: Any, overlap: bool, accumulate: int) -> None:
+        super().__init__(*shared)
+        self._overlap = overlap
+        self._accumulate = accumulate
+        count = len(self.memory.entries)
+        self._empty: list[Any] = [None] * count
+        # These are the step's, by index of the layout:
+        self._fires = [0] * count  # Backward passes that gave it a gradient, but those within no_sync().
+        self._sent: list[torch.Tensor | None] = [None] * count  # The gradient that was sent: kept until it has arrived,
+        self._versions = [0] * count  # and its version counter then.
+        self._unsent = len(self.weights)
+        # So many of the weights' gradients wait for step().
+        self._held = 0 if any(entry.kind != "weight" for entry in self.pushed) else 1
+        self._exchange: psgrad.Exchange | None = None
+        self._ready_at: Callable[[int, int], None] | None = None
+        self._told: float | None = None  # The learning rate that the push under way tells,
+        self._told_samples = 0  # and the samples.
+        self._quiet = False  # In no_sync().
+        self._ran_quietly = False  # A backward pass has, since the last step.
+        self._sparse: set[int] = set()  # It was said of these.
+        self._late_rate = False  # It was said.
+        self._closed = ""  # Why no gradient can be sent any more.
+        self._hooks = [self._hook(entry) for entry in self.weights]
+
+    def step(self, samples: int) -> psgrad.Result:
+        step = self.progress.step
+        if not self._ran_quietly and not any(self._fires):
+            raise RuntimeError(
+                f"step {step}: step() without a backward() since the last one: there is nothing to send. A worker "
+                "without samples in this step calls opt.empty_step()"
+            )
+        self.memory.check_bound()
+        self.memory.check_unwritten(step)
+        self._check_unchanged()
+        unsent = [entry for entry in self.weights if self._sent[entry.index] is None]
+        self.unused.check([each for each in unsent if not self._fires[each.index] and each.tensor.grad is None], step)
+        if self._exchange is None:
+            self._begin()
+        if self.client.lead and not self._late_rate and self.learning_rate.differs(self._told):
+            self._late_rate = True
+            log.warning(
+                "step %d: lr was changed between backward() and step(), when the push was under way: it is told with "
+                'the next one (overlap="none" tells it with this one)',
+                step,
+            )
+        remaining = [(entry.index, self._address(entry)) for entry in unsent]
+        buffers = self.memory.take_buffers()
+        remaining.extend((entry.index, self.memory.gradients[entry.index].data_ptr()) for entry in buffers)
+        return self._end(remaining, samples)
+
+    def empty(self) -> psgrad.Result | None:
+        if self._exchange is not None:
+            return self._drop()
+        self._forget()
+        client, progress, into = self.client, self.progress, self.memory.weight_buffers
+        if not client.empty_contributions:
+            progress.pull(into)
+            self.memory.publish()
+            return None
+        versions = {"version": progress.version, "versions": progress.versions}
+        return self._took(client.push_pull(progress.step, self._empty, into, samples=0, **versions))
+
+    def settle(self) -> None:
+        if self._exchange is None:
+            self._forget()
+            return
+        log.warning("step %d: the last backward() had no step(): it does not count", self.progress.step)
+        self._drop()
+
+    # ---- In backward
+
+    def _hook(self, entry: Entry) -> torch.utils.hooks.RemovableHandle:
+        index, fits, accumulate = entry.index, entry.in_place, self._accumulate
+        fires, sent, versions = self._fires, self._sent, self._versions
+        strided, float32 = torch.strided, torch.float32
+
+        # Runs once for each parameter and backward pass, so it is short: tests/python/bench/hook_cost.py.
+        def hook(parameter: torch.Tensor) -> None:
+            if self._quiet:
+                self._backward_aside()
+                return
+            count = fires[index] = fires[index] + 1
+            if count != accumulate:
+                if count > accumulate:
+                    raise self._too_many(entry)
+                return
+            if not self._overlap:
+                return
+            if self._ready_at is None:
+                self._begin()
+            if self._unsent == self._held:
+                return
+            gradient = parameter.grad
+            if fits and gradient.layout is strided and gradient.is_contiguous() and gradient.dtype is float32:  # type: ignore[union-attr]
+                address = gradient.data_ptr()  # type: ignore[union-attr]
+            else:
+                address = self._copied(index, gradient)
+            sent[index] = gradient
+            versions[index] = gradient._version  # type: ignore[union-attr]
+            self._unsent -= 1
+            self._ready_at(index, address)  # type: ignore[misc]
+
+        parameter: Any = entry.tensor
+        return cast("torch.utils.hooks.RemovableHandle", parameter.register_post_accumulate_grad_hook(hook))
+
+    def _backward_aside(self) -> None:
+        if self._closed:
+            raise RuntimeError(self._closed)
+        self._ran_quietly = True
+
+    def _too_many(self, entry: Entry) -> RuntimeError:
+        passes = (
+            "a second backward()" if self._accumulate == 1 else f"more than accumulate={self._accumulate} backward()s"
+        )
+        return RuntimeError(
+            f"step {self.progress.step}: {passes} before step() reached {entry.name}, whose gradient was final. To "
+            "add up several: accumulate=, or opt.no_sync() around all but the last; to drop this step: "
+            "opt.empty_step(). (With torch.utils.checkpoint: use_reentrant=False)"
+        )
+
+    def _copied(self, index: int, gradient: torch.Tensor | None) -> int:
+        """The address of a float32, contiguous copy."""
+        assert gradient is not None
+        target = self.memory.gradients[index]
+        strided = gradient.layout is torch.strided
+        if not strided and index not in self._sparse:
+            self._sparse.add(index)
+            log.warning("%s: its sparse gradient is made dense to be sent", self.memory.entries[index].name)
+        with torch.no_grad():
+            target.copy_(gradient if strided else gradient.to_dense())
+        return target.data_ptr()
+
+    def _begin(self) -> None:
+        if self._closed:
+            raise RuntimeError(self._closed)
+        progress = self.progress
+        self._told = self.learning_rate.to_tell(self.client.lead)
+        self._told_samples = max(1, progress.samples)  # With none, weights would come while backward goes on.
+        jumped_over, progress.jumped_over = progress.jumped_over, 0
+        self.began = time.monotonic()
+        self._exchange = self.client.begin(
+            progress.step,
+            self._empty,
+            self.memory.weight_buffers,
+            version=progress.version,
+            versions=progress.versions,
+            samples=self._told_samples,
+            passed=self._told_samples + jumped_over if jumped_over else None,
+            learning_rate=self._told,
+            skip_not_finite=True,
+            deferred=True,
+        )
+        self._ready_at = self._exchange.ready_at
+
+    # ---- In step()
+
+    def _check_unchanged(self) -> None:
+        """RuntimeError, naming the tensor, if a gradient that was sent is not what `.grad` is now."""
+        sent, versions = self._sent, self._versions
+        changed = [
+            entry.name
+            for entry in self.weights
+            if (gradient := sent[entry.index]) is not None
+            and (entry.tensor.grad is not gradient or gradient._version != versions[entry.index])
+        ]
+        if changed:
+            raise RuntimeError(
+                f"step {self.progress.step}: .grad of {shortened(changed)} was changed after backward() and before "
+                "step(), when it had been sent already. To clip, give DistributedOptimizer clip_norm=, which servers "
+                'apply to the mean of all workers\' gradients; for anything else, overlap="none" sends in step(); to '
+                "drop this step: opt.empty_step()"
+            )
+
+    def _address(self, entry: Entry) -> int | None:
+        """Where the gradient of a weight is that is to be sent now; None: it has none."""
+        gradient = entry.tensor.grad
+        if gradient is None:
+            return None
+        self._sent[entry.index] = gradient
+        plain = entry.in_place and gradient.layout is torch.strided and gradient.dtype is torch.float32
+        if plain and gradient.is_contiguous():
+            return gradient.data_ptr()
+        return self._copied(entry.index, gradient)
+
+    def _drop(self) -> psgrad.Result:
+        """Makes the push under way an empty contribution, and waits for its weights."""
+        zeros = self.memory.zeros_address()
+        return self._end([(entry.index, zeros) for entry in self.pushed if self._sent[entry.index] is None], 0)
+
+    def _end(self, remaining: Sequence[tuple[int, int | None]], samples: int) -> psgrad.Result:
+        exchange, ready_at = self._exchange, self._ready_at
+        assert exchange is not None
+        assert ready_at is not None
+        try:
+            if samples != self._told_samples:
+                exchange.set_samples(samples)
+            for index, address in remaining:
+                if address is None:
+                    exchange.absent(index)
+                else:
+                    ready_at(index, address)
+            result = exchange.wait()
+        finally:
+            self._forget()
+        self.learning_rate.was_told(self._told, result)
+        if not result.answers:
+            # What has arrived of it is dropped by the next push of this number, which differs in what it says passed.
+            self.progress.jumped_over += self._told_samples
+        return self._took(result)
 
     def _took(self, result: psgrad.Result) -> psgrad.Result:
-        self._progress.ended(result, self._memory.weight_buffers)
-        self._memory.publish()
+        self.progress.ended(result, self.memory.weight_buffers)
+        self.memory.publish()
         return result
+
+    def _forget(self) -> None:
+        """The step has ended, in one way or the other."""
+        self._exchange = None
+        self._ready_at = None
+        self._ran_quietly = False
+        self._unsent = len(self.weights)
+        for entry in self.weights:
+            self._fires[entry.index] = 0
+            self._sent[entry.index] = None
+
+    # ---- The worker's life
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before or bool(self._closed)
+
+    def close(self, why: str) -> None:
+        self._closed = why
+        self._quiet = True
+
+    def let_go(self) -> None:
+        if self._exchange is not None:
+            with suppress(psgrad.Error, TimeoutError):
+                self._exchange.wait(_GIVE_UP_S)
+            self._forget()
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []

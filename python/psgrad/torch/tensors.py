@@ -1,17 +1,28 @@
-"""A model's tensors as the job knows them: parameters in the model's order, then buffers, named as in state_dict."""
+"""A model's tensors as the job knows them, and the memory that their weights are pulled to.
+
+The layout has parameters in the model's order, then buffers, named as in state_dict. Memory becomes the model's own:
+
+                    client's memory (float32, contiguous)        the model's tensor
+  float32           weights[i]  ────────── the same memory ─────  parameter.data
+  other dtype,      weights[i]  ── copied after every pull ────▶  parameter.data, in its dtype and strides
+  channels last
+
+Every tensor has a storage of its own, so that torch.save of one does not write all of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 import psgrad
-from psgrad.torch.groups import Groups, group_of
+from psgrad.torch.groups import Groups
 
 log = logging.getLogger("psgrad")
 
@@ -20,7 +31,7 @@ Kind = Literal["weight", "constant", "buffer_lowest", "buffer_mean"]
 
 _BUFFER_KINDS: dict[str, Kind] = {"rank0": "buffer_lowest", "average": "buffer_mean", "local": "constant"}
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# float32 holds every whole number up to here.
+# float32 holds every whole number up to this one.
 _LARGEST_WHOLE = 2**24
 
 
@@ -36,7 +47,7 @@ class Entry:
     shared: bool  # Its values come from the servers after each step; else only at the start.
     learning_rate_factor: float = 1.0
     weight_decay_factor: float = 1.0
-    # Of a buffer: where the model keeps it, as modules may put another tensor in its place.
+    # Where the model keeps a buffer: modules may put another tensor in its place.
     place: tuple[torch.nn.Module, str] | None = None
 
     @property
@@ -58,26 +69,24 @@ def entries_of(
 ) -> list[Entry]:
     """The layout. ValueError, naming the tensor, for what the servers cannot hold."""
     _refuse_model(model)
-    of = group_of(optimizer.param_groups)
+    group_of = {id(each): index for index, group in enumerate(optimizer.param_groups) for each in group["params"]}
     entries: list[Entry] = []
     left_out: list[str] = []
     for name, parameter in model.named_parameters():
-        group = of.pop(id(parameter), None)
+        group = group_of.pop(id(parameter), None)
         _check_parameter(name, parameter)
         if parameter.numel() == 0:
             continue
         if parameter.requires_grad and group is None:
             left_out.append(name)
         weight = parameter.requires_grad and group is not None
+        kind: Kind = "weight" if weight else "constant"
         factors = groups.factors(group) if weight and group is not None else (1.0, 1.0)
-        in_place = _fits(parameter)
-        entries.append(
-            Entry(len(entries), name, "weight" if weight else "constant", parameter, in_place, weight, *factors)
-        )
-    if of:
+        entries.append(Entry(len(entries), name, kind, parameter, _fits(parameter), weight, *factors))
+    if group_of:
         raise ValueError(
-            f"the optimizer has {len(of)} parameters that the model does not have: DistributedOptimizer needs the "
-            "model that holds all of them"
+            f"the optimizer has {len(group_of)} parameters that the model does not have: DistributedOptimizer needs "
+            "the model that holds all of them"
         )
     if not any(entry.kind == "weight" for entry in entries):
         raise ValueError("the model has no parameter that is in the optimizer and requires a gradient")
@@ -88,7 +97,7 @@ def entries_of(
             continue
         _check_buffer(name, buffer)
         moves = buffer.is_floating_point() and buffers != "local"
-        kind: Kind = _BUFFER_KINDS[buffers] if moves else "constant"
+        kind = _BUFFER_KINDS[buffers] if moves else "constant"
         in_place = moves and _fits(buffer)
         entries.append(Entry(len(entries), name, kind, buffer, in_place, moves, place=place))
     _refuse_overlaps(entries)
@@ -126,7 +135,7 @@ def _refuse_model(model: torch.nn.Module) -> None:
             "model: DistributedDataParallel averages gradients by itself; pass the module in it (model.module)"
         )
     for name, module in model.named_modules():
-        # By name: the class is in a module that is slow to import.
+        # It is told by its name, as the class is in a module that is slow to import.
         compiled = (
             type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
         )
@@ -194,3 +203,152 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
+
+
+class Memory:
+    """The client's weights and gradients as tensors, by index of the layout."""
+
+    def __init__(self, client: psgrad.Client, entries: Sequence[Entry]) -> None:
+        self.entries = list(entries)
+        # As the client takes them: it knows its own list again, and has nothing to check.
+        self.weight_buffers: list[Any] = client.weight_buffers()
+        self._client = client
+        self.weights: list[torch.Tensor] = [from_dlpack(buffer) for buffer in self.weight_buffers]
+        self._gradients: list[torch.Tensor] | None = None
+        self._gradient_buffers: list[Any] = []
+        self._zeros: torch.Tensor | None = None
+        self._addresses: list[tuple[Entry, int]] = []
+        self._copied = [
+            (entry.tensor, self.weights[entry.index]) for entry in entries if entry.shared and not entry.in_place
+        ]
+        self._buffers = [entry for entry in entries if entry.kind in ("buffer_lowest", "buffer_mean")]
+        # What a pull writes: autograd is to know.
+        self._written = [entry.tensor for entry in entries if entry.shared]
+        self._weights = [entry for entry in entries if entry.kind == "weight"]
+        self._frozen = [entry for entry in entries if entry.place is None and not entry.tensor.requires_grad]
+        self._versions: list[int] = []  # The weights' version counters, as they came last.
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """Memory for what is not sent from where it lies. Made when it is first needed: a float32 model needs none."""
+        if self._gradients is None:
+            self._gradient_buffers = self._client.gradient_buffers()
+            self._gradients = [from_dlpack(buffer) for buffer in self._gradient_buffers]
+        return self._gradients
+
+    @property
+    def gradient_buffers(self) -> list[Any]:
+        """The same, as the client takes them."""
+        assert self.gradients
+        return self._gradient_buffers
+
+    def zeros_address(self) -> int:
+        """Where as many zeros are as the largest tensor has elements."""
+        if self._zeros is None:
+            self._zeros = torch.zeros(max(entry.tensor.numel() for entry in self.entries))
+        return self._zeros.data_ptr()
+
+    @torch.no_grad()
+    def take_values(self) -> None:
+        """The model's values to the client's memory: what the servers are given if this worker is asked for them."""
+        for entry in self.entries:
+            self.weights[entry.index].copy_(entry.tensor)
+
+    @torch.no_grad()
+    def bind(self) -> None:
+        """Gives the model's tensors the client's memory, or copies what has come to them. After Client.start."""
+        for entry in self.entries:
+            if entry.in_place:
+                entry.tensor.data = self.weights[entry.index]
+            else:
+                entry.tensor.copy_(self.weights[entry.index])
+        self._versions = [entry.tensor._version for entry in self._weights]
+        self._addresses = [
+            (entry, entry.tensor.data_ptr()) for entry in self.entries if entry.in_place and entry.shared
+        ]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """The model's values that servers have a say over, to the client's memory, where they are not in it."""
+        for tensor, weights in self._copied:
+            weights.copy_(tensor)
+        for entry in self._buffers:
+            current = _current(entry)
+            if current is not entry.tensor:
+                self.weights[entry.index].copy_(current)
+
+    def check_bound(self) -> None:
+        """RuntimeError, naming the tensor, if a parameter has been given other memory or another type, or unfrozen."""
+        for entry in self._frozen:
+            if entry.tensor.requires_grad:
+                raise RuntimeError(
+                    f"{entry.name} was frozen when this worker joined the job, so no server steps it, but it requires "
+                    "a gradient now. To train it: opt.finish(), and a new DistributedOptimizer in a new job"
+                )
+        for entry, address in self._addresses:
+            if entry.tensor.data_ptr() != address:
+                raise RuntimeError(
+                    f"{entry.name}: its memory is not the one that weights are pulled to any more. Something gave it "
+                    "other memory after DistributedOptimizer was made (model.to(…), .half(), .data = …): do that before"
+                )
+
+    def check_unwritten(self, step: int) -> None:
+        """RuntimeError, naming them, if weights were written to since they came: that would be lost."""
+        written = [
+            entry.name
+            for entry, version in zip(self._weights, self._versions, strict=True)
+            if entry.tensor._version != version
+        ]
+        if written:
+            raise RuntimeError(
+                f"step {step}: {shortened(written)} was written to since the last step(), and would be lost with this "
+                "one: the servers hold the weights. Load a checkpoint before DistributedOptimizer is made; after a "
+                "change for a while, such as an average for an evaluation, opt.pull() brings the servers' weights back"
+            )
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """New weights have come: also for tensors that hold copies, and for graphs that were made of the old ones."""
+        for tensor, weights in self._copied:
+            tensor.copy_(weights)
+        for entry in self._buffers:
+            current = _current(entry)
+            if current is not entry.tensor:
+                current.copy_(self.weights[entry.index])
+        # A backward pass through them would be computed on the wrong weights, silently; so it raises.
+        _bump(self._written)
+        self._versions = [entry.tensor._version for entry in self._weights]
+
+    @torch.no_grad()
+    def take_buffers(self) -> list[Entry]:
+        """BatchNorm's statistics and the like, to the gradient memory: their values are what is pushed of them."""
+        for entry in self._buffers:
+            self.gradients[entry.index].copy_(_current(entry))
+        return self._buffers
+
+
+def _current(entry: Entry) -> torch.Tensor:
+    """A buffer as the model has it now: some modules assign a new tensor instead of writing to the old one."""
+    if entry.place is None:
+        return entry.tensor
+    module, name = entry.place
+    buffer = module._buffers.get(name)
+    return entry.tensor if buffer is None else buffer
+
+
+def _bump_one_by_one(tensors: list[torch.Tensor]) -> None:
+    for tensor in tensors:
+        torch.autograd.graph.increment_version(tensor)
+
+
+def _choose_bump() -> Callable[[list[torch.Tensor]], None]:
+    """One call for all is 0.1 µs a tensor. Older versions of PyTorch, as 2.1, take one tensor."""
+    increment: Callable[[list[torch.Tensor]], None] = torch.autograd.graph.increment_version
+    try:
+        increment([torch.zeros(1)])
+    except (RuntimeError, TypeError):
+        return _bump_one_by_one
+    return increment
+
+
+_bump = _choose_bump()

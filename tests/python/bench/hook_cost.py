@@ -28,7 +28,7 @@ class NullExchange:
 
     def __init__(self, step: int) -> None:
         self.step = step
-        self.ready_at = max  # Of built-in functions of two numbers the cheapest.
+        self.ready_at = max  # The cheapest of the built-in functions of two numbers.
 
     def set_samples(self, samples: int) -> None:
         pass

@@ -106,9 +106,9 @@ def free_port() -> int:
 
 def servers(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Runs a server, and yields the environment that names it."""
-    from psgrad import _programs
+    from psgrad._supervisor import find_program
 
-    command = [str(_programs.find("ps_server")), "--listen=127.0.0.1:0", f"--num_workers={arguments.workers}"]
+    command = [str(find_program("ps_server")), "--listen=127.0.0.1:0", f"--num_workers={arguments.workers}"]
     command += ["--mode=bsp", "--optimizer=from_worker", *arguments.server_flag]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
