@@ -26,7 +26,7 @@ python=python3
 has_matplotlib() { "$1" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("matplotlib") is None)' 2>/dev/null; }
 if ! has_matplotlib python3 && has_matplotlib /usr/bin/python3; then python=/usr/bin/python3; fi
 
-run() { exec "$python" -B "$root/deploy/compare/__main__.py" "$@"; }
+run() { exec "$python" -B "$root/experiments/compare/__main__.py" "$@"; }
 
 # In the foreground: Ctrl-C ends it too.
 limited() { timeout --foreground --kill-after=10 "$BUILD_LIMIT_S" "$@"; }
@@ -56,7 +56,7 @@ if [[ ${arguments[0]:-} == report ]]; then to_build=0; fi
 
 if ((to_build)); then
   # What is wrong with the flags is better said before the build than after it.
-  if command -v python3 >/dev/null; then python3 -B "$root/deploy/compare" --check "${arguments[@]}"; fi
+  if command -v python3 >/dev/null; then python3 -B "$root/experiments/compare" --check "${arguments[@]}"; fi
   bash "$root/deploy/install-deps.sh" >&2 || fail "the packages could not be installed"
   build
 fi

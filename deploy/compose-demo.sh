@@ -131,4 +131,4 @@ killed=$(hash_in "$RUNS/killed.log")
 python=python3
 draws() { "$1" -c 'import matplotlib' 2>/dev/null; }
 if ! draws python3 && draws /usr/bin/python3; then python=/usr/bin/python3; fi
-"$python" -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"
+"$python" -B experiments/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"

@@ -5,7 +5,7 @@
 #
 #   --dev      also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
 #   --plots    also Matplotlib (361 MB with what it brings), for the plots of deploy/compare.sh's report
-#   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments/links.sh; build after it
+#   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments.sh links; build after it
 #   --python   also what building the Python package needs
 #   --venv     makes a virtual environment there, with what the package's tests need but PyTorch
 #

@@ -221,8 +221,8 @@ run_python() {
   done
   unset PYTHONPATH PSGRAD_BIN
   add_reports "$status" 1 "${reports[@]}"
-  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
-  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
+  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
+  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
   if $torch; then
     check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
     PSGRAD_BIN=$root/build/bin check "compare beside PyTorch" \

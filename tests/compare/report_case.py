@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "deploy" / "compare")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "experiments" / "compare")]
 
 import plots  # noqa: E402
 import report  # noqa: E402

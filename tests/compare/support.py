@@ -1,4 +1,4 @@
-"""What the tests of deploy/compare share: how to run it, and programs that play ps_server and ps_worker."""
+"""What the tests of experiments/compare share: how to run it, and programs that play ps_server and ps_worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMPARE = REPOSITORY / "deploy/compare"
+COMPARE = REPOSITORY / "experiments/compare"
 
 # For a whole comparison with played programs; a machine may be busy.
 LIMIT_S = 120

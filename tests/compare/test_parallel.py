@@ -8,7 +8,7 @@ import sys
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/compare"))
 
 from parallel import in_parallel
 

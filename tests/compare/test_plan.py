@@ -8,7 +8,7 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/compare"))
 
 import commands
 import tuning

@@ -14,7 +14,7 @@ import unittest
 from itertools import islice
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/compare"))
 
 import commands
 from draws import mt19937_64, permutation

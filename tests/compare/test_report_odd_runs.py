@@ -16,7 +16,7 @@ from report_case import ReportCase  # isort: skip
 
 import make_runs
 
-REPORT = Path(__file__).parents[2] / "deploy" / "compare" / "report.py"
+REPORT = Path(__file__).parents[2] / "experiments" / "compare" / "report.py"
 
 
 class OddRuns(ReportCase):

@@ -8,7 +8,7 @@ import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/compare"))
 
 from flags import UsageError
 from modes import ONE_BY_ONE, Mode, parse_mode

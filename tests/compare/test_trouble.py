@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments/compare"))
 
 import folder
 import plots

@@ -1,5 +1,5 @@
 """The function experiment's page: its numbers, recomputed from the metrics; and its trainings, by a second program."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable, and that compare; these tests need no pytest)
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What runs experiments one after another, lists their pages and says when their jobs were made; no program runs."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable, and that compare; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class MainTest(unittest.TestCase):
         """Cells, by experiment."""
         lines = (self.pages / "README.md").read_text(encoding="utf-8").splitlines()
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| [")]
-        return {row[1].partition(".")[0].strip("`"): row for row in rows}
+        return {row[1].strip("`").split()[1]: row for row in rows}
 
     def test_the_list_counts_published_figures_apart(self) -> None:
         claims = [Claim("a", "1", "1", verdict, "") for verdict in (True, True, False, None)]

@@ -1,5 +1,5 @@
 """The experiment with data that no machine has whole: its page, recomputed from metrics and from the files it cut."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable, and that compare; these tests need no pytest)
 
 from __future__ import annotations
 

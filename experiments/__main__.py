@@ -1,4 +1,4 @@
-"""See run.sh."""
+"""See deploy/experiments.sh."""
 
 from .main import main
 

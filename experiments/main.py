@@ -24,7 +24,7 @@ NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "product
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 one failed, after which the others have run, 2 wrong flags, 130 interrupted."""
-    parser = argparse.ArgumentParser(prog="deploy/experiments/NAME.sh", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="deploy/experiments.sh", description=__doc__, allow_abbrev=False)
     parser.add_argument("names", nargs="+", choices=[*NAMES, "all"], metavar="NAME", help=f"{', '.join(NAMES)}, or all")
     parser.add_argument("--quick", action="store_true", help="all parts, so short that no figure is worth quoting")
     parser.add_argument("--fresh", action="store_true", help="run again what earlier runs have left there")

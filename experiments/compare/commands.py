@@ -93,7 +93,7 @@ def _pytorch_flags(spec: RunSpec, settings: Settings) -> list[str]:
 
 def pytorch_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
     """pytorch_reference.py."""
-    program = REPOSITORY / "deploy/compare/pytorch_reference.py"
+    program = REPOSITORY / "experiments/compare/pytorch_reference.py"
     return [settings.python, "-B", str(program), f"--folder={folder}", *worker_flags(spec, settings)]
 
 

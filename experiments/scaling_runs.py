@@ -13,7 +13,7 @@ from .network import BATCH, FLAGS, SAMPLES, SERVER_FLAGS
 
 PLAYED_BATCHES = (BATCH, 10 * BATCH)
 STAND_IN = 10  # Samples of a batch whose worker idles for the rest of a played batch's time.
-BUSY_SHARE = 0.70  # As deploy/compare has it: beyond this share of all cores they may set the pace.
+BUSY_SHARE = 0.70  # As compare has it: beyond this share of all cores they may set the pace.
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 _LEAD = """Experiments that are often used to teach parallel training, run with this system. Each page has the
 parameters as they were published, our figures beside the published ones, and whether they agree; what is expected for
-another reason, as by a formula, is counted apart. Each is one command, and `deploy/experiments/all.sh` runs all of
+another reason, as by a formula, is counted apart. Each is one command, and `deploy/experiments.sh all` runs all of
 them; on a machine without a GPU what needs one says "not measured"."""
 
 
@@ -32,7 +32,7 @@ def write_index(folder: Path, names: Sequence[str]) -> Path:
         earlier = f" (**{listed['earlier']}**)" if "earlier" in listed else ""
         counts = (_counted(listed.get(key, {})) for key in ("claims", "expected"))
         rows.append(
-            f"| [{listed['title']}]({name}.md){earlier} | `{name}.sh`{quick} | {listed['finding']} "
+            f"| [{listed['title']}]({name}.md){earlier} | `experiments.sh {name}`{quick} | {listed['finding']} "
             f"| {' | '.join(counts)} | {listed['took_s'] / 60:.1f} |"
         )
     columns = ["experiment", "command", "what it shows", "published figures", "expected otherwise", "minutes"]

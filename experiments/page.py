@@ -18,7 +18,7 @@ from .lab import Lab
 from .made import sources, together
 
 NOT_MEASURED = "not measured"  # What needs a GPU, until it has run on one.
-_GENERATED = "<!-- Written by deploy/experiments; what is changed here is lost when it runs again. -->"
+_GENERATED = "<!-- Written by deploy/experiments.sh; what is changed here is lost when it runs again. -->"
 
 
 @dataclass
@@ -75,7 +75,7 @@ Draw = Callable[[Any, dict[str, str]], None]
 
 
 def figure(name: str, title: str, caption: str, x_label: str, y_label: str, draw: Draw, **more: Any) -> Figure:
-    """`draw` is called with matplotlib's axes and the colours by name (deploy/compare/palette.py)."""
+    """`draw` is called with matplotlib's axes and the colours by name (experiments/compare/palette.py)."""
     return Figure("", name, title, caption, x_label, y_label, draw, **more)
 
 
@@ -152,7 +152,7 @@ def _provenance(lab: Lab, took_s: float) -> str:
     on = machine()
     form = " --quick" if lab.quick else ""
     return (
-        f"`deploy/experiments/{lab.name}.sh{form}`, on {time.strftime('%Y-%m-%d')}: {on['cores']} cores of "
+        f"`deploy/experiments.sh {lab.name}{form}`, on {time.strftime('%Y-%m-%d')}: {on['cores']} cores of "
         f"{on['cpu']}, {on['memory_gib']:g} GiB; sources {sources()}. {_took(lab, took_s)}Figures drift from run to "
         "run on a machine that is shared; ratios within one table drift less."
     )

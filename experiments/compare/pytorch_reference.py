@@ -2,7 +2,7 @@
 that the job's seed gives them. A program of its own, for a Python that has PyTorch; it writes the metrics files of a
 server and a worker, of which the report reads what it reads of any run.
 
-    python3 deploy/compare/pytorch_reference.py --folder=DIR --batch_size=256 --seed=1 …
+    python3 experiments/compare/pytorch_reference.py --folder=DIR --batch_size=256 --seed=1 …
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _fits(results: Results) -> Section:
 def _gloo(results: Results) -> Section:
     plan, gloo = results.plan, results.gloo
     text = (
-        "`deploy/experiments/function_pytorch.py` is a program of its own: processes that average gradients and "
+        "`experiments/function_pytorch.py` is a program of its own: processes that average gradients and "
         "weights by Gloo's `all_reduce`, in one message for all tensors, with one thread each. It draws the same "
         f"points and initial weights of seed {plan.seeds[0]}, by the definition of what a seed decides."
     )

@@ -1,6 +1,6 @@
 """Writes the report of a comparison: report.html, report.md, results.csv and plots/.
 
-deploy/compare.sh report OUTPUT, or alone: python3 -B deploy/compare/report.py OUTPUT
+deploy/compare.sh report OUTPUT, or alone: python3 -B experiments/compare/report.py OUTPUT
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Runs experiments and writes a page of each, with its table and plots.
 #
-#   deploy/experiments/NAME.sh [--quick] [--no-build] [--FLAG=VALUE …]
-#   deploy/experiments/all.sh                all of them, and a page that lists them
-#   deploy/experiments/run.sh NAME… [flags]  the same; --help lists names and flags
+#   deploy/experiments.sh NAME… [--quick] [--no-build] [--FLAG=VALUE …]    --help lists names and flags
+#   deploy/experiments.sh all    all of them, and a page that lists them
 #
 # On a fresh Debian 12: as root or with sudo, for the packages, unless --no-build says that all is there. What a machine
 # lacks for a part (root for network namespaces, MPI, PyTorch in --python's interpreter, a GPU) is said on the page.
@@ -13,7 +12,7 @@ set -euo pipefail
 
 readonly BUILD_LIMIT_S=3600
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root
 
 fail() {
@@ -71,4 +70,4 @@ python=python3
 has_matplotlib() { "$1" -c 'import sys, importlib.util as u; sys.exit(u.find_spec("matplotlib") is None)' 2>/dev/null; }
 if ! has_matplotlib python3 && has_matplotlib /usr/bin/python3; then python=/usr/bin/python3; fi
 command -v "$python" >/dev/null || fail "python3 is missing; run without --no-build to install it"
-PYTHONPATH=$root/deploy exec "$python" -B -m experiments "${arguments[@]}"
+PYTHONPATH=$root exec "$python" -B -m experiments "${arguments[@]}"
