@@ -1,7 +1,7 @@
 """The function experiment by plain PyTorch: processes that average gradients and weights over Gloo.
 
 A program of its own, for a Python that has PyTorch, and independent of the system: it shares only the definition of
-what a seed decides (compare/draws.py). Each process writes a line for each of its batches, with the loss on the
+what a seed decides (shared/data.py). Each process writes a line for each of its batches, with the loss on the
 weights before it, to FOLDER/torchRANK.jsonl.
 
     python3 experiments/function_pytorch.py --folder=DIR --local_steps=2 --average_every=4000 --epochs=40 …
@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import distributed, multiprocessing, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from draws import stream, uniform_weights
+from experiments.shared.data import stream, uniform_weights
 
 _FUNCTION_STREAM = 3 << 48  # Of the seed, for the points.
 _HIGHEST_X = 20.0

@@ -1,4 +1,5 @@
-"""Hosts on one machine: network namespaces on a switch, each with a link of a given rate in both directions.
+"""Hosts on one machine: network namespaces on a switch, each with a link of a given rate in both directions; and MPI's
+ranks and plain TCP streams on them.
 
 A host's processes share this machine's processors with those of all others; only their links are their own.
 """
@@ -9,17 +10,21 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .lab import ExperimentFailed, Skipped
+from experiments.lab import ExperimentFailed, Lab, Skipped, run_program, run_programs
 
 INTERFACE = "eth0"  # A host's, to the switch.
 SUBNET = "10.88.0"  # The switch is in a namespace of its own, so that all laboratories may use the same addresses.
@@ -81,6 +86,10 @@ class Hosts:
             return {"mbit_per_s": None}
         burst = burst_bytes(self.mbit_per_s)
         return {"mbit_per_s": self.mbit_per_s, "burst_bytes": burst, "queue_bytes": _QUEUE_BYTES}
+
+    def listen(self, host: int) -> list[str]:
+        """A server's flags, to be reached from other hosts."""
+        return [f"--listen={self.address(host)}:5000", "--insecure"]
 
     def on(self, host: int) -> list[str]:
         """What a command begins with that is to run there."""
@@ -225,3 +234,110 @@ def _run(*command: str) -> str:
         said = " ".join((done.stderr or done.stdout).split())
         raise ExperimentFailed(f"{' '.join(command)}: {said}")
     return done.stdout
+
+
+# ---- What a plain TCP connection carries between two hosts: the yardstick for whatever else crosses their links
+
+_PORT = 7000
+_WARM_UP_S = 0.3
+_STREAM_LIMIT_S = 60.0
+
+_RECEIVE = """
+import socket, sys, time
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+listener.settimeout(30)
+connection = listener.accept()[0]
+buffer, count, began, last = bytearray(1 << 20), 0, None, 0.0
+first = time.monotonic()
+while received := connection.recv_into(buffer):
+    last = time.monotonic()
+    if began is not None:
+        count += received
+    elif last - first >= float(sys.argv[3]):
+        began = last
+print(count / (last - began))
+"""
+
+_SEND = """
+import socket, sys, time
+connection, deadline = None, time.monotonic() + 20
+while connection is None:
+    try:
+        connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), 30)
+    except ConnectionRefusedError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.05)
+stop, piece = time.monotonic() + float(sys.argv[3]), bytes(1 << 16)
+while time.monotonic() < stop:
+    connection.sendall(piece)
+"""
+
+
+def stream_bytes_per_s(lab: Lab, hosts: Hosts, seconds: float) -> float:
+    """From host 0 to host 1, one way, for so many seconds. ExperimentFailed if it cannot be measured."""
+    to, python = [hosts.address(1), str(_PORT)], sys.executable
+    both = {
+        "receiver": [*hosts.on(1), python, "-c", _RECEIVE, *to, str(_WARM_UP_S)],
+        "sender": [*hosts.on(0), python, "-c", _SEND, *to, str(_WARM_UP_S + seconds)],
+    }
+    receiver, _ = run_programs(lab, lab.folder / f"stream-{hosts.mbit_per_s}", both, _STREAM_LIMIT_S + seconds)
+    try:
+        return float(receiver.out.read_text())
+    except ValueError:
+        raise ExperimentFailed(f"a TCP stream between hosts: {receiver.ending()} without a rate") from None
+
+
+# ---- MPI ranks, one on each of several hosts
+
+MPI_PROGRAM = "ps_bench_mpi"
+# What Open MPI's own choice is compared with: the sum that goes round in a ring.
+RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
+
+
+def why_no_mpi(lab: Lab) -> str:
+    """What it is; empty if ranks can be started."""
+    if shutil.which("mpirun") is None:
+        return "not installed"
+    return "" if (lab.bin / MPI_PROGRAM).exists() else "not built"
+
+
+def run_ranks(
+    lab: Lab, hosts: Hosts, ranks: int, folder: Path, arguments: Sequence[str], options: Sequence[str] = ()
+) -> str:
+    """What the program with these arguments printed, on hosts 0 to ranks - 1. `options` are mpirun's.
+
+    ExperimentFailed if it fails; KeyboardInterrupt if a signal asked to stop.
+    """
+    # For sockets, whose paths must be short.
+    with tempfile.TemporaryDirectory(prefix="psx-mpi-") as scratch:
+        agent = Path(scratch) / "agent"
+        agent.write_text(_agent(hosts, ranks))
+        agent.chmod(0o755)
+        command = [
+            *_named(hosts, 0),
+            *("mpirun", "--allow-run-as-root", "--bind-to", "none"),
+            *("--host", ",".join(hosts.address(rank) for rank in range(ranks))),
+            *("--mca", "plm", "rsh", "--mca", "plm_rsh_agent", str(agent)),
+            *("--mca", "orte_leave_session_attached", "1", "--mca", "orte_tmpdir_base", scratch),
+            *("--mca", "oob_tcp_if_include", SUBNET_RANGE, "--mca", "btl_tcp_if_include", SUBNET_RANGE),
+            *("--mca", "pml", "ob1", "--mca", "btl", "tcp,self"),
+            *("--mca", "mpi_yield_when_idle", "1"),  # There may be more ranks than processors.
+            *options,
+            *(str(lab.bin / MPI_PROGRAM), *arguments),
+        ]
+        return run_program(lab, "mpirun", command, folder).out.read_text()
+
+
+def _named(hosts: Hosts, host: int) -> list[str]:
+    """What a command there begins with. It has a host name of its own: Open MPI's daemons name a folder after it."""
+    return [*hosts.on(host), "unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', hosts.name(host)]
+
+
+def _agent(hosts: Hosts, ranks: int) -> str:
+    """A script in place of ssh: an address, and a command for the shell there."""
+    cases = "".join(
+        f'  {hosts.address(host)}) exec {shlex.join([*_named(hosts, host), "sh", "-c"])} "$command" ;;\n'
+        for host in range(ranks)
+    )
+    return f"#!/bin/sh\naddress=$1\nshift\ncommand=$*\ncase $address in\n{cases}esac\nexit 1\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 import time
@@ -11,12 +12,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from process import Stop
-
-from . import REPOSITORY
-from .index import mark_earlier, write_index
-from .lab import ExperimentFailed, Lab, Skipped
-from .page import write_page
+from experiments import REPOSITORY
+from experiments.lab import ExperimentFailed, Lab, Skipped
+from experiments.page import mark_earlier, write_index, write_page
+from experiments.shared.processes import Stop
 
 # In the order in which `all` runs them, and the pages are listed.
 NAMES = ("digits", "hidden_layers", "function", "scaling", "processes", "products", "own_data", "links", "wire")
@@ -31,15 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("runs/experiments"), help="folder for logs and metrics")
     parser.add_argument("--pages", type=Path, help="folder for the pages (default: OUTPUT/pages)")
     parser.add_argument("--bin", type=Path, default=REPOSITORY / "build/bin", help="folder of the programs")
-    parser.add_argument("--data_dir", default=_shared_data(), help="folder that holds mnist/, as of ps_worker")
+    data_dir = os.environ.get("PS_DATA_DIR", "")
+    parser.add_argument("--data_dir", default=data_dir, help="folder that holds mnist/, as of ps_worker")
     parser.add_argument("--python", default=sys.executable, help="an interpreter with PyTorch, for runs beside ours")
     options = parser.parse_args(arguments)
     names = NAMES if "all" in options.names else tuple(dict.fromkeys(options.names))
     for program in ("ps_server", "ps_worker", "ps_bench"):
         if not (options.bin / program).exists():
             parser.error(f"--bin={options.bin}: there is no program {program}; without --no-build it is built")
-    form = "quick" if options.quick else "full"
-    output = options.output / form
+    output = options.output / ("quick" if options.quick else "full")
     pages = options.pages or output / "pages"
     stop = Stop()
     stop.watch()
@@ -53,18 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if all(done) else 1
 
 
-def _shared_data() -> str:
-    import os
-
-    return os.environ.get("PS_DATA_DIR", "")
-
-
 def _lab(name: str, options: argparse.Namespace, output: Path, stop: Stop) -> Lab:
     folder = (output / name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    return Lab(
-        name, folder, options.bin.resolve(), options.quick, options.data_dir, options.python, stop, options.fresh
-    )
+    same = {key: getattr(options, key) for key in ("quick", "data_dir", "python", "fresh")}
+    return Lab(name, folder, options.bin.resolve(), stop=stop, **same)
 
 
 def _check(stop: Stop) -> None:
@@ -77,7 +69,7 @@ def _run(lab: Lab, pages: Path) -> bool:
     """Whether it was done, or skipped. If not done, an earlier page is marked as such."""
     began = time.monotonic()
     try:
-        page = importlib.import_module(f".{lab.name}", __package__).run(lab)
+        page = importlib.import_module(f"experiments.{lab.name}").run(lab)
         _check(lab.stop)
         path = write_page(page, lab, pages, time.monotonic() - began)
         _check(lab.stop)

@@ -20,7 +20,8 @@ if __name__ == "__main__":
     at_first = signal.getsignal(signal.SIGINT)
     if at_first is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _end_in_one_line)
-    from main import main
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    from experiments.compare.main import main
 
     signal.signal(signal.SIGINT, at_first)
     sys.exit(main(sys.argv[1:]))

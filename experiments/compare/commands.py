@@ -1,4 +1,4 @@
-"""The command lines of a run's processes."""
+"""The command lines of a run's processes, and whether what they start is there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from flags import REPOSITORY, UsageError
-from idx_files import DATASETS
-from plan import RunSpec, experiment_flags
-from settings import Settings
+from experiments.compare.plan import RunSpec
+from experiments.compare.settings import Settings, UsageError
+from experiments.shared.data import DATASETS
 
 # For workers to wait for each other before the training; reading the data takes a second.
 _START_TIMEOUT = "2m"
@@ -34,12 +33,12 @@ def server_flags(spec: RunSpec, settings: Settings) -> list[str]:
     return [*flags, "--optimizer=sgd"]
 
 
-def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, chief: str | None) -> list[str]:
-    """Of ps_server number `shard`; `chief` is the address of number 0, for the others."""
+def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, chief: str) -> list[str]:
+    """Starts server number `shard`; `chief` is the address of number 0, for the others."""
     flags = ["--listen=127.0.0.1:0", f"--num_workers={spec.workers}"]
     if settings.servers > 1:
         flags += [f"--num_shards={settings.servers}", f"--shard={shard}"]
-    if chief is not None:
+    if chief:
         flags.append(f"--chief={chief}")
     metrics = f"--metrics_file={folder / f'server{shard}.jsonl'}"
     return [str(settings.bin / "ps_server"), *flags, *server_flags(spec, settings), metrics]
@@ -47,89 +46,43 @@ def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, 
 
 def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
     """What all workers of the run are given."""
-    if spec.pytorch:
-        return _pytorch_flags(spec, settings)
     if settings.command:
         return list(settings.command)
-    budget = f"--steps={spec.steps}" if spec.steps else f"--epochs={spec.epochs:.9g}"
     flags = [
         f"--model={settings.model}",
         f"--dataset={settings.dataset}",
         f"--batch_size={spec.batch_size}",
-        budget,
+        f"--steps={spec.steps}" if spec.steps else f"--epochs={spec.epochs:.9g}",
         f"--seed={spec.seed}",
         f"--eval_every={spec.eval_every:.9g}",
-        f"--start_timeout={_START_TIMEOUT}",
     ]
-    if settings.model.count(",") != 1:  # Without a hidden layer ps_worker refuses it.
+    if spec.pytorch or settings.model.count(",") != 1:  # Without a hidden layer ps_worker refuses it.
         flags.append(f"--activation={settings.activation}")
-    if settings.data_dir:
+    if spec.pytorch or settings.data_dir:
         flags.append(f"--data_dir={settings.data_dir}")
+    if spec.pytorch:
+        return [*flags, f"--learning_rate={spec.rate.learning_rate:.9g}", f"--momentum={spec.rate.momentum:.9g}"]
     if spec.validation_split > 0:
         flags.append(f"--validation_split={spec.validation_split:.9g}")
-    return flags + experiment_flags(spec)
+    return [*flags, f"--start_timeout={_START_TIMEOUT}", *spec.experiment_flags]
 
 
 def worker_command(spec: RunSpec, settings: Settings, folder: Path, rank: int, server: str) -> list[str]:
-    """Of ps_worker."""
     own = [f"--server={server}", f"--rank={rank}", f"--metrics_file={folder / f'worker{rank}.jsonl'}"]
     return [str(settings.bin / "ps_worker"), *own, *worker_flags(spec, settings)]
 
 
-def _pytorch_flags(spec: RunSpec, settings: Settings) -> list[str]:
-    return [
-        f"--dataset={settings.dataset}",
-        f"--data_dir={settings.data_dir}",
-        f"--model={settings.model}",
-        f"--activation={settings.activation}",
-        f"--batch_size={spec.batch_size}",
-        f"--epochs={spec.epochs:.9g}",
-        f"--eval_every={spec.eval_every:.9g}",
-        f"--seed={spec.seed}",
-        f"--learning_rate={spec.rate.learning_rate:.9g}",
-        f"--momentum={spec.rate.momentum:.9g}",
-    ]
-
-
 def pytorch_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
-    """pytorch_reference.py."""
-    program = REPOSITORY / "experiments/compare/pytorch_reference.py"
+    program = Path(__file__).with_name("pytorch_reference.py")
     return [settings.python, "-B", str(program), f"--folder={folder}", *worker_flags(spec, settings)]
 
 
-def why_no_pytorch(settings: Settings) -> str:
-    """Why PyTorch's reference curve cannot be made; empty if it can."""
-    if settings.dataset not in DATASETS:
-        return f"it is made for {' and '.join(DATASETS)}, not for --dataset={settings.dataset}"
-    why = _import_error(settings.python, "torch")
-    return why and f"--python={settings.python}: {why}"
-
-
-def _import_error(python: str, module: str) -> str:
-    """Why it cannot be imported; empty if it can."""
-    try:
-        found = subprocess.run(
-            [python, "-c", f"import {module}"], capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False
-        )
-    except OSError as error:
-        return str(error.strerror)
-    except subprocess.TimeoutExpired:
-        return f"importing {module} took longer than {_IMPORT_LIMIT_S} s"
-    return "" if found.returncode == 0 else (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-
-
 def script_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
-    """psrun with the user's script."""
+    """Starts psrun with the user's script."""
     words = list(settings.command)
     # psrun runs scripts with the interpreter that it runs in itself.
-    interpreter = sys.executable
-    if _is_python(words[0]):
-        interpreter = words.pop(0)
-    own = [
-        f"--workers={spec.workers}",
-        f"--servers={settings.servers}",
-        f"--metrics_file={folder / 'server.jsonl'}",
-    ]
+    interpreter = words.pop(0) if _is_python(words[0]) else sys.executable
+    own = [f"--workers={spec.workers}", f"--servers={settings.servers}", f"--metrics_file={folder / 'server.jsonl'}"]
     return [interpreter, "-m", "psgrad.run", *own, *server_flags(spec, settings), *words]
 
 
@@ -148,6 +101,26 @@ def name_script_metrics(folder: Path) -> None:
     for path in folder.glob("server*.jsonl"):
         number = path.name.removeprefix("server").removesuffix(".jsonl").strip(".")
         path.rename(folder / f"server{number or 0}.jsonl")
+
+
+def why_no_pytorch(settings: Settings) -> str:
+    """Why PyTorch's reference curve cannot be made; empty if it can."""
+    if settings.dataset not in DATASETS:
+        return f"it is made for {' and '.join(DATASETS)}, not for --dataset={settings.dataset}"
+    why = _import_error(settings.python, "torch")
+    return why and f"--python={settings.python}: {why}"
+
+
+def _import_error(python: str, module: str) -> str:
+    """Why it cannot be imported; empty if it can."""
+    command = [python, "-c", f"import {module}"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_LIMIT_S, check=False)
+    except OSError as error:
+        return str(error.strerror)
+    except subprocess.TimeoutExpired:
+        return f"importing {module} took longer than {_IMPORT_LIMIT_S} s"
+    return "" if found.returncode == 0 else (found.stderr.strip().splitlines() or ["it ended without a word"])[-1]
 
 
 def check_programs(settings: Settings) -> None:

@@ -1,25 +1,27 @@
-"""A comparison from start to end: the runs that are not there yet, one after the other."""
+"""A comparison from start to end: the runs that are not there yet, one after the other, each with a line on stderr."""
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import tuning
-from commands import why_no_pytorch
-from estimate import Estimate
-from folder import OutputFolder, check_same
-from job import Interrupted, Job
-from machine import commit, hashes, machine
-from outcome import RESULTS, last_result
-from plan import Rates, RunSpec, make_plan
-from process import Stop
-from progress import duration, run_line, runs, say
-from settings import Settings, check_batch
-from step_time import probe
+from experiments.compare import tuning
+from experiments.compare.commands import why_no_pytorch
+from experiments.compare.folder import OutputFolder, check_same
+from experiments.compare.plan import Estimate, Rates, RunSpec, make_plan
+from experiments.compare.run import RESULTS, last_result, make_run, probe
+from experiments.compare.settings import Settings, check_batch
+from experiments.shared.job import Interrupted
+from experiments.shared.machine import commit, file_hash, machine
+from experiments.shared.processes import Stop
 
+# Beyond this share of all cores the processors, not the waiting, may set the pace.
+CPU_BOUND_SHARE = 0.70
 # A run may take this many times as long as it is expected to, and so many seconds more.
 _TIMEOUT_FACTOR = 5
 _TIMEOUT_MORE_S = 120.0
@@ -48,11 +50,13 @@ class Comparison:
 
     def _identity(self, arguments: Sequence[str]) -> dict[str, Any]:
         head, dirty = commit()
+        programs = [self._settings.bin / name for name in ("ps_server", "ps_worker")]
         return {
             "command": f"deploy/compare.sh {shlex.join(arguments)}".strip(),
             "commit": head,
             "dirty": dirty,
-            "programs": hashes([self._settings.bin / name for name in ("ps_server", "ps_worker")]),
+            # A comparison is not continued with other programs.
+            "programs": {path.name: file_hash(path) for path in programs if path.exists()},
             "machine": machine(),
             "settings": self._settings.as_json(),
         }
@@ -139,7 +143,7 @@ class Comparison:
             )
             if self._plan["step_time_s"] < self._plan["probe"]["compute_s"]:
                 say("warning: --step_time is shorter than that, so that workers are never idle and share the cores")
-        about = f", about {duration(self._estimate.left_s(left))}" if self._estimate.known else ""
+        about = f", about {_duration(self._estimate.left_s(left))}" if self._estimate.known else ""
         say(f"{runs(len(left))} to make{about}; Ctrl-C stops, and the same command goes on")
 
     # ---- Runs
@@ -159,22 +163,22 @@ class Comparison:
             folder = self._output.run_folder(spec.id)
             limit_s = self._settings.run_timeout_s or _TIMEOUT_MORE_S + _TIMEOUT_FACTOR * self._limit_base_s(spec)
             try:
-                result = Job(spec, self._settings, folder, self._stop).run(limit_s)
+                result, _ = make_run(spec, self._settings, folder, self._stop, limit_s)
             except Interrupted:
                 self._todo.insert(0, spec)
                 raise
             self._estimate.learn(spec, result["total_wall_s"])
             self._there.add(_key(spec.id))
             left = self._left()
-            tail = f"; {duration(self._estimate.left_s(left))} left" if left else ""
-            say(run_line(self._number, self._total, result, folder, tail))
+            tail = f"; {_duration(self._estimate.left_s(left))} left" if left else ""
+            say(_run_line(self._number, self._total, result, folder, tail))
             if result["status"] not in RESULTS:
                 self._output.check_space()
         self._results.append(result)
         return result
 
     def _limit_base_s(self, spec: RunSpec) -> float:
-        """Of a script nothing is known: ten minutes and more."""
+        """Nothing is known of a script: it gets ten minutes and more."""
         return self._estimate.of(spec) if self._plan["probe"] else 600.0
 
     # ---- Tuning
@@ -210,5 +214,54 @@ class Comparison:
 
 
 def _key(run_id: str) -> str:
-    """Of a trial only its item and number: its rates are known only when those before it are."""
+    """A trial is known by its item and number: its rates are known only when those before it are."""
     return re.sub(r"^(tune-.*)-lr.*-(t\d+)$", r"\1-\2", run_id)
+
+
+# ---- What the user sees
+
+
+def print_anywhere() -> None:
+    """A terminal that knows only ASCII gets question marks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def say(text: str) -> None:
+    print(f"compare: {text}", file=sys.stderr, flush=True)
+
+
+def runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def _duration(seconds: float) -> str:
+    """For people: "8 s", "12 min", "1 h 05 min"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _cpu_share(result: dict[str, Any]) -> float:
+    """Which share of the cores the run's training used."""
+    available_s = result["wall_s"] * result["cores"]
+    return result["cpu_s"] / available_s if available_s > 0 else 0.0
+
+
+def _run_line(number: int, total: int, result: dict[str, Any], folder: Path, left: str) -> str:
+    """Which of how many, what, the result, the time left."""
+    parts = [result["status"], f"{result['total_wall_s']:.1f} s"]
+    if result["status"] == "done":
+        measured = last_result(folder, "validation" if result["validation_split"] > 0 else "test")
+        if measured.accuracy is not None:
+            parts.append(f"accuracy {measured.accuracy:.2%}")
+        elif measured.loss is not None:
+            parts.append(f"loss {measured.loss:.5g}")
+        if result["step_time_s"] > 0 and _cpu_share(result) > CPU_BOUND_SHARE:
+            parts.append(f"CPU-bound ({_cpu_share(result):.0%} of the cores)")
+    else:
+        parts.append(result["reason"])
+    width = len(str(total))
+    return f"{number:{width}} of {total}  {result['id']}: {', '.join(parts)}{left}"

@@ -13,10 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from flags import UsageError
-from job import write_json
-from outcome import RESULTS, lack_of_metrics
-from parallel import in_parallel
+from experiments.compare.run import RESULTS, lack_of_metrics
+from experiments.compare.settings import UsageError
+from experiments.shared.machine import read_json, write_json
+from experiments.shared.processes import in_parallel
 
 _LOCK = ".lock"
 _PLAN = "plan.json"
@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_FREE_BYTES = 1 << 20  # A run that fails with less has failed for want of it.
 # What plan.json must have: for a report, and for a comparison that goes on.
 REPORTED: Mapping[str, type] = {"settings": dict, "runs": list}
-_GOES_ON: Mapping[str, type] = {**REPORTED, "commit": str, "programs": dict, "machine": dict, "no_pytorch": str}
+GOES_ON: Mapping[str, type] = {**REPORTED, "commit": str, "programs": dict, "machine": dict, "no_pytorch": str}
 
 
 class Refused(Exception):
@@ -68,7 +68,7 @@ class OutputFolder:
 
     def read_plan(self) -> dict[str, Any] | None:
         """None if there is none yet."""
-        plan = read_plan(self.path, needed=_GOES_ON)
+        plan = read_plan(self.path, needed=GOES_ON)
         if plan is not None:
             _check_measured(plan, self.path)
         return plan
@@ -78,10 +78,7 @@ class OutputFolder:
 
     def read_tuning(self) -> dict[str, Any]:
         """What --tune has found so far, by item."""
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads((self.path / _TUNING).read_text(encoding="utf-8"))
-            return found if isinstance(found, dict) else {}
-        return {}
+        return read_json(self.path / _TUNING)
 
     def write_tuning(self, found: dict[str, Any]) -> None:
         write_json(self.path / _TUNING, found)
@@ -95,10 +92,14 @@ class OutputFolder:
         return dict(zip(ids, in_parallel(self._is_kept, ids), strict=True))
 
     def _is_kept(self, run_id: str) -> bool:
-        result = self.read_run(run_id) or {}
+        result = self.read_run(run_id)
         if result.get("status") != "done":
             return result.get("status") in RESULTS
         return not lack_of_metrics(self.run_folder(run_id), result["workers"])
+
+    def read_run(self, run_id: str) -> dict[str, Any]:
+        """The run.json of a run that has ended; empty if it is damaged."""
+        return read_json(self.run_folder(run_id) / "run.json")
 
     def remove_run(self, run_id: str) -> None:
         shutil.rmtree(self.run_folder(run_id), ignore_errors=True)
@@ -107,13 +108,6 @@ class OutputFolder:
         """OSError if there is next to none."""
         if shutil.disk_usage(self.path).free < _LEAST_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-
-    def read_run(self, run_id: str) -> dict[str, Any] | None:
-        """The run.json of a run that has ended."""
-        with contextlib.suppress(OSError, ValueError):
-            result = json.loads((self.run_folder(run_id) / "run.json").read_text(encoding="utf-8"))
-            return result if isinstance(result, dict) else None
-        return None
 
 
 @contextlib.contextmanager
@@ -164,14 +158,15 @@ def _damaged(folder: Path, what: str) -> Refused:
 
 def check_same(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Refused, with what differs, if the comparison that was begun is another one than the one asked for."""
-    differences = []
     before, now = old["settings"], new["settings"]
     missing = [name for name in now if name not in before]
     if missing and old["commit"] == new["commit"]:
         raise _damaged(path, f"has no '{missing[0]}' among its settings")
-    for name in sorted({*before, *now}):
-        if before.get(name) != now.get(name):
-            differences.append(f"--{name} was {_text(before.get(name))}, is {_text(now.get(name))}")
+    differences = [
+        f"--{name} was {_text(before.get(name))}, is {_text(now.get(name))}"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    ]
     if old["commit"] != new["commit"]:
         differences.append(f"the commit was {old['commit'][:12]}, is {new['commit'][:12]}")
     elif old["programs"] != new["programs"]:

@@ -6,18 +6,17 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from commands import check_programs
-from comparison import Comparison
-from compose import verdicts
-from flags import UsageError, make_parser
-from folder import REPORTED, OutputFolder, Refused, read_plan, space_on
-from job import Interrupted
-from process import Stop
-from progress import print_anywhere, runs, say
-from settings import Settings, fail_usage, parse
-from step_time import ProbeFailed
+from experiments.compare.commands import check_programs
+from experiments.compare.comparison import Comparison, print_anywhere, runs, say
+from experiments.compare.folder import REPORTED, OutputFolder, Refused, read_plan, space_on
+from experiments.compare.run import ProbeFailed
+from experiments.compare.settings import Settings, UsageError, make_parser, parse
+from experiments.shared.job import Interrupted
+from experiments.shared.machine import why_no_reports
+from experiments.shared.processes import Stop
 
 _EXIT_FAILED = 1
+_EXIT_USAGE = 2
 _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
 
 
@@ -28,13 +27,20 @@ def main(arguments: Sequence[str]) -> int:
         if arguments[:1] == ["report"]:
             return report(arguments[1:])
         if arguments[:1] == ["verdicts"]:
+            _check_packages()
+            from experiments.compare.report import verdicts
+
             return verdicts(arguments[1:])
-        # deploy/compare.sh asks before it builds.
+        if arguments == ["--packages"]:  # For who asks for verdicts only after much else.
+            _check_packages()
+            return 0
+        # The script that builds asks before it does.
         only_check = arguments[:1] == ["--check"]
         settings = parse(arguments[1:] if only_check else arguments)
         return 0 if only_check else compare(settings, arguments)
     except UsageError as error:
-        return fail_usage(error)
+        say(f"{error} (--help lists the flags)")
+        return _EXIT_USAGE
     except (Refused, ProbeFailed, OSError) as error:
         say(str(error))
         return _EXIT_FAILED
@@ -46,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 def compare(settings: Settings, arguments: Sequence[str]) -> int:
     """UsageError; Refused; ProbeFailed."""
     check_programs(settings)
+    _check_packages()
     stop = Stop()
     with space_on(settings.output), OutputFolder(settings.output) as output:
         comparison = Comparison(settings, arguments, output, stop)
@@ -78,6 +85,7 @@ def report(arguments: Sequence[str]) -> int:
     output = Path(*arguments[:1])
     if len(arguments) != 1 or read_plan(output, needed=REPORTED) is None:
         raise UsageError("report: expected the folder of a comparison, with its plan.json")
+    _check_packages()
     try:
         with space_on(output):
             show_report(output)
@@ -86,10 +94,15 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _check_packages() -> None:
+    """Refused, with what to install: a report that cannot be written is better known before the runs than after."""
+    if why := why_no_reports():
+        raise Refused(why)
+
+
 def show_report(output: Path) -> None:
     """Writes it, and prints what it comes to."""
-    from report import write_reports
-    from terminal import summary
+    from experiments.compare.report import summary, write_reports
 
     print(summary(write_reports(output).sections), flush=True)
     say(f"the report: {output / 'report.html'}")

@@ -1,4 +1,4 @@
-"""The modes that are compared, as they are written on the command line, and the rates that they get untuned."""
+"""The modes that are compared: how they are written, what they do, and the rates that they get untuned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,21 @@ _NUMBER_FLAG = {
     "easgd": "local_steps",
 }
 _LEAST = {"ssp": 0, "backup": 1, "local_sgd": 1, "easgd": 1}
-_ALIASES = {"sync": "bsp", "async": "asp"}
+ALIASES = {"sync": "bsp", "async": "asp"}
+_WORDS = {
+    "bsp": "(sync) all workers wait for the slowest in each step, and one update is made of all their gradients. The "
+    "others are compared with it.",
+    "ssp": "a worker goes on by itself, until it is more than {number} steps ahead of the slowest. Each gradient is an "
+    "update of its own.",
+    "asp": "(async) nobody waits. Each gradient is an update of its own, on weights that others have changed since it "
+    "was computed: the gradient is stale.",
+    "backup": "an update is made as soon as all but {number} of the workers have sent their gradient. Later ones are "
+    "thrown away.",
+    "local_sgd": "each worker takes {number} steps by itself; then all wait for each other, and their weights are "
+    "averaged.",
+    "easgd": "each worker takes {number} steps by itself; then its weights and the servers' are drawn towards each "
+    "other. Nobody waits.",
+}
 _NUMBER_MAX = 1_000_000
 
 
@@ -36,27 +50,19 @@ class Mode:
 
     @property
     def server_flags(self) -> list[str]:
-        """Flags of ps_server."""
         flag = _NUMBER_FLAG[self.name]
         return [f"--mode={self.name}"] + ([] if flag is None else [f"--{flag}={self.number}"])
 
-    def applies_of(self, workers: int) -> float:
-        """How many workers' batches one update is made of.
+    def rate_of_samples(self, rate_of_bsp: float, workers: int) -> float:
+        """The learning rate by which as many samples change the weights as much as in bsp, with the same momentum.
 
         A rate belongs to so many samples. bsp applies one update with the mean of N batches where asp and ssp make N
         updates of one batch each, so each of theirs gets an N-th of the rate. backup's update is the mean of N - B
         batches. In local_sgd and easgd workers step by themselves from about the same weights, and what N workers did
         is averaged: the rate is bsp's.
         """
-        if self.name in ("asp", "ssp"):
-            return 1
-        if self.name == "backup":
-            return workers - (self.number or 0)
-        return workers
-
-    def rate_of_samples(self, rate_of_bsp: float, workers: int) -> float:
-        """The learning rate by which as many samples change the weights as much as in bsp, with the same momentum."""
-        return rate_of_bsp * self.applies_of(workers) / workers
+        batches = {"asp": 1, "ssp": 1, "backup": workers - (self.number or 0)}.get(self.name, workers)
+        return rate_of_bsp * batches / workers
 
     def untuned(
         self, rate_of_bsp: float, momentum: float, workers: int, staleness: int | None = None
@@ -78,7 +84,7 @@ class Mode:
 def parse_mode(text: str) -> Mode:
     """ValueError, with what is wrong."""
     name, colon, number = text.strip().partition(":")
-    name = _ALIASES.get(name, name)
+    name = ALIASES.get(name, name)
     if name not in _NUMBER_FLAG:
         raise ValueError(f"unknown mode '{name}'; the modes are bsp, ssp:S, asp, backup:B, local_sgd:K and easgd:K")
     flag = _NUMBER_FLAG[name]
@@ -89,6 +95,18 @@ def parse_mode(text: str) -> Mode:
     if not number.isascii() or not number.isdigit() or not _LEAST[name] <= int(number) <= _NUMBER_MAX:
         raise ValueError(f"'{text.strip()}': expected {name}:N, with {flag} N from {_LEAST[name]} to {_NUMBER_MAX}")
     return Mode(name, int(number))
+
+
+def family(mode: str) -> str:
+    """The name of a mode that is written with its number, or as sync and async."""
+    name = mode.partition(":")[0]
+    return ALIASES.get(name, name)
+
+
+def explained(mode: str) -> str:
+    """What "ssp:2" does, in a sentence for those who have not heard of it; empty for a mode that is not known."""
+    words = _WORDS.get(family(mode), "").format(number=mode.partition(":")[2])
+    return words and f"{mode}: {words}"
 
 
 # The enforced staleness, and the references, are one worker's pushes in asp.

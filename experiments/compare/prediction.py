@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 
-from records import Run, StepTimes
+from experiments.compare.modes import family
+from experiments.compare.runs import Run, StepTimes
 
 _SIMULATED_STEPS_PER_WORKER = 400  # Of ssp's clocks.
 
@@ -24,26 +25,18 @@ def round_s(times: StepTimes, worker: int, first: int, steps: int) -> float:
 
 def predicted_samples_per_s(mode: str, times: StepTimes) -> float | None:
     """By the mode's rule alone: bsp has the slowest of N, asp all workers' rates, and so on."""
-    name, _, argument = mode.partition(":")
+    name, argument = family(mode), mode.partition(":")[2]
     workers, rounds = range(len(times.compute_s)), min(map(len, times.compute_s))
-    if name in ("bsp", "sync"):
-        total_s = sum(max(batch_s(times, worker, step) for worker in workers) for step in range(rounds))
-        return len(times.compute_s) * times.samples * rounds / total_s
-    if name == "backup":
-        return _backup_samples_per_s(times, int(argument or 1), rounds)
-    if name in ("asp", "async"):
-        return times.samples * sum(1 / _mean_s(times, worker, 1) for worker in workers)
-    if name == "easgd":
-        steps = int(argument or 8)
-        return steps * times.samples * sum(1 / _mean_s(times, worker, steps) for worker in workers)
-    if name == "local_sgd":
-        steps = int(argument or 8)
+    steps = int(argument or 8) if name in ("local_sgd", "easgd") else 1
+    if name in ("bsp", "local_sgd"):
         starts = range(0, max(rounds - steps + 1, 1), steps)
         total_s = sum(max(round_s(times, worker, start, steps) for worker in workers) for start in starts)
-        return len(times.compute_s) * steps * times.samples * len(starts) / total_s
-    if name == "ssp":
-        return _ssp_samples_per_s(times, int(argument or 3))
-    return None
+        return len(workers) * steps * times.samples * len(starts) / total_s
+    if name in ("asp", "easgd"):
+        return steps * times.samples * sum(1 / _mean_s(times, worker, steps) for worker in workers)
+    if name == "backup":
+        return _backup_samples_per_s(times, int(argument or 1), rounds)
+    return _ssp_samples_per_s(times, int(argument or 3)) if name == "ssp" else None
 
 
 def _mean_s(times: StepTimes, worker: int, steps: int) -> float:
@@ -102,15 +95,8 @@ def _ssp_samples_per_s(times: StepTimes, bound: int) -> float:
 
 def predict(run: Run, runs: list[Run]) -> float | None:
     """For a run's mode, from the step times of bsp under its condition and seed where it ran, else from its own."""
-    source = next(
-        (
-            each
-            for each in runs
-            if each.done
-            and each.mode in ("bsp", "sync")
-            and (each.kind, each.condition, each.seed) == (run.kind, run.condition, run.seed)
-        ),
-        run,
-    )
+    same = (run.kind, run.condition, run.seed)
+    beside = (each for each in runs if each.done and family(each.mode) == "bsp")
+    source = next((each for each in beside if (each.kind, each.condition, each.seed) == same), run)
     times = source.step_times or run.step_times
     return predicted_samples_per_s(run.mode, times) if times else None

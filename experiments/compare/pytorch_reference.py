@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draws import permutation, uniform_weights
-from idx_files import IdxError, mnist_files, read_idx
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiments.shared.data import IdxError, mnist_files, permutation, read_idx, uniform_weights
 
 _ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 _EVALUATED_AT_ONCE = 2000  # Samples.

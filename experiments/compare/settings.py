@@ -1,23 +1,27 @@
-"""The flags of a comparison, checked."""
+"""The flags of a comparison, as --help has them, read and checked."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import math
 import os
+import re
 import shlex
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-import values
-from flags import UsageError, make_parser
-from idx_files import DATASETS, TRAINING_SAMPLES
-from modes import Mode
-from values import CONDITIONS
+from experiments import REPOSITORY
+from experiments.compare.modes import Mode, parse_mode
+from experiments.shared.data import DATASETS, TRAINING_SAMPLES
 
+CONDITIONS = ("even", "straggler", "transient")
 SEEDS_MAX = 1000  # Those above it are for tuning.
-WORKERS_MAX = 256
+_MOMENTUM_MAX = 0.9999  # Below 1 in float32 too.
+_STEP_TIME_S_MAX = 60
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 # What --command does without.
 _OF_PS_WORKER = (
     *("epochs", "batch_size", "learning_rate", "momentum", "model", "activation", "dataset", "data_dir"),
@@ -25,6 +29,222 @@ _OF_PS_WORKER = (
 )
 
 T = TypeVar("T")
+
+
+class UsageError(Exception):
+    """What is wrong with the flags, in one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Its errors are UsageError. Values are text, but for those that are true or false."""
+    parser = _Parser(
+        prog="deploy/compare.sh",
+        usage="deploy/compare.sh [--no-build] [--FLAG=VALUE …]\n       deploy/compare.sh report OUTPUT",
+        description="Trains one job under several modes and conditions and writes a report that compares them. Stop it "
+        "with Ctrl-C; the same command goes on where it stopped, and makes runs that failed again. "
+        "The second form writes a comparison's report anew.",
+        epilog="--no-build takes the programs as they are. Exit status: 0 all runs are made (one that diverged or "
+        "did not learn is a result); 1 a run failed or timed out, or nothing could be run; 2 wrong flags; 130 stopped "
+        "by Ctrl-C, 143 by SIGTERM.",
+        allow_abbrev=False,
+    )
+    is_set = {"action": "store_true"}
+    for name, default, text, more in (
+        ("modes", "bsp,ssp:2,asp,backup:1,local_sgd:8,easgd:8", "modes, with their numbers (%(default)s)", {}),
+        ("workers", "4", "worker processes (%(default)s)", {}),
+        (
+            "conditions",
+            None,
+            "even: all workers are alike; straggler: the last one takes four times as long; transient: 5 %% of all "
+            "batches take ten times as long (all three; with --real or --command only even)",
+            {},
+        ),
+        ("seeds", "2", "how many runs of each, with seeds 1, 2, … (%(default)s)", {}),
+        (
+            "staleness",
+            "0,1,2,4,8,16,32",
+            "enforced staleness of the runs that show its price; empty: none (%(default)s)",
+            {},
+        ),
+        (
+            "references",
+            True,
+            "one worker with batches of the same size, and of the size of all workers' together; the latter by plain "
+            "PyTorch too, where --python has it",
+            {"action": argparse.BooleanOptionalAction},
+        ),
+        ("python", "python3", "program with PyTorch, for its reference curve (%(default)s)", {}),
+        ("tune", False, "first give each mode equally many trials over learning rate and momentum", is_set),
+        ("epochs", "4", "passes over the training samples in each run (%(default)s)", {}),
+        ("batch_size", "64", "samples of a worker's batch (%(default)s)", {}),
+        (
+            "learning_rate",
+            "0.05",
+            "bsp's (%(default)s). Without --tune, backup:B gets (N - B) N-ths of it for N workers; asp and ssp, which "
+            "apply each worker's batch by itself, have no momentum, and get an N-th of learning rate / (1 - momentum), "
+            "and for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, and then with --momentum",
+            {},
+        ),
+        ("momentum", "0.9", "bsp's momentum; 0: none (%(default)s)", {}),
+        ("model", "mlp:784,128,10", "as ps_worker has it (%(default)s)", {}),
+        ("activation", "relu", "as ps_worker has it (%(default)s)", {}),
+        ("dataset", "fashion-mnist", "as ps_worker has it (%(default)s)", {}),
+        ("data_dir", "", "as ps_worker has it", {}),
+        ("eval_every", "0.25", "epochs between two evaluations (%(default)s)", {}),
+        ("servers", "1", "server processes that the model is spread over (%(default)s)", {}),
+        (
+            "command",
+            "",
+            "compare the modes on a psgrad script, as in 'python train.py', that psrun starts. Its metrics are read "
+            "(PS_METRICS_FILE is set for it), and it may seed itself with PS_SEED; rates, data and epochs are its own, "
+            "and the flags for them are refused; so are other conditions than even",
+            {},
+        ),
+        ("output", str(REPOSITORY / "runs/compare"), "folder of the runs and the report (%(default)s)", {}),
+        ("bin", str(REPOSITORY / "build/bin"), "folder of ps_server and ps_worker (%(default)s)", {}),
+        (
+            "step_time",
+            "",
+            "how long each batch lasts at least: workers are idle for the rest, so that modes are compared and not the "
+            "scheduler (four times the measured compute)",
+            {},
+        ),
+        (
+            "real",
+            False,
+            "without idle time, where the machine has a core for each process; the only condition is then even",
+            is_set,
+        ),
+        ("run_timeout", "", "after so long a run counts as timed out (by the estimate)", {}),
+    ):
+        parser.add_argument(f"--{name}", default=default, help=text, **more)
+    return parser
+
+
+# ---- Values: each function reads one from text, or raises ValueError with what is wrong.
+
+
+def _parts_of(text: str) -> list[str]:
+    """What is between commas, but for what is empty."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if re.fullmatch("[0-9]{1,9}", text) is None or not least <= int(text) <= most:
+            raise ValueError(f"expected a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _number(text: str, most: float = 10_000, least: float = 0) -> float:
+    """Above 0, and at least `least`."""
+    value = math.nan
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    if math.isnan(value) or value <= 0 or not least <= value <= most:
+        raise ValueError(f"expected a number {f'from {least:g} to' if least else 'above 0, at most'} {most:g}")
+    return value
+
+
+def _duration_s(text: str) -> float:
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)", text)
+    if parts is None or float(parts[1]) == 0:
+        raise ValueError("expected a duration above 0, as in 8ms or 10m")
+    return float(parts[1]) * _UNITS_S[parts[2]]
+
+
+def _step_time_s(text: str) -> float:
+    value = _duration_s(text)
+    if value > _STEP_TIME_S_MAX:
+        raise ValueError(f"expected at most {_STEP_TIME_S_MAX} s")
+    return value
+
+
+def _learning_rate(text: str) -> float:
+    """Such that in float32 an N-th of it is not 0, nor is any update too large to add."""
+    return _number(text, least=1e-12, most=1e6)
+
+
+def _momentum(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= float(text) <= _MOMENTUM_MAX:
+            return float(text)
+    raise ValueError(f"expected a number from 0 to {_MOMENTUM_MAX}")
+
+
+def _distinct(values: Sequence[T]) -> tuple[T, ...]:
+    for at, value in enumerate(values):
+        if value in values[:at]:
+            raise ValueError(f"'{value}' is there twice")
+    return tuple(values)
+
+
+def _modes(text: str) -> tuple[Mode, ...]:
+    if not _parts_of(text):
+        raise ValueError("expected modes, as in bsp,asp")
+    return _distinct([parse_mode(part) for part in _parts_of(text)])
+
+
+def _conditions(text: str) -> tuple[str, ...]:
+    for part in _parts_of(text):
+        if part not in CONDITIONS:
+            raise ValueError(f"unknown condition '{part}'; the conditions are {', '.join(CONDITIONS)}")
+    if not _parts_of(text):
+        raise ValueError(f"expected some of {', '.join(CONDITIONS)}")
+    return _distinct(_parts_of(text))
+
+
+def _staleness(text: str) -> tuple[int, ...]:
+    return _distinct([_whole(0, 10_000)(part) for part in _parts_of(text)])
+
+
+def _rates(text: str) -> tuple[float, dict[str, float]]:
+    """Bsp's, and those of modes, as in "0.05,asp=0.01"."""
+    base, rates = [], {}
+    for part in _parts_of(text):
+        mode, equals, value = part.rpartition("=")
+        if equals:
+            rates[str(parse_mode(mode))] = _learning_rate(value)
+        else:
+            base.append(_learning_rate(value))
+    if len(base) > 1:
+        raise ValueError("there are two rates without a mode")
+    return base[0] if base else 0.05, rates
+
+
+def _command(text: str) -> tuple[str, ...]:
+    words = shlex.split(text)
+    if text and not words:
+        raise ValueError("expected a command, as in 'python train.py'")
+    return tuple(words)
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "modes": _modes,
+    "workers": _whole(2, 256),
+    "conditions": _conditions,
+    "seeds": _whole(1, SEEDS_MAX),
+    "epochs": _number,
+    "batch_size": _whole(1, 1_000_000),
+    "learning_rate": _rates,
+    "momentum": _momentum,
+    "servers": _whole(1, 64),
+    "step_time": lambda text: _step_time_s(text) if text else None,
+    "eval_every": _number,
+    "staleness": _staleness,
+    "run_timeout": lambda text: _duration_s(text) if text else None,
+    "command": _command,
+    "output": lambda text: Path(text).absolute(),
+    "bin": lambda text: Path(text).absolute(),
+    "data_dir": lambda text: text and os.path.abspath(text),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +272,7 @@ class Settings:
     tune: bool
     staleness: tuple[int, ...]
     references: bool
-    python: str  # Of PyTorch's reference.
+    python: str  # For PyTorch's reference.
     bin: Path
     run_timeout_s: float | None  # None: by the estimate.
     command: tuple[str, ...]  # The user's script; empty: ps_worker.
@@ -65,39 +285,17 @@ class Settings:
 
     def as_json(self) -> dict[str, Any]:
         """What makes a comparison the one that it is: all but where it is written and when it gives up."""
-        return {
-            "modes": [str(mode) for mode in self.modes],
-            "workers": self.workers,
+        left_out = ("output", "bin", "run_timeout_s", "step_time_s")
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        return shown | {
+            "modes": list(map(str, self.modes)),
             "conditions": list(self.conditions),
-            "seeds": self.seeds,
-            "epochs": self.epochs,
-            "batch_size": self.batch_size,
-            "model": self.model,
-            "activation": self.activation,
-            "dataset": self.dataset,
-            "data_dir": self.data_dir,
-            "learning_rate": self.learning_rate,
             "rates": {str(mode): self.rate_of(mode)[0] for mode in self.modes},
-            "momentum": self.momentum,
             "momentums": {str(mode): self.rate_of(mode)[1] for mode in self.modes},
-            "servers": self.servers,
             "step_time": "measured" if self.step_time_s is None else f"{self.step_time_s * 1000:g}ms",
-            "eval_every": self.eval_every,
-            "real": self.real,
-            "tune": self.tune,
             "staleness": list(self.staleness),
-            "references": self.references,
-            "python": self.python,
             "command": shlex.join(self.command),
         }
-
-
-def _read(flag: str, text: str, read: Callable[[str], T]) -> T:
-    """UsageError, with the flag's name."""
-    try:
-        return read(text)
-    except ValueError as error:
-        raise UsageError(f"--{flag}={text}: {error}") from None
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -107,41 +305,18 @@ def parse(arguments: Sequence[str]) -> Settings:
     for flag in _OF_PS_WORKER if given["command"] else ():
         if given[flag] != parser.get_default(flag):
             raise UsageError(f"--{flag} is ps_worker's: with --command the script has its own")
-
-    def read(flag: str, reader: Callable[[str], T]) -> T:
-        return _read(flag, given[flag], reader)
-
-    base, rates = read("learning_rate", values.rates)
-    only_even = given["real"] or bool(given["command"])
     if given["conditions"] is None:
-        given["conditions"] = "even" if only_even else ",".join(CONDITIONS)
-    settings = Settings(
-        modes=read("modes", values.modes),
-        workers=read("workers", values.whole(2, WORKERS_MAX)),
-        conditions=read("conditions", values.conditions),
-        seeds=read("seeds", values.whole(1, SEEDS_MAX)),
-        epochs=read("epochs", values.epochs),
-        output=Path(given["output"]).absolute(),
-        batch_size=read("batch_size", values.whole(1, 1_000_000)),
-        model=given["model"],
-        activation=given["activation"],
-        dataset=given["dataset"],
-        data_dir=given["data_dir"] and os.path.abspath(given["data_dir"]),
-        learning_rate=0.05 if base is None else base,
-        rates=rates,
-        momentum=read("momentum", values.momentum),
-        servers=read("servers", values.whole(1, 64)),
-        step_time_s=read("step_time", values.step_time_s) if given["step_time"] else None,
-        eval_every=read("eval_every", values.epochs),
-        real=given["real"],
-        tune=given["tune"],
-        staleness=() if given["command"] else read("staleness", values.staleness),
-        references=given["references"] and not given["command"],
-        python=given["python"],
-        bin=Path(given["bin"]).absolute(),
-        run_timeout_s=read("run_timeout", values.duration_s) if given["run_timeout"] else None,
-        command=read("command", values.command),
-    )
+        given["conditions"] = "even" if given["real"] or given["command"] else ",".join(CONDITIONS)
+    if given["command"]:
+        given |= {"staleness": "", "references": False}
+    for flag, read in _READERS.items():
+        try:
+            given[flag] = read(given[flag])
+        except ValueError as error:
+            raise UsageError(f"--{flag}={given[flag]}: {error}") from None
+    base, rates = given.pop("learning_rate")
+    durations = {f"{name}_s": given.pop(name) for name in ("step_time", "run_timeout")}
+    settings = Settings(**given, **durations, learning_rate=base, rates=rates)
     _check_relations(settings)
     return settings
 
@@ -169,14 +344,7 @@ def _check_relations(settings: Settings) -> None:
         raise UsageError(f"--conditions={uneven[0]} is made with idle time, which --real does without")
     if settings.real and settings.step_time_s is not None:
         raise UsageError("--step_time is idle time, which --real does without")
-    if settings.command:
-        if uneven:
-            raise UsageError(f"--conditions={uneven[0]}: only ps_worker makes idle time; --command knows only even")
-        if settings.tune:
-            raise UsageError("--tune: the rates of --command are the script's own")
-
-
-def fail_usage(error: UsageError) -> int:
-    """Says what is wrong; the exit status."""
-    print(f"compare: {error} (--help lists the flags)", file=sys.stderr)
-    return 2
+    if settings.command and uneven:
+        raise UsageError(f"--conditions={uneven[0]}: only ps_worker makes idle time; --command knows only even")
+    if settings.command and settings.tune:
+        raise UsageError("--tune: the rates of --command are the script's own")

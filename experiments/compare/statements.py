@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from records import TARGETS
-from spread import Ratio
-from summary import Comparison, Group, wait_percent
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.compare.groups import PYTORCH, Comparison, Group, wait_percent
+from experiments.compare.runs import TARGETS, Mark
+from experiments.shared.intervals import Ratio
+from experiments.shared.pages import plural
 
 LOSS_POINTS_THAT_MATTER = 1.0  # Of accuracy. A mode is recommended where the interval excludes such a loss.
 WORTH_RATIO = 1.05  # A mode that is faster by less is not recommended for it.
@@ -15,14 +21,9 @@ CONDITION_WORDS = {
 }
 
 
-def words_of(condition: str) -> str:
-    """The begin of a sentence."""
-    return CONDITION_WORDS.get(condition, f"Under {condition}")
-
-
 def about(group: Group) -> str:
     """What the runs say of a mode beside bsp under one condition; empty for bsp itself."""
-    if group.reference is None or group.reference is group:
+    if not group.is_compared:
         return ""
     said = [_speed(group), _waiting(group), _accuracy(group), _time_to_target(group)]
     return f"{group.mode}: {'; '.join(each for each in said if each)}."
@@ -37,8 +38,8 @@ def _speed(group: Group) -> str:
     if found.low is None:
         return f"{found.mean:.2f} times bsp's samples/s with one seed, which allows no statement"
     if not found.differs:
-        return f"the runs do not show another throughput than bsp's ({_range(found)})"
-    return f"{found.mean:.2f} times bsp's samples/s (95 % interval {_range(found)})"
+        return f"the runs do not show another throughput than bsp's ({found.range} times)"
+    return f"{found.mean:.2f} times bsp's samples/s (95 % interval {found.range} times)"
 
 
 def _waiting(group: Group) -> str:
@@ -46,17 +47,13 @@ def _waiting(group: Group) -> str:
     if found is None or found.half is None:
         return ""
     if not found.excludes(0):
-        return f"no other share of waiting than bsp's is shown ({found.mean:+.1f} ± {found.half:.1f} points)"
+        return f"no other share of waiting than bsp's is shown ({found.text(1, '+')} points)"
     side = "less" if found.mean < 0 else "more"
     return f"workers wait {abs(found.mean):.1f} ± {found.half:.1f} points of their time {side} than bsp's"
 
 
 def _cpu_bound(group: Group) -> bool:
     return group.cpu_bound or (group.reference is not None and group.reference.cpu_bound)
-
-
-def _range(found: Ratio) -> str:
-    return f"{found.low:.2f} to {found.high:.2f} times"
 
 
 def _accuracy(group: Group) -> str:
@@ -68,7 +65,7 @@ def _accuracy(group: Group) -> str:
     if found.half is None:
         return f"{found.mean:+.2f} points from bsp's accuracy with one seed, which allows no statement"
     if not found.excludes(0):
-        return f"the runs do not show another accuracy than bsp's ({found.mean:+.2f} ± {found.half:.2f} points)"
+        return f"the runs do not show another accuracy than bsp's ({found.text(sign='+')} points)"
     side = "below" if found.mean < 0 else "above"
     return f"accuracy {abs(found.mean):.2f} ± {found.half:.2f} points {side} bsp's"
 
@@ -95,8 +92,8 @@ def _time_to_target(group: Group) -> str:
         return ""
     percent, found = highest
     if found.differs:
-        return f"{percent} accuracy in {found.mean:.2f} times bsp's time ({_range(found)})"
-    return f"the runs do not show another time to {percent} than bsp's ({_range(found)})"
+        return f"{percent} accuracy in {found.mean:.2f} times bsp's time ({found.range} times)"
+    return f"the runs do not show another time to {percent} than bsp's ({found.range} times)"
 
 
 def _later(group: Group) -> bool:
@@ -111,8 +108,8 @@ def choices(comparison: Comparison) -> list[str]:
 
 
 def _choice(groups: list[Group], condition: str) -> str:
-    begin = words_of(condition)
-    others = [group for group in groups if group.reference is not None and group.reference is not group]
+    begin = CONDITION_WORDS.get(condition, f"Under {condition}")
+    others = [group for group in groups if group.is_compared]
     if not others:
         return f"{begin}: nothing can be said, since bsp and another mode are needed."
     if any(group.cpu_bound for group in groups):
@@ -129,15 +126,14 @@ def _choice(groups: list[Group], condition: str) -> str:
     parts = []
     if equal:
         parts.append(f"{begin}, choose {_or(equal)}: faster than bsp without a loss of accuracy that matters.")
-    if costly:
-        start = "Faster" if parts else f"{begin}, these were faster than bsp"
-        parts.append(f"{start}, at a price in accuracy: {_or(costly, '; ')}.")
-    if unknown:
-        start = "Faster" if parts else f"{begin}, these were faster than bsp"
-        parts.append(f"{start}, but these runs do not tell at what price in accuracy: {_or(unknown, '; ')}.")
-    if later:
-        start = "More samples a second" if parts else f"{begin}, these took more samples a second than bsp"
-        parts.append(f"{start}, but reached an accuracy later: {_or(later, '; ')}.")
+    for own, first, after, what in (
+        (costly, "were faster", "Faster", "at a price in accuracy"),
+        (unknown, "were faster", "Faster", "but these runs do not tell at what price in accuracy"),
+        (later, "took more samples a second", "More samples a second", "but reached an accuracy later"),
+    ):
+        if own:
+            start = after if parts else f"{begin}, these {first} than bsp"
+            parts.append(f"{start}, {what}: {_or(own, '; ')}.")
     if not worth:
         least = f"{100 * (WORTH_RATIO - 1):.0f} %"
         parts.append(
@@ -185,23 +181,136 @@ def _price(group: Group) -> str:
         return "price not known"
     if found.excludes(0):
         return f"{abs(found.mean):.2f} ± {found.half:.2f} points {'less' if found.mean < 0 else 'more'} accurate"
-    return f"{found.mean:+.2f} ± {found.half:.2f} points"
+    return f"{found.text(sign='+')} points"
 
 
 def about_staleness(comparison: Comparison) -> list[str]:
     """From which enforced staleness on accuracy is shown to suffer."""
-    groups = [group for group in comparison.staleness if group.reference is not group]
-    if not groups or groups[0].reference is None:
+    groups = [group for group in comparison.staleness if group.is_compared]
+    if not groups:
         return []
     sentences = []
     for group in groups:
         found, value = group.accuracy_difference, group.runs[0].staleness
         if group.lost:
-            sentences.append(
-                f"Staleness {value}: {len(group.lost)} of {len(group.runs)} runs did not end as they should."
-            )
+            lost = f"{len(group.lost)} of {len(group.runs)} runs"
+            sentences.append(f"Staleness {value}: {lost} did not end as they should.")
         elif found is not None and found.half is not None:
-            text = f"{found.mean:+.2f} ± {found.half:.2f} points from staleness 0"
+            text = f"{found.text(sign='+')} points from staleness 0"
             shown = "" if found.excludes(0) else ", which does not show a difference"
             sentences.append(f"Staleness {value}: {text}{shown}.")
     return sentences or ["One seed allows no statement about what staleness costs."]
+
+
+# ---- How far two curves that should be one are apart: bsp, one worker with its batches together, and plain PyTorch
+
+WHY_ALIKE = (
+    "NxB and PyTorch begin with equal weights and see equal batches. So does bsp, where no worker asks for a batch a "
+    "whole step late, but that it fills the version at an epoch's end with batches of the next epoch where N·B does "
+    "not divide the samples. At first they differ by rounding alone. Training amplifies that: an input of a ReLU "
+    "that is once on the other side of 0 is enough."
+)
+Pairs = Sequence[tuple[Mark, Mark]]
+
+
+def about_references(comparison: Comparison) -> list[str]:
+    """For each pair of the three that ran."""
+    curves = [(f"bsp with {bsp.runs[0].workers} workers", bsp) for bsp in [comparison.group("bsp", "even")] if bsp]
+    curves += [(name, group) for name in ("NxB", PYTORCH) if (group := comparison.reference(name)) is not None]
+    found = [_apart(*one, *other) for place, other in enumerate(curves) for one in curves[place + 1 :]]
+    return [each for each in found if each]
+
+
+def _apart(name: str, group: Group, other_name: str, other: Group) -> str:
+    """How far they are apart; empty if they share no marks."""
+    seeds = _shared_marks(group, other)
+    largest = _largest_gap([pair for pairs in seeds for pair in pairs])
+    if not largest:
+        return ""
+    return (
+        f"{name} and {other_name}: at most {largest} apart, at {sum(map(len, seeds))} marks of "
+        f"{plural(len(seeds), 'seed')}; at the first mark, after {seeds[0][0][0].samples} samples, "
+        f"{_largest_gap([pairs[0] for pairs in seeds])}."
+    )
+
+
+def _shared_marks(group: Group, other: Group) -> list[Pairs]:
+    """The marks of both after the same number of samples, or within a batch of it, for each seed that both have."""
+    found, runs = [], {run.seed: run for run in other.done}
+    for run in group.done:
+        if (twin := runs.get(run.seed)) is not None:
+            batch = max(each.batch_size * each.workers for each in (run, twin))
+            marks = zip(run.marks, twin.marks, strict=False)
+            found.append([(a, b) for a, b in marks if abs(a.samples - b.samples) < batch])
+    return [pairs for pairs in found if pairs]
+
+
+def _largest_gap(pairs: Pairs) -> str:
+    parts = []
+    for name, factor, form, unit in (("accuracy", 100, ".2f", "points of accuracy"), ("loss", 1, ".2g", "of loss")):
+        both = [(getattr(a, name), getattr(b, name)) for a, b in pairs]
+        if gaps := [factor * abs(a - b) for a, b in both if a is not None and b is not None]:
+            parts.append(f"{max(gaps):{form}} {unit}")
+    return " and ".join(parts)
+
+
+# ---- The Compose demo's verdicts on sync and async with one slow worker, with figures
+
+SPEED_RATIO_MIN = 1.5  # Of async over sync. With one of three workers four times slower, 3 can be had.
+ACCURACY_LOSS_MAX_POINTS = 2.0
+TEST_SAMPLES = 10_000  # Of Fashion-MNIST and MNIST: what an accuracy's own error follows from when there is one seed.
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A sentence that ends with its answer."""
+
+    text: str
+    good: bool
+
+    def __str__(self) -> str:
+        return f"{self.text}: {'yes' if self.good else 'no'}"
+
+
+def verdicts_of(comparison: Comparison, settings: dict[str, Any]) -> list[Verdict]:
+    """Empty but for the Compose demo, whose plan's settings have `expected_weights_hash`, of bsp; they may have
+    `test_samples`, and `killed_weights_hash`, of the same job after a worker and its chief were killed.
+    """
+    expected = settings.get("expected_weights_hash")
+    sync, asynchronous = comparison.group("bsp", "straggler"), comparison.group("asp", "straggler")
+    if not expected or sync is None or asynchronous is None:
+        return []
+    runs = sync.runs + asynchronous.runs
+    done = sum(run.done for run in runs)
+    found = [Verdict(f"{done} of {len(runs)} runs of sync and async ended as they should", done == len(runs))]
+    found.append(_speed_verdict(asynchronous))
+    found.append(_accuracy_verdict(asynchronous, int(settings.get("test_samples", TEST_SAMPLES))))
+    hashes = {run.weights_hash for run in sync.runs}
+    found.append(Verdict("weights hash of sync as expected", hashes == {expected}))
+    if killed := settings.get("killed_weights_hash"):
+        found.append(Verdict("hash after the kills equals the undisturbed hash", killed == expected))
+    return found
+
+
+def _speed_verdict(group: Group) -> Verdict:
+    ratio = group.speed_ratio
+    if ratio is None:
+        return Verdict(f"async at least {SPEED_RATIO_MIN:g} times as fast as sync (not measured)", False)
+    spread = f" ({ratio.range})" if ratio.range else ""
+    text = f"async {ratio.mean:.2f} times the throughput of sync{spread}, at least {SPEED_RATIO_MIN:g} wanted"
+    return Verdict(text, ratio.mean >= SPEED_RATIO_MIN)
+
+
+def _accuracy_verdict(group: Group, test_samples: int) -> Verdict:
+    """Good unless the loss exceeds what is accepted by more than its error."""
+    found = group.accuracy_difference
+    if found is None:
+        return Verdict("accuracy of async not below that of sync (not measured)", False)
+    accuracy = group.mean(lambda run: run.final_accuracy) or 0.0
+    error = 100 * 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / test_samples)
+    half, origin = found.half, f"{found.count} seeds"
+    if half is None:
+        half = error
+        origin = f"one seed, the error of {test_samples} test samples"
+    text = f"accuracy difference {found.mean:+.2f} ± {half:.2f} points ({origin}), a loss of more than "
+    return Verdict(f"{text}{ACCURACY_LOSS_MAX_POINTS:g} is not shown", found.mean + half >= -ACCURACY_LOSS_MAX_POINTS)

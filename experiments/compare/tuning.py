@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from modes import ONE_BY_ONE, Mode
-from plan import Rate, RunSpec
-from settings import SEEDS_MAX, Settings
+from experiments.compare.modes import ONE_BY_ONE, Mode
+from experiments.compare.plan import Rate, RunSpec
+from experiments.compare.settings import SEEDS_MAX, Settings
 
 SEED = SEEDS_MAX + 1  # Those of reported runs are below it.
 VALIDATION_SPLIT = 0.1

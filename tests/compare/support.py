@@ -15,6 +15,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMPARE = REPOSITORY / "experiments/compare"
+sys.path.insert(0, str(REPOSITORY))
+
+from experiments.shared.machine import why_no_reports  # noqa: E402
 
 # For a whole comparison with played programs; a machine may be busy.
 LIMIT_S = 120
@@ -151,6 +154,7 @@ def processes_with(text: str) -> list[str]:
 SMALL = ("--workers=2", "--conditions=even", "--seeds=1", "--staleness=", "--no-references", "--step_time=1ms")
 
 
+@unittest.skipIf(why_no_reports(), why_no_reports())
 class PlayedCase(unittest.TestCase):
     """Comparisons with programs that play, in a folder that goes away; none of them may be left."""
 

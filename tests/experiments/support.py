@@ -17,6 +17,11 @@ LIMIT_S = 280  # A machine may be busy.
 
 sys.path.insert(0, str(REPOSITORY))
 
+from experiments.shared.machine import why_no_reports  # noqa: E402
+
+if why_no_reports():
+    raise unittest.SkipTest(why_no_reports())
+
 
 class ExperimentCase(unittest.TestCase):
     """Runs the experiment NAME once for all of a class's tests, in a folder that goes with them."""
@@ -48,9 +53,9 @@ class ExperimentCase(unittest.TestCase):
 
 def run(name: str, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The experiment in its quick form."""
-    command = [sys.executable, "-B", "-m", "experiments", name, "--quick", f"--bin={BIN}", f"--output={output}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
+    experiments = str(REPOSITORY / "experiments")
+    command = [sys.executable, "-B", experiments, name, "--quick", f"--bin={BIN}", f"--output={output}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def table_rows(page: str, caption: str) -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
 """The function experiment's page: its numbers, recomputed from the metrics; and its trainings, by a second program."""
-# ruff: noqa: I001, PT009 (support makes experiments importable, and that compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import support
 from support import BIN, table_rows
 
-from experiments.function_runs import QUICK, train
+from experiments.function_training import QUICK, train
 from experiments.lab import Lab
-from draws import stream, uniform_weights
+from experiments.shared.data import stream, uniform_weights
 
 try:
     import numpy as np
