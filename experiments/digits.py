@@ -83,7 +83,7 @@ def model_bytes(widths: tuple[int, ...]) -> int:
     return 4 * sum(inputs * outputs + outputs for inputs, outputs in pairwise(widths))
 
 
-def _model(widths: tuple[int, ...]) -> str:
+def model_flag(widths: tuple[int, ...]) -> str:
     return "mlp:" + ",".join(map(str, widths))
 
 
@@ -174,7 +174,7 @@ def mean_losses(job: JobResult) -> list[float]:
 
 
 def _training(digits: Digits, steps: int) -> list[str]:
-    network = [f"--model={_model(WIDTHS)}", "--activation=sigmoid", "--loss=sigmoid_cross_entropy"]
+    network = [f"--model={model_flag(WIDTHS)}", "--activation=sigmoid", "--loss=sigmoid_cross_entropy"]
     initial = f"--init_weights={_REFERENCE / 'dt42_init.safetensors'}"
     return [*digits.flags, *network, initial, "--batch_size=full", "--shuffle=false", f"--steps={steps}"]
 
@@ -217,7 +217,7 @@ def _on(hosts: Hosts, shift: int) -> dict[str, Any]:
 def _fill_link(lab: Lab, hosts: Hosts) -> tuple[float, float]:
     """Exchanges a large model between a worker and a server on two hosts: there and back, over the median time."""
     data = f"--dataset=synthetic:samples=100,features={LINK_MODEL[0]},classes={LINK_MODEL[-1]},test=10"
-    length = [f"--model={_model(LINK_MODEL)}", "--batch_size=1", f"--steps={lab.pick(40, 4)}", "--overlap=false"]
+    length = [f"--model={model_flag(LINK_MODEL)}", "--batch_size=1", f"--steps={lab.pick(40, 4)}", "--overlap=false"]
     spec = JobSpec("filled", 1, ["--learning_rate=0.001"], [data, *length], **_on(hosts, shift=1))
     exchange_s = float(run_job(lab, spec).iterations["exchange"].median())
     return 2 * model_bytes(LINK_MODEL) / exchange_s, stream_bytes_per_s(lab, hosts, lab.pick(5.0, 0.5))
@@ -248,15 +248,9 @@ def run(lab: Lab) -> Page:
         [*([_cost_figure(results)] if results.curves else []), _parts_figure(results), _iterations_figure(results)],
         {
             "results": results,
-            "steps": reference_steps(lab),
-            "timed": timed_steps(lab) - 1,
+            "burst": burst_bytes(LINK_MBIT_PER_S),
             "accuracy_steps": [number for one in results.curves[:1] for number, _, _ in results.accuracies(one)],
             "alone": results.timing(MEMORY, 1),
-            "model": _model(LINK_MODEL),
-            "link_bytes": model_bytes(LINK_MODEL),
-            "bytes": model_bytes(WIDTHS),
-            "burst": burst_bytes(LINK_MBIT_PER_S),
-            "operations": OPERATIONS,
             "wire_ms": 1e3 * model_bytes(WIDTHS) / (LINK_MBIT_PER_S * 1e6 / 8),
         },
     )

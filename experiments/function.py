@@ -34,8 +34,8 @@ RATIO_APART_MAX = 0.1
 EPOCHS_FACTOR_MAX = 1.5
 SEEDS_FACTOR_MIN = 2
 _SETTINGS = 4  # Two learning rates times two ways of counting.
-_CLOSE = 1e-3  # Relative: losses of two programs that compute the same in float32.
-_FIRST_EPOCHS = 10
+CLOSE = 1e-3  # Relative: losses of two programs that compute the same in float32.
+FIRST_EPOCHS = 10
 _COLOURS = dict(zip(INTERVALS, SERIES, strict=False))
 _LABELS = {1: "every batch", 2: "every 2nd", 4: "every 4th", 10: "every 10th", NEVER: "never"}
 
@@ -77,20 +77,14 @@ def run(lab: Lab) -> Page:
         values={
             "plan": plan,
             "model": MODEL,
-            "workers": WORKERS,
             "constant": float(np.var(FUNCTION)),  # The loss of the constant that fits best.
             "most": sorted({legs * plan.leg_epochs for legs in plan.legs_max.values()}),
-            "stuck": STUCK,
             "long": long if long.epochs > plan.leg_epochs and not long.diverged else None,
             "gloo": gloo,
             "worst": worst,
-            "close": _CLOSE,
-            "first_epochs": _FIRST_EPOCHS,
             "published_epochs": max(PUBLISHED_EPOCHS.values()),
             "whole": whole,
             "hours": whole / 1000 * (mean(seconds) or 0.0) / 3600,
-            "intervals": _intervals,
-            "is_full": plan is FULL,
         },
     )
 
@@ -110,7 +104,7 @@ def averaged(interval: int) -> str:
     return "gradients never averaged" if interval == NEVER else f"gradients averaged {how_often(interval)}"
 
 
-def _intervals(intervals: Sequence[int]) -> str:
+def intervals_text(intervals: Sequence[int]) -> str:
     return "every interval" if set(intervals) == set(INTERVALS) else " and ".join(map(averaged, intervals))
 
 
@@ -345,11 +339,11 @@ def _gloo_compared(results: Results) -> tuple[Table, float | None]:
     """Batch by batch, and the largest difference of the first epochs; None if ours have diverged."""
     plan, worst = results.plan, []
     caption = "Largest relative difference of rank 0's losses, batch by batch"
-    table = Table(caption, [_INTERVAL, f"first {_FIRST_EPOCHS} epochs", "all", "batches compared"])
+    table = Table(caption, [_INTERVAL, f"first {FIRST_EPOCHS} epochs", "all", "batches compared"])
     for interval, theirs in results.gloo.batch_losses.items():
         if ours := results.first(interval).batch_losses:
             apart = np.abs(np.array(ours) - theirs) / np.abs(theirs)
-            worst.append(apart[: _FIRST_EPOCHS * plan.batches_per_epoch].max())
+            worst.append(apart[: FIRST_EPOCHS * plan.batches_per_epoch].max())
             table.rows.append([how_often(interval), f"{worst[-1]:.1e}", f"{apart.max():.1e}", f"{len(apart):,}"])
     return table, max(worst, default=None)
 

@@ -354,17 +354,12 @@ def run(lab: Lab) -> Page:
         figures=[_times_figure(results), _losses_figure(results)],
         values={
             "of": results.of,
-            "workers": WORKERS,
-            "batch": BATCH,
-            "local_steps": LOCAL_STEPS,
             "results": results,
             "slow_ms": results.of.model_bytes * 8 / results.slowest / 1e3,
             "free": FREE in outcomes,
             "share": results.of.fullest_share(4),
-            "burst": burst_bytes(results.slowest),
             "streams": [(rate, one * 8 / (rate * 1e6)) for rate, one in sorted(streams.items())],
             "batches": outcomes[results.longest]["bsp-4"].batches,
-            "alike_batches": ALIKE_BATCHES,
             "equal": len(alike) == 1,
         },
     )
@@ -405,7 +400,8 @@ def _of_bytes(results: Results, name: str, what: str) -> Claim:
         f"Counted at the links, with {100 * more:.0f} % more than the weights and gradients alone: headers, and what "
         "begins and ends a training; up to 15 % are allowed."
         if agrees
-        else f"It is {100 * more:+.0f} % off; 15 % more are allowed for headers, and what begins and ends a training."
+        else f"It is {100 * more:+.0f} % off; 15 % more are allowed for headers and for what "
+        "begins and ends a training."
     )
     return Claim(what, f"{moved[0]:.2f}", f"{ours:.2f}", agrees, why)
 

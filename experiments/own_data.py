@@ -291,12 +291,6 @@ def run(lab: Lab) -> Page:
         figures=[_accuracy_figure(outcomes), _contributions_figure(steps, each)],
         values={
             "samples": len(data.train),
-            "model": MODEL,
-            "rate": LEARNING_RATE,
-            "batch": BATCH,
-            "epochs": EPOCHS,
-            "small_part": SMALL_PART,
-            "seeds": {mode: len(seeds(lab, mode)) for mode in MODES},
             "small": small,
             "small_steps": -(-small // BATCH),
             "steps": each,

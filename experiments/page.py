@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class Page:
     expected_column: str = "expected"  # What the column of these is called.
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Sequence[Figure] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)  # What else the template says.
+    values: Mapping[str, Any] = field(default_factory=dict)  # What else the template says; `its` is the module.
 
 
 def write_page(page: Page, lab: Lab, folder: Path, took_s: float) -> Path:
@@ -70,7 +71,7 @@ def write_page(page: Page, lab: Lab, folder: Path, took_s: float) -> Path:
         date=time.strftime("%Y-%m-%d"),
         sources=sources(),
         took=_took(lab, took_s),
-        not_measured=NOT_MEASURED,
+        its=sys.modules.get(f"experiments.{lab.name}"),
         **page.values,
     )
     path = folder / f"{lab.name}.md"

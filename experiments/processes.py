@@ -164,12 +164,7 @@ def run(lab: Lab) -> Page:
         tables={"grid": _grid(results), "published": _beside_published(results), "details": _details(results)},
         figures=[_times_figure(results)],
         values={
-            "description": DESCRIPTION,
             "published": [f"{PUBLISHED_S[count]} s with {count}" for count in sorted(PUBLISHED_S, reverse=True)],
-            "work": WORK,
-            "first": first_batches(lab),
-            "rounds": rounds(lab),
-            "cores": every,
             "most": most,
             "times": f"{times:.1f} times as long as" if times >= 1 else f"{1 / times:.1f} times as fast as",
             "same": results.same_weights(),

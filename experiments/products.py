@@ -178,17 +178,12 @@ def run(lab: Lab) -> Page:
         tables={"times": _times(products), "crossovers": _crossovers(grid, columns)},
         figures=figures,
         values={
-            "place": text(PUBLISHED),
             "cells": f"{len(grid.rows) * len(grid.seconds)} sizes up to {text((grid.rows[-1], *grid.seconds[-1]))}",
-            "rounds": rounds(lab),
             "threads": threads and sorted(threads.values()),
-            "cores": len(cores()),
             "no_gpu": products.no_gpu,
             "here": speeds[PUBLISHED],
             "most": speeds[best],
             "best": text(best),
-            "slower": SLOWER,
-            "factor": factor,
         },
     )
 

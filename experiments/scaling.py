@@ -211,13 +211,6 @@ def run(lab: Lab) -> Page:
         tables={"overview": _overview(list(lines.values()), workers(lab)), **details},
         figures=[_speed_up_figure(list(lines.values()), workers(lab))],
         values={
-            "description": DESCRIPTION,
-            "published": list(PUBLISHED_S.values()),
-            "passes": passes(lab),
-            "rounds": rounds(lab),
-            "cores": len(cores()),
-            "stand_in": STAND_IN,
-            "busy_share": BUSY_SHARE,
             "played": [(batch, 1000 * compute_s[batch], step_time(compute_s[batch])) for batch in PLAYED_BATCHES],
             "idle_tables": list(details)[: len(idle)],
             "real_tables": list(details)[len(idle) :],

@@ -91,7 +91,6 @@ def _train(lab: Lab, one: Outcome, seed: int) -> JobResult:
 def run(lab: Lab) -> Page:
     """Trains every form in every mode with every seed."""
     outcomes = train_all(lab)
-    values = {"workers": WORKERS, "model": MODEL, "batch": BATCH, "momentum": MOMENTUM, "epochs": epochs(lab)}
     return Page(
         "Half the bytes, and a hundredth: what accuracy they cost",
         _finding(outcomes),
@@ -99,7 +98,6 @@ def run(lab: Lab) -> Page:
         expected=[_claim(one, outcomes) for one in outcomes.values() if one.form.name != WHOLE],
         tables={"accuracy": _accuracy(outcomes)},
         figures=[_curves(outcomes)],
-        values=values | {"rates": RATES, "seeds": {mode: len(seeds(lab, mode)) for mode in RATES}},
     )
 
 

@@ -50,7 +50,7 @@ class MainTest(unittest.TestCase):
         """Cells, by experiment."""
         lines = (self.pages / "README.md").read_text(encoding="utf-8").splitlines()
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| [")]
-        return {row[1].strip("`").split()[1]: row for row in rows}
+        return {row[1].split()[1].strip("`"): row for row in rows}
 
     def test_the_list_counts_published_figures_apart(self) -> None:
         claims = [Claim("a", "1", "1", verdict, "") for verdict in (True, True, False, None)]
