@@ -29,10 +29,10 @@ TIMED_WORKERS = (1, 2, 4)
 PARTS = {"forward": "compute", "backward": "idle", "exchange": "push"}  # With their colours.
 MEMORY, LOOPBACK, LINK = "one host, shared memory", "one host, TCP", "hosts of their own, 1 Gbit/s"
 LINK_MODEL = (2048, 2038, 10)  # 16 MiB, by which the link is filled.
-# Of an iteration: two for each weight and sample forward, as many for the weights' gradients, and, but for the first
+# An iteration makes two for each weight and sample forward, as many for the weights' gradients, and, but for the first
 # layer, as many for the gradients that are handed on.
 OPERATIONS = 2 * SAMPLES * (2 * WIDTHS[0] * WIDTHS[1] + 3 * WIDTHS[1] * WIDTHS[2])
-AGREEMENT = 1e-3  # Of costs, relative.
+AGREEMENT = 1e-3  # Costs differ by so much at most, relatively.
 _ONE_SAMPLE = 1 / SAMPLES
 _PROCESSES_OF_TWO = 3  # Two workers, and the server on the first one's machine.
 _PUBLISHED_ITERATIONS = 1_000
@@ -155,7 +155,7 @@ def reference_steps(lab: Lab) -> int:
 
 
 def timed_steps(lab: Lab) -> int:
-    """Of a training whose iterations are timed. The first one, which is longer than others, is left out."""
+    """So many has a training whose iterations are timed. The first, which is longer than others, is left out."""
     return lab.pick(61, 16)
 
 
@@ -167,7 +167,7 @@ def _numpy() -> Curve:
 
 
 def mean_losses(job: JobResult) -> list[float]:
-    """Of each step, over the samples of all workers."""
+    """Each step has one, over the samples of all workers."""
     steps = job.steps.assign(sum=job.steps["loss"] * job.steps["samples"])
     sums = steps.groupby("step")[["sum", "samples"]].sum()
     return (sums["sum"] / sums["samples"]).tolist()

@@ -77,6 +77,7 @@ def run(lab: Lab) -> Page:
         values={
             "plan": plan,
             "model": MODEL,
+            "stuck": STUCK,
             "constant": float(np.var(FUNCTION)),  # The loss of the constant that fits best.
             "most": sorted({legs * plan.leg_epochs for legs in plan.legs_max.values()}),
             "long": long if long.epochs > plan.leg_epochs and not long.diverged else None,

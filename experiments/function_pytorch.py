@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.shared.data import stream, uniform_weights
 
-_FUNCTION_STREAM = 3 << 48  # Of the seed, for the points.
+_FUNCTION_STREAM = 3 << 48  # A seed has this stream for the points.
 _HIGHEST_X = 20.0
 
 

@@ -19,7 +19,7 @@ from experiments.shared.metrics import read_events
 
 # The network and its data, as published, and in ps_worker's flags; other experiments have it too.
 SAMPLES = 80_000  # Points of sqrt(x)·sin(3.14·x/5), x uniform from 0 to 20.
-BATCH = 1_000  # Of each worker.
+BATCH = 1_000  # Each worker has one.
 LEARNING_RATE = 0.001
 MODEL = "mlp:1,80,80,40,1"
 FLAGS = (
@@ -40,7 +40,7 @@ DESCRIPTION = (
 WORKERS = 4
 NEVER = 0
 INTERVALS = (1, 2, 4, 10, NEVER)  # Every so many batches gradients are averaged.
-STUCK = 0.001  # Of the loss: a training whose evaluations in a whole leg differ by less is going nowhere.
+STUCK = 0.001  # A training whose loss changes by a smaller share in a whole leg is going nowhere.
 _WEIGHTS = "weights.safetensors"
 _IMPORT_LIMIT_S = 120
 _PYTORCH = Path(__file__).with_name("function_pytorch.py")
@@ -55,7 +55,7 @@ class Setting:
 
     name: str
     learning_rate: float
-    average_every: str  # Of weights, as ps_server has it: batches, or epochs.
+    average_every: str  # Weights are averaged so often, as ps_server has it: batches, or epochs.
     eval_epochs: int  # A multiple of that: then there is one model, which can be evaluated.
 
     @property
@@ -74,12 +74,12 @@ class Plan:
     mixed: Setting  # The code's learning rate, and the text's counting.
     goal: float  # A loss.
     samples: int
-    batch: int  # Of each worker.
+    batch: int  # Each worker has one.
     leg_epochs: int
     seeds: tuple[int, ...]
     # By interval: for so many legs one seed's training goes on.
     legs_max: dict[int, int]
-    text_legs: dict[int, int]  # Of the text's setting.
+    text_legs: dict[int, int]  # The same for the text's setting.
     mixed_intervals: tuple[int, ...]
     choice_epochs: int  # With each choice of initial weights,
     tcp_epochs: int  # and over TCP, for the times
@@ -89,7 +89,6 @@ class Plan:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Of each worker."""
         return self.samples // (WORKERS * self.batch)
 
 
@@ -136,7 +135,7 @@ class Training:
     leg_ends: list[float] = field(default_factory=list)  # Epochs.
     thousand_epochs_s: list[float] = field(default_factory=list)
     weights: list[Path] = field(default_factory=list)  # Where it ended.
-    batch_losses: list[float] = field(default_factory=list)  # Of rank 0 in the first leg, before each of its steps.
+    batch_losses: list[float] = field(default_factory=list)  # Rank 0 has one before each step of the first leg.
     diverged: str = ""  # Why it ended early, as the system says it.
 
     @property
@@ -238,8 +237,8 @@ class Gloo:
     """What came of the program by PyTorch over Gloo (function_pytorch.py) with the code's setting, by interval."""
 
     missing: str = ""  # Why there is nothing.
-    version: str = ""  # Of PyTorch.
-    batch_losses: dict[int, list[float]] = field(default_factory=dict)  # Of rank 0, before each of its steps.
+    version: str = ""  # PyTorch says it.
+    batch_losses: dict[int, list[float]] = field(default_factory=dict)  # Rank 0 has one before each of its steps.
     thousand_epochs_s: dict[int, float] = field(default_factory=dict)
 
 
@@ -259,7 +258,7 @@ def run_gloo(lab: Lab, plan: Plan) -> Gloo:
 
 
 def _gloo_steps(lab: Lab, plan: Plan, interval: int, folder: Path, version: str) -> pd.DataFrame:
-    """Of rank 0."""
+    """They are rank 0's."""
     flags = [
         *(f"--widths={MODEL.removeprefix('mlp:')}", f"--workers={WORKERS}", f"--samples={plan.samples}"),
         *(f"--batch_size={plan.batch}", f"--epochs={plan.gloo_epochs}", f"--seed={plan.seeds[0]}"),
@@ -308,12 +307,12 @@ class Results:
         return self.code[interval][0]
 
     def best(self, interval: int) -> Training:
-        """Of the code's setting the seed with the lowest loss after the first leg, whose training goes on."""
+        """The code's setting with the seed that has the lowest loss after the first leg, whose training goes on."""
         return min(self.code[interval], key=lambda one: one.loss_at(self.plan.leg_epochs) or math.inf)
 
     def time_ratio(self, interval: int) -> Ratio | None:
-        """Of the time for as many epochs with this interval and with averaging after every batch; by seed, the first
-        leg. None where one of them has diverged with every seed.
+        """The time for as many epochs with this interval over that with averaging after every batch; by seed, the
+        first leg. None where one of them has diverged with every seed.
         """
         times = ({one.seed: one.thousand_epochs_s[0] for one in self.code[each] if one.thousand_epochs_s}
                  for each in (interval, 1))  # fmt: skip

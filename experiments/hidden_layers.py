@@ -21,7 +21,7 @@ from experiments.shared.pages import NONE, Table, plural
 MODEL = "mlp:784,128,64,10"
 LEARNING_RATE = 0.01
 LARGE_RATE = 0.5  # With which the validation loss rises again, long before the last pass.
-BATCH = 64  # Of all workers together, in mini-batches.
+BATCH = 64  # All workers together have so many, in mini-batches.
 VALIDATION_SHARE = 0.1
 FULL, MINI = "full batch", "mini-batches"
 STAGES = ("forward", "backward", "exchange", "total")
@@ -44,12 +44,12 @@ def workers(lab: Lab) -> tuple[int, ...]:
 
 
 def samples(lab: Lab) -> int:
-    """Of the training split, without those for validation."""
+    """The training split has so many, without those for validation."""
     return round(lab.pick(TRAINING_SAMPLES, 10 * _QUICK_PER_CLASS) * (1 - VALIDATION_SHARE))
 
 
 def rounds(lab: Lab) -> int:
-    """Of the timed trainings."""
+    """So often each timed training runs."""
     return lab.pick(5, 1)
 
 
@@ -79,9 +79,9 @@ class Training:
     learning_rate: float
     per_pass: int  # Updates.
     validation: list[Event]
-    test: list[Event]  # Of the same weights, but the last ones, unless they are the best.
+    test: list[Event]  # They are of the same weights, but the last ones, unless these are the best.
     best: Event  # The test of the weights that were kept.
-    losses: list[float] = field(default_factory=list)  # Of each update's batch; of one worker alone.
+    losses: list[float] = field(default_factory=list)  # Each update's batch has one, where there is one worker.
 
     @property
     def best_pass(self) -> float:
@@ -150,7 +150,6 @@ class Timing:
         self.rows.append(row)
 
     def seconds(self, stage: str) -> list[float]:
-        """Of each round."""
         return [float(row[stage]) for row in self.rows]
 
     def mean(self, stage: str) -> float:

@@ -78,10 +78,10 @@ class Hosts:
         self.count = count
         self.mbit_per_s = mbit_per_s
         self._lock: socket.socket | None = None
-        self._prefix = ""  # Of all names of this laboratory.
+        self._prefix = ""  # All names of this laboratory begin so.
 
     def description(self) -> dict[str, Any]:
-        """Of the links: what decides, besides the programs and flags, what comes of a job on these hosts."""
+        """What decides, besides the programs and flags, what comes of a job on these hosts: their links."""
         if self.mbit_per_s is None:
             return {"mbit_per_s": None}
         burst = burst_bytes(self.mbit_per_s)
@@ -96,7 +96,6 @@ class Hosts:
         return ["ip", "netns", "exec", self.name(host)]
 
     def name(self, host: int) -> str:
-        """Of its namespace."""
         return f"{self._prefix}-h{host}"
 
     @staticmethod
@@ -140,7 +139,9 @@ class Hosts:
         for number in range(_LABORATORIES_MAX):
             lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                lock.bind(f"\0ps-experiments-hosts-{number}")  # Of one process at a time, and gone when that ends.
+                lock.bind(
+                    f"\0ps-experiments-hosts-{number}"
+                )  # One process at a time has it, and it is gone when that ends.
             except OSError:
                 lock.close()
                 continue

@@ -141,7 +141,7 @@ def _date(unix_s: float) -> str:
 class JobSpec:
     """Servers and workers, started with these flags; what differs by rank is in `worker_own`."""
 
-    name: str  # Of its folder.
+    name: str  # Its folder has it.
     workers: int
     server: list[str]
     worker: list[str]
@@ -168,7 +168,7 @@ class JobResult:
     # By name, "server0" or "worker3": cpu_s, from its start to its end; handovers, how often a thread left its
     # processor to another, by sched_yield or since its time was up.
     used: dict[str, dict[str, Any]]
-    training_cpu_s: float  # Of all processes together during training_s; looked at ten times a second.
+    training_cpu_s: float  # All processes used it together during training_s; looked at ten times a second.
 
     @cached_property
     def steps(self) -> pd.DataFrame:

@@ -20,7 +20,7 @@ from experiments.shared.pages import NONE, Table
 
 WORKERS = 4
 LOCAL_STEPS = 8
-BATCH = 64  # Of each worker.
+BATCH = 64  # Each worker has one.
 LEARNING_RATE = 0.04
 RATES = (10, 100, 1_000)  # Mbit/s.
 FREE = None  # Links without a rate, as fast as the processors.
@@ -53,7 +53,6 @@ class Network:
 
     @property
     def flags(self) -> list[str]:
-        """Of ps_worker."""
         return [f"--model={self.model}", "--dataset=fashion-mnist", f"--crop={self.crop}", f"--batch_size={BATCH}"]
 
     @property
@@ -62,11 +61,11 @@ class Network:
 
     @property
     def model_bytes(self) -> int:
-        """Of float32 weights, and as many of gradients."""
+        """The weights are float32, and the gradients are as many."""
         return 4 * sum(self._tensors)
 
     def fullest_share(self, servers: int) -> float:
-        """Of the model, on the server that has most: slices go to the server with least so far, the largest first."""
+        """The part of the server that has most: slices go to the server with least so far, the largest first."""
         most = _SLICE_ELEMENTS
         slices = [min(most, size - begin) for size in self._tensors for begin in range(0, size, most)]
         load = [0] * servers
@@ -84,7 +83,7 @@ def network(lab: Lab) -> Network:
 class System:
     """A way to train with four workers."""
 
-    name: str  # Of folders.
+    name: str  # Folders are named so.
     title: str
     mode: tuple[str, ...] = ()  # ps_server's flags; MPI has none.
     servers: int = 0
@@ -150,11 +149,11 @@ SYSTEMS = {
 class Outcome:
     """A system over links of one rate."""
 
-    losses: list[float]  # Of each batch, the mean over workers.
+    losses: list[float]  # Each batch has one, the mean over workers.
     ends_s: list[float]  # When it was done, the mean over workers, since the first worker's first was.
     periods_s: list[float]  # The exchanges of all workers, each from one to the next, over its batches.
     fullest_bytes: int  # One way, over the link that carried most.
-    accuracy: float | None = None  # Of the test split, with the last weights. MPI's program does not evaluate.
+    accuracy: float | None = None  # The last weights have it on the test split. MPI's program does not evaluate.
     weights_hash: str = ""
 
     @property
@@ -164,12 +163,11 @@ class Outcome:
 
     @property
     def batches(self) -> int:
-        """Of each worker."""
         return len(self.losses)
 
 
 def rates(lab: Lab) -> tuple[int | None, ...]:
-    """Of links, one after another."""
+    """They are set up one after another."""
     return lab.pick((*RATES, FREE), (10, 1_000))
 
 
@@ -180,7 +178,7 @@ def systems(lab: Lab, rate: int | None) -> list[System]:
 
 
 def batches(lab: Lab, system: System, rate: int | None) -> int:
-    """Of each worker: as many as the rate has time for; at the highest one, an epoch's whole ones."""
+    """Each worker has as many as the rate has time for; at the highest one, an epoch's whole ones."""
     if rate is FREE:
         return 80
     if rate == 1_000:
@@ -355,6 +353,7 @@ def run(lab: Lab) -> Page:
         values={
             "of": results.of,
             "results": results,
+            "burst": burst_bytes(results.slowest),
             "slow_ms": results.of.model_bytes * 8 / results.slowest / 1e3,
             "free": FREE in outcomes,
             "share": results.of.fullest_share(4),

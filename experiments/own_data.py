@@ -23,7 +23,7 @@ MODEL = "mlp:784,128,10"
 LEARNING_RATE = 0.1
 EPOCHS = 2
 RANKS = 4
-BATCH = 64  # Of each worker.
+BATCH = 64  # Each worker has one.
 SMALL_PART = 20  # In an uneven cut, one worker has a part of so many.
 MARGIN = 1.0  # By so many points accuracies of the same samples in another order may differ.
 ROUNDING = 1e-5  # Relative, of a step's loss, where statistics are added up in another order.
@@ -120,7 +120,7 @@ class Data:
     """What there is on disk. Files are pairs, as a flag has them."""
 
     train: Samples
-    parts: dict[str, list[Indices]]  # Of each cut, by rank.
+    parts: dict[str, list[Indices]]  # Each cut has one for each rank.
     own: dict[str, list[str]]
     whole: str
     test: str
@@ -223,7 +223,7 @@ def _name(cut: str, mode: str, seed: int) -> str:
 
 
 def contributions(lab: Lab, data: Data, cut: str) -> np.ndarray:
-    """Of each step of the first bsp training, the samples by rank: [steps, ranks]."""
+    """The samples of each step of the first bsp training, by rank: [steps, ranks]."""
     job = train(lab, data, cut, _name(cut, "bsp", 1), "bsp", ["--seed=1"])
     events = job.server.named("apply")
     found = np.zeros((len(events), RANKS), int)

@@ -32,7 +32,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """Of its folders."""
         return f"p{self.processes}-t{self.threads}{'' if self.shared_memory else '-tcp'}{'-passive' * self.passive}"
 
     def __str__(self) -> str:
@@ -45,12 +44,12 @@ class Measured:
     """A setup's rounds. A value of each, but for `first_hash`."""
 
     setup: Setup
-    batches: int  # Of all processes together, in a round.
-    first_hash: str  # Of the weights after the first short run, which has as many batches in every setup.
+    batches: int  # All processes together make so many in a round.
+    first_hash: str  # The weights have it after the first short run, which is as long in every setup.
     samples_per_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)  # Of a batch.
+    cpu_s: list[float] = field(default_factory=list)  # A batch takes so much.
     busy: list[float] = field(default_factory=list)  # Share of all cores.
-    handovers: list[float] = field(default_factory=list)  # Of a batch.
+    handovers: list[float] = field(default_factory=list)  # A batch has so many.
 
     @property
     def seconds(self) -> list[float]:
@@ -85,7 +84,7 @@ def rounds(lab: Lab) -> int:
 
 
 def first_batches(lab: Lab) -> int:
-    """Of a first short run, which decides how many the rounds have."""
+    """A first short run has so many, and decides how many the rounds have."""
     return lab.pick(80, 24)
 
 
@@ -164,6 +163,7 @@ def run(lab: Lab) -> Page:
         tables={"grid": _grid(results), "published": _beside_published(results), "details": _details(results)},
         figures=[_times_figure(results)],
         values={
+            "description": DESCRIPTION,
             "published": [f"{PUBLISHED_S[count]} s with {count}" for count in sorted(PUBLISHED_S, reverse=True)],
             "most": most,
             "times": f"{times:.1f} times as long as" if times >= 1 else f"{1 / times:.1f} times as fast as",

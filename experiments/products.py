@@ -19,7 +19,7 @@ from experiments.shared.pages import Table
 
 PUBLISHED = (120, 30, 20)  # m, k, n of the product from which on the GPU was faster: m × k by k × n.
 SLOWER = 0.05  # By less than this share nothing counts as slower.
-WITHIN = 2.0  # Of the published second matrix's rows and columns: a crossover so near is still called there.
+WITHIN = 2.0  # A crossover is called there where its rows and columns differ by this factor at most.
 _DOUBLINGS = 8
 _GPU_IS_MISSING = "--device=cuda: "
 _FULL_AT = 4.0  # Colours are full from so many doublings of a ratio on.

@@ -27,7 +27,7 @@ class Setup:
     """What is the same in all rounds."""
 
     workers: int
-    batch: int  # Of each worker; in the idle-time form the one that is played.
+    batch: int  # Each worker's; in the idle-time form the one that is played.
     shared_memory: bool
     server_alone: bool = False  # In the form on real cores: the server has a core to itself.
     idle: bool = False
@@ -55,7 +55,7 @@ class Measured:
     busy: list[float] = field(default_factory=list)  # Share of all cores.
     exchange_busy: list[float] = field(default_factory=list)  # The same, as if nobody needed a core while computing.
     step_s: list[float] = field(default_factory=list)
-    computing_s: list[float] = field(default_factory=list)  # Of a step: medians, with idling.
+    computing_s: list[float] = field(default_factory=list)  # A step's: medians, with idling.
     hashes: set[str] = field(default_factory=set)
     speed_up: Ratio | None = None  # Once all rounds are there.
 
@@ -104,7 +104,6 @@ def rounds(lab: Lab) -> int:
 
 
 def _steps(lab: Lab, setup: Setup) -> int:
-    """Of each worker."""
     return passes(lab) * SAMPLES // (setup.batch * setup.workers)
 
 
@@ -211,6 +210,7 @@ def run(lab: Lab) -> Page:
         tables={"overview": _overview(list(lines.values()), workers(lab)), **details},
         figures=[_speed_up_figure(list(lines.values()), workers(lab))],
         values={
+            "description": DESCRIPTION,
             "played": [(batch, 1000 * compute_s[batch], step_time(compute_s[batch])) for batch in PLAYED_BATCHES],
             "idle_tables": list(details)[: len(idle)],
             "real_tables": list(details)[len(idle) :],
@@ -220,7 +220,7 @@ def run(lab: Lab) -> Page:
 
 
 def _hashes(found: list[Measured]) -> dict[int, list[str]]:
-    """Of the last weights on real cores, by workers: of each number there must be one."""
+    """The hashes of the last weights on real cores, by workers: each number must have one."""
     by_workers: dict[int, set[str]] = {}
     for one in found:
         if not one.setup.idle:

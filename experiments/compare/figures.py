@@ -46,9 +46,9 @@ _PART_NAMES = {
     "pull": "pulling",
 }
 _DASHES = ("-", (0, (5, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
-_POINTS = 160  # Of a mean curve.
+_POINTS = 160  # A mean curve has so many.
 _CROSS_STEP = 0.07  # Between the crosses of an enforced staleness.
-_TIME_LINE_STEPS = 30  # Of the fastest worker of all modes.
+_TIME_LINE_STEPS = 30  # The fastest worker of all modes shows so many.
 
 
 def figures_of(comparison: Comparison) -> list[Figure]:

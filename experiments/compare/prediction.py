@@ -7,7 +7,7 @@ import heapq
 from experiments.compare.modes import family
 from experiments.compare.runs import Run, StepTimes
 
-_SIMULATED_STEPS_PER_WORKER = 400  # Of ssp's clocks.
+_SIMULATED_STEPS_PER_WORKER = 400  # So long ssp's clocks run.
 
 
 def batch_s(times: StepTimes, worker: int, index: int) -> float:

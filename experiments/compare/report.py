@@ -44,7 +44,7 @@ CPU_BOUND = "CPU-bound, not comparable"
 OUTCOME = "Gains and losses"  # The caption of the tables that are printed.
 _FIRST = ("Who waits for whom", "Throughput", "Accuracy over time")  # Before the tables.
 _FEW_SEEDS = 5  # Below it Student's t is 3 and more.
-_WIDTH = 110  # Of what is printed.
+_WIDTH = 110  # What is printed is so wide.
 HOW_TO_READ = (
     "Only what the 95 % intervals of these runs allow is said, for this model, these data and this machine. "
     "Samples/s say how fast a mode trains; points are of test accuracy, in percent, more or less than bsp's. "

@@ -27,7 +27,7 @@ from experiments.shared.machine import cores, write_json
 from experiments.shared.metrics import applied_unix_s, lack_of, number, read_events
 from experiments.shared.processes import Child, Stop
 
-RESULTS = ("done", "diverged", "did not learn")  # Of the others nothing is known: they are made again.
+RESULTS = ("done", "diverged", "did not learn")  # Nothing is known of the others: they are made again.
 _NOT_FINITE = re.compile("(?:is|are|was|were) not finite")
 _CHANCE_FACTOR = 1.5  # At so many times what guessing gets, and less, nothing was learned.
 # What is the script's own.
@@ -167,11 +167,11 @@ def _times(job: Job, total_wall_s: float) -> dict[str, float]:
 
 # ---- How long a batch takes to compute, by a short run with all workers; and how long a batch is to last
 
-_PROBE_STEPS = 100  # Of each worker; fewer of large batches, but for the least.
+_PROBE_STEPS = 100  # Each worker makes so many; fewer of large batches, but for the least.
 _PROBE_STEPS_LEAST = 20
 _PROBE_SAMPLES = 64_000
 _PROBE_LIMIT_S = 180.0
-_WARM_UP_SHARE = 0.25  # Of the steps: the first ones take long.
+_WARM_UP_SHARE = 0.25  # The first ones take long.
 _TIMES_COMPUTE = 4
 _LEAST_S = 0.002
 # In the short run itself: without idle time, workers that share cores would wait for each other while they compute.
@@ -195,7 +195,7 @@ class Probe:
 
     compute_s: float  # Median of forward and backward of a batch, with all workers on the machine.
     cpu_s: float  # Processor time of all processes for one batch of each worker.
-    samples: int  # Of the training split.
+    samples: int  # The training split has so many.
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

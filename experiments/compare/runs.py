@@ -21,9 +21,9 @@ from experiments.shared.processes import in_parallel
 
 TARGETS = (0.80, 0.85, 0.87)  # Test accuracies; the report says when they are reached.
 FLOAT_BYTES = 4
-PARTS = ["compute", "idle", "push", "wait", "pull"]  # Of a batch, in the order in which they happen.
+PARTS = ["compute", "idle", "push", "wait", "pull"]  # A batch has them in this order.
 REPORTED = ("comparison", "staleness", "reference")
-_TIME_LINE_BEGIN = 0.4  # Of the run's duration.
+_TIME_LINE_BEGIN = 0.4  # It begins after this share of the run's duration.
 _TIME_LINE_BATCHES = 40  # As long as so many of the fastest worker's.
 _SETTINGS_END = "marks"  # The first derived field of Run.
 
@@ -46,7 +46,7 @@ class StepTimes:
 
     compute_s: list[list[float]]  # Computing and idling of each batch.
     exchange_s: list[list[float]]  # Exposed pushing and pulling of each batch, without waiting.
-    samples: float  # Of a batch.
+    samples: float  # A batch has so many.
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class Run:
 
     # From here on: derived from the metrics files.
     marks: list[Mark] = field(default_factory=list)
-    validation_accuracy: float | None = None  # Of the last evaluation on that split, in [0, 1].
+    validation_accuracy: float | None = None  # The last evaluation on that split says it, in [0, 1].
     versions: int = 0
     pushes: int = 0  # Contributions that the chief applied.
     samples_applied: int = 0
@@ -85,8 +85,8 @@ class Run:
     duration_s: float | None = None  # From the first version to the last.
     samples_per_s: float | None = None  # Applied after the first version, over duration_s.
     shares: dict[str, float] | None = None  # By PARTS, of all workers' time in batches after each one's first.
-    push_staleness: list[int] = field(default_factory=list)  # Of each contribution, as the chief saw it; versions.
-    clock_gaps: list[int] = field(default_factory=list)  # Of each step; steps.
+    push_staleness: list[int] = field(default_factory=list)  # Each contribution's, as the chief saw it; versions.
+    clock_gaps: list[int] = field(default_factory=list)  # Each step's; steps.
     step_times: StepTimes | None = None
     time_line: pd.DataFrame | None = None  # The batches of a stretch of the run.
 

@@ -53,75 +53,9 @@ def make_parser() -> argparse.ArgumentParser:
         "by Ctrl-C, 143 by SIGTERM.",
         allow_abbrev=False,
     )
-    is_set = {"action": "store_true"}
-    for name, default, text, more in (
-        ("modes", "bsp,ssp:2,asp,backup:1,local_sgd:8,easgd:8", "modes, with their numbers (%(default)s)", {}),
-        ("workers", "4", "worker processes (%(default)s)", {}),
-        (
-            "conditions",
-            None,
-            "even: all workers are alike; straggler: the last one takes four times as long; transient: 5 %% of all "
-            "batches take ten times as long (all three; with --real or --command only even)",
-            {},
-        ),
-        ("seeds", "2", "how many runs of each, with seeds 1, 2, … (%(default)s)", {}),
-        (
-            "staleness",
-            "0,1,2,4,8,16,32",
-            "enforced staleness of the runs that show its price; empty: none (%(default)s)",
-            {},
-        ),
-        (
-            "references",
-            True,
-            "one worker with batches of the same size, and of the size of all workers' together; the latter by plain "
-            "PyTorch too, where --python has it",
-            {"action": argparse.BooleanOptionalAction},
-        ),
-        ("python", "python3", "program with PyTorch, for its reference curve (%(default)s)", {}),
-        ("tune", False, "first give each mode equally many trials over learning rate and momentum", is_set),
-        ("epochs", "4", "passes over the training samples in each run (%(default)s)", {}),
-        ("batch_size", "64", "samples of a worker's batch (%(default)s)", {}),
-        (
-            "learning_rate",
-            "0.05",
-            "bsp's (%(default)s). Without --tune, backup:B gets (N - B) N-ths of it for N workers; asp and ssp, which "
-            "apply each worker's batch by itself, have no momentum, and get an N-th of learning rate / (1 - momentum), "
-            "and for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, and then with --momentum",
-            {},
-        ),
-        ("momentum", "0.9", "bsp's momentum; 0: none (%(default)s)", {}),
-        ("model", "mlp:784,128,10", "as ps_worker has it (%(default)s)", {}),
-        ("activation", "relu", "as ps_worker has it (%(default)s)", {}),
-        ("dataset", "fashion-mnist", "as ps_worker has it (%(default)s)", {}),
-        ("data_dir", "", "as ps_worker has it", {}),
-        ("eval_every", "0.25", "epochs between two evaluations (%(default)s)", {}),
-        ("servers", "1", "server processes that the model is spread over (%(default)s)", {}),
-        (
-            "command",
-            "",
-            "compare the modes on a psgrad script, as in 'python train.py', that psrun starts. Its metrics are read "
-            "(PS_METRICS_FILE is set for it), and it may seed itself with PS_SEED; rates, data and epochs are its own, "
-            "and the flags for them are refused; so are other conditions than even",
-            {},
-        ),
-        ("output", str(REPOSITORY / "runs/compare"), "folder of the runs and the report (%(default)s)", {}),
-        ("bin", str(REPOSITORY / "build/bin"), "folder of ps_server and ps_worker (%(default)s)", {}),
-        (
-            "step_time",
-            "",
-            "how long each batch lasts at least: workers are idle for the rest, so that modes are compared and not the "
-            "scheduler (four times the measured compute)",
-            {},
-        ),
-        (
-            "real",
-            False,
-            "without idle time, where the machine has a core for each process; the only condition is then even",
-            is_set,
-        ),
-        ("run_timeout", "", "after so long a run counts as timed out (by the estimate)", {}),
-    ):
+    for name, (default, text, _) in _FLAGS.items():
+        more: dict[str, Any] = {"action": "store_true"} if default is False else {}
+        more |= {"action": argparse.BooleanOptionalAction} if default is True else {}
         parser.add_argument(f"--{name}", default=default, help=text, **more)
     return parser
 
@@ -226,24 +160,75 @@ def _command(text: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
-    "modes": _modes,
-    "workers": _whole(2, 256),
-    "conditions": _conditions,
-    "seeds": _whole(1, SEEDS_MAX),
-    "epochs": _number,
-    "batch_size": _whole(1, 1_000_000),
-    "learning_rate": _rates,
-    "momentum": _momentum,
-    "servers": _whole(1, 64),
-    "step_time": lambda text: _step_time_s(text) if text else None,
-    "eval_every": _number,
-    "staleness": _staleness,
-    "run_timeout": lambda text: _duration_s(text) if text else None,
-    "command": _command,
-    "output": lambda text: Path(text).absolute(),
-    "bin": lambda text: Path(text).absolute(),
-    "data_dir": lambda text: text and os.path.abspath(text),
+def _absolute(text: str) -> Path:
+    return Path(text).absolute()
+
+
+# By name: the default, what --help says, and what reads it; None: it is as it is.
+_FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = {
+    "modes": ("bsp,ssp:2,asp,backup:1,local_sgd:8,easgd:8", "modes, with their numbers (%(default)s)", _modes),
+    "workers": ("4", "worker processes (%(default)s)", _whole(2, 256)),
+    "conditions": (
+        None,
+        "even: all workers are alike; straggler: the last one takes four times as long; transient: 5 %% of all batches "
+        "take ten times as long (all three; with --real or --command only even)",
+        _conditions,
+    ),
+    "seeds": ("2", "how many runs of each, with seeds 1, 2, … (%(default)s)", _whole(1, SEEDS_MAX)),
+    "staleness": (
+        "0,1,2,4,8,16,32",
+        "enforced staleness of the runs that show its price; empty: none (%(default)s)",
+        _staleness,
+    ),
+    "references": (
+        True,
+        "one worker with batches of the same size, and of the size of all workers' together; the latter by plain "
+        "PyTorch too, where --python has it",
+        None,
+    ),
+    "python": ("python3", "program with PyTorch, for its reference curve (%(default)s)", None),
+    "tune": (False, "first give each mode equally many trials over learning rate and momentum", None),
+    "epochs": ("4", "passes over the training samples in each run (%(default)s)", _number),
+    "batch_size": ("64", "samples of a worker's batch (%(default)s)", _whole(1, 1_000_000)),
+    "learning_rate": (
+        "0.05",
+        "bsp's (%(default)s). Without --tune, backup:B gets (N - B) N-ths of it for N workers; asp and ssp, which "
+        "apply each worker's batch by itself, have no momentum, and get an N-th of learning rate / (1 - momentum), and "
+        "for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, and then with --momentum",
+        _rates,
+    ),
+    "momentum": ("0.9", "bsp's momentum; 0: none (%(default)s)", _momentum),
+    "model": ("mlp:784,128,10", "as ps_worker has it (%(default)s)", None),
+    "activation": ("relu", "as ps_worker has it (%(default)s)", None),
+    "dataset": ("fashion-mnist", "as ps_worker has it (%(default)s)", None),
+    "data_dir": ("", "as ps_worker has it", lambda text: text and os.path.abspath(text)),
+    "eval_every": ("0.25", "epochs between two evaluations (%(default)s)", _number),
+    "servers": ("1", "server processes that the model is spread over (%(default)s)", _whole(1, 64)),
+    "command": (
+        "",
+        "compare the modes on a psgrad script, as in 'python train.py', that psrun starts. Its metrics are read "
+        "(PS_METRICS_FILE is set for it), and it may seed itself with PS_SEED; rates, data and epochs are its own, and "
+        "the flags for them are refused; so are other conditions than even",
+        _command,
+    ),
+    "output": (str(REPOSITORY / "runs/compare"), "folder of the runs and the report (%(default)s)", _absolute),
+    "bin": (str(REPOSITORY / "build/bin"), "folder of ps_server and ps_worker (%(default)s)", _absolute),
+    "step_time": (
+        "",
+        "how long each batch lasts at least: workers are idle for the rest, so that modes are compared and not the "
+        "scheduler (four times the measured compute)",
+        lambda text: _step_time_s(text) if text else None,
+    ),
+    "real": (
+        False,
+        "without idle time, where the machine has a core for each process; the only condition is then even",
+        None,
+    ),
+    "run_timeout": (
+        "",
+        "after so long a run counts as timed out (by the estimate)",
+        lambda text: _duration_s(text) if text else None,
+    ),
 }
 
 
@@ -309,9 +294,9 @@ def parse(arguments: Sequence[str]) -> Settings:
         given["conditions"] = "even" if given["real"] or given["command"] else ",".join(CONDITIONS)
     if given["command"]:
         given |= {"staleness": "", "references": False}
-    for flag, read in _READERS.items():
+    for flag, (_, _, read) in _FLAGS.items():
         try:
-            given[flag] = read(given[flag])
+            given[flag] = read(given[flag]) if read else given[flag]
         except ValueError as error:
             raise UsageError(f"--{flag}={given[flag]}: {error}") from None
     base, rates = given.pop("learning_rate")

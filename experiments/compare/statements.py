@@ -12,7 +12,7 @@ from experiments.compare.runs import TARGETS, Mark
 from experiments.shared.intervals import Ratio
 from experiments.shared.pages import plural
 
-LOSS_POINTS_THAT_MATTER = 1.0  # Of accuracy. A mode is recommended where the interval excludes such a loss.
+LOSS_POINTS_THAT_MATTER = 1.0  # A mode is recommended where the interval excludes such a loss of accuracy.
 WORTH_RATIO = 1.05  # A mode that is faster by less is not recommended for it.
 CONDITION_WORDS = {
     "even": "When workers are alike",
@@ -256,9 +256,9 @@ def _largest_gap(pairs: Pairs) -> str:
 
 # ---- The Compose demo's verdicts on sync and async with one slow worker, with figures
 
-SPEED_RATIO_MIN = 1.5  # Of async over sync. With one of three workers four times slower, 3 can be had.
+SPEED_RATIO_MIN = 1.5  # Async over sync. With one of three workers four times slower, 3 can be had.
 ACCURACY_LOSS_MAX_POINTS = 2.0
-TEST_SAMPLES = 10_000  # Of Fashion-MNIST and MNIST: what an accuracy's own error follows from when there is one seed.
+TEST_SAMPLES = 10_000  # Fashion-MNIST has so many: an accuracy's own error follows from it when there is one seed.
 
 
 @dataclass(frozen=True)

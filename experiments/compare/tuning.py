@@ -20,7 +20,7 @@ from experiments.compare.settings import SEEDS_MAX, Settings
 SEED = SEEDS_MAX + 1  # Those of reported runs are below it.
 VALIDATION_SPLIT = 0.1
 MOMENTUMS = (0.0, 0.5, 0.9)
-TRIALS = 14  # Of each item: the grid, and five that follow from it.
+TRIALS = 14  # Each item gets the grid, and five that follow from it.
 _GRID_STEP = 3.0
 
 
@@ -160,7 +160,6 @@ def tune(item: Item, settings: Settings, step_time_s: float, make: Callable[[Run
 
 
 def rate_of(entry: dict[str, Any]) -> Rate:
-    """Of an item of tuning.json."""
     return Rate(entry["learning_rate"], entry["momentum"], entry["tuned"])
 
 

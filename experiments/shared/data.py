@@ -13,11 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 
 DATASETS = {"mnist": "MNIST/raw", "fashion-mnist": "FashionMNIST/raw"}  # And torchvision's folders for them.
-TRAINING_SAMPLES = 60_000  # Of each of them.
+TRAINING_SAMPLES = 60_000  # Each of them has so many.
 _SYSTEM = Path("/usr/share/datasets")
 _BYTES_TYPE = 8
 _BITS_64 = 2**64 - 1
-_WORDS = 312  # Of the generator's state.
+_WORDS = 312  # The generator's state has so many.
 _OFFSET = 156
 _INITIAL_WEIGHTS = 2**33  # The first of the seed's streams that belong to them; epoch e has stream e.
 
@@ -70,7 +70,7 @@ def permutation(samples: int, seed: int, epoch: int) -> list[int]:
 
 
 def uniform_weights(widths: list[int], seed: int) -> list[tuple[float, list[float]]]:
-    """Of each layer He's limit, sqrt(6 / inputs), and numbers of 24 bits in [-1, 1): the weight [out, in], row-major,
+    """For each layer He's limit, sqrt(6 / inputs), and numbers of 24 bits in [-1, 1): the weight [out, in], row-major,
     is the float32 product of both. Biases begin with 0.
     """
     layers = []

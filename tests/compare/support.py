@@ -168,15 +168,12 @@ class PlayedCase(unittest.TestCase):
         self.addCleanup(self.check_that_none_is_left)
 
     def check_that_none_is_left(self) -> None:
-        """Of the processes."""
         assert processes_with(str(self.folder)) == []
 
     def flags(self, *more: str) -> list[str]:
-        """Of a small comparison."""
         return [*SMALL, f"--bin={self.bin}", f"--output={self.output}", *more]
 
     def run_json(self, run_id: str) -> dict[str, Any]:
-        """Of a run that has ended."""
         return json.loads((self.output / "runs" / run_id / "run.json").read_text())
 
     def wait_for(self, condition: Callable[[], bool]) -> None:

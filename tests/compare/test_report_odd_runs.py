@@ -240,7 +240,7 @@ class OddRuns(ReportCase):
 
 
 class Verdicts(ReportCase):
-    """Of the Compose demo."""
+    """What the Compose demo prints."""
 
     def test_yes(self) -> None:
         """Faster, about as accurate, the hash as expected."""

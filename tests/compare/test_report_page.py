@@ -20,7 +20,7 @@ BROWSER_TIMEOUT_S = 120
 
 
 class Page(ReportCase):
-    """Of a comparison with a diverged run."""
+    """The page of a comparison with a diverged run."""
 
     def setUp(self) -> None:
         """Makes the comparison."""

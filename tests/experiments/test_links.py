@@ -93,7 +93,7 @@ class LinksTest(support.ExperimentCase):
     def test_links_carried_what_theory_says_and_headers(self) -> None:
         share = (4096 + 640 + 10) / (
             MODEL_BYTES / 4
-        )  # Of the fullest of four servers: a large layer, and what is left.
+        )  # The fullest of four servers has a large layer, and what is left.
         theory = {"bsp-1": 4, "asp-1": 4, "bsp-4": 4 * share, "bsp-4-colocated": 0.75 + 3 * share, "mpi-ring": 1.5}
         rows = support.table_rows(self.page, "Models over the fullest link, one way, for a batch of each worker")
         for row in rows:
