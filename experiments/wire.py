@@ -54,7 +54,7 @@ Outcomes = dict[tuple[str, str], Outcome]  # By form and mode.
 
 
 def seeds(lab: Lab, mode: str) -> range:
-    """Each form has as many. There are more where the order of arrivals scatters results by more than what is expected at most."""
+    """There are more where the order of arrivals scatters results by more than what is expected at most."""
     return range(1, 1 + lab.pick(20 if mode == "asp" else 5, 1))
 
 
