@@ -7,9 +7,9 @@
 #
 #   --no-build   uses the image ps:latest as it is
 #
-# Needs Docker with Compose, Python 3.10 and what install-deps.sh --plots installs. The workers are slow because they idle (--experiment_step_time), so that what
-# is compared are the modes, also on a machine of two cores. Metrics and the report are in runs/compose/. Under four minutes
-# once the image is built.
+# Needs Docker with Compose, Python 3.10 and what install-deps.sh --plots installs. The workers are slow because they idle
+# (--experiment_step_time), so that what is compared are the modes, also on a machine of two cores. Metrics and the report
+# are in runs/compose/. Under four minutes once the image is built.
 #
 #   EPOCHS=4             passes over the training data
 #   STEP_TIME_MS=10      time of a batch; the slow worker's is four times that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -20,6 +21,7 @@ POLL_S = 0.02
 _KILL_S = 5.0  # For a process to end after SIGKILL.
 _LOOK_EVERY_S = 0.1
 _FORKS_MAX = 8
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h> has it.
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
@@ -192,16 +194,18 @@ def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     count = min(len(os.sched_getaffinity(0)), _FORKS_MAX, len(items))
     if count < 2:
         return [work(item) for item in items]
-    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("fork"), _begin, (work, items))
     try:
-        with ProcessPoolExecutor(count, context, _begin, (work, items)) as pool:
-            return list(pool.map(_work_on, range(len(items))))
+        return list(pool.map(_work_on, range(len(items))))
     except BrokenProcessPool:
         raise OSError("a process of the report was killed") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin(work: Callable[[T], R], items: Sequence[T]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C is the parent's to tell of.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # The kernel ends it if the parent is killed.
     _shared[:] = [work, items]
 
 
