@@ -310,6 +310,15 @@ def _distinct(runs: list[Run], name: str) -> str:
     return ", ".join(dict.fromkeys(NONE if value is None else f"{value:g}" for value in values))
 
 
+def _target_columns(target: float) -> Columns:
+    """The time and the samples to an accuracy, and how many runs reached it."""
+    return [
+        (f"to {100 * target:.0f} %: s", lambda group: number(mean([mark.time_s for mark in group.reached(target)]), 2)),
+        ("samples", lambda group: number(mean([mark.samples for mark in group.reached(target)]))),
+        ("runs", lambda group: f"{len(group.reached(target))} of {len(group.runs)}"),
+    ]
+
+
 _OUTCOME: Columns = [
     ("mode", lambda group: group.mode),
     ("runs", _runs_of),
@@ -319,16 +328,10 @@ _OUTCOME: Columns = [
     ("times bsp", lambda group: CPU_BOUND if group.cpu_bound else _ratio(group.speed_ratio)),
     ("waiting %", lambda group: number(group.mean(wait_percent), 1)),
 ]
-_TARGETS: Columns = [("mode", lambda group: group.mode + (f" ({CPU_BOUND})" if group.cpu_bound else ""))]
-for _target in TARGETS:
-    _TARGETS += [
-        (
-            f"to {100 * _target:.0f} %: s",
-            lambda group, to=_target: number(mean([mark.time_s for mark in group.reached(to)]), 2),
-        ),
-        ("samples", lambda group, to=_target: number(mean([mark.samples for mark in group.reached(to)]))),
-        ("runs", lambda group, to=_target: f"{len(group.reached(to))} of {len(group.runs)}"),
-    ]
+_TARGETS: Columns = [
+    ("mode", lambda group: group.mode + (f" ({CPU_BOUND})" if group.cpu_bound else "")),
+    *(column for target in TARGETS for column in _target_columns(target)),
+]
 _INSIDE: Columns = [
     ("mode", lambda group: group.mode),
     ("staleness p50/p99/max", lambda group: _percentiles(group.pooled(lambda run: run.push_staleness))),
