@@ -19,7 +19,7 @@ from experiments.shared.metrics import read_events
 
 # The network and its data, as published, and in ps_worker's flags; other experiments have it too.
 SAMPLES = 80_000  # Points of sqrt(x)·sin(3.14·x/5), x uniform from 0 to 20.
-BATCH = 1_000  # Each worker has one.
+BATCH = 1_000  # A worker's batch has so many samples.
 LEARNING_RATE = 0.001
 MODEL = "mlp:1,80,80,40,1"
 FLAGS = (
@@ -74,7 +74,7 @@ class Plan:
     mixed: Setting  # The code's learning rate, and the text's counting.
     goal: float  # A loss.
     samples: int
-    batch: int  # Each worker has one.
+    batch: int  # A worker's batch has so many samples.
     leg_epochs: int
     seeds: tuple[int, ...]
     # By interval: for so many legs one seed's training goes on.
@@ -237,7 +237,7 @@ class Gloo:
     """What came of the program by PyTorch over Gloo (function_pytorch.py) with the code's setting, by interval."""
 
     missing: str = ""  # Why there is nothing.
-    version: str = ""  # PyTorch says it.
+    version: str = ""  # It is PyTorch's.
     batch_losses: dict[int, list[float]] = field(default_factory=dict)  # Rank 0 has one before each of its steps.
     thousand_epochs_s: dict[int, float] = field(default_factory=dict)
 

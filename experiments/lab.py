@@ -141,7 +141,7 @@ def _date(unix_s: float) -> str:
 class JobSpec:
     """Servers and workers, started with these flags; what differs by rank is in `worker_own`."""
 
-    name: str  # Its folder has it.
+    name: str  # Its folder is named so.
     workers: int
     server: list[str]
     worker: list[str]

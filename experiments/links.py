@@ -20,7 +20,7 @@ from experiments.shared.pages import NONE, Table
 
 WORKERS = 4
 LOCAL_STEPS = 8
-BATCH = 64  # Each worker has one.
+BATCH = 64  # A worker's batch has so many samples.
 LEARNING_RATE = 0.04
 RATES = (10, 100, 1_000)  # Mbit/s.
 FREE = None  # Links without a rate, as fast as the processors.

@@ -61,7 +61,7 @@ class Figure:
     legend_columns: int = 3
     panels: int | None = None  # One above the other; None: one, and no list.
     width_inches: float = 4.7  # On a phone this shrinks by a quarter and stays readable.
-    section: str = ""  # The page shows it there.
+    section: str = ""  # A page may show it under this heading.
 
 
 def draw_all(figures: list[Figure], folder: Path) -> dict[str, str]:

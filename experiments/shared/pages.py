@@ -85,5 +85,5 @@ _environment = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_environment.filters |= {"markdown": escape_markdown, "cell": _cell, "number": number, "fmt": format}
+_environment.filters |= {"markdown": escape_markdown, "cell": _cell, "fmt": format}
 _environment.globals |= {"light": LIGHT, "dark": DARK, "plural": plural}
