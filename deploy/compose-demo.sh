@@ -7,9 +7,9 @@
 #
 #   --no-build   uses the image ps:latest as it is
 #
-# Needs Docker with Compose, and Python 3.10. The workers are slow because they idle (--experiment_step_time), so that what
-# is compared are the modes, also on a machine of two cores. Metrics and the report are in runs/compose/. Under four minutes
-# once the image is built.
+# Needs Docker with Compose, Python 3.10 and what install-deps.sh --plots installs. The workers are slow because they idle
+# (--experiment_step_time), so that what is compared are the modes, also on a machine of two cores. Metrics and the report
+# are in runs/compose/. Under four minutes once the image is built.
 #
 #   EPOCHS=4             passes over the training data
 #   STEP_TIME_MS=10      time of a batch; the slow worker's is four times that
@@ -48,7 +48,7 @@ else
   fail "there is no Docker Compose (docker compose, or docker-compose)"
 fi
 docker info >/dev/null 2>&1 || fail "no Docker engine runs, or it may not be used by $(id -un)"
-command -v python3 >/dev/null || fail "python3 is not installed"
+deploy/compare.sh --no-build --packages || exit 1
 compose+=(-p ps-demo -f deploy/docker-compose.yml)
 
 # However this ends, no container stays.
@@ -127,8 +127,4 @@ found=$(hash_in "$RUNS/bsp.log")
 expected=$(hash_in "$RUNS/expected.log")
 killed=$(hash_in "$RUNS/killed.log")
 [[ -n $found && -n $expected ]] || fail "the sync job printed no weights hash; its output is in $RUNS/bsp.log"
-# Debian's package brings matplotlib to the system's Python, which need not be the one that is found first.
-python=python3
-draws() { "$1" -c 'import matplotlib' 2>/dev/null; }
-if ! draws python3 && draws /usr/bin/python3; then python=/usr/bin/python3; fi
-"$python" -B deploy/compare verdicts "$RUNS" --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"
+deploy/compare.sh verdicts "$RUNS" --no-build --hash="$found" --expected_hash="$expected" --killed_hash="${killed:-none}"

@@ -4,8 +4,9 @@
 #   deploy/install-deps.sh [--dev] [--plots] [--mpi] [--python [--venv=FOLDER]]
 #
 #   --dev      also clang, clang-format and clang-tidy, for the analysis that `tests/run.sh --all` does
-#   --plots    also Matplotlib (361 MB with what it brings), for the plots of deploy/compare.sh's report
-#   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments/links.sh; build after it
+#   --plots    also what reports are written with, Jinja2, Matplotlib, pandas and SciPy, for deploy/compare.sh and
+#              deploy/experiments.sh
+#   --mpi      also Open MPI, the baseline of ps_bench and of deploy/experiments.sh links; build after it
 #   --python   also what building the Python package needs
 #   --venv     makes a virtual environment there, with what the package's tests need but PyTorch
 #
@@ -27,7 +28,7 @@ venv=
 for argument in "$@"; do
   case "$argument" in
     --dev) optional+=(clang clang-format clang-tidy) ;;
-    --plots) required+=(python3-matplotlib) ;;
+    --plots) required+=(python3-jinja2 python3-matplotlib python3-pandas python3-scipy) ;;
     --mpi) optional+=(openmpi-bin libopenmpi-dev) ;;
     --python) required+=(python3-dev python3-venv) ;;
     --venv=?*) venv=${argument#--venv=} ;;

@@ -221,12 +221,12 @@ run_python() {
   done
   unset PYTHONPATH PSGRAD_BIN
   add_reports "$status" 1 "${reports[@]}"
-  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
-  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python deploy/compare deploy/experiments tests/compare tests/experiments tests/fault tests/*.py
+  check "ruff" "$venv/bin/ruff" check --no-cache python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
+  check "ruff format" "$venv/bin/ruff" format --no-cache --check python tests/python experiments tests/compare tests/experiments tests/fault tests/*.py
   if $torch; then
     check "mypy" "$venv/bin/mypy" --cache-dir=/dev/null python/psgrad
-    PSGRAD_BIN=$root/build/bin check "compare beside PyTorch" \
-      "$venv/bin/python" -B -m unittest discover -s tests/compare -p test_pytorch_reference.py
+    PSGRAD_BIN=$root/build/bin PS_TORCH_PYTHON=$venv/bin/python check "compare beside PyTorch" \
+      /usr/bin/python3 -B -m unittest discover -s tests/compare -p test_pytorch_reference.py
   fi
 }
 

@@ -31,7 +31,8 @@ _FILLING_WAIT_S = 0.02
 def _first_batch(
     step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int, origin: tuple[int, int] = (0, 0)
 ) -> int:
-    """The batch that a worker begins with whose first push is of this step, as FirstBatch in worker/train/steps/steps.h.
+    """The batch that a worker begins with whose first push is of this step, as FirstBatch in
+    worker/train/steps/steps.h.
 
     origin: a step, and the batch that it begins with.
     """

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/proto_values.h"
 #include "common/metrics.h"
+#include "common/proto_values.h"
 #include "server/chief/chief.h"
 #include "server/shard/shard.h"
 #include "tests/bench/bench_layout.h"

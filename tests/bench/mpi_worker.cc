@@ -8,10 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "tests/bench/mpi_replica.h"
-#include "worker/train/batches.h"
 #include "worker/data/load.h"
 #include "worker/data/sampler.h"
 #include "worker/model/device.h"
+#include "worker/train/batches.h"
 #include "worker/train/preparation.h"
 
 namespace ps {

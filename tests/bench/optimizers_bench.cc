@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/optimizers/optimizer.h"
-#include "common/status.h"
 #include "common/simd.h"
+#include "common/status.h"
 #include "common/sync.h"
 #include "server/engine/updater.h"
 

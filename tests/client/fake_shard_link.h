@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/slices.h"
-#include "worker/link/shard_link.h"
 #include "worker/client/timer.h"
+#include "worker/link/shard_link.h"
 
 namespace ps {
 

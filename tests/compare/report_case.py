@@ -14,10 +14,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "deploy" / "compare")]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
-import plots  # noqa: E402
-import report  # noqa: E402
+from experiments.shared.machine import why_no_reports  # noqa: E402
+
+if why_no_reports():
+    raise unittest.SkipTest(why_no_reports())
+from experiments.compare import report  # noqa: E402
 
 _VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -90,10 +93,10 @@ class ReportCase(unittest.TestCase):
         self.output = Path(folder.name)
 
     def write(self, draw: bool = False) -> list[object]:
-        """Writes the report; without figures, as if matplotlib were missing, unless they are what is tested."""
+        """Writes the report; without figures, which take long, unless they are what is tested."""
         if draw:
             return report.write_reports(self.output).verdicts
-        with mock.patch.object(plots, "available", return_value=False):
+        with mock.patch.object(report, "figures_of", return_value=[]):
             return report.write_reports(self.output).verdicts
 
     def csv(self) -> dict[str, dict[str, str]]:

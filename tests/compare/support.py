@@ -1,4 +1,4 @@
-"""What the tests of deploy/compare share: how to run it, and programs that play ps_server and ps_worker."""
+"""What the tests of experiments/compare share: how to run it, and programs that play ps_server and ps_worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMPARE = REPOSITORY / "deploy/compare"
+COMPARE = REPOSITORY / "experiments/compare"
+sys.path.insert(0, str(REPOSITORY))
+
+from experiments.shared.machine import why_no_reports  # noqa: E402
 
 # For a whole comparison with played programs; a machine may be busy.
 LIMIT_S = 120
@@ -151,6 +154,7 @@ def processes_with(text: str) -> list[str]:
 SMALL = ("--workers=2", "--conditions=even", "--seeds=1", "--staleness=", "--no-references", "--step_time=1ms")
 
 
+@unittest.skipIf(why_no_reports(), why_no_reports())
 class PlayedCase(unittest.TestCase):
     """Comparisons with programs that play, in a folder that goes away; none of them may be left."""
 
@@ -164,15 +168,12 @@ class PlayedCase(unittest.TestCase):
         self.addCleanup(self.check_that_none_is_left)
 
     def check_that_none_is_left(self) -> None:
-        """Of the processes."""
         assert processes_with(str(self.folder)) == []
 
     def flags(self, *more: str) -> list[str]:
-        """Of a small comparison."""
         return [*SMALL, f"--bin={self.bin}", f"--output={self.output}", *more]
 
     def run_json(self, run_id: str) -> dict[str, Any]:
-        """Of a run that has ended."""
         return json.loads((self.output / "runs" / run_id / "run.json").read_text())
 
     def wait_for(self, condition: Callable[[], bool]) -> None:

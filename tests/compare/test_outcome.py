@@ -7,11 +7,12 @@ import tempfile
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from cpu_clock import CpuClock, applied_unix_s
-from outcome import failure_reason, last_result, not_finite_line, status_of_ended
-from process import Child, end_all, wait_until
+from experiments.compare.run import last_result, status_of_ended
+from experiments.shared.job import JobFailed, failure_reason
+from experiments.shared.metrics import applied_unix_s
+from experiments.shared.processes import Child, CpuClock, end_all, wait_until
 
 
 class OutcomeTest(unittest.TestCase):
@@ -44,8 +45,13 @@ class OutcomeTest(unittest.TestCase):
 
     def test_not_finite(self) -> None:
         child = self.ended("server0", "echo 'E s: the weights of tensor w are not finite; too high' >&2; exit 1")
-        assert not_finite_line([child]) == "E s: the weights of tensor w are not finite; too high"
-        assert not_finite_line([self.ended("worker0", "exit 1")]) is None
+        other = self.ended("worker0", "exit 1")
+        for children, said in (
+            ([child], ("diverged", "E s: the weights of tensor w are not finite; too high")),
+            ([other], ("failed", "worker0 ended with status 1")),
+        ):
+            failure = JobFailed("failed", blamed=children[0])
+            assert status_of_ended(children, failure, self.folder, None) == said
 
     def test_last_result_of_metrics_that_are_cut_off(self) -> None:
         lines = [

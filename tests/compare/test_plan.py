@@ -8,14 +8,12 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import commands
-import tuning
-from estimate import Estimate, slowdown
-from modes import Mode
-from plan import Rates, RunSpec, experiment_flags, make_plan
-from settings import Settings, parse
+from experiments.compare import commands, tuning
+from experiments.compare.modes import Mode
+from experiments.compare.plan import Estimate, Rates, RunSpec, make_plan, slowdown
+from experiments.compare.settings import Settings, parse
 
 
 def plan_of(*flags: str) -> tuple[Settings, list[RunSpec]]:
@@ -49,14 +47,14 @@ class PlanTest(unittest.TestCase):
 
     def test_experiment_flags(self) -> None:
         _, runs = plan_of()
-        flags = {run.id: experiment_flags(run) for run in runs}
+        flags = {run.id: run.experiment_flags for run in runs}
         assert flags["even-asp-s1"] == ["--experiment_step_time=8ms"]
         assert flags["straggler-asp-s1"] == ["--experiment_step_time=8ms", "--experiment_straggler=3:4"]
         assert flags["transient-asp-s2"] == ["--experiment_step_time=8ms", "--experiment_delays=0.05:10"]
         assert flags["staleness_8-s1"] == ["--experiment_staleness=8"]
         settings = parse(["--real"])
         real = make_plan(settings, Rates(settings), 0)
-        assert experiment_flags(real[0]) == []
+        assert real[0].experiment_flags == []
 
     def test_command_lines(self) -> None:
         settings, runs = plan_of("--servers=2", "--momentum=0")

@@ -14,13 +14,13 @@ import unittest
 from itertools import islice
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import commands
-from draws import mt19937_64, permutation
-from idx_files import IdxError, mnist_files, read_idx
-from plan import Rates, make_plan
-from settings import parse
+from experiments.compare import commands
+from experiments.compare.plan import Rates, make_plan
+from experiments.compare.settings import parse
+from experiments.shared.data import IdxError, mnist_files, mt19937_64, permutation, read_idx
+from experiments.shared.machine import why_no_reports
 from support import REPOSITORY, compare
 
 BIN = Path(os.environ.get("PS_BIN") or os.environ.get("PSGRAD_BIN") or REPOSITORY / "build/bin")
@@ -91,6 +91,7 @@ class PlanTest(unittest.TestCase):
 WHY_NOT = commands.why_no_pytorch(parse([f"--python={PYTHON}"]))
 
 
+@unittest.skipIf(why_no_reports(), why_no_reports())
 @unittest.skipIf(WHY_NOT, f"no PyTorch: {WHY_NOT}; $PS_TORCH_PYTHON names a Python that has it")
 @unittest.skipUnless((BIN / "ps_worker").exists() and (BIN / "ps_server").exists(), f"no programs in {BIN}")
 class SameCurveTest(unittest.TestCase):

@@ -192,8 +192,8 @@ class Prediction(ReportCase):
         """Two workers, one of them spare. The first batch of worker 0 lasts 5 s, all others 1 s: steps end at 1, 2, 3,
         4 and, with either worker, 5 s. With worker 1 as slow once, in its third batch, at 1, 2, 6, 7 and 8 s.
         """
-        from prediction import predicted_samples_per_s
-        from records import StepTimes
+        from experiments.compare.prediction import predicted_samples_per_s
+        from experiments.compare.runs import StepTimes
 
         fast, late = [1.0] * 5, [5.0, *[1.0] * 4]
         for second, total_s in ((fast, 5), ([1.0, 1.0, 5.0, 1.0, 1.0], 8)):
@@ -232,11 +232,12 @@ class Truth(ReportCase):
 
     def test_clocks_are_placed(self) -> None:
         """Workers' processes started at other times than the chief; batches still end where the chief has them."""
-        import metrics
+        from experiments.compare.runs import load_run
 
         folder = make_runs.make_run(self.output, "bsp", "even", 1)
-        run = metrics.load_run(Path(folder))
-        ends = [batch.end_s for batch in run.time_line if batch.step == run.time_line[0].step]
+        run = load_run(Path(folder))
+        line = run.time_line
+        ends = line["end_s"][line["step"] == line["step"].iloc[0]].tolist()
         self.assertEqual(len(ends), 4)
         self.assertAlmostEqual(max(ends), min(ends), places=6)
 

@@ -16,7 +16,7 @@ from report_case import ReportCase  # isort: skip
 
 import make_runs
 
-REPORT = Path(__file__).parents[2] / "deploy" / "compare" / "report.py"
+COMPARE = Path(__file__).parents[2] / "experiments/compare"
 
 
 class OddRuns(ReportCase):
@@ -197,39 +197,50 @@ class OddRuns(ReportCase):
         make_runs.make_run(self.output, "bsp", "even", 1, batches=40)
         make_runs.write_plan(self.output)
         script = (
-            "import runpy, signal, sys, report\n"
+            "import runpy, signal, sys\n"
+            "from experiments.compare import report\n"
             "report.write_reports = lambda _: signal.raise_signal(signal.SIGINT)\n"
             f"sys.argv = ['compare', 'report', {str(self.output)!r}]\n"
-            f"runpy.run_path({str(REPORT.parent / '__main__.py')!r}, run_name='__main__')\n"
+            f"runpy.run_path({str(COMPARE / '__main__.py')!r}, run_name='__main__')\n"
         )
-        environment = os.environ | {"PYTHONPATH": str(REPORT.parent)}
+        environment = os.environ | {"PYTHONPATH": str(COMPARE.parents[1])}
         command = [sys.executable, "-B", "-c", script]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.stderr, "compare: stopped; what is done is kept, and the same command goes on\n")
         self.assertEqual(done.returncode, 130)
 
     def test_alone(self) -> None:
-        """report.py OUTPUT; without runs it fails, with a line that says why."""
-        command = [sys.executable, "-B", str(REPORT), str(self.output)]
+        """`report OUTPUT`; without runs it fails, with a line that says why."""
+        make_runs.write_plan(self.output)
+        command = [sys.executable, "-B", str(COMPARE), "report", str(self.output)]
         failed = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(failed.returncode, 1)
         self.assertIn("there are no runs that have ended", failed.stderr)
         make_runs.make_run(self.output, "bsp", "even", 1, batches=40)
+        make_runs.write_plan(self.output)
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual((done.returncode, done.stderr), (0, f"compare: the report: {self.output}/report.html\n"))
         self.assertTrue((self.output / "report.html").exists())
 
-    def test_without_matplotlib(self) -> None:
-        """Everything else is there, and a line says how to get the plots."""
+    def test_without_its_packages(self) -> None:
+        """A line says how to get them, before anything is run, and nothing is written."""
         make_runs.make_run(self.output, "bsp", "even", 1)
-        self.write(draw=False)
-        self.assertIn("matplotlib is missing: deploy/install-deps.sh --plots installs", self.markdown())
-        self.assertNotIn("plots/", self.markdown())
-        self.assertIn("--plots", "".join(self.parse_html().text))
+        make_runs.write_plan(self.output)
+        hidden = self.output / "hidden"
+        (hidden / "jinja2").mkdir(parents=True)
+        (hidden / "jinja2/__init__.py").write_text("raise ModuleNotFoundError(name='jinja2')")
+        command = [sys.executable, "-B", str(COMPARE), "report", str(self.output)]
+        environment = os.environ | {"PYTHONPATH": str(hidden)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        said = (
+            "a report cannot be written, since jinja2 is missing: deploy/install-deps.sh --plots installs what it needs"
+        )
+        self.assertEqual((done.returncode, done.stderr), (1, f"compare: {said}\n"))
+        self.assertFalse((self.output / "report.md").exists())
 
 
 class Verdicts(ReportCase):
-    """Of the Compose demo."""
+    """What the Compose demo prints."""
 
     def test_yes(self) -> None:
         """Faster, about as accurate, the hash as expected."""

@@ -14,15 +14,13 @@ import xml.etree.ElementTree as ElementTree
 from report_case import ReportCase  # isort: skip
 
 import make_runs
-import plots
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 BROWSER_TIMEOUT_S = 120
 
 
-@unittest.skipUnless(plots.available(), "python3-matplotlib is not installed")
 class Page(ReportCase):
-    """Of a comparison with a diverged run."""
+    """The page of a comparison with a diverged run."""
 
     def setUp(self) -> None:
         """Makes the comparison."""

@@ -10,7 +10,7 @@ import time
 import unittest
 from pathlib import Path
 
-from support import LIMIT_S, REPOSITORY, PlayedCase, compare, processes_with, start_compare
+from support import LIMIT_S, REPOSITORY, PlayedCase, compare, processes_with, start_compare, why_no_reports
 
 
 class RunsTest(PlayedCase):
@@ -221,6 +221,7 @@ class RunsTest(PlayedCase):
 BIN = Path(os.environ.get("PS_BIN") or os.environ.get("PSGRAD_BIN") or REPOSITORY / "build/bin")
 
 
+@unittest.skipIf(why_no_reports(), why_no_reports())
 @unittest.skipUnless((BIN / "ps_worker").exists() and (BIN / "ps_server").exists(), f"no programs in {BIN}")
 class RealRunTest(unittest.TestCase):
     def test_a_short_comparison(self) -> None:

@@ -8,11 +8,10 @@ import unittest
 from collections.abc import Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from flags import UsageError
-from modes import ONE_BY_ONE, Mode, parse_mode
-from settings import parse
+from experiments.compare.modes import ONE_BY_ONE, Mode, parse_mode
+from experiments.compare.settings import UsageError, parse
 from support import compare
 
 BAD = {

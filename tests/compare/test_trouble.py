@@ -11,12 +11,10 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy/compare"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import folder
-import plots
-from job import write_json
-from summary import did_not_end
+from experiments.compare import folder
+from experiments.shared.machine import why_no_reports, write_json
 from support import COMPARE, LIMIT_S, PlayedCase, compare, start_compare
 
 
@@ -53,7 +51,7 @@ class TroubleTest(PlayedCase):
         plan = json.loads(path.read_text())
         settings = {name: value for name, value in plan["settings"].items() if name != "momentum"}
         damages = {text: json.loads(text) for text in ("{}", "[1]")}
-        damages |= {name: {key: plan[key] for key in plan if key != name} for name in folder._GOES_ON}
+        damages |= {name: {key: plan[key] for key in plan if key != name} for name in folder.GOES_ON}
         damages |= {"step_time_s": plan | {"step_time_s": None}, "probe.samples": plan | {"probe": {}}}
         damages |= {"probe.compute_s": plan | {"probe": 7}, "momentum": plan | {"settings": settings}}
         for name, damaged in damages.items():
@@ -91,7 +89,7 @@ class TroubleTest(PlayedCase):
             "import runpy, signal, sys\n"
             "class Import:\n"
             "    def find_spec(self, name, *_):\n"
-            "        name == 'main' and signal.raise_signal(signal.SIGINT)\n"
+            "        name == 'experiments.compare.main' and signal.raise_signal(signal.SIGINT)\n"
             "sys.meta_path.insert(0, Import())\n"
             f"runpy.run_path({str(COMPARE / '__main__.py')!r}, run_name='__main__')\n"
         )
@@ -121,10 +119,6 @@ class TroubleTest(PlayedCase):
 
 
 class WordsTest(unittest.TestCase):
-    def test_one_and_many(self) -> None:
-        assert did_not_end(1) == "1 run did not end as it should"
-        assert did_not_end(2) == "2 runs did not end as they should"
-
     def test_matplotlib_that_is_broken(self) -> None:
         class Import:
             def find_spec(self, name: str, *_: object) -> None:
@@ -133,8 +127,8 @@ class WordsTest(unittest.TestCase):
 
         loaded = {name: module for name, module in sys.modules.items() if not name.startswith("matplotlib")}
         with mock.patch.dict(sys.modules, loaded, clear=True), mock.patch.object(sys, "meta_path", [Import()]):
-            assert plots.why_none() == "matplotlib cannot be imported (RuntimeError: numpy was built by another)"
-            assert not plots.available()
+            said = why_no_reports()
+        assert "since matplotlib cannot be imported (RuntimeError: numpy was built by another): deploy" in said
 
 
 if __name__ == "__main__":

@@ -15,7 +15,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("PS_BIN", REPOSITORY / "build/bin"))
 LIMIT_S = 280  # A machine may be busy.
 
-sys.path.insert(0, str(REPOSITORY / "deploy"))
+sys.path.insert(0, str(REPOSITORY))
+
+from experiments.shared.machine import why_no_reports  # noqa: E402
+
+if why_no_reports():
+    raise unittest.SkipTest(why_no_reports())
 
 
 class ExperimentCase(unittest.TestCase):
@@ -43,14 +48,14 @@ class ExperimentCase(unittest.TestCase):
         for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", self.page):
             self.assertIn("<svg", (self.pages / name).read_text(encoding="utf-8"))
         self.assertNotRegex(self.page, r"(?i:\bnan\b|\binf\b)|\bNone\b")
-        self.assertIn(f"deploy/experiments/{self.NAME}.sh --quick", self.page)
+        self.assertIn(f"deploy/experiments.sh {self.NAME} --quick", self.page)
 
 
 def run(name: str, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """The experiment in its quick form."""
-    command = [sys.executable, "-B", "-m", "experiments", name, "--quick", f"--bin={BIN}", f"--output={output}", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "deploy")}
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment)
+    experiments = str(REPOSITORY / "experiments")
+    command = [sys.executable, "-B", experiments, name, "--quick", f"--bin={BIN}", f"--output={output}", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
 def table_rows(page: str, caption: str) -> list[dict[str, str]]:

@@ -28,7 +28,7 @@ class DigitsTest(support.ExperimentCase):
         return [event for event in map(json.loads, lines) if event["event"] == "step"]
 
     def costs(self, job: str, workers: int) -> list[float]:
-        """Of each step: every sample counts alike."""
+        """Each step's: every sample counts alike."""
         total: dict[int, float] = {}
         for rank in range(workers):
             for step in self.steps(job, rank):

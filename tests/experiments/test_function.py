@@ -1,5 +1,5 @@
 """The function experiment's page: its numbers, recomputed from the metrics; and its trainings, by a second program."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import support
 from support import BIN, table_rows
 
-from experiments.function_runs import QUICK, train
+from experiments.function_training import QUICK, train
 from experiments.lab import Lab
-from draws import stream, uniform_weights
+from experiments.shared.data import stream, uniform_weights
 
 try:
     import numpy as np
@@ -30,11 +30,11 @@ ROWS[0] = "never"
 PUBLISHED_S = {1: 330, 2: 183, 4: 136, 10: 99, 0: 88}
 WIDTHS = [1, 80, 80, 40, 1]
 SAMPLES, BATCH, WORKERS, LEG, SEEDS = 8000, 100, 4, 4, (1, 2)
-STEPS = SAMPLES // (BATCH * WORKERS)  # Of an epoch.
+STEPS = SAMPLES // (BATCH * WORKERS)  # An epoch has so many.
 
 
 def events(folder: Path, name: str) -> list[dict]:
-    """Of worker 0."""
+    """Worker 0's."""
     lines = (folder / "worker0.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == name]
 
@@ -53,7 +53,7 @@ def tensors(path: Path) -> dict[str, tuple[list[int], bytes]]:
 
 
 def outputs(weights: dict[str, tuple[list[int], bytes]], x: float) -> float:
-    """Of the network, in double precision."""
+    """The network's, in double precision."""
     layers = sorted({name.split(".")[0] for name in weights})
     values = [x]
     for layer in layers:
@@ -225,7 +225,7 @@ class Reference:
         return values
 
     def gradient(self, weights: list, x, y) -> list:
-        """Of the mean squared error."""
+        """The mean squared error's."""
         values = self.forward(weights, x)
         slope, found = 2 * (values[-1] - y) / len(x), []
         for layer in reversed(range(len(WIDTHS) - 1)):

@@ -13,11 +13,11 @@ from support import table_rows
 
 LEARNT = "What was kept of each training"
 TIMES = "Milliseconds of a pass over the training split, and their ratios to the sequential program's"
-PASSES, UPDATES = 6, 15  # Of the quick form: 900 samples, of which an update in mini-batches takes 64.
+PASSES, UPDATES = 6, 15  # The quick form has 900 samples, of which an update in mini-batches takes 64.
 
 
 def events(folder: Path, name: str, rank: int = 0) -> list[dict]:
-    """Of a worker, in order."""
+    """A worker's, in order."""
     lines = (folder / f"worker{rank}.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == name]
 

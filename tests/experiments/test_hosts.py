@@ -36,7 +36,7 @@ def namespaces() -> set[str]:
 
 def hold() -> tuple[subprocess.Popen[str], str]:
     """A process that has a host, and the host's name."""
-    environment = {**os.environ, "PYTHONPATH": str(support.REPOSITORY / "deploy")}
+    environment = {**os.environ, "PYTHONPATH": str(support.REPOSITORY)}
     process = subprocess.Popen(
         [sys.executable, "-B", "-c", _HOLD],
         stdout=subprocess.PIPE,
@@ -132,7 +132,7 @@ class UnprivilegedTest(unittest.TestCase):
         if os.geteuid() != 0 or not Path("/usr/bin/setpriv").exists():
             self.skipTest("needs root and setpriv, to do without root")
         code = "from experiments.hosts import Hosts; Hosts(1, 10).__enter__()"
-        environment = {**os.environ, "PYTHONPATH": str(support.REPOSITORY / "deploy")}
+        environment = {**os.environ, "PYTHONPATH": str(support.REPOSITORY)}
         ended = subprocess.run(
             ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-B", "-c", code],
             capture_output=True,

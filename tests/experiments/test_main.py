@@ -1,5 +1,5 @@
 """What runs experiments one after another, lists their pages and says when their jobs were made; no program runs."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from unittest import mock
 
 import support  # noqa: F401
 
-from experiments import job, main
-from experiments.job import JobSpec, run_job
-from experiments.lab import ExperimentFailed, Lab, Skipped
+from experiments import lab, main
+from experiments.lab import ExperimentFailed, JobSpec, Lab, Skipped, run_job
 from experiments.page import Claim, Page
 
 NAMES = ("digits", "links", "products")
@@ -51,13 +50,13 @@ class MainTest(unittest.TestCase):
         """Cells, by experiment."""
         lines = (self.pages / "README.md").read_text(encoding="utf-8").splitlines()
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| [")]
-        return {row[1].partition(".")[0].strip("`"): row for row in rows}
+        return {row[1].split()[1].strip("`"): row for row in rows}
 
     def test_the_list_counts_published_figures_apart(self) -> None:
         claims = [Claim("a", "1", "1", verdict, "") for verdict in (True, True, False, None)]
         done = self.main(
-            digits=lambda lab: Page("Digits", "Found.", "", claims, claims[:1]),
-            links=lambda lab: Page("Links", "Found.", "", expected=claims, expected_column="by formula"),
+            digits=lambda lab: Page("Digits", "Found.", claims=claims, expected=claims[:1]),
+            links=lambda lab: Page("Links", "Found.", expected=claims, expected_column="by formula"),
         )
         self.assertEqual(done, 0)
         index = self.index()
@@ -114,18 +113,18 @@ class KeptJobsTest(unittest.TestCase):
         self.bin.mkdir()
         for program in ("ps_server", "ps_worker"):
             (self.bin / program).write_text("")
-        patch = mock.patch.object(job._Running, "run", self.run_one)
+        patch = mock.patch.object(lab, "run_once", self.run_one)
         patch.start()
         self.addCleanup(patch.stop)
 
-    def run_one(self) -> dict:
+    def run_one(self, *_: object) -> dict:
         (self.folder / "one").mkdir(exist_ok=True)
         for name in ("worker0", "server0"):
             (self.folder / f"one/{name}.jsonl").write_text("")
         self.ran.append("one")
         return dict(self.MEASURED)
 
-    def lab(self, **more: bool) -> Lab:
+    def make_lab(self, **more: bool) -> Lab:
         return Lab("digits", self.folder, self.bin, **more)
 
     def provenance(self, lab: Lab) -> str:
@@ -133,7 +132,7 @@ class KeptJobsTest(unittest.TestCase):
 
     def test_a_page_says_when_the_jobs_were_made_that_it_kept(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
-            first = self.lab()
+            first = self.make_lab()
             for _ in range(2):
                 run_job(first, JobSpec("one", 1, [], []))
         self.assertEqual(self.ran, ["one"])
@@ -144,8 +143,8 @@ class KeptJobsTest(unittest.TestCase):
         self.assertEqual(made["seconds"], 90.0)
         stored["made"] = {**made, "date": "2026-01-31", "commit": "0123456789ab"}
         file.write_text(json.dumps(stored))
-        again = self.lab()
-        self.assertEqual(run_job(again, JobSpec("one", 1, [], [])).used["server0"].handovers, 3)
+        again = self.make_lab()
+        self.assertEqual(run_job(again, JobSpec("one", 1, [], [])).used["server0"]["handovers"], 3)
         self.assertIn("1 of 1 jobs was kept from 2026-01-31 (sources 0123456789ab).", self.provenance(again))
         self.assertAlmostEqual(json.loads((self.folder / "pages/digits.json").read_text())["took_s"], 96.0)
 
@@ -153,33 +152,33 @@ class KeptJobsTest(unittest.TestCase):
         spec = JobSpec("one", 1, [], [])
         self.run_one()
         file = self.folder / "one/job.json"
-        file.write_text(json.dumps({"identity": job._identity(self.lab(), spec), **self.MEASURED}))
+        file.write_text(json.dumps({"identity": lab.identity(self.make_lab(), spec), **self.MEASURED}))
         os.utime(file, (1769860800, 1769860800))  # Noon of 2026-01-31 in UTC.
-        lab = self.lab()
-        run_job(lab, spec)
+        again = self.make_lab()
+        run_job(again, spec)
         self.assertEqual(self.ran, ["one"])
-        said = self.provenance(lab)
+        said = self.provenance(again)
         self.assertRegex(said, r"Its 1 job took 1.5 minutes together. 1 of 1 jobs was kept from 2026-0(1-31|2-01)\. ")
 
     def test_fresh_runs_each_once(self) -> None:
         spec = JobSpec("one", 1, [], [])
         with contextlib.redirect_stderr(io.StringIO()):
-            run_job(self.lab(), spec)
-            fresh = self.lab(fresh=True)
+            run_job(self.make_lab(), spec)
+            fresh = self.make_lab(fresh=True)
             run_job(fresh, spec)
             run_job(fresh, spec)
         self.assertEqual(len(self.ran), 2)
 
     def test_hosts_are_part_of_what_a_job_is_and_nothing_is_without_them(self) -> None:
         slow, fast = ({"mbit_per_s": rate} for rate in (10, 100))
-        identities = [job._identity(self.lab(), JobSpec("one", 1, [], [], hosts=on)) for on in (None, slow, fast)]
+        identities = [lab.identity(self.make_lab(), JobSpec("one", 1, [], [], hosts=on)) for on in (None, slow, fast)]
         self.assertNotIn("hosts", identities[0])
         self.assertNotEqual(identities[1], identities[2])
 
 
 def page(lab: Lab) -> Page:
     """With nothing on it."""
-    return Page("A title", "Found.", "")
+    return Page("A title", "Found.")
 
 
 def raising(error: Exception) -> Callable[[Lab], Page]:

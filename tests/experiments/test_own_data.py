@@ -1,5 +1,5 @@
 """The experiment with data that no machine has whole: its page, recomputed from metrics and from the files it cut."""
-# ruff: noqa: I001, PT009 (support makes deploy/ importable, and experiments deploy/compare; these tests need no pytest)
+# ruff: noqa: I001, PT009 (support makes experiments importable; these tests need no pytest)
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import support
 from support import table_rows
 
 from experiments.own_data import within_margin
-from spread import Interval
+from experiments.shared.intervals import Interval
 
 ACCURACY = "Test accuracy, %"
 PARTS = "What each worker has: samples, and their classes"

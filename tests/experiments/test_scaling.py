@@ -14,7 +14,7 @@ from support import table_rows
 
 CORES_BUSY = 0.70
 PUBLISHED = {2: 1.91, 4: 3.75, 8: 6.74}
-BATCHES = 160  # Of 1,000 samples: the quick form's work.
+BATCHES = 160  # They have 1,000 samples each: the quick form's work.
 IDLE = (("1,000", "shared memory"), ("1,000", "TCP"), ("10,000", "shared memory"), ("10,000", "TCP"))
 
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/chief/restored_job.h"
 #include "server/checkpoint/saved_state.h"
+#include "server/chief/restored_job.h"
 #include "tests/server/test_job.h"
 
 namespace ps {

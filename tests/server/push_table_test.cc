@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "server/modes/each_push.h"
 #include "server/engine/reduce.h"
+#include "server/modes/each_push.h"
 #include "tests/catch.h"
 
 namespace ps {

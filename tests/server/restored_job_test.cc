@@ -5,8 +5,8 @@
 #include <fstream>
 #include <string>
 
-#include "common/checkpoint/json_fields.h"
 #include "common/checkpoint/checkpoint_dir.h"
+#include "common/checkpoint/json_fields.h"
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"

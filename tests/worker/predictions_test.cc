@@ -10,8 +10,8 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
-#include "worker/train/evaluator.h"
 #include "worker/model/cpu_backend.h"
+#include "worker/train/evaluator.h"
 
 namespace ps {
 namespace {

@@ -11,8 +11,8 @@
 #include "tests/catch.h"
 #include "tests/worker/fake_client.h"
 #include "tests/worker/metrics_lines.h"
-#include "worker/train/evaluator.h"
 #include "worker/model/cpu_backend.h"
+#include "worker/train/evaluator.h"
 #include "worker/train/steps/steps.h"
 
 namespace ps {

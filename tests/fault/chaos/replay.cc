@@ -17,11 +17,11 @@
 #include "common/program.h"
 #include "common/safetensors.h"
 #include "common/status.h"
-#include "worker/train/batches.h"
 #include "worker/data/load.h"
 #include "worker/data/sampler.h"
 #include "worker/flags.h"
 #include "worker/model/device.h"
+#include "worker/train/batches.h"
 
 namespace ps {
 namespace {

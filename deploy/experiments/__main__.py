@@ -1,5 +1,0 @@
-"""See run.sh."""
-
-from .main import main
-
-raise SystemExit(main())

@@ -1,2 +1,0 @@
-#!/usr/bin/env bash
-exec bash "$(dirname "${BASH_SOURCE[0]}")/run.sh" hidden_layers "$@"

@@ -1,0 +1,1 @@
+"""What comparing the modes and the experiments share."""
