@@ -1,8 +1,8 @@
-# A script (cmake -P) that ps_room runs: fails if a file of the folder ROOM includes another room than those in USES, a list
-# with commas. ROOT is the project's folder; STAMP is written if all is well.
+# A script (cmake -P) that ps_room runs: fails if a file in the folder ROOM, or below it, includes another room than those in
+# USES, a list with commas. ROOT is the folder of the project; STAMP is written if all is well.
 cmake_policy(VERSION 3.25)
 string(REPLACE "," ";" uses "${USES}")
-file(GLOB files ${ROOT}/${ROOM}/*.h ${ROOT}/${ROOM}/*.cc)
+file(GLOB_RECURSE files ${ROOT}/${ROOM}/*.h ${ROOT}/${ROOM}/*.cc)
 set(wrong "")
 foreach(file IN LISTS files)
   file(STRINGS ${file} lines REGEX "^#include \"(server|worker|python)/")

@@ -12,7 +12,7 @@ function(ps_room target)
   else()
     add_library(${target} INTERFACE)
   endif()
-  file(GLOB files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.h ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(stamp ${CMAKE_CURRENT_BINARY_DIR}/${target}.room)
   string(REPLACE ";" "," uses "${ARG_USES}")
   add_custom_command(OUTPUT ${stamp}
