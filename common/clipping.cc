@@ -6,7 +6,7 @@
 namespace ps {
 namespace {
 
-// Of torch.nn.utils.clip_grad_norm_.
+// The constant is that of torch.nn.utils.clip_grad_norm_.
 constexpr double kClipEpsilon = 1e-6;
 
 struct SquaresKernel {

@@ -22,7 +22,7 @@ constexpr size_t kMaxShownBytes = 256;  // Of a text from the wire.
 
 constexpr const char* kScheduleKinds[] = {"constant", "step", "cosine", "linear", "polynomial"};  // By Schedule::Kind.
 
-// Of several lengths in epochs, which is longer does not depend on an epoch's samples, if it has many.
+// Which of several lengths in epochs is longer does not depend on an epoch's samples, if it has many.
 constexpr uint64_t kManySamples = 1 << 30;
 
 // The shortest text that only this number has.

@@ -88,13 +88,13 @@ int64_t MaxShardElements(const ServerOptions& options) {
     state = options.optimizer == kFromWorker ? kMaxStateTensors : (*MakeOptimizer(options.optimizer))->state_tensors();
   }
   const int64_t kept = options.mode.delay_compensation > 0 ? options.num_workers : 0;  // What each worker pulled.
-  // Of two versions, and of what has changed lately, two bytes each.
+  // Two versions, and what has changed lately, take two bytes an element each.
   const int64_t sent = (options.weights_wire_dtype == "float32" ? 0 : 1) + (options.weights_delta ? 1 : 0);
   const int64_t floats = 2 + 2 * state + options.num_workers + kept + sent;
   return memory / (floats * static_cast<int64_t>(sizeof(float)));
 }
 
-// Of a job without checkpoints, so that members of an earlier one are no members of this one.
+// A job without checkpoints takes a number at random, so that members of an earlier job are no members of this one.
 uint64_t RandomGeneration() {
   std::random_device random;
   return NewLine(random()) + 1;
@@ -420,7 +420,7 @@ Server::~Server() {
   shard_.reset();
 }
 
-// ---- A server's part in following the chief, which is another process: joins it, and takes its updates.
+// ---- Following the chief, which is another process: the server joins it, and takes its updates.
 
 // A server that listens on all addresses is reached by the machine's name.
 std::string Server::AdvertisedAddress() const {

@@ -128,7 +128,7 @@ StoredPart Describe(const ShardPart& part, const Layout& layout, std::set<std::s
   return stored;
 }
 
-// Of everything that the record names, in the order of the file.
+// The tensors of the file: everything that the record names, in the order of the file.
 std::vector<TensorSpec> Contents(const ShardRecord& record, const Layout& layout) {
   std::vector<TensorSpec> contents;
   for (const StoredPart& part : record.parts) {

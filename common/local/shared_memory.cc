@@ -40,7 +40,7 @@ absl::StatusOr<SharedMemory> SharedMemory::Create(const std::string& name, size_
 absl::StatusOr<SharedMemory> SharedMemory::Attach(const std::string& name, FileDescriptor file, size_t bytes,
                                                   Access access) {
   const int seals = fcntl(file.get(), F_GET_SEALS);
-  // Of huge pages there may be none left when one is touched.
+  // There may be no huge page left when one is touched.
   struct statfs system = {};
   const bool ordinary_pages = fstatfs(file.get(), &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (seals < 0 || (seals & kFixedSize) != kFixedSize || !ordinary_pages) {

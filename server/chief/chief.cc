@@ -475,7 +475,7 @@ Chief::TakeRunAnswer Chief::AnswerTo(const WaitingCalls<v1::TakeRunReply>::Call&
   return reply;
 }
 
-// ---- The chief's part in changing hyperparameters.
+// ---- Changing hyperparameters.
 
 void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
                                SetCallback callback) {

@@ -424,7 +424,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   return steps_.SetMembers(members);
 }
 
-// ---- JobState's part in data that are the workers' own (--data=own).
+// ---- Data that are the workers' own (--data=own).
 
 absl::Status JobState::CheckOwnData(uint32_t rank, const v1::DataSummary& data) const {
   if (options_.hands_out_runs) {
@@ -447,7 +447,7 @@ void JobState::AddOwnData(uint32_t rank, const v1::DataSummary& data) {
                all.largest);
 }
 
-// ---- JobState's part in hyperparameters: what they are now, and what an operator sets.
+// ---- Hyperparameters: what they are now, and what an operator sets.
 
 absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparametersRequest& request) const {
   Setting setting;

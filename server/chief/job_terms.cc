@@ -132,7 +132,7 @@ absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
                      ") counts samples; the worker has to say how many its gradients are of (psgrad: samples=)"));
   }
   const uint64_t known = samples_per_epoch_ != 0 ? samples_per_epoch_ : theirs;
-  // Of data that are the workers' own it is known when all have joined.
+  // Where the data are the workers' own, it is known when all have joined.
   return request.has_own_data() && known == 0 ? absl::OkStatus() : CheckSchedule(known);
 }
 

@@ -117,7 +117,7 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
                                                                   const CheckpointDir& dir, const Lineage& lineage) {
   const std::string& how = options.restore;
   const bool named = how != "auto" && how != "latest" && how != "none";
-  // Of a folder that had others before, a job goes back to its own.
+  // Where a folder had other jobs before, a job goes back to its own checkpoints.
   const bool only_own = named || how == "none";
   std::shared_ptr<const RestoredJob> found;
   if (!only_own || lineage.again) {

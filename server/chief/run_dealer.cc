@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kMaxSamples = uint64_t{1} << 40;
 constexpr uint64_t kMaxRuns = uint64_t{1} << 50;
-// Of returned runs that wait for the end of their epoch; with more, they are dealt next.
+// So many returned runs wait for the end of their epoch; with more, they are dealt next.
 constexpr size_t kMaxReturned = 1024;
 
 absl::Status CheckTerms(const RunTerms& terms) {
@@ -39,7 +39,7 @@ std::string Differences(const RunTerms& theirs, const RunTerms& ours) {
   return absl::StrJoin(differences, ", ");
 }
 
-// Of a worker: the batches that go into one exchange, and while that is under way one more.
+// A worker may have the batches that go into one exchange, and while that is under way one more.
 uint64_t MaxOpen(const v1::ModePolicy& policy) {
   if (!policy.has_local_steps()) return 2;
   return std::max<uint64_t>(policy.local_steps().steps(), 1) + 1;

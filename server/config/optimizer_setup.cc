@@ -238,7 +238,7 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
   if (!setup_.has_value()) return absl::OkStatus();
   std::map<std::string, std::string> ours = SettingsOf(*setup_);
   const std::map<std::string, std::string> other = SettingsOf(*theirs);
-  // Of another optimizer only what both have is compared.
+  // Where the optimizers differ, only what both have is compared.
   std::erase_if(ours, [&](const auto& setting) { return !other.contains(setting.first); });
   const std::string differences =
       DifferentSettings(ours, {other.begin(), other.end()}, from_worker_ ? "the job has" : "the servers have");

@@ -166,7 +166,7 @@ absl::Status ValidateServerOptions(const ServerOptions& options) {
   problems.Check(CheckText("--job", options.job, kMaxNameBytes));
   problems.CheckRange("num_workers", options.num_workers, 1U, kMaxWorkers);
   problems.CheckRange("num_shards", options.num_shards, 1U, kMaxShards);
-  // Of no shards there is no right number of one.
+  // No number of a shard is right where there are no shards.
   problems.Check(options.num_shards == 0 || options.shard < options.num_shards,
                  absl::StrCat("--shard=", options.shard, ": expected 0 to ", int64_t{options.num_shards} - 1,
                               " (--num_shards=", options.num_shards, ")"));

@@ -33,7 +33,7 @@ void HyperparameterTimeline::Restore(const Saved& saved) {
 }
 
 void HyperparameterTimeline::Tell(uint64_t version, float learning_rate) {
-  // Of a job that has failed, versions that were committed are not made, and others may take their numbers.
+  // A job that has failed does not make the versions that were committed, and others may take their numbers.
   while (!pending_told_.empty() && pending_told_.back().version >= version) pending_told_.pop_back();
   pending_told_.push_back({.version = version, .learning_rate = learning_rate});
 }

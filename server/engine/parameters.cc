@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kNamedReaders = 8;  // In a message; of more, the number is told.
 
-// Of a worker that is further behind all weights have changed, nearly.
+// Nearly all weights have changed for a worker that is further behind.
 constexpr size_t kMostUpdates = 64;
 
 }  // namespace

@@ -58,7 +58,7 @@ void Updater::SetParameters(Parameters* parameters, std::shared_ptr<const ShardL
   layout_ = std::move(layout);
 }
 
-// Of a gradient whose worker took steps of its own before its batch, it is the batch that counts.
+// Where a worker took steps of its own before the batch of its gradient, it is the batch that counts.
 Updater::Version Updater::MakeVersion(Pushes pushes) const {
   Version version;
   version.pushes = std::move(pushes);
@@ -480,7 +480,7 @@ SkippedUpdates Updater::Update::SkippedAfter() const {
   return after;
 }
 
-// ---- Updater's part in what needs all slices first.
+// ---- What needs all slices first.
 
 using State = Updater::Update::State;
 using Stage = Updater::Update::Stage;

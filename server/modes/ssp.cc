@@ -61,7 +61,7 @@ class Ssp final : public EachPush {
     return next <= slowest || next - slowest <= options().staleness;
   }
 
-  // Of those that are parked the slowest ranks are waited for.
+  // Those that are parked wait for the slowest ranks.
   std::vector<uint32_t> WaitsFor() const override {
     std::vector<uint32_t> slowest;
     uint64_t highest = 0;

@@ -461,7 +461,7 @@ std::map<uint32_t, uint64_t> Shard::MemberIncarnations() const {
   return state_.job.MemberIncarnations();
 }
 
-// ---- The shard's part in what all shards measure before any of them applies it.
+// ---- What all shards measure before any of them applies it.
 
 void Shard::OnNorms(const v1::NormTotals& totals) {
   if (!state_.job.running()) return;

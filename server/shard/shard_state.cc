@@ -454,7 +454,7 @@ absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
                                                   why));
 }
 
-// ---- ShardState's part in cuts.
+// ---- Cuts.
 
 bool ShardState::IsOver(const v1::Cut& commit) const {
   const bool was_frozen = commit.checkpoint() > 0 ? !commit.at_once() && !mode->synchronous()

@@ -203,7 +203,7 @@ struct LocalLink::Call {
 
   const uint64_t number;
   PushPullSession session;
-  // Of Run's thread.
+  // These are for Run's thread alone.
   v1::PushRequest header;
   bool weights = false;
   bool open = true;        // More slices may come.

@@ -255,7 +255,7 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
     End(mixed);
     return "";
   }
-  // Of a call that this client still wants, CANCELLED is the server's word: it was too slow, or had to make room.
+  // Where this client still wants the call, CANCELLED is the server's word: it was too slow, or had to make room.
   absl::Status status =
       absl::IsCancelled(ended_with)
           ? absl::UnavailableError(state.stalled ? "no progress for too long" : "the server cancelled the call")

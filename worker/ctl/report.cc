@@ -417,7 +417,7 @@ absl::StatusOr<RunSummary> SummarizeRun(const std::string& folder) {
   return Summarize(folder, std::move(totals));
 }
 
-// ---- The table of report.h.
+// ---- The table.
 
 std::string FormatTable(const std::vector<RunSummary>& summaries) {
   std::vector<Row> rows = {Header()};
