@@ -1,96 +1,123 @@
-// Calls that are decided under a lock and made after it is released, in the order in which they were decided and never
-// two at a time. So no callback ever runs under a lock of its caller, and locks of two objects never nest.
+// What is decided under a lock and done after it is released, in the order in which it was decided and never two at a
+// time. So nothing is sent and no client is called under a lock, and locks of two objects never nest.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <optional>
 #include <utility>
 
 #include "common/sync.h"
 
 namespace ps {
 
-// A thread makes only so many calls for others in a row as long as others come: the next who comes takes over. So no
-// thread is kept, and nothing is left, since whoever adds a call comes to Drain.
+// Says, while it lives, that this thread does an action of some outbox.
+class OutboxThread {
+ public:
+  OutboxThread() : was_(std::exchange(Flag(), true)) {}
+  ~OutboxThread() { Flag() = was_; }
+  OutboxThread(const OutboxThread&) = delete;
+  OutboxThread& operator=(const OutboxThread&) = delete;
+  static bool busy() { return Flag(); }
+
+ private:
+  static bool& Flag() {
+    thread_local bool busy = false;
+    return busy;
+  }
+  const bool was_;
+};
+
+// An action is a value that says what is to be done; its owner does it (`perform`), and says what each action means.
+//
+// A thread does only so much for others in a row as long as others come: the next who comes takes over. So no thread is
+// kept, and nothing is left, since whoever adds an action comes to Drain.
+template <typename Action>
 class Outbox {
  public:
-  // Calls that a thread makes before it hands over.
+  using Perform = std::function<void(Action&)>;
+
+  // Actions that a thread does before it hands over.
   static constexpr size_t kMostInARow = 64;
 
-  // Queues a call. May be called under any lock. Drain is to follow, without it.
-  void Add(std::function<void()> call) {
+  explicit Outbox(Perform perform) : perform_(std::move(perform)) {}
+
+  // Queues an action. May be called under any lock. Drain is to follow, without it.
+  void Add(Action action) {
     MutexLock lock(mutex_);
-    calls_.push_back(std::move(call));
+    actions_.push_back(std::move(action));
   }
 
-  // Makes the queued calls, unless another thread is at it (which then makes these too). If that has made its part,
-  // this thread waits for the end of the one call that it is making, and takes over. Call it without any lock. A thread
-  // that is in a call of an outbox, of this one or another, does not wait: the other may be waiting for it in the same
-  // way.
+  // Does what is queued, unless another thread is at it (which then does this too). If that has done its part, this
+  // thread waits for the end of the one action that it is at, and takes over. Call it without any lock. A thread that
+  // does an action of an outbox, of this one or another, does not wait: the other may be waiting for it in the same way.
   void Drain() {
     mutex_.Lock();
-    if (MayDrain()) MakeCalls();
+    if (MayDrain()) DoActions();
     mutex_.Unlock();
   }
 
  private:
-  // Whether this thread is in a call of any outbox.
-  static bool& InCall() {
-    thread_local bool in_call = false;
-    return in_call;
-  }
-
-  // Whether this thread is to make the calls. It may wait for that.
+  // Whether this thread is to do the actions. It may wait for that.
   bool MayDrain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (has_next_) return false;  // The one that waits makes them.
+    if (has_next_) return false;  // The one that waits does them.
     if (!draining_) return true;
-    if (made_ < kMostInARow || InCall()) return false;
+    if (done_ < kMostInARow || OutboxThread::busy()) return false;
     has_next_ = true;
     while (draining_) ended_.Wait(mutex_);
     has_next_ = false;
     return true;
   }
 
-  void MakeCalls() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  void DoActions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     draining_ = true;
-    for (made_ = 0; !calls_.empty() && (made_ < kMostInARow || !has_next_); ++made_) {
-      std::function<void()> call = std::move(calls_.front());
-      calls_.pop_front();
+    for (done_ = 0; !actions_.empty() && (done_ < kMostInARow || !has_next_); ++done_) {
+      std::optional<Action> action = std::move(actions_.front());
+      actions_.pop_front();
       mutex_.Unlock();
-      const bool in_call = std::exchange(InCall(), true);
-      call();
-      call = nullptr;
-      InCall() = in_call;
+      {
+        const OutboxThread in_action;
+        perform_(*action);
+        action.reset();
+      }
       mutex_.Lock();
     }
     draining_ = false;
     if (has_next_) ended_.NotifyOne();
   }
 
+  const Perform perform_;
   Mutex mutex_;
   CondVar ended_;  // Nobody drains any more, and somebody waits for that.
-  std::deque<std::function<void()>> calls_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Action> actions_ ABSL_GUARDED_BY(mutex_);
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  size_t made_ ABSL_GUARDED_BY(mutex_) = 0;        // Calls, by the thread that drains.
+  size_t done_ ABSL_GUARDED_BY(mutex_) = 0;        // Actions, by the thread that drains.
   bool has_next_ ABSL_GUARDED_BY(mutex_) = false;  // A thread waits to take over.
 };
 
+// Whose actions are calls.
+using CallOutbox = Outbox<std::function<void()>>;
+inline void MakeCall(std::function<void()>& call) { call(); }
+
 // Drains at the end of its scope. Declare it before the lock, so that the lock is released first.
+template <typename Action>
 class OutboxDrain {
  public:
-  explicit OutboxDrain(Outbox& outbox) : outbox_(outbox) {}
+  explicit OutboxDrain(Outbox<Action>& outbox) : outbox_(outbox) {}
   ~OutboxDrain() { outbox_.Drain(); }
   OutboxDrain(const OutboxDrain&) = delete;
   OutboxDrain& operator=(const OutboxDrain&) = delete;
 
  private:
-  Outbox& outbox_;
+  Outbox<Action>& outbox_;
 };
 
 // Holds the lock to its scope's end, and then drains.
+template <typename Action>
 class ABSL_SCOPED_LOCKABLE OutboxLock {
  public:
-  OutboxLock(Outbox& outbox, Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex) : outbox_(outbox), mutex_(mutex) {
+  OutboxLock(Outbox<Action>& outbox, Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex)
+      : outbox_(outbox), mutex_(mutex) {
     mutex_.Lock();
   }
   ~OutboxLock() ABSL_UNLOCK_FUNCTION() {
@@ -101,7 +128,7 @@ class ABSL_SCOPED_LOCKABLE OutboxLock {
   OutboxLock& operator=(const OutboxLock&) = delete;
 
  private:
-  Outbox& outbox_;
+  Outbox<Action>& outbox_;
   Mutex& mutex_;
 };
 

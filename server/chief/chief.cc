@@ -58,7 +58,7 @@ Chief::Chief(const ChiefOptions& options, std::function<void(v1::Phase, const st
 // ---- Shards
 
 absl::StatusOr<uint64_t> Chief::RegisterShard(const v1::Registration& registration, SendFunction send, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   PS_RETURN_IF_ERROR(job_.shards().Check(registration));
   const uint32_t shard = registration.shard();
@@ -113,13 +113,13 @@ void Chief::EndIfLost(const v1::Registration& registration, TimePoint now) {
 }
 
 void Chief::OnShardGone(uint32_t shard, uint64_t connection, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (shards_.Close(shard, connection)) job_.OnShardGone(shard, now);
 }
 
 void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (!shards_.Receive(shard, report)) return;
   const JobState::ReportOutcome outcome = job_.OnReport(shard, report, now);
@@ -168,7 +168,7 @@ void Chief::ChangeView(TimePoint now) {
 // ---- Workers
 
 uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint deadline, JoinCallback callback) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers;
   const absl::StatusOr<JobState::Joined> joined = job_.Join(request, room, now);
@@ -197,7 +197,7 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
 }
 
 void Chief::OnJoinGone(uint64_t join, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const auto gone = joins_.Take(join);
   if (!gone.has_value()) return;
@@ -210,7 +210,7 @@ void Chief::OnJoinGone(uint64_t join, TimePoint now) {
 }
 
 absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& request, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (request.id().job() == job_.options().job && request.id().generation() != job_.options().generation) {
     v1::HeartbeatReply over;
@@ -234,7 +234,7 @@ absl::StatusOr<v1::HeartbeatReply> Chief::Heartbeat(const v1::HeartbeatRequest& 
 }
 
 absl::StatusOr<uint64_t> Chief::Watch(const v1::WatchRequest& request, TimePoint now, WatchFunction send) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
   if (!member.ok()) return member.status();
@@ -252,7 +252,7 @@ void Chief::OnWatchGone(uint64_t watch, TimePoint now) {
 }
 
 void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadline, DoneCallback callback) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
   if (!member.ok()) return outbox_.Add([callback, status = member.status()] { callback(status); });
@@ -272,7 +272,7 @@ void Chief::Done(const v1::DoneRequest& request, TimePoint now, TimePoint deadli
 }
 
 void Chief::TakeRun(const v1::TakeRunRequest& request, TimePoint now, TimePoint deadline, TakeRunCallback callback) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
   const absl::Status taken = member.ok() ? job_.OnTakeRun(**member, request) : member.status();
@@ -292,7 +292,7 @@ void Chief::TakeRun(const v1::TakeRunRequest& request, TimePoint now, TimePoint 
 }
 
 absl::Status Chief::Leave(const v1::LeaveRequest& request, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<bool> view_is_due = job_.Leave(request, now);
   if (!view_is_due.ok()) return view_is_due.status();
@@ -315,7 +315,7 @@ absl::StatusOr<v1::WorkerFlagsReply> Chief::FlagsFor(const v1::WorkerFlagsReques
 }
 
 absl::StatusOr<v1::DrainReply> Chief::Drain(const v1::DrainRequest& request, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const absl::StatusOr<Member*> member = job_.Drain(request.worker());
   if (!member.ok()) return member.status();
@@ -328,7 +328,7 @@ absl::StatusOr<v1::DrainReply> Chief::Drain(const v1::DrainRequest& request, Tim
 }
 
 absl::StatusOr<v1::ShutdownReply> Chief::ShutDown(TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   PS_RETURN_IF_ERROR(job_.ShutDown());
   ChangeView(now);
@@ -340,7 +340,7 @@ absl::StatusOr<v1::ShutdownReply> Chief::ShutDown(TimePoint now) {
 // ---- Time, and the end
 
 void Chief::Tick(TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   const auto is_joining = [&](const Member& member) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return joins_.Has(member.rank, member.incarnation);
@@ -363,7 +363,7 @@ void Chief::OnGap(std::chrono::nanoseconds gap, TimePoint now) {
 }
 
 void Chief::Fail(const std::string& reason, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (job_.Fail(reason)) ChangeView(now);
 }
@@ -479,7 +479,7 @@ Chief::TakeRunAnswer Chief::AnswerTo(const WaitingCalls<v1::TakeRunReply>::Call&
 
 void Chief::SetHyperparameters(const v1::SetHyperparametersRequest& request, TimePoint now, TimePoint deadline,
                                SetCallback callback) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   absl::StatusOr<JobState::Setting> setting = job_.CheckSet(request);
   if (setting.ok() && set_callback_) {

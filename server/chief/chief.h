@@ -202,7 +202,7 @@ class Chief {
   const std::function<void(v1::Phase, const std::string&)> on_end_;
   MetricsWriter* const metrics_;
 
-  Outbox outbox_;
+  CallOutbox outbox_{MakeCall};
   Mutex mutex_;  // Before the outbox's lock.
   JobState job_ ABSL_GUARDED_BY(mutex_);
   ShardStreams shards_ ABSL_GUARDED_BY(mutex_);

@@ -24,7 +24,7 @@ double SecondsOf(std::chrono::nanoseconds time) { return std::chrono::duration<d
 // ---- Taking one
 
 void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback callback) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   absl::Status refused = job_.Serving();
   if (!takes_checkpoints()) refused = absl::FailedPreconditionError("this job takes no checkpoints (--checkpoint_dir)");
@@ -140,7 +140,7 @@ void Chief::CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, Ti
 }
 
 void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (superseded_ || rounds_.number() != number) return;
   const TimePoint now = Now();
@@ -239,7 +239,7 @@ void Chief::RollBack(const std::string& reason, TimePoint now, const std::string
 }
 
 void Chief::Supersede(const std::string& reason, TimePoint now) {
-  OutboxDrain drain(outbox_);
+  const OutboxDrain drain(outbox_);
   MutexLock lock(mutex_);
   if (!superseded_ && !job_.ended()) EndGeneration(reason, now);
 }

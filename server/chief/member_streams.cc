@@ -4,7 +4,7 @@
 
 namespace ps {
 
-void MemberStreams::Tell(const JobState& job, TimePoint now, Outbox& outbox) {
+void MemberStreams::Tell(const JobState& job, TimePoint now, CallOutbox& outbox) {
   for (auto stream = streams_.begin(); stream != streams_.end();) {
     const Member* const member = job.members().FindWatch(stream->first);
     if (member == nullptr) {

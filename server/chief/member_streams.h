@@ -22,7 +22,7 @@ class MemberStreams {
   void Remove(uint64_t watch) { streams_.erase(watch); }
 
   // Sends each member its state if it changed; ends the streams that are no member's any more.
-  void Tell(const JobState& job, TimePoint now, Outbox& outbox);
+  void Tell(const JobState& job, TimePoint now, CallOutbox& outbox);
 
  private:
   // What is worth a message of its own.

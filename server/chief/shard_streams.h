@@ -16,7 +16,7 @@ class ShardStreams {
  public:
   using SendFunction = std::function<void(const v1::ChiefUpdate&)>;
 
-  ShardStreams(uint32_t num_shards, Outbox& outbox) : outbox_(outbox), streams_(num_shards) {}
+  ShardStreams(uint32_t num_shards, CallOutbox& outbox) : outbox_(outbox), streams_(num_shards) {}
 
   // Whether this is the process whose stream there was, and all that it has not received is still there.
   bool CanResume(const v1::Registration& registration) const;
@@ -41,7 +41,7 @@ class ShardStreams {
 
   void Send(const Stream& stream, v1::ChiefUpdate update);
 
-  Outbox& outbox_;
+  CallOutbox& outbox_;
   std::vector<Stream> streams_;
   uint64_t last_connection_ = 0;
 };

@@ -43,7 +43,7 @@ class WaitingCalls {
   // Asks `answer` for each call's answer, in their order; those that get one are answered and taken out. It returns
   // std::optional<absl::StatusOr<Reply>>.
   template <typename Answer>
-  void AnswerWhere(Answer answer, Outbox& outbox) {
+  void AnswerWhere(Answer answer, CallOutbox& outbox) {
     for (auto call = calls_.begin(); call != calls_.end();) {
       std::optional<absl::StatusOr<Reply>> reply = answer(*call);
       if (!reply.has_value()) {

@@ -34,7 +34,7 @@ class BuildStreams {
   using Callback = std::function<void(BuiltSlices)>;
   using PinFunction = std::function<VersionPin(uint32_t rank)>;
 
-  BuildStreams(StreamWhen when, Outbox& outbox) : when_(when), outbox_(outbox) {}
+  BuildStreams(StreamWhen when, CallOutbox& outbox) : when_(when), outbox_(outbox) {}
 
   // This session's call brings a push of this rank and step, from this host or another. Without a callback the call
   // takes no slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is
@@ -63,7 +63,7 @@ class BuildStreams {
   void TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin);
 
   const StreamWhen when_;
-  Outbox& outbox_;
+  CallOutbox& outbox_;
   std::list<Stream> streams_;
   // What all of them know.
   uint64_t told_build_ = 0;

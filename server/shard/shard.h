@@ -165,7 +165,7 @@ class Shard {
   MetricsWriter* const metrics_;
   CheckpointStore* const store_;
   const Isa isa_ = BestIsa();
-  Outbox outbox_;
+  CallOutbox outbox_{MakeCall};
   mutable Mutex mutex_;
   ShardState state_ ABSL_GUARDED_BY(mutex_);
   BuildStreams streams_ ABSL_GUARDED_BY(mutex_);

@@ -13,7 +13,7 @@ namespace {
 const std::chrono::minutes kLong(2);
 
 TEST_CASE("Calls are made in their order, and what a call adds is made after it, not in it") {
-  Outbox outbox;
+  CallOutbox outbox{MakeCall};
   std::vector<int> made;
   outbox.Add([&] {
     outbox.Add([&] { made.push_back(3); });
@@ -27,15 +27,15 @@ TEST_CASE("Calls are made in their order, and what a call adds is made after it,
 }
 
 TEST_CASE("A thread that is alone makes all calls, however many") {
-  Outbox outbox;
+  CallOutbox outbox{MakeCall};
   size_t made = 0;
-  for (size_t i = 0; i < 10 * Outbox::kMostInARow; ++i) outbox.Add([&] { ++made; });
+  for (size_t i = 0; i < 10 * CallOutbox::kMostInARow; ++i) outbox.Add([&] { ++made; });
   outbox.Drain();
-  CHECK(made == 10 * Outbox::kMostInARow);
+  CHECK(made == 10 * CallOutbox::kMostInARow);
 }
 
 TEST_CASE("A thread that has made its part of calls that never end hands over to the next who comes") {
-  Outbox outbox;
+  CallOutbox outbox{MakeCall};
   const TimePoint deadline = Now() + kLong;
   std::atomic<size_t> made_by_first = 0;
   std::atomic<bool> taken_over = false;
@@ -57,7 +57,7 @@ TEST_CASE("A thread that has made its part of calls that never end hands over to
   while (!taken_over && Now() < deadline) outbox.Drain();
   first.join();
   CHECK(taken_over);
-  CHECK(made_by_first >= Outbox::kMostInARow);
+  CHECK(made_by_first >= CallOutbox::kMostInARow);
 }
 
 TEST_CASE(
@@ -65,7 +65,7 @@ TEST_CASE(
   constexpr size_t kThreads = 4;
   constexpr size_t kCalls = 5000;
   struct Side {
-    Outbox outbox;
+    CallOutbox outbox{MakeCall};
     Mutex mutex;
     size_t added ABSL_GUARDED_BY(mutex) = 0;
     size_t made = 0;  // One call at a time is made.
@@ -75,7 +75,7 @@ TEST_CASE(
   // As an event at one side, that the other is told of.
   std::function<void(size_t, bool)> event = [&](size_t which, bool tells) {
     Side& side = sides[which];
-    OutboxDrain drain(side.outbox);
+    const OutboxDrain drain(side.outbox);
     MutexLock lock(side.mutex);
     side.outbox.Add([&side, &event, which, tells, number = side.added++] {
       side.in_order &= side.made++ == number;

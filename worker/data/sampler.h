@@ -96,6 +96,7 @@ void GatherRows(const float* samples, const int32_t* indices, int64_t count, int
 inline constexpr uint64_t kValidationStream = uint64_t{1} << 48;
 inline constexpr uint64_t kSyntheticStream = uint64_t{2} << 48;
 inline constexpr uint64_t kFunctionStream = uint64_t{3} << 48;
+inline constexpr uint64_t kPaceStream = uint64_t{4} << 48;  // Plus the rank: its delays (train/pace.h).
 // Times the rank, below 4096, and plus the epoch: of samples that are a rank's own.
 inline constexpr uint64_t kOwnStream = uint64_t{1} << 52;
 

@@ -11,13 +11,13 @@
 #include "common/random.h"
 #include "common/status.h"
 #include "common/sync.h"
+#include "worker/data/sampler.h"
 
 namespace ps {
 namespace {
 
 constexpr double kMaxFactor = 1e6;
 constexpr absl::Duration kMaxStepTime = absl::Hours(1);
-constexpr uint64_t kStream = uint64_t{3} << 48;  // Of the seed; others are worker/data/sampler.h's.
 
 // FIRST:FACTOR
 template <typename First, typename Parse>
@@ -60,7 +60,7 @@ absl::Status ValidatePace(const PaceOptions& options) {
 }
 
 Pace::Pace(const PaceOptions& options, uint64_t seed, uint32_t rank, std::stop_token stop)
-    : options_(options), rank_(rank), stop_(std::move(stop)), random_(MakeRandom(seed, kStream + rank)) {}
+    : options_(options), rank_(rank), stop_(std::move(stop)), random_(MakeRandom(seed, kPaceStream + rank)) {}
 
 absl::Duration Pace::Next() {
   absl::Duration time = options_.step_time;
