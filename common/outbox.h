@@ -50,7 +50,8 @@ class Outbox {
 
   // Does what is queued, unless another thread is at it (which then does this too). If that has done its part, this
   // thread waits for the end of the one action that it is at, and takes over. Call it without any lock. A thread that
-  // does an action of an outbox, of this one or another, does not wait: the other may be waiting for it in the same way.
+  // does an action of an outbox, of this one or another, does not wait: the other may be waiting for it in the same
+  // way.
   void Drain() {
     mutex_.Lock();
     if (MayDrain()) DoActions();
