@@ -2,10 +2,13 @@
 // time. So nothing is sent and no client is called under a lock, and locks of two objects never nest.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "common/sync.h"
 
@@ -46,6 +49,11 @@ class Outbox {
   void Add(Action action) {
     MutexLock lock(mutex_);
     actions_.push_back(std::move(action));
+  }
+  void Add(std::vector<Action> actions) {
+    if (actions.empty()) return;
+    MutexLock lock(mutex_);
+    std::move(actions.begin(), actions.end(), std::back_inserter(actions_));
   }
 
   // Does what is queued, unless another thread is at it (which then does this too). If that has done its part, this

@@ -43,8 +43,9 @@ struct ShardOptions {
   ScheduleOptions schedule;
   ClipOptions clip;
   int apply_threads = 1;  // 0: updates wait for ApplyPosted.
-  // Whoever brings the last contribution to a slice of no more than this builds it; others are posted.
-  size_t max_inline_elements = 16384;
+  // Whoever brings the last contribution to a shard of no more elements than this builds the version; larger ones are
+  // shared out among the pool's threads.
+  size_t max_inline_elements = 262144;
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.
   size_t max_parked = 64;           // Calls of others than members that may wait at once.

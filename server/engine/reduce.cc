@@ -172,16 +172,19 @@ bool TakenAsItIs(const VersionInput& version) {
          version.clip_factor == 1;
 }
 
-// The block's gradient: where it was received, if it can be read there, else in `sum`. `finite` as of Gradient: it
-// stays as it is, or becomes false.
+// The block's gradient: where it was received, if it can be read there, else in `sum`. If what was read is not finite,
+// `applied` says so.
 const float* GradientOf(const VersionInput& version, size_t begin, const OptimizerBlock& block, Isa isa, float* sum,
-                        bool* finite) {
+                        Applied* applied) {
   if (TakenAsItIs(version)) {
     const uint8_t* const received = version.terms.front().gradient->Contiguous(
         begin * sizeof(float), block.elements * sizeof(float), reinterpret_cast<uint8_t*>(sum));
     if (reinterpret_cast<uintptr_t>(received) % alignof(float) == 0) return reinterpret_cast<const float*>(received);
   }
-  *finite = ClippedGradient(version, begin, block, isa, sum) && *finite;
+  if (!ClippedGradient(version, begin, block, isa, sum)) {
+    applied->finite = false;
+    applied->not_finite_of |= uint32_t{1} << version.version;
+  }
   return sum;
 }
 
@@ -210,12 +213,12 @@ class MoveTowards final : public Optimizer {
 
 }  // namespace
 
-bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa, bool past_caches, const RoundedWeights& rounded) {
+Applied ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                       Isa isa, bool past_caches, const RoundedWeights& rounded) {
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   alignas(64) float made[1 + kMaxStateTensors][kBlockElements];  // In the cache, before it is written past it.
-  bool finite = true;
+  Applied applied;
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
     const OptimizerBlock to = block;
@@ -224,22 +227,22 @@ bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock
       for (int k = 0; k < optimizer.state_tensors(); ++k) block.new_state[k] = made[k + 1];
     }
     for (const VersionInput& version : versions) {
-      block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
+      block.gradient = GradientOf(version, begin, block, isa, &sum[0], &applied);
       optimizer.Apply(block, version.context, isa);
       block.weights = block.new_weights;  // The next version is made of this one.
       std::copy(std::begin(block.new_state), std::end(block.new_state), std::begin(block.state));
     }
     // While they are in the cache.
-    finite = (rounded.to == nullptr ? AllFinite(block.new_weights, block.elements, isa)
-                                    : RoundHalf(block.new_weights, block.elements, rounded.type,
-                                                rounded.to + begin * WireBytes(rounded.type), isa)) &&
-             finite;
+    const bool finite = rounded.to == nullptr ? AllFinite(block.new_weights, block.elements, isa)
+                                              : RoundHalf(block.new_weights, block.elements, rounded.type,
+                                                          rounded.to + begin * WireBytes(rounded.type), isa);
+    applied.finite = applied.finite && finite;
     if (!past_caches) continue;
     WritePastCaches(made[0], block.elements, to.new_weights);
     for (int k = 0; k < optimizer.state_tensors(); ++k) WritePastCaches(made[k + 1], block.elements, to.new_state[k]);
   }
   if (past_caches) EndWritesPastCaches();
-  return finite;
+  return applied;
 }
 
 TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& slice, const Optimizer& optimizer,
@@ -247,10 +250,10 @@ TrustSquares UpdateSquares(const VersionInput& version, const OptimizerBlock& sl
   const FlushSubnormals flush;
   alignas(64) float sum[kBlockElements];
   TrustSquares total;
-  bool finite = true;  // Decided when it is applied.
+  Applied applied;  // Whether it is finite is decided when it is applied.
   for (size_t begin = 0; begin < slice.elements; begin += kBlockElements) {
     OptimizerBlock block = BlockOf(slice, begin, optimizer);
-    block.gradient = GradientOf(version, begin, block, isa, &sum[0], &finite);
+    block.gradient = GradientOf(version, begin, block, isa, &sum[0], &applied);
     const TrustSquares squares = optimizer.Measure(block, version.context, isa);
     total.weights += squares.weights;
     total.update += squares.update;

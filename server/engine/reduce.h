@@ -24,6 +24,7 @@ struct GradientTerm {
 struct VersionInput {
   std::vector<GradientTerm> terms;  // At least one.
   UpdateContext context;
+  uint32_t version = 0;  // Its place among the versions of one update, below 32.
   // With delay compensation, g + λ·g⊙g⊙(w − w_pulled) takes g's place; w_pulled has as many elements as the slice.
   float delay_compensation = 0;
   const float* pulled = nullptr;
@@ -40,11 +41,15 @@ struct RoundedWeights {
 };
 
 // Applies these versions to the slice, one after the other, in one pass over it; the result has the same bits as a pass
-// for each version. slice.gradient is not read. Returns whether the new weights, also when rounded, and all gradients
-// that are changeable are finite. `past_caches`: new weights and state, which are not the old ones' memory, are more
-// than the caches hold, so they are written to memory at once.
-bool ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
-                    Isa isa, bool past_caches = false, const RoundedWeights& rounded = {});
+// for each version. slice.gradient is not read. `past_caches`: new weights and state, which are not the old ones'
+// memory, are more than the caches hold, so they are written to memory at once. Of gradients in changeable memory each
+// value is read once.
+struct Applied {
+  bool finite = true;          // The new weights, also when rounded, and all gradients that are changeable are.
+  uint32_t not_finite_of = 0;  // A bit for each version (by its place) that has a changeable gradient that is not.
+};
+Applied ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
+                       Isa isa, bool past_caches = false, const RoundedWeights& rounded = {});
 
 // The sum of squares of g, before clip_factor: a slice's part of the gradient's norm. Nothing of the slice is used but
 // its number of elements and, with delay compensation, its weights as they are before the update.

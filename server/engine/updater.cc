@@ -12,7 +12,11 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMaxVersionsAtOnce = 16;
+constexpr size_t kMaxVersionsAtOnce = 16;  // Each has a bit in Update::not_finite_versions.
+
+// Half a slice: of a large model's slices no more than this is built by whoever brought them, as it is the pool that
+// shares out the others.
+constexpr size_t kLittleElements = 16384;
 
 // A shard's weights from which on what is written is not in a cache any more when it is read (tests/bench/TRIALS.md).
 constexpr uint64_t kPastCachesBytes = 32 << 20;
@@ -166,30 +170,35 @@ std::vector<Updater::Version> Updater::TakeNext() {
   return versions;
 }
 
-void Updater::StartNext(TimePoint now) {
+Updater::Part Updater::StartNext(TimePoint now, bool caller_builds) {
   if (current_ == nullptr) {
-    if (committed_.empty() || given_up_) return;
+    if (committed_.empty() || given_up_) return {};
     current_ = MakeUpdate(TakeNext());
     NextStage();
   }
-  if (current_->state == State::kCommitted && current_->stage == Stage::kReady) BeginCommitted(now);
+  if (current_->state != State::kCommitted || current_->stage != Stage::kReady) return {};
+  return BeginCommitted(now, caller_builds);
 }
 
-void Updater::BeginCommitted(TimePoint now) {
+bool Updater::small() const { return static_cast<size_t>(layout_->bytes()) <= max_inline_elements_ * sizeof(float); }
+
+Updater::Part Updater::BeginCommitted(TimePoint now, bool caller_builds) {
   if (!parameters_->BeginUpdate(&current_->memory, /*may_be_in_place=*/!current_->changeable())) {
     if (!blocked_since_.has_value()) blocked_since_ = now;
-    if (!current_->squares.empty()) return;  // It was measured with what it is made with.
+    if (!current_->squares.empty()) return {};  // It was measured with what it is made with.
     auto& versions = current_->versions;
     committed_.insert(committed_.begin(), versions.begin(), versions.end());
     current_.reset();
-    return;
+    return {};
   }
   blocked_since_.reset();
   current_->stage = Stage::kBuilding;
   std::vector<size_t> all(layout_->slices());
   std::iota(all.begin(), all.end(), size_t{0});
   current_->parts = 1;
+  if (caller_builds && small()) return {.update = current_, .slices = std::move(all)};
   Post(all);
+  return {};
 }
 
 void Updater::Post(const std::vector<size_t>& slices) {
@@ -200,7 +209,7 @@ void Updater::Post(const std::vector<size_t>& slices) {
 
 // ---- Before the set is decided on
 
-Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
+Updater::Part Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
   std::shared_ptr<Update> update = MakeUpdate({MakeVersion(std::move(pushes))});
   if (NeedsGradientNorms(*update) || NeedsTrustRatios(*update)) return {};
@@ -219,7 +228,7 @@ Updater::SpeculativeUpdate Updater::Speculate(Pushes pushes) {
   return InlineOrPost(std::move(ready));
 }
 
-Updater::SpeculativeUpdate Updater::Arrived(const Push& push, const std::vector<size_t>& slices) {
+Updater::Part Updater::Arrived(const Push& push, const std::vector<size_t>& slices) {
   if (current_ == nullptr || current_->state != State::kSpeculative) return {};
   const Pushes& awaited = current_->versions.front().pushes;
   const bool is_awaited =
@@ -233,12 +242,13 @@ Updater::SpeculativeUpdate Updater::Arrived(const Push& push, const std::vector<
   return InlineOrPost(std::move(ready));
 }
 
-Updater::SpeculativeUpdate Updater::InlineOrPost(std::vector<size_t> slices) {
+Updater::Part Updater::InlineOrPost(std::vector<size_t> slices) {
   if (slices.empty()) return {};
   ++current_->parts;
   size_t elements = 0;
   for (const size_t local : slices) elements += static_cast<size_t>(layout_->slice(local).elements);
-  if (elements <= max_inline_elements_) return {.update = current_, .slices = std::move(slices)};
+  if (small() || elements <= std::min(kLittleElements, max_inline_elements_))
+    return {.update = current_, .slices = std::move(slices)};
   Post(slices);
   return {};
 }
@@ -281,6 +291,7 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
   }
   if (!current_->begun()) return std::nullopt;
   Check(current_->built.size() == layout_->slices(), "a version that is committed is built whole");
+  if (!mode_.synchronous() && current_->not_finite_versions != 0) return RefuseNotFinite();
   if (current_->not_finite != SIZE_MAX) {
     ruined_ = parameters_->updating_in_place();
     parameters_->GiveUp();
@@ -290,6 +301,23 @@ std::optional<Updater::Ended> Updater::TakeEnded() {
     published_position_ = current_->versions.back().next_position;
   }
   ended.update = std::move(current_);
+  return ended;
+}
+
+Updater::Ended Updater::RefuseNotFinite() {
+  parameters_->Abandon();
+  Ended ended = {.outcome = Ended::Outcome::kRefused, .update = current_, .refused = {}};
+  std::vector<Version> others;
+  for (size_t i = 0; i < current_->versions.size(); ++i) {
+    const Version& version = current_->versions[i];
+    if ((current_->not_finite_versions >> i & 1) == 0) {
+      others.push_back(version);
+    } else {
+      ended.refused.insert(ended.refused.end(), version.pushes.begin(), version.pushes.end());
+    }
+  }
+  committed_.insert(committed_.begin(), others.begin(), others.end());
+  current_.reset();
   return ended;
 }
 
@@ -322,15 +350,17 @@ void Updater::Update::BuildSlice(size_t local) const {
   for (size_t k = used; k < state_tensors; ++k) copy(slice.state[k], slice.new_state[k]);
   const bool past_caches = layout->bytes() >= kPastCachesBytes && slice.new_weights != slice.weights;
   const RoundedWeights rounded = {.to = memory.new_rounded.At(*layout, local), .type = memory.new_rounded.type};
-  bool finite = UnusedFinite(local);
+  Applied applied;
   if (!inputs.empty()) {
-    finite = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches, rounded) && finite;
+    applied = ReduceAndApply(inputs, slice, step, UpdaterIsa(), past_caches, rounded);
   } else if (slice.weights != slice.new_weights) {
     std::copy_n(slice.weights, slice.elements, slice.new_weights);
     if (rounded.to != nullptr) RoundHalf(slice.weights, slice.elements, rounded.type, rounded.to, UpdaterIsa());
   }
   if (memory.changes != nullptr) memory.changes->slices[local] = Changed(step, inputs);
-  if (finite) return;
+  applied.not_finite_of |= UnusedNotFinite(local);
+  if (applied.finite && applied.not_finite_of == 0) return;
+  not_finite_versions |= applied.not_finite_of;
   size_t first = not_finite;
   while (local < first && !not_finite.compare_exchange_weak(first, local)) {
   }
@@ -360,12 +390,14 @@ std::vector<VersionInput> Updater::Update::Inputs(size_t local) const {
   std::vector<VersionInput> inputs;
   inputs.reserve(versions.size());
   uint64_t skipping = 0;
-  for (const Version& version : versions) {
+  for (size_t i = 0; i < versions.size(); ++i) {
+    const Version& version = versions[i];
     const bool stays = version.empty() || !IsPushed(kind) || (kind == TensorKind::kBufferLowest && !version.has_lowest);
     if (version.skips(local)) {
       ++skipping;
     } else if (!stays) {
       inputs.push_back(Input(version, local));
+      inputs.back().version = static_cast<uint32_t>(i);
       inputs.back().context.update -= skipping;
     }
   }
@@ -400,14 +432,17 @@ VersionInput Updater::Update::Input(const Version& version, size_t local) const 
   return input;
 }
 
-bool Updater::Update::UnusedFinite(size_t local) const {
-  if (layout->tensor(local).kind != TensorKind::kBufferLowest) return true;
+uint32_t Updater::Update::UnusedNotFinite(size_t local) const {
+  if (layout->tensor(local).kind != TensorKind::kBufferLowest) return 0;
   const auto is_finite = [local](const std::shared_ptr<Push>& push) {
     return push->samples == 0 || !push->slices[local].changeable() || AllFinite(push->slices[local], UpdaterIsa());
   };
-  return std::all_of(versions.begin(), versions.end(), [&](const Version& version) {
-    return std::all_of(version.pushes.begin(), version.pushes.end(), is_finite);
-  });
+  uint32_t found = 0;
+  for (size_t i = 0; i < versions.size(); ++i) {
+    const Pushes& pushes = versions[i].pushes;
+    if (!std::all_of(pushes.begin(), pushes.end(), is_finite)) found |= uint32_t{1} << i;
+  }
+  return found;
 }
 
 bool Updater::Update::changeable() const {
@@ -442,6 +477,17 @@ std::string Updater::Update::NotFinite() const {
   return absl::StrCat(which, ": the weights of tensor ", tensor.name, " are not finite",
                       too_large ? " or too large for --weights_wire_dtype=float16" : "", "; the learning rate, ",
                       context.hyperparameters.learning_rate, ", may be too large (--learning_rate)");
+}
+
+absl::Status Updater::Update::NotFinite(const Push& push) const {
+  std::string what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the gradient");
+  if (not_finite != SIZE_MAX && !push.slices[not_finite].absent() &&
+      !AllFinite(push.slices[not_finite], UpdaterIsa())) {
+    const TensorSpec& tensor = layout->tensor(not_finite);
+    what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the ",
+                        tensor.kind == TensorKind::kWeight ? "gradient" : "value", " of tensor ", tensor.name);
+  }
+  return absl::InvalidArgumentError(what + " is not finite");
 }
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {

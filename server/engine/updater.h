@@ -31,6 +31,7 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
+#include "absl/status/status.h"
 #include "common/clipping.h"
 #include "common/clock.h"
 #include "common/optimizers/optimizer.h"
@@ -84,6 +85,9 @@ class Updater {
     Parameters::Update memory;
     // The first slice (local index) whose new weights are not all finite. Written as slices are built.
     mutable std::atomic<size_t> not_finite = SIZE_MAX;
+    // A bit for each version with a gradient in changeable memory that was not finite as it was read. Written as slices
+    // are built, too.
+    mutable std::atomic<uint32_t> not_finite_versions = 0;
     // What this stage measures, in double, of each slice of each version; written as slices are measured.
     std::vector<double> squares;         // They are the gradient's, or the optimizer's update's.
     std::vector<double> weight_squares;  // For trust ratios.
@@ -102,6 +106,8 @@ class Updater {
     void Build(const std::vector<size_t>& slices) const;
     // Why it is not published: which tensor's weights are not finite, or which rank's gradient of the tensor is not.
     std::string NotFinite() const;
+    // Why this push of it was refused: of which tensor the gradient was not finite, as far as that can still be seen.
+    absl::Status NotFinite(const Push& push) const;
     // For the `apply` event of one of its versions, which was published.
     static nlohmann::ordered_json Fields(const Version& version, TimePoint now);
 
@@ -116,8 +122,8 @@ class Updater {
     VersionInput Input(const Version& version, size_t local) const;
     // Which elements of the slice these inputs may change; null: perhaps all.
     ChangedPositions Changed(const Optimizer& step, const std::vector<VersionInput>& inputs) const;
-    // Whether values that are pushed, but not used, are finite.
-    bool UnusedFinite(size_t local) const;
+    // A bit for each version with values that are pushed, but not used, and are not finite.
+    uint32_t UnusedNotFinite(size_t local) const;
     OptimizerBlock Block(size_t local) const;
     // Measures item i: slice i mod slices() of version i / slices().
     void MeasureItem(size_t i);
@@ -127,22 +133,26 @@ class Updater {
     bool begun() const { return stage == Stage::kBuilding; }
   };
 
-  // What the caller that brought slices is to build, without the lock, and then report with OnBuilt.
-  struct SpeculativeUpdate {
+  // What the caller is to build itself, without the lock, and then report with OnBuilt. Null: nothing.
+  struct Part {
     std::shared_ptr<const Update> update;
     std::vector<size_t> slices;  // Local indices.
   };
 
   struct Ended {
-    enum class Outcome { kPublished, kNotFinite, kAbandoned, kGivenUp };
+    // kRefused: some of its pushes, each of which would have been a version, were not finite; the others are built
+    // anew.
+    enum class Outcome { kPublished, kNotFinite, kRefused, kAbandoned, kGivenUp };
     Outcome outcome = Outcome::kPublished;
     std::shared_ptr<const Update> update;  // To be let go of without the lock: it frees the gradients.
+    Pushes refused = {};
   };
 
   // All arguments outlive it. `gradients` applies gradients and `differences` differences of weights, whichever pushes
   // carry (v1::Contribution); the parameters have the state of the one that has more of it. `on_built` is called by the
-  // pool's threads without the owner's lock; it calls OnBuilt. Gradients are clipped by `clip`; differences are not.
-  // Slices of at most `max_inline_elements` together are built by whoever brought them; more are spread over the pool.
+  // pool's threads without the owner's lock; it calls OnBuilt. Gradients are clipped by `clip`; differences are not. A
+  // shard of at most `max_inline_elements` is built by whoever brought the last slice that it needs, since to wake
+  // another thread takes longer. What is larger is spread over the pool, but for what is little in it.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
           const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
           std::function<void(const std::vector<size_t>& slices)> on_built);
@@ -170,11 +180,11 @@ class Updater {
   void Commit(Pushes pushes, TimePoint now);
   // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
   // part in the step. Returns what the caller is to build.
-  SpeculativeUpdate Speculate(Pushes pushes);
+  Part Speculate(Pushes pushes);
   // These slices (local indices) of a push have come, each once. Nothing, unless the push is of the speculative update:
   // a rank that has joined since it was begun takes part in the step, but not in that. Returns what the caller is to
   // build.
-  SpeculativeUpdate Arrived(const Push& push, const std::vector<size_t>& slices);
+  Part Arrived(const Push& push, const std::vector<size_t>& slices);
   // A push of the speculative update, if there is one, was dropped or replaced: what was built is abandoned.
   void Abandon();
   // Hyperparameters that change from a version on; a speculative update that has begun with others is abandoned.
@@ -205,8 +215,9 @@ class Updater {
 
   // Publishes or discards what is in the making, if it is complete or was abandoned, and says so.
   std::optional<Ended> TakeEnded();
-  // Begins what was committed first, if nothing is in the making and a buffer is free.
-  void StartNext(TimePoint now);
+  // Begins what was committed first, if nothing is in the making and a buffer is free. If the caller can build
+  // (`caller_builds`) and the shard's model is small, it is to build what is returned; else the pool builds.
+  Part StartNext(TimePoint now, bool caller_builds = false);
 
   bool idle() const { return current_ == nullptr && committed_.empty(); }
   // An update is being written, which ends without waiting for anybody.
@@ -243,15 +254,20 @@ class Updater {
   uint64_t next_committed() const;
   // Makes an update of these versions, which are the next ones.
   std::shared_ptr<Update> MakeUpdate(std::vector<Version> versions) const;
-  // Gives the committed update in the making memory and has the pool build it, unless all buffers are held.
-  void BeginCommitted(TimePoint now);
+  // Gives the committed update in the making memory, unless all buffers are held. Returns it, if the caller is to build
+  // it; else the pool does.
+  Part BeginCommitted(TimePoint now, bool caller_builds);
   // Takes those of the committed versions that are made in one update.
   std::vector<Version> TakeNext();
   // What the version is made with.
   UpdateContext ContextOf(const Version& version, uint64_t number) const;
   // Has the pool build these slices of what is in the making, unless they are few, which are returned.
-  SpeculativeUpdate InlineOrPost(std::vector<size_t> slices);
+  Part InlineOrPost(std::vector<size_t> slices);
   void Post(const std::vector<size_t>& slices);
+  // Gives up the update in the making, and commits anew those of its versions that were finite as they were read.
+  Ended RefuseNotFinite();
+  // What the shard has in all is so little that one thread builds it.
+  bool small() const;
 
   bool alone() const { return layout_ == nullptr || layout_->plan().num_shards() == 1; }
   bool NeedsGradientNorms(const Update& update) const;

@@ -27,6 +27,7 @@ class Asp final : public EachPush {
   }
 
   void Decided(const StepSet& /*set*/) override { ++versions_; }
+  void Refused(const StepSet& /*set*/) override { --versions_; }
 
   nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"versions", versions_}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override {

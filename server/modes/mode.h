@@ -130,6 +130,9 @@ class Mode {
   // The push of this step is part of the current version.
   virtual void Applied(uint32_t /*rank*/, uint64_t /*step*/) {}
 
+  // The set was decided, but its push turned out not to be finite: there is no version of it. Where each push makes one.
+  virtual void Refused(const StepSet& /*set*/) {}
+
   // Whether this set was decided before: the chief may name one again.
   virtual bool WasDecided(const StepSet& set) const = 0;
 

@@ -1,37 +1,47 @@
 #include "server/shard/build_streams.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace ps {
 
-void BuildStreams::Open(const void* session, uint32_t rank, uint64_t step, bool this_host, Callback callback) {
+void BuildStreams::Open(const void* session, uint32_t rank, uint64_t step, bool this_host,
+                        std::shared_ptr<ShardClient> client) {
   const bool known =
       std::any_of(streams_.begin(), streams_.end(), [&](const Stream& each) { return each.session == session; });
   if (known || when_ == StreamWhen::kNever) return;
   streams_.push_back(
-      {.session = session, .rank = rank, .step = step, .this_host = this_host, .callback = std::move(callback)});
+      {.session = session, .rank = rank, .step = step, .this_host = this_host, .client = std::move(client)});
   told_slices_ = 0;  // This one knows nothing.
 }
 
-void BuildStreams::Close(const void* session) {
-  std::erase_if(streams_, [&](Stream& stream) {
-    if (stream.session != session) return false;
-    outbox_.Add([callback = std::move(stream.callback)] {});  // Let go of without the owner's lock.
-    return true;
-  });
+std::shared_ptr<ShardClient> BuildStreams::Close(const void* session) {
+  const auto found =
+      std::find_if(streams_.begin(), streams_.end(), [&](const Stream& each) { return each.session == session; });
+  if (found == streams_.end()) return nullptr;
+  std::shared_ptr<ShardClient> client = std::move(found->client);
+  streams_.erase(found);
+  return client;
 }
 
-void BuildStreams::Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin) {
+std::vector<ToldSlices> BuildStreams::Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin) {
+  std::vector<ToldSlices> told;
   const uint64_t now = making == nullptr ? 0 : build;
   const size_t slices = making == nullptr ? 0 : making->built.size();
-  if (now == told_build_ && slices == told_slices_) return;  // After most events.
+  if (now == told_build_ && slices == told_slices_) return told;  // After most events.
   told_build_ = now;
   told_slices_ = slices;
   const bool tells = making != nullptr && !Waits(*making);
   for (Stream& stream : streams_) {
-    if (stream.build != 0 && stream.build != now) Release(stream);
-    if (tells && stream.callback) TellOne(stream, *making, build, pin);
+    if (stream.build != 0 && stream.build != now) told.push_back(Release(stream));
+    if (!tells || stream.client == nullptr) continue;
+    std::vector<size_t> unknown = NewSlices(stream, *making);
+    if (unknown.empty()) continue;
+    stream.build = build;
+    told.push_back({.client = stream.client,
+                    .built = {.build = build, .weights = pin(stream.rank), .slices = std::move(unknown)}});
   }
+  return told;
 }
 
 const Push* BuildStreams::FindPush(const Stream& stream, const Updater::Update& making) {
@@ -48,24 +58,19 @@ bool BuildStreams::Waits(const Updater::Update& making) const {
                      [&](const Stream& each) { return each.this_host && FindPush(each, making) != nullptr; });
 }
 
-void BuildStreams::Release(Stream& stream) {
-  outbox_.Add(
-      [callback = stream.callback, build = stream.build] { callback({.build = build, .weights = {}, .slices = {}}); });
-  stream.build = 0;
+ToldSlices BuildStreams::Release(Stream& stream) {
   stream.told = 0;
+  return {.client = stream.client, .built = {.build = std::exchange(stream.build, 0), .weights = {}, .slices = {}}};
 }
 
-void BuildStreams::TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin) {
-  if (FindPush(stream, making) == nullptr) return;
+std::vector<size_t> BuildStreams::NewSlices(Stream& stream, const Updater::Update& making) {
   std::vector<size_t> slices;
+  if (FindPush(stream, making) == nullptr) return slices;
   for (size_t i = stream.told; i < making.built.size(); ++i) {
     if (making.layout->is_pushed(making.built[i])) slices.push_back(making.built[i]);
   }
   stream.told = making.built.size();
-  if (slices.empty()) return;
-  stream.build = build;
-  BuiltSlices built = {.build = build, .weights = pin(stream.rank), .slices = std::move(slices)};
-  outbox_.Add([callback = stream.callback, built = std::move(built)] { callback(built); });
+  return slices;
 }
 
 }  // namespace ps

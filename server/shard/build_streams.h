@@ -6,45 +6,42 @@
 // Nothing here waits for a call, or holds a version for one: the call itself holds it, by the pin that comes with the
 // slices (BuiltSlices).
 //
-// Not thread-safe: its owner locks, and the callbacks are made through an outbox.
+// A value: its owner locks, and tells the calls.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <list>
-#include <optional>
+#include <memory>
 #include <vector>
 
-#include "common/outbox.h"
 #include "server/config/shard_options.h"
 #include "server/engine/parameters.h"
 #include "server/engine/updater.h"
+#include "server/shard/waiters.h"
 
 namespace ps {
 
-// Slices of the version in the making.
-struct BuiltSlices {
-  uint64_t build = 0;
-  std::optional<VersionPin> weights;  // Unset: the build is over for this call, which lets go of its weights.
-  std::vector<size_t> slices;         // Local indices, each once for a build.
+// What is to be told to a call.
+struct ToldSlices {
+  std::shared_ptr<ShardClient> client;
+  BuiltSlices built;
 };
 
 class BuildStreams {
  public:
-  using Callback = std::function<void(BuiltSlices)>;
   using PinFunction = std::function<VersionPin(uint32_t rank)>;
 
-  BuildStreams(StreamWhen when, CallOutbox& outbox) : when_(when), outbox_(outbox) {}
+  explicit BuildStreams(StreamWhen when) : when_(when) {}
 
-  // This session's call brings a push of this rank and step, from this host or another. Without a callback the call
-  // takes no slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is
-  // open.
-  void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, Callback callback);
-  // The call has its answer, or has ended.
-  void Close(const void* session);
-  // Tells each call whose push is part of the version in the making what it does not know yet of the built slices.
-  // Null: nothing is in the making that may be read.
-  void Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin);
+  // This session's call brings a push of this rank and step, from this host or another. Without a client the call takes
+  // no slices, and is noted only because pushes of this host go first. Does nothing if the session's stream is open.
+  void Open(const void* session, uint32_t rank, uint64_t step, bool this_host, std::shared_ptr<ShardClient> client);
+  // The call has its answer, or has ended. Returns its client, to be let go of without the owner's lock; null: none.
+  std::shared_ptr<ShardClient> Close(const void* session);
+  // What each call whose push is part of the version in the making does not know yet of the built slices. Null: nothing
+  // is in the making that may be read.
+  std::vector<ToldSlices> Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin);
 
  private:
   struct Stream {
@@ -52,18 +49,18 @@ class BuildStreams {
     uint32_t rank;
     uint64_t step;
     bool this_host;
-    Callback callback;
+    std::shared_ptr<ShardClient> client;
     uint64_t build = 0;  // It was told of this one, and not yet to let go of it; 0: of none.
     size_t told = 0;     // It knows so many slices, the first that were built.
   };
   static const Push* FindPush(const Stream& stream, const Updater::Update& making);
   // Whether a worker of this host pushes for it: then that push goes first.
   bool Waits(const Updater::Update& making) const;
-  void Release(Stream& stream);
-  void TellOne(Stream& stream, const Updater::Update& making, uint64_t build, const PinFunction& pin);
+  static ToldSlices Release(Stream& stream);
+  // The slices of `making` that it does not know.
+  static std::vector<size_t> NewSlices(Stream& stream, const Updater::Update& making);
 
   const StreamWhen when_;
-  CallOutbox& outbox_;
   std::list<Stream> streams_;
   // What all of them know.
   uint64_t told_build_ = 0;

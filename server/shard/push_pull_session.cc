@@ -30,29 +30,30 @@ std::chrono::nanoseconds PushPullSession::WaitTime(uint32_t wait_ms) const {
   return wait_ms == 0 ? limits_.wait_default : std::min(asked, limits_.wait_max);
 }
 
-absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSlice> slices) {
+absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSlice> slices,
+                                  std::shared_ptr<ShardClient> client) {
   if (push_.has_value() && Describe(*push_) != Describe(header)) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
   }
   push_ = std::move(header);
   if (!opened_ && (push_->stream() || this_host_)) {
     opened_ = true;
-    shard_.OpenStream(this, *push_, this_host_, push_->stream() ? std::move(stream_) : nullptr);
+    shard_.OpenStream(this, *push_, this_host_, push_->stream() ? std::move(client) : nullptr);
   }
   return shard_.AddSlices(this, *push_, std::move(slices));
 }
 
-void PushPullSession::Finish(bool weights, Callback callback) {
-  if (!push_.has_value()) return callback(absl::InvalidArgumentError("the call ended without a message"));
+void PushPullSession::Finish(bool weights, std::shared_ptr<ShardClient> client) {
+  if (!push_.has_value()) return client->OnAnswer(absl::InvalidArgumentError("the call ended without a message"));
   Await({.caller = {.id = push_->id(), .peer = peer_},
          .push = push_->step(),
          .weights = weights,
          .computes = weights,
          .wait = WaitTime(push_->wait_ms())},
-        /*push_ended=*/push_->calls() <= 1, std::move(callback));
+        /*push_ended=*/push_->calls() <= 1, std::move(client));
 }
 
-void PushPullSession::Pull(const v1::PullRequest& request, Callback callback) {
+void PushPullSession::Pull(const v1::PullRequest& request, std::shared_ptr<ShardClient> client) {
   Await({.caller = {.id = request.id(), .peer = peer_},
          .push = {},
          .weights = true,
@@ -60,51 +61,44 @@ void PushPullSession::Pull(const v1::PullRequest& request, Callback callback) {
          .version = VersionOf(request),
          .step = request.has_step() ? std::optional<uint64_t>(request.step()) : std::nullopt,
          .wait = WaitTime(request.wait_ms())},
-        /*push_ended=*/false, std::move(callback));
+        /*push_ended=*/false, std::move(client));
 }
 
-void PushPullSession::Hash(const v1::HashSlicesRequest& request, HashCallback callback) {
-  const auto on_weights = [&shard = shard_, callback = std::move(callback)](const absl::StatusOr<Reply>& reply) {
-    if (!reply.ok()) return callback(reply.status());
-    shard.HashSlices(*reply->weights, callback);
-  };
+void PushPullSession::PullToHash(const v1::HashSlicesRequest& request, std::shared_ptr<ShardClient> client) {
   Await({.caller = {.id = request.id(), .peer = peer_},
          .push = {},
          .weights = true,
          .version = VersionOf(request),
          .wait = WaitTime(request.wait_ms())},
-        /*push_ended=*/false, on_weights);
+        /*push_ended=*/false, std::move(client));
 }
 
-void PushPullSession::Await(const ShardRequest& request, bool push_ended, Callback callback) {
-  const TimePoint began = Now();
-  shard_.Await(this, request, push_ended, [began, callback = std::move(callback)](absl::StatusOr<ShardAnswer> answer) {
-    if (!answer.ok()) return callback(answer.status());
-    Reply reply;
-    if (answer->push.has_value()) *reply.header.mutable_push() = *std::move(answer->push);
-    if (answer->weights.has_value()) {
-      reply.weights = *std::move(answer->weights);
-      reply.header.set_version(reply.weights->version());
-      ToProto(answer->hyperparameters, reply.header.mutable_hyperparameters());
-      if (answer->schedule.has_value()) *reply.header.mutable_schedule() = ToProto(*answer->schedule);
-      reply.header.set_position(answer->position);
-      const auto waited = std::chrono::duration_cast<std::chrono::microseconds>(Now() - began);
-      reply.header.set_waited_us(static_cast<uint64_t>(waited.count()));
-    }
-    callback(std::move(reply));
-  });
+void PushPullSession::Await(const ShardRequest& request, bool push_ended, std::shared_ptr<ShardClient> client) {
+  shard_.Await(this, request, push_ended, std::move(client));
   // If Gone came before the shard knew of the request, it is told now.
   if (gone_) shard_.Gone(this);
 }
 
 void PushPullSession::Over() {
-  stream_ = nullptr;  // It may hold whoever has the session.
   if (std::exchange(opened_, false)) shard_.CloseStream(this);
 }
 
 void PushPullSession::Gone() {
   gone_ = true;
   shard_.Gone(this);
+}
+
+v1::PullReply HeaderOf(const ShardAnswer& answer) {
+  v1::PullReply header;
+  if (answer.push.has_value()) *header.mutable_push() = *answer.push;
+  if (!answer.weights.has_value()) return header;
+  header.set_version(answer.weights->version());
+  ToProto(answer.hyperparameters, header.mutable_hyperparameters());
+  if (answer.schedule.has_value()) *header.mutable_schedule() = ToProto(*answer.schedule);
+  header.set_position(answer.position);
+  header.set_waited_us(
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(answer.waited).count()));
+  return header;
 }
 
 }  // namespace ps

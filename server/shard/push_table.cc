@@ -290,19 +290,16 @@ absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
 }
 
 void PushTable::Record(const Push& push, v1::Answer answer) {
-  const auto taken = std::find_if(taken_.begin(), taken_.end(),
-                                  [&](const std::shared_ptr<Push>& each) { return each.get() == &push; });
-  Check(taken != taken_.end(), "a push is recorded once, after it was taken");
   ledger_.Record(LastOf(push, answer));
-  GiveBack(push);
-  taken_.erase(taken);
+  Release(push);
 }
 
-void PushTable::Release(const Pushes& pushes) {
-  for (const std::shared_ptr<Push>& push : pushes) {
-    Check(taken_.erase(push) == 1, "a push is given up once, after it was taken");
-    GiveBack(*push);
-  }
+void PushTable::Release(const Push& push) {
+  const auto taken = std::find_if(taken_.begin(), taken_.end(),
+                                  [&](const std::shared_ptr<Push>& each) { return each.get() == &push; });
+  Check(taken != taken_.end(), "a push is recorded or given up once, after it was taken");
+  GiveBack(push);
+  taken_.erase(taken);
 }
 
 void PushTable::GiveBack(const Push& push) {

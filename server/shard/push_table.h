@@ -82,8 +82,8 @@ class PushTable {
   absl::StatusOr<Pushes> Take(const StepSet& set);
   // Records the answer of a push that was taken.
   void Record(const Push& push, v1::Answer answer);
-  // Gives up pushes that were taken: they are not answered.
-  void Release(const Pushes& pushes);
+  // Gives up a push that was taken: it is not answered.
+  void Release(const Push& push);
 
   // ---- What is known
 

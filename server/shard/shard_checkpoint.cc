@@ -7,7 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "common/status.h"
 #include "server/checkpoint/saved_state.h"
-#include "server/shard/shard.h"
+#include "server/shard/shard_core.h"
 
 namespace ps {
 
@@ -44,49 +44,42 @@ std::vector<v1::RankStep> ShardState::SavedSteps() const {
   return steps;
 }
 
-void Shard::TakeCheckpoint() {
-  if (!state_.checkpoint_due.has_value() || store_ == nullptr || state_.parameters == nullptr) return;
+void ShardCore::TakeCheckpoint() {
+  if (!state_.checkpoint_due.has_value() || !has_store_ || state_.parameters == nullptr) return;
   if (state_.writes_checkpoint || state_.job.shut_down()) return;
   const ShardState::CheckpointDue due = *state_.checkpoint_due;
   const uint64_t version = state_.parameters->version();
   if (version < due.version.value_or(version) || !state_.parameters->may_snapshot()) return;
   state_.checkpoint_due.reset();
   state_.writes_checkpoint = true;
-  const std::vector<v1::RankStep> steps = state_.SavedSteps();
-  const uint64_t samples = state_.updater.Save().position;
-  CheckpointStore::Part part = {.number = due.number,
-                                .generation = state_.job.view().generation(),
-                                .snapshot = state_.parameters->TakeSnapshot(),
-                                .state = state_.Save()};
-  outbox_.Add([this, part = std::move(part), steps, samples] {
-    store_->Write(part, [this, steps, samples](v1::CheckpointWritten written) {
-      written.set_samples(samples);
-      written.mutable_steps()->Add(steps.begin(), steps.end());
-      OnCheckpointWritten(std::move(written));
-    });
-  });
+  actions_.emplace_back(WriteCheckpoint{.part = {.number = due.number,
+                                                 .generation = state_.job.view().generation(),
+                                                 .snapshot = state_.parameters->TakeSnapshot(),
+                                                 .state = state_.Save()},
+                                        .steps = state_.SavedSteps(),
+                                        .samples = state_.updater.Save().position});
 }
 
-void Shard::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
+void ShardCore::FailCheckpoint(const v1::Cut& commit, const std::string& why) {
   v1::ShardReport report = state_.ReportCut(commit, state_.parameters->version());
   report.mutable_checkpoint()->set_number(commit.checkpoint());
   report.mutable_checkpoint()->set_failure(why);
   Report(std::move(report));
 }
 
-void Shard::OnCheckpointWritten(v1::CheckpointWritten written) {
-  const OutboxLock lock(outbox_, mutex_);
+ShardReady ShardCore::OnCheckpointWritten(v1::CheckpointWritten written) {
   state_.writes_checkpoint = false;
   v1::ShardReport report;
   *report.mutable_checkpoint() = std::move(written);
   Report(std::move(report));
   TakeCheckpoint();  // The last one may wait for it.
+  return Take();
 }
 
 // ---- Beginning with one
 
-void Shard::BeginRestore() {
-  if (store_ == nullptr) return Fail("the job begins with a checkpoint, but this server has no --checkpoint_dir");
+void ShardCore::BeginRestore() {
+  if (!has_store_) return Fail("the job begins with a checkpoint, but this server has no --checkpoint_dir");
   const Parameters::Update memory = state_.parameters->BeginRestore();
   const auto skipped = std::make_shared<std::vector<uint64_t>>(state_.layout->slices());
   std::vector<WantedPart> wanted;
@@ -102,32 +95,33 @@ void Shard::BeginRestore() {
     }
     part.skipped = &(*skipped)[local];
   }
-  outbox_.Add([this, restore = state_.job.view().restore(), wanted = std::move(wanted), skipped] {
-    store_->Read(restore, wanted, [this, skipped](const auto& loaded) { OnRestored(loaded, skipped); });
-  });
+  actions_.emplace_back(
+      ReadCheckpoint{.restore = state_.job.view().restore(), .wanted = std::move(wanted), .skipped = skipped});
 }
 
-void Shard::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped) {
-  const OutboxLock lock(outbox_, mutex_);
+ShardReady ShardCore::OnRestored(const absl::StatusOr<CheckpointStore::Loaded>& loaded, SkippedUpdates skipped) {
   absl::Status restored = loaded.ok() ? state_.Restore(loaded->state, loaded->settings) : loaded.status();
   if (restored.ok()) {
     const absl::Status rounded = state_.parameters->FinishRestore(loaded->version, std::move(skipped));
     // An earlier checkpoint might do, but then this one would be lost in time.
     if (!rounded.ok()) {
-      return Fail(absl::StrCat(state_.job.view().restore().path(), ": ", Message(rounded),
-                               "; give the job the --weights_wire_dtype that it had, or bfloat16, or name an earlier "
-                               "checkpoint (--restore)"));
+      Fail(absl::StrCat(state_.job.view().restore().path(), ": ", Message(rounded),
+                        "; give the job the --weights_wire_dtype that it had, or bfloat16, or name an earlier "
+                        "checkpoint (--restore)"));
+      return Take();
     }
   }
   if (!restored.ok()) {
     v1::ShardReport report;
     report.set_restore_failure(absl::StrCat("shard ", options_.shard, ": ", Message(restored)));
-    return Report(std::move(report));
+    Report(std::move(report));
+    return Take();
   }
   spdlog::info("restored version {}", loaded->version);
   Report({});
   Advance();
   AnswerWaits();
+  return Take();
 }
 
 absl::Status ShardState::Restore(const nlohmann::ordered_json& saved,

@@ -91,8 +91,14 @@ absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
 }
 
 bool ShardState::applies_in_place() const {
-  return mode->synchronous() && mode->OnLoss() == LossAction::kFail && !setup.clip.needs_norms() &&
+  return (!mode->synchronous() || mode->OnLoss() == LossAction::kFail) && !setup.clip.needs_norms() &&
          !optimizer->uses_trust_ratio() && options.max_versions > 1;
+}
+
+void ShardState::RefuseNotFinite(const Push& push, absl::Status why) {
+  pushes.Release(push);
+  mode->Refused({.step = push.step, .ranks = {push.rank}});
+  not_finite_pushes[push.rank] = {.incarnation = push.incarnation, .step = push.step, .why = std::move(why)};
 }
 
 absl::Status ShardState::SetLayout(ShardMemory memory) {
@@ -155,6 +161,7 @@ absl::StatusOr<PushTable::Arrival> ShardState::Arrive(const void* session, const
     PS_RETURN_IF_ERROR(CheckPulled(header));
     absl::StatusOr<PushTable::Arrival> arrival =
         pushes.Add(session, header, std::move(slices), not_finite, *mode, parameters->version());
+    if (arrival.ok() && arrival->push != nullptr) not_finite_pushes.erase(header.id().rank());
     if (arrival.ok() && arrival->push != nullptr && arrival->push->pulled == nullptr &&
         mode->delay_compensation() != 0) {
       arrival->push->pulled = pulled.at(header.id().rank()).weights;
@@ -185,9 +192,10 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
 std::vector<StepSet> ShardState::SetMembers() {
   pushes.DropOrphans(job, *mode);
   updater.SetLowestRank(job.lowest_rank());
+  std::erase_if(not_finite_pushes, [&](const auto& entry) { return !job.Owns(entry.first, entry.second.incarnation); });
   std::erase_if(pulled, [&](const auto& entry) {
     if (job.Owns(entry.first, entry.second.incarnation)) return false;
-    discarded.push_back(entry.second.weights);
+    LetGo(entry.second.weights);
     return true;
   });
   std::vector<StepSet> fixed = mode->SetMembers(job.mode_members());
@@ -206,7 +214,7 @@ bool ShardState::MeasuresFirst(const Push& push) const {
          push.clip_factors == nullptr;
 }
 
-Updater::SpeculativeUpdate ShardState::Speculate(const PushTable::Arrival& arrival) {
+Updater::Part ShardState::Speculate(const PushTable::Arrival& arrival) {
   if (!updater.idle()) return updater.Arrived(*arrival.push, arrival.slices);
   // Once all that take part in the step have begun their push, the coefficients are known.
   return updater.Speculate(pushes.FindAll(mode->ExpectedContributors(), mode->step()));
@@ -344,6 +352,9 @@ ShardState::Answer ShardState::AnswerPush(Wait& wait, TimePoint now) {
   PS_RETURN_IF_ERROR(job.Serving());
   if (pushes.ledger().Seen(id.rank(), step)) return Tell(wait, pushes.Tell(id.rank(), step), now);
   if (!job.Owns(id.rank(), id.incarnation())) return Tell(wait, v1::ANSWER_FENCED, now);
+  if (const auto bad = not_finite_pushes.find(id.rank()); bad != not_finite_pushes.end() && bad->second.step == step) {
+    return bad->second.why;
+  }
   return std::nullopt;
 }
 
@@ -409,7 +420,7 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
   if (answer.push.has_value() && mode->synchronous()) answer.push->set_next_step(current);
   if (computes && !over && mode->delay_compensation() != 0) {
     Pulled& kept = pulled[caller.id.rank()];
-    discarded.push_back(std::move(kept.weights));
+    LetGo(std::move(kept.weights));
     kept = {.incarnation = caller.id.incarnation(), .weights = parameters->Keep()};
   }
   return answer;

@@ -1,6 +1,6 @@
-// The rooms of one shard, and what a request is answered in the state that they are in.
+// The parts of one shard, and what a request is answered in the state that they are in. ShardCore feeds them events.
 //
-// A value without a lock of its own; the shard locks, and passes the time in.
+// A value: its owner locks, and passes the time in.
 #pragma once
 
 #include <functional>
@@ -63,6 +63,14 @@ struct ShardState {
     KeptVersion weights;
   };
   std::map<uint32_t, Pulled> pulled;
+  // Pushes that were complete, and turned out not to be finite as they were applied, by rank: until the rank begins
+  // another, or has another owner.
+  struct NotFinitePush {
+    uint64_t incarnation = 0;
+    uint64_t step = 0;
+    absl::Status why;
+  };
+  std::map<uint32_t, NotFinitePush> not_finite_pushes;
   // The checkpoint to be taken, of this version; nothing: of the present one.
   struct CheckpointDue {
     uint64_t number = 0;
@@ -72,6 +80,9 @@ struct ShardState {
   bool writes_checkpoint = false;  // One at a time: each keeps a version of weights and state.
   // These are to be let go of without the lock: their end calls the parameters' release hook, which wants the lock.
   std::vector<std::shared_ptr<const void>> discarded;
+  void LetGo(std::shared_ptr<const void> what) {
+    if (what != nullptr) discarded.push_back(std::move(what));
+  }
 
   // The pool outlives it; on_built as Updater's.
   ShardState(const ShardOptions& options, ThreadPool& pool, std::function<void(const std::vector<size_t>&)> on_built);
@@ -100,11 +111,13 @@ struct ShardState {
   // Whether this push, which is complete here, is measured over all shards before it is decided on.
   bool MeasuresFirst(const Push& push) const;
   // Whether gradients in shared memory are read there as they are applied. Else they are copied as they arrive: so it
-  // is where the effect of a bad one could not be undone (the job would go on without its worker), or where gradients
-  // are read more than once.
+  // is where gradients are read more than once, and where a bad one among several of a version could not be left out,
+  // though the job is to go on without its worker. Where each push makes a version, a bad one is refused alone.
   bool applies_in_place() const;
+  // This push was applied and was not finite: it is answered why, and nothing of it counts.
+  void RefuseNotFinite(const Push& push, absl::Status why);
   // Slices that have arrived may be built before their step is decided on. Returns what the caller is to build.
-  Updater::SpeculativeUpdate Speculate(const PushTable::Arrival& arrival);
+  Updater::Part Speculate(const PushTable::Arrival& arrival);
 
   // ---- Cuts
 

@@ -1,12 +1,13 @@
 // Who is parked at a shard: for what, until when.
 //
-// A pure value: its owner locks, passes the time in, and makes the callbacks.
+// A pure value: its owner locks, passes the time in, and answers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -41,6 +42,13 @@ struct ShardRequest {
   std::chrono::nanoseconds wait;     // At most, for each of the two.
 };
 
+// Slices of the version in the making.
+struct BuiltSlices {
+  uint64_t build = 0;
+  std::optional<VersionPin> weights;  // Unset: the build is over for this call, which lets go of its weights.
+  std::vector<size_t> slices;         // Local indices, each once for a build.
+};
+
 // What it gets. A push that is FENCED gets no weights.
 struct ShardAnswer {
   std::optional<v1::PushReply> push;
@@ -49,6 +57,22 @@ struct ShardAnswer {
   HyperparameterValues hyperparameters;
   std::optional<Schedule> schedule;
   uint64_t position = 0;
+  std::chrono::nanoseconds waited{0};  // From the request on.
+};
+
+// Who has asked, and gets the answer. Called without the shard's lock, from any thread, and by one at a time. The shard
+// keeps it until it has its answer.
+class ShardClient {
+ public:
+  ShardClient() = default;
+  virtual ~ShardClient() = default;
+  ShardClient(const ShardClient&) = delete;
+  ShardClient& operator=(const ShardClient&) = delete;
+
+  // The answer to its request, once.
+  virtual void OnAnswer(absl::StatusOr<ShardAnswer> answer) = 0;
+  // Slices of the version that its push makes, as they are built (build_streams.h); never after the answer.
+  virtual void OnBuilt(BuiltSlices built) = 0;
 };
 
 // A request that cannot be answered yet.
@@ -56,7 +80,7 @@ struct Wait {
   const void* session = nullptr;  // Whose request it is; never dereferenced.
   ShardRequest request;           // Its push is reset when that has its answer.
   ShardAnswer answer;             // As far as it is known.
-  std::function<void(absl::StatusOr<ShardAnswer>)> callback;
+  std::shared_ptr<ShardClient> client;
   TimePoint parked_at;
   TimePoint deadline;
 };

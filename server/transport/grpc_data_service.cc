@@ -28,7 +28,7 @@ absl::Status CheckHeaderBytes(const grpc::ByteBuffer& message, const std::vector
 // at a time is written: of a version in the making, and when the request has its answer, the rest. Every stage is
 // bounded: by the watch while bytes are to come or go, by the request's own deadline at the shard. Lock order: the
 // call's, then the ServerCall's, the parameters' release hook and the shard's.
-class DataCall : public ServerCall {
+class DataCall : public ServerCall, public ShardClient {
  public:
   // `this_host`: the caller is on it, as far as that matters.
   DataCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host = false)
@@ -42,23 +42,21 @@ class DataCall : public ServerCall {
     return watch().Identify(this, id.rank(), id.incarnation());
   }
 
-  // Writes what the session gets: header and slices.
-  PushPullSession::Callback OnReply(VersionMessages::Wanted wanted) {
-    return [self = Self(this), wanted](absl::StatusOr<PushPullSession::Reply> reply) {
-      if (!reply.ok()) return self->End(reply.status());
-      MutexLock lock(self->mutex_);
-      self->messages_.Answer(std::move(reply->header), std::move(reply->weights), wanted);
-      self->WriteMore();
-    };
+  // What is to be written of the weights that the call gets. Before it asks.
+  void Want(VersionMessages::Wanted wanted) { wanted_ = wanted; }
+
+  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
+    if (!answer.ok()) return End(answer.status());
+    v1::PullReply header = HeaderOf(*answer);
+    MutexLock lock(mutex_);
+    messages_.Answer(std::move(header), std::move(answer->weights), wanted_);
+    WriteMore();
   }
 
-  // Slices of the version that a push makes, before it is committed.
-  BuildStreams::Callback OnBuilt() {
-    return [self = Self(this)](BuiltSlices built) {
-      MutexLock lock(self->mutex_);
-      self->messages_.Add(std::move(built));
-      self->WriteMore();
-    };
+  void OnBuilt(BuiltSlices built) final {
+    MutexLock lock(mutex_);
+    messages_.Add(std::move(built));
+    WriteMore();
   }
 
   // The version that the caller has. Of another generation than runs there may be another of this number.
@@ -91,6 +89,7 @@ class DataCall : public ServerCall {
   Shard& shard_;
   PushPullSession session_;
   bool identified_ = false;
+  VersionMessages::Wanted wanted_;
   Mutex mutex_;
   VersionMessages messages_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -127,10 +126,7 @@ class PushCall final : public DataCall {
       : DataCall(watch, context, shard, limits, IsThisHost(context.peer())), weights_(weights) {}
 
  private:
-  void OnBegin() override {
-    if (weights_) session().Stream(OnBuilt());
-    Read(kMaxMessageBytes);
-  }
+  void OnBegin() override { Read(kMaxMessageBytes); }
 
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::PushRequest request;
@@ -138,8 +134,8 @@ class PushCall final : public DataCall {
     if (!slices.ok()) return slices.status();
     PS_RETURN_IF_ERROR(CheckHeaderBytes(message, *slices));
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    base_ = BaseOf(request);
-    PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices)));
+    Want({.base = BaseOf(request)});
+    PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices), weights_ ? Self(this) : nullptr));
     Read(kMaxMessageBytes);
     return absl::OkStatus();
   }
@@ -147,15 +143,15 @@ class PushCall final : public DataCall {
   void OnMessagesEnd() override {
     // A broken or cancelled call looks like one that has sent everything; but another call may carry its push by now.
     if (gone()) return End(absl::CancelledError("the caller disconnected"));
-    if (weights_) return session().Finish(/*weights=*/true, OnReply({.base = base_}));
-    session().Finish(/*weights=*/false, [self = Self(this)](const absl::StatusOr<PushPullSession::Reply>& reply) {
-      if (!reply.ok()) return self->End(reply.status());
-      self->Answer(EncodeMessage(reply->header.push()));
-    });
+    session().Finish(weights_, Self(this));
+  }
+
+  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
+    if (weights_ || !answer.ok()) return DataCall::OnAnswer(std::move(answer));
+    Answer(EncodeMessage(*answer->push));
   }
 
   const bool weights_;
-  std::optional<uint64_t> base_;
 };
 
 // Of one small request, without slices.
@@ -188,7 +184,8 @@ class PullCall final : public ReadCall<v1::PullRequest> {
 
  private:
   void Ask(const v1::PullRequest& request) override {
-    session().Pull(request, OnReply({.constants = true, .float32 = request.float32(), .base = BaseOf(request)}));
+    Want({.constants = true, .float32 = request.float32(), .base = BaseOf(request)});
+    session().Pull(request, Self(this));
   }
 };
 
@@ -197,11 +194,12 @@ class HashCall final : public ReadCall<v1::HashSlicesRequest> {
   using ReadCall::ReadCall;
 
  private:
-  void Ask(const v1::HashSlicesRequest& request) override {
-    session().Hash(request, [self = Self(this)](const absl::StatusOr<v1::HashSlicesReply>& reply) {
-      if (!reply.ok()) return self->End(reply.status());
-      self->Answer(EncodeMessage(*reply));
-    });
+  void Ask(const v1::HashSlicesRequest& request) override { session().PullToHash(request, Self(this)); }
+
+  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override {
+    if (!answer.ok()) return End(answer.status());
+    shard().HashSlices(*answer->weights,
+                       [self = Self(this)](const v1::HashSlicesReply& reply) { self->Answer(EncodeMessage(reply)); });
   }
 };
 

@@ -24,7 +24,7 @@ constexpr size_t kMostPins = 16;     // Calls that are not released.
 constexpr size_t kMostMemories = 8;  // Of the member.
 constexpr std::chrono::seconds kGreeting(5);
 constexpr std::chrono::seconds kFileWait(5);
-constexpr std::chrono::seconds kLongestPin(10);  // Of a version that is not the newest any more.
+constexpr std::chrono::seconds kLongestPin(10);  // A member holds a version that is not the newest no longer.
 constexpr std::chrono::hours kIdle(1);
 
 absl::Status Broken(const std::string& what) { return absl::InvalidArgumentError(what); }
@@ -183,7 +183,7 @@ void LocalService::Tick() {
     for (const auto& [rank, member] : members_) {
       const auto found = members.find(rank);
       if (found == members.end() || found->second != member.incarnation) member.link->Close();
-      member.link->Tick(now, version);
+      if (shard_.exact_versions()) member.link->Tick(now, version);
     }
   }
   Collect();
@@ -197,15 +197,19 @@ std::vector<uint32_t> LocalService::ranks() const {
   return ranks;
 }
 
-struct LocalLink::Call {
-  Call(uint64_t its_number, Shard& shard, const std::string& peer, const WaitLimits& limits)
-      : number(its_number), session(shard, peer, /*this_host=*/true, limits) {}
+struct LocalLink::Call final : ShardClient {
+  Call(uint64_t its_number, std::shared_ptr<LocalLink> its_link, Shard& shard, const WaitLimits& limits)
+      : number(its_number), link(std::move(its_link)), session(shard, "this host", /*this_host=*/true, limits) {}
+
+  void OnAnswer(absl::StatusOr<ShardAnswer> answer) override { link->Answer(*this, std::move(answer)); }
+  void OnBuilt(BuiltSlices /*built*/) override {}  // Whole versions are read where they lie.
 
   const uint64_t number;
+  const std::shared_ptr<LocalLink> link;  // It has this call until the call is answered or the link ends.
   PushPullSession session;
+  bool push_only = false;  // Constant once the call has begun.
   // These are for Run's thread alone.
   v1::PushRequest header;
-  bool weights = false;
   bool open = true;        // More slices may come.
   std::vector<bool> sent;  // By slice of the model, those that have come; empty before the first.
 };
@@ -288,7 +292,7 @@ absl::Status LocalLink::OnMessage(const std::string& message) {
 }
 
 absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
-  const auto call = std::make_shared<Call>(request.call(), shard_, "this host", limits_);
+  const auto call = std::make_shared<Call>(request.call(), shared_from_this(), shard_, limits_);
   {
     MutexLock lock(mutex_);
     if (pins_.contains(call->number) || !calls_.emplace(call->number, call).second) {
@@ -303,13 +307,11 @@ absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
     v1::PullRequest pull = request.pull();
     pull.DiscardUnknownFields();
     *pull.mutable_id() = id_;
-    call->session.Pull(pull, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
-      self->Answer(call->number, std::move(reply), /*push_only=*/false);
-    });
+    call->session.Pull(pull, call);
     return absl::OkStatus();
   }
-  call->weights = request.begin_case() == v1::LocalRequest::kPushPull;
-  v1::PushRequest push = call->weights ? request.push_pull() : request.push();
+  call->push_only = request.begin_case() == v1::LocalRequest::kPush;
+  v1::PushRequest push = call->push_only ? request.push() : request.push_pull();
   push.DiscardUnknownFields();
   push.clear_slices();
   push.clear_calls();
@@ -326,17 +328,11 @@ absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::L
   const absl::Status added = call->session.Add(call->header, *std::move(slices));
   if (!added.ok()) {
     call->open = false;
-    Answer(call->number, added, !call->weights);
+    Answer(*call, added);
   } else if (request.last()) {
-    Finish(call);
+    call->session.Finish(/*weights=*/!call->push_only, call);
   }
   return absl::OkStatus();
-}
-
-void LocalLink::Finish(const std::shared_ptr<Call>& call) {
-  call->session.Finish(call->weights, [self = shared_from_this(), call](absl::StatusOr<PushPullSession::Reply> reply) {
-    self->Answer(call->number, std::move(reply), !call->weights);
-  });
 }
 
 absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const v1::LocalRequest& request) {
@@ -417,8 +413,8 @@ void LocalLink::Release(const v1::LocalRequest& request) {
 
 void LocalLink::Cancel(const std::shared_ptr<Call>& call) {
   call->session.Gone();
-  if (!std::exchange(call->open, false)) return;  // Its callback is made.
-  Answer(call->number, absl::CancelledError("the call was cancelled"), !call->weights);
+  if (!std::exchange(call->open, false)) return;  // It is answered.
+  Answer(*call, absl::CancelledError("the call was cancelled"));
 }
 
 std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {
@@ -429,25 +425,25 @@ std::shared_ptr<LocalLink::Call> LocalLink::Find(uint64_t call) {
 
 // ---- Answers
 
-void LocalLink::Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> reply, bool push_only) {
+void LocalLink::Answer(const Call& call, absl::StatusOr<ShardAnswer> answer) {
   std::shared_ptr<Call> ended;  // Let go of last, without the lock.
   v1::LocalReply message;
-  message.set_call(call);
-  message.set_code(static_cast<uint32_t>(reply.status().code()));
-  if (!reply.ok()) message.set_error(Message(reply.status()));
-  if (reply.ok() && push_only) *message.mutable_push() = std::move(*reply->header.mutable_push());
-  if (reply.ok() && !push_only) *message.mutable_pull() = std::move(reply->header);
+  message.set_call(call.number);
+  message.set_code(static_cast<uint32_t>(answer.status().code()));
+  if (!answer.ok()) message.set_error(Message(answer.status()));
+  if (answer.ok() && call.push_only) *message.mutable_push() = *std::move(answer->push);
+  if (answer.ok() && !call.push_only) *message.mutable_pull() = HeaderOf(*answer);
   MutexLock lock(mutex_);
-  const auto found = calls_.find(call);
-  if (found == calls_.end()) return;  // The link has ended.
+  const auto found = calls_.find(call.number);
+  if (found == calls_.end() || found->second.get() != &call) return;  // It is answered, or the link has ended.
   ended = std::move(found->second);
   calls_.erase(found);
   absl::Status sent;
-  if (reply.ok() && reply->weights.has_value()) {
-    const absl::StatusOr<uint32_t> number = Tell(reply->weights->memory());
+  if (answer.ok() && answer->weights.has_value()) {
+    const absl::StatusOr<uint32_t> number = Tell(answer->weights->memory());
     sent = number.status();
     if (number.ok()) message.set_memory(*number);
-    pins_[call] = {.pin = *std::move(reply->weights)};
+    pins_[call.number] = {.pin = *std::move(answer->weights)};
   }
   if (sent.ok()) sent = channel_->Send(message.SerializeAsString());
   if (!sent.ok()) channel_->Close();

@@ -42,7 +42,8 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::Status Run(const std::function<absl::Status(const v1::Identity& id)>& admit);
   // For messages: whose link it is. Only Run's thread may ask, once that is known.
   std::string Name() const;
-  // Ends the link if the member holds on to a version that is not the newest any more. From any thread.
+  // Where all members read the same version: ends the link if the member holds on to one that is not the newest any
+  // more. From any thread.
   void Tick(TimePoint now, uint64_t version);
   // Ends Run soon. From any thread.
   void Close();
@@ -60,12 +61,11 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::StatusOr<std::vector<ReceivedSlice>> SlicesIn(Call& call, const v1::LocalRequest& request);
   absl::StatusOr<std::shared_ptr<SharedMemory>> MemoryOf(uint32_t number, size_t bytes);
   absl::Status TakeMemory(TimePoint deadline);
-  void Finish(const std::shared_ptr<Call>& call);
   void Release(const v1::LocalRequest& request);
   void Cancel(const std::shared_ptr<Call>& call);
   std::shared_ptr<Call> Find(uint64_t call);
   // The call's answer: once, from any thread.
-  void Answer(uint64_t call, absl::StatusOr<PushPullSession::Reply> reply, bool push_only);
+  void Answer(const Call& call, absl::StatusOr<ShardAnswer> answer);
   // The number under which the other side knows this memory, sent to it if it is new.
   absl::StatusOr<uint32_t> Tell(const SharedMemory& memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End();

@@ -151,7 +151,10 @@ class ShardUpdates {
     MutexLock lock(mutex_);
     updater_.OnBuilt(slices);
     const std::optional<Updater::Ended> ended = updater_.TakeEnded();
-    if (!ended.has_value()) return updater_.StartNext(Now());  // It was measured, and is built now.
+    if (!ended.has_value()) {  // It was measured, and is built now.
+      updater_.StartNext(Now());
+      return;
+    }
     ending_.Set(ended.has_value() && ended->outcome == Updater::Ended::Outcome::kPublished);
   }
 

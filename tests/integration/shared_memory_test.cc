@@ -259,6 +259,41 @@ TEST_CASE("A view of weights lies in its pages, which stay mapped when the clien
   CHECK(std::vector<float>(view.tensors.front().begin(), view.tensors.front().end()) == constant);
 }
 
+TEST_CASE("In asp each worker reads its version where it lies while the others go on, if there is a buffer for each") {
+  ServerOptions server;
+  server.num_workers = 2;
+  server.mode.name = "asp";
+  server.max_versions = GENERATE(3, 4);
+  CAPTURE(server.max_versions);
+  Cluster cluster(server);
+  const std::vector<std::unique_ptr<Client>> clients = JoinTwo(cluster);
+  Tensors weights = AllOf(0);
+  for (const auto& client : clients) REQUIRE(client->Start(ReadOnly(AllOf(1)), Writable(weights)).ok());
+  REQUIRE(clients[0]->can_view() == (server.max_versions == 4));
+  if (server.max_versions == 3) return;
+  const auto push = [&](size_t rank, uint64_t step, uint64_t version) {
+    const TensorMemory gradients = *clients[rank]->GradientBuffers();
+    for (const std::span<float> tensor : gradients.tensors) std::fill(tensor.begin(), tensor.end(), 1.0F);
+    auto result = clients[rank]
+                      ->StartPushView({.step = step, .version = version, .samples = 1}, gradients.Read(),
+                                      Writable(weights), /*deferred=*/false)
+                      ->Wait();
+    REQUIRE(result.ok());
+    return *std::move(result);
+  };
+  const ExchangeResult held = push(1, 0, 0);
+  const std::vector<float> seen(held.view.tensors[0].begin(), held.view.tensors[0].end());
+  ExchangeResult newest;
+  for (uint64_t step = 0; step < 50; ++step) {
+    ExchangeResult next = push(0, step, newest.version);
+    newest = std::move(next);
+  }
+  CHECK(newest.version == 51);
+  CHECK(newest.view.tensors[0].front() < seen.front());
+  CHECK(std::vector<float>(held.view.tensors[0].begin(), held.view.tensors[0].end()) == seen);
+  CHECK(push(1, 1, held.version).version == 52);
+}
+
 TEST_CASE("Gradients of the caller's own memory are copied, and may be changed as soon as the exchange has ended") {
   const auto run = [](const std::string& shared_memory, bool own) {
     ServerOptions server;

@@ -20,12 +20,12 @@ struct Told {
   CondVar changed;
   std::vector<BuiltSlices> all ABSL_GUARDED_BY(mutex);
 
-  BuildStreams::Callback Callback() {
-    return [this](BuiltSlices built) {
+  std::shared_ptr<ShardClient> Client() {
+    return ClientOf({}, [this](BuiltSlices built) {
       MutexLock lock(mutex);
       all.push_back(std::move(built));
       changed.NotifyAll();
-    };
+    });
   }
   // The one with this number; callbacks are made by whichever thread drains the shard's outbox.
   BuiltSlices Wait(size_t number) {
@@ -73,10 +73,10 @@ class Streaming {
     for (size_t i = begin; i < count; ++i) some.push_back(Of(slices[i], value));
     return test.Add(Header(1, edition, incarnation), std::move(some));
   }
-  void PushOwn(PushPullSession& session, float value) {
+  void PushOwn(PushPullSession& session, float value, const std::shared_ptr<ShardClient>& client) {
     std::vector<ReceivedSlice> all;
     for (const uint32_t slice : slices) all.push_back(Of(slice, value));
-    REQUIRE(session.Add(Header(0), all).ok());
+    REQUIRE(session.Add(Header(0), all, client).ok());
   }
   // What the chief says, where there is one; and what follows is built.
   void Decide(const std::vector<uint32_t>& ranks = {0, 1}) {
@@ -102,8 +102,7 @@ TEST_CASE("A slice is told as soon as it is built, and the answer to the push is
   Streaming job(shards);
   Told told;
   PushPullSession session(job.test.shard, "", false, {});
-  session.Stream(told.Callback());
-  job.PushOwn(session, 2);
+  job.PushOwn(session, 2, told.Client());
   CHECK(told.count() == 0);
   REQUIRE(job.Push(1, 4).ok());
   const BuiltSlices first = told.Wait(0);
@@ -113,12 +112,12 @@ TEST_CASE("A slice is told as soon as it is built, and the answer to the push is
   CHECK(job.test.Pull(0)->slice(0)[1] == 1);
   REQUIRE(job.Push(job.slices.size(), 4, 1, 1, /*begin=*/1).ok());
   CHECK(told.Wait(1).build == first.build);
-  Reply<PushPullSession::Reply> reply;
-  session.Finish(/*weights=*/true, reply.Callback());
+  Reply<ShardAnswer> reply;
+  session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
   job.Decide();
   const auto answer = reply.Wait();
   REQUIRE(answer.ok());
-  CHECK(answer->header.version() == 1);
+  CHECK(answer->weights->version() == 1);
   CHECK(answer->weights->build() == first.build);
   CHECK(told.count() == 2);
 }
@@ -130,8 +129,7 @@ TEST_CASE("Slices of a build that is dropped are let go, and the next build has 
   const size_t all = job.slices.size();
   Told told;
   PushPullSession session(job.test.shard, "", false, {});
-  session.Stream(told.Callback());
-  job.PushOwn(session, 2);
+  job.PushOwn(session, 2, told.Client());
   REQUIRE(job.Push(1, 4).ok());
   const BuiltSlices dropped = told.Wait(0);
   REQUIRE(dropped.weights.has_value());
@@ -155,8 +153,8 @@ TEST_CASE("Slices of a build that is dropped are let go, and the next build has 
   const BuiltSlices let_go = told.Wait(1);
   CHECK(let_go.build == dropped.build);
   CHECK_FALSE(let_go.weights.has_value());
-  Reply<PushPullSession::Reply> reply;
-  session.Finish(/*weights=*/true, reply.Callback());
+  Reply<ShardAnswer> reply;
+  session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
   job.Decide();
   const auto answer = reply.Wait();
   REQUIRE(answer.ok());
@@ -172,12 +170,11 @@ TEST_CASE("Of a job that goes on without a lost worker a version is built anew, 
   Streaming job(shards, {.mode = {.on_worker_loss = "continue"}, .stream = StreamWhen::kAlways});
   Told told;
   PushPullSession session(job.test.shard, "", false, {});
-  session.Stream(told.Callback());
-  job.PushOwn(session, 2);
+  job.PushOwn(session, 2, told.Client());
   REQUIRE(job.Push(1, 4).ok());
   const uint64_t dropped = told.Wait(0).build;
-  Reply<PushPullSession::Reply> reply;
-  session.Finish(/*weights=*/true, reply.Callback());
+  Reply<ShardAnswer> reply;
+  session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
   job.test.NextView(v1::PHASE_RUNNING, [](v1::View* view) { view->mutable_members()->RemoveLast(); });
   job.Decide({0});
   const auto answer = reply.Wait();
@@ -190,10 +187,9 @@ TEST_CASE("Weights that are not finite are told to nobody, nor is anything after
   Streaming job(1, {.stream = StreamWhen::kAlways}, "bsp", /*initial=*/-3e38F);
   Told told;
   PushPullSession session(job.test.shard, "", false, {});
-  session.Stream(told.Callback());
   std::vector<ReceivedSlice> all;
   for (const uint32_t slice : job.slices) all.push_back(Streaming::Of(slice, slice == 1 ? 3e38F : 1));
-  REQUIRE(session.Add(Streaming::Header(0), all).ok());
+  REQUIRE(session.Add(Streaming::Header(0), all, told.Client()).ok());
   REQUIRE(job.Push(1, 1).ok());
   CHECK(told.Wait(0).slices == std::vector<size_t>{0});
   REQUIRE(job.Push(2, 3e38F, 1, 1, /*begin=*/1).ok());  // −3e38 − 3e38
@@ -207,14 +203,13 @@ TEST_CASE("What a slow call holds of a dropped build keeps nobody from making th
   Streaming job(1, {.max_versions = 2, .stream = StreamWhen::kAlways});
   Told told;
   PushPullSession slow(job.test.shard, "", false, {});
-  slow.Stream(told.Callback());
-  job.PushOwn(slow, 2);
+  job.PushOwn(slow, 2, told.Client());
   REQUIRE(job.Push(1, 4).ok());
   const BuiltSlices held = told.Wait(0);
   REQUIRE(held.weights.has_value());
   REQUIRE(job.Push(job.slices.size(), 6, /*edition=*/2).ok());
-  Reply<PushPullSession::Reply> reply;
-  slow.Finish(/*weights=*/true, reply.Callback());
+  Reply<ShardAnswer> reply;
+  slow.Finish(/*weights=*/true, ClientOf(reply.Callback()));
   job.Decide();
   REQUIRE(reply.Wait().ok());
   CHECK(job.test.shard.version() == 1);
@@ -225,12 +220,11 @@ TEST_CASE("Nobody is told who did not ask, whose mode makes other versions, or w
   const auto told_of = [](Streaming& job, bool this_host, bool asks) {
     Told told;
     PushPullSession session(job.test.shard, "", this_host, {});
-    session.Stream(told.Callback());
     v1::PushRequest header = Streaming::Header(0);
     header.set_stream(asks);
     std::vector<ReceivedSlice> all;
     for (const uint32_t slice : job.slices) all.push_back(Streaming::Of(slice, 1));
-    REQUIRE(session.Add(header, all).ok());
+    REQUIRE(session.Add(header, all, told.Client()).ok());
     REQUIRE(job.Push(1, 1).ok());
     while (job.test.shard.ApplyPosted()) {
     }
@@ -275,13 +269,11 @@ TEST_CASE("A call that has ended is told nothing more, and its place can be anot
   Told told;
   {
     PushPullSession session(job.test.shard, "", false, {});
-    session.Stream(told.Callback());
-    job.PushOwn(session, 2);
+    job.PushOwn(session, 2, told.Client());
   }
   Told later;
   PushPullSession session(job.test.shard, "", false, {});
-  session.Stream(later.Callback());
-  REQUIRE(session.Add(Streaming::Header(0), {}).ok());
+  REQUIRE(session.Add(Streaming::Header(0), {}, later.Client()).ok());
   REQUIRE(job.Push(1, 4).ok());
   CHECK(later.Wait(0).slices == std::vector<size_t>{0});
   CHECK(told.count() == 0);

@@ -309,16 +309,16 @@ TEST_CASE("A store whose disk hangs says so, and begins nothing more") {
 
 TEST_CASE("A disk that goes on is told from one that hangs by the bytes that it takes and gives") {
   const TempFolder folder;
-  StoringServer server(folder.path(), 0);
+  std::promise<void> reached;
+  std::promise<void> next;
+  std::promise<void> written;
+  std::promise<void> answers;
+  StoringServer server(folder.path(), 0);  // Its thread ends before what it waits for.
   DiskSilence silence;
   const TimePoint began = Now();
   const auto silent_after = [&](int seconds) {
     return silence.Look(server.store->bytes_moved(), began + std::chrono::seconds(seconds));
   };
-  std::promise<void> reached;
-  std::promise<void> next;
-  std::promise<void> written;
-  std::promise<void> answers;
   server.store->Read({}, {}, [&](const auto&) {
     reached.set_value();
     next.get_future().wait();

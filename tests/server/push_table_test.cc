@@ -146,7 +146,7 @@ class Scenario {
   }
 
   std::string Release() {
-    table_.Release(taken_);
+    for (const auto& push : taken_) table_.Release(*push);
     taken_.clear();
     return "released";
   }

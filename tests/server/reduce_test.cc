@@ -76,13 +76,13 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = new_w.data()};
     block.state[0] = v.data();
     block.new_state[0] = v.data();
-    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa).finite);
     CHECK(new_w == expected_weights);
     CHECK(v == expected_velocity);
     CHECK(w == weights);
     v = velocity;
     block.new_weights = w.data();  // In place.
-    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa).finite);
     CHECK(w == expected_weights);
     // The last weight overflows.
     VersionInput fast = version;
@@ -91,7 +91,7 @@ TEST_CASE("Reduce and apply gives the bits of the plain formula, on every instru
     std::fill(w.begin(), w.end(), 0.0F);
     std::fill(v.begin(), v.end(), 0.0F);
     v[count - 1] = 100;
-    CHECK_FALSE(ReduceAndApply({{fast}}, block, *momentum, isa));
+    CHECK_FALSE(ReduceAndApply({{fast}}, block, *momentum, isa).finite);
     CHECK(std::all_of(w.begin(), w.end() - 1, [](float weight) { return weight == 0; }));
   }
 }
@@ -148,13 +148,15 @@ TEST_CASE("Gradients of two bytes, and sparse ones, give the bits of the floats 
         std::vector<float> reference = weights;
         REQUIRE(ReduceAndApply({{expected}},
                                {.elements = count, .weights = reference.data(), .new_weights = reference.data()}, *sgd,
-                               BestIsa()));
+                               BestIsa())
+                    .finite);
         for (const Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
           if (isa > BestIsa()) continue;
           std::vector<float> w = weights;
           std::vector<uint16_t> rounded(count);
           CHECK(ReduceAndApply({{version}}, {.elements = count, .weights = w.data(), .new_weights = w.data()}, *sgd,
-                               isa, false, {.to = reinterpret_cast<uint8_t*>(rounded.data()), .type = type}));
+                               isa, false, {.to = reinterpret_cast<uint8_t*>(rounded.data()), .type = type})
+                    .finite);
           CHECK(w == reference);
           std::vector<uint16_t> of_reference(count);
           REQUIRE(RoundHalf(w.data(), count, type, reinterpret_cast<uint8_t*>(of_reference.data()), isa));
@@ -197,8 +199,9 @@ TEST_CASE("The gradient of one push has the same bits whether it lies in one pie
     version.terms = {{.gradient = payload, .coefficient = 1}};
     version.context = {.hyperparameters = {.learning_rate = 0.5F}};
     std::vector<float> w = weights;
-    CHECK(ReduceAndApply({{version}}, {.elements = count, .weights = w.data(), .new_weights = w.data()}, *sgd,
-                         BestIsa()));
+    CHECK(
+        ReduceAndApply({{version}}, {.elements = count, .weights = w.data(), .new_weights = w.data()}, *sgd, BestIsa())
+            .finite);
     CHECK(w == expected);
   }
 }
@@ -226,7 +229,7 @@ TEST_CASE("Versions applied in one pass have the bits of as many passes, also wi
   const auto apply = [&](std::span<const VersionInput> some, std::vector<float>& w, std::vector<float>& v) {
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = w.data()};
     block.state[0] = block.new_state[0] = v.data();
-    CHECK(ReduceAndApply(some, block, *momentum, BestIsa()));
+    CHECK(ReduceAndApply(some, block, *momentum, BestIsa()).finite);
   };
   std::vector<float> w = weights, v = velocity;
   for (const VersionInput& version : versions) apply({&version, 1}, w, v);
@@ -251,7 +254,7 @@ TEST_CASE(
     std::vector<float> v(count, 1e-38F);  // 0.9 times that is subnormal.
     OptimizerBlock block = {.elements = count, .weights = w.data(), .new_weights = w.data()};
     block.state[0] = block.new_state[0] = v.data();
-    CHECK(ReduceAndApply({{version}}, block, *momentum, isa));
+    CHECK(ReduceAndApply({{version}}, block, *momentum, isa).finite);
     CHECK(v == std::vector<float>(count, 0));
     CHECK(w == std::vector<float>(count, 1));
   }

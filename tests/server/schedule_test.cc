@@ -124,7 +124,7 @@ TEST_CASE("A worker that takes steps of its own is told the schedule and its pos
                       .computes = true,
                       .version = {},
                       .wait = std::chrono::nanoseconds(0)},
-                     /*push_ended=*/false, reply.Callback());
+                     /*push_ended=*/false, ClientOf(reply.Callback()));
     return reply.Wait();
   };
   CHECK(pull()->position == 0);

@@ -11,20 +11,20 @@
 namespace ps {
 namespace {
 
-using SessionReply = Reply<PushPullSession::Reply>;
+using SessionReply = Reply<ShardAnswer>;
 
 TEST_CASE("A push_pull asks once: the answer to its push comes with the weights that its step makes") {
   TestShard test("bsp");
   PushPullSession session(test.shard, "", false, {});
   REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
   SessionReply reply;
-  session.Finish(/*weights=*/true, reply.Callback());
+  session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
   CHECK(test.shard.Status(test.now).parked() == 1);
   REQUIRE(test.Add(1, 0, {4, 4, 4, 4}).ok());
   const auto answer = reply.Wait();
   REQUIRE(answer.ok());
-  CHECK(answer->header.push().answer() == v1::ANSWER_APPLIED);
-  CHECK(answer->header.version() == 1);
+  CHECK(answer->push->answer() == v1::ANSWER_APPLIED);
+  CHECK(answer->weights->version() == 1);
   CHECK(answer->weights->slice(0)[3] == 1 - 3);
 }
 
@@ -35,10 +35,10 @@ TEST_CASE("In asp a push_pull brings the newest version, and a push alone brings
     PushPullSession session(test.shard, "", false, {});
     REQUIRE(session.Add(TestShard::Header(0, weights ? 0 : 1), {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
     SessionReply reply;
-    session.Finish(weights, reply.Callback());
+    session.Finish(weights, ClientOf(reply.Callback()));
     const auto answer = reply.Wait();
     REQUIRE(answer.ok());
-    CHECK(answer->header.push().answer() == v1::ANSWER_APPLIED);
+    CHECK(answer->push->answer() == v1::ANSWER_APPLIED);
     CHECK(answer->weights.has_value() == weights);
   }
 }
@@ -47,13 +47,12 @@ TEST_CASE("A session whose push did not ask for slices, or that never began one,
   TestShard test("bsp");
   for (const bool pushes : {false, true}) {
     CAPTURE(pushes);
-    const auto taker = std::make_shared<int>();
+    const std::shared_ptr<ShardClient> taker = ClientOf({});
     PushPullSession session(test.shard, "", false, {});
-    session.Stream([taker](const BuiltSlices& /*built*/) {});
     if (pushes) {
-      REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
+      REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {2, 2, 2, 2})}, taker).ok());
       SessionReply reply;
-      session.Finish(/*weights=*/true, reply.Callback());
+      session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
       REQUIRE(test.Add(1, 0, {4, 4, 4, 4}).ok());
       REQUIRE(reply.Wait().ok());
     }
@@ -62,7 +61,7 @@ TEST_CASE("A session whose push did not ask for slices, or that never began one,
   }
 }
 
-// A session that its own callback keeps alive, as a transport's is.
+// A session that its own client keeps alive, as a transport's is.
 TEST_CASE("A session that ends with its answer ends without the shard's lock") {
   TestShard test("bsp");
   for (uint64_t step = 0; step < 200; ++step) {
@@ -70,8 +69,8 @@ TEST_CASE("A session that ends with its answer ends without the shard's lock") {
     REQUIRE(session->Add(TestShard::Header(0, step), {TestShard::Slice(0, {2, 2, 2, 2})}).ok());
     SessionReply reply;
     PushPullSession& open = *session;
-    open.Finish(/*weights=*/true, [session = std::move(session), callback = reply.Callback()](
-                                      absl::StatusOr<PushPullSession::Reply> answer) { callback(std::move(answer)); });
+    open.Finish(/*weights=*/true, ClientOf([session = std::move(session), callback = reply.Callback()](
+                                               absl::StatusOr<ShardAnswer> answer) { callback(std::move(answer)); }));
     std::thread other([&] { test.shard.Tick(test.now); });  // It may be at the outbox.
     REQUIRE(test.Add(1, step, {4, 4, 4, 4}).ok());
     REQUIRE(reply.Wait().ok());
@@ -85,8 +84,8 @@ TEST_CASE("A push_pull that is FENCED gets no weights") {
   PushPullSession session(test.shard, "", false, {});
   REQUIRE(session.Add(TestShard::Header(0, 0), {}).ok());
   SessionReply reply;
-  session.Finish(/*weights=*/true, reply.Callback());
-  CHECK(reply.Wait()->header.push().answer() == v1::ANSWER_FENCED);
+  session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
+  CHECK(reply.Wait()->push->answer() == v1::ANSWER_FENCED);
   CHECK_FALSE(reply.Wait()->weights.has_value());
 }
 
@@ -103,7 +102,7 @@ TEST_CASE("One session carries one push, and one that carries none is told so") 
 
   PushPullSession silent(test.shard, "", false, {});
   SessionReply reply;
-  silent.Finish(/*weights=*/false, reply.Callback());
+  silent.Finish(/*weights=*/false, ClientOf(reply.Callback()));
   CHECK(Message(reply.Wait().status()) == "the call ended without a message");
 }
 
@@ -115,7 +114,7 @@ TEST_CASE("A client that goes frees its place, whenever it goes, and its complet
     REQUIRE(session.Add(TestShard::Header(0, 0), {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
     SessionReply reply;
     if (before) session.Gone();
-    session.Finish(/*weights=*/true, reply.Callback());
+    session.Finish(/*weights=*/true, ClientOf(reply.Callback()));
     if (!before) session.Gone();
     CHECK(absl::IsCancelled(reply.Wait().status()));
     CHECK(test.shard.Status(test.now).parked() == 0);
@@ -131,10 +130,10 @@ TEST_CASE("While another session may bring the rest, an incomplete push is kept"
   header.set_calls(2);
   REQUIRE(session.Add(header, {}).ok());
   SessionReply reply;
-  session.Finish(/*weights=*/false, reply.Callback());
+  session.Finish(/*weights=*/false, ClientOf(reply.Callback()));
   PushPullSession other(test.shard, "", false, {});
   REQUIRE(other.Add(header, {TestShard::Slice(0, {1, 1, 1, 1})}).ok());
-  CHECK(reply.Wait()->header.push().answer() == v1::ANSWER_APPLIED);
+  CHECK(reply.Wait()->push->answer() == v1::ANSWER_APPLIED);
 }
 
 TEST_CASE("A request may name its time, up to a limit") {
@@ -145,7 +144,7 @@ TEST_CASE("A request may name its time, up to a limit") {
   request.set_version(9);
   request.set_wait_ms(1000000);
   SessionReply reply;
-  session.Pull(request, reply.Callback());
+  session.Pull(request, ClientOf(reply.Callback()));
   test.shard.Tick(test.now + std::chrono::milliseconds(1999));
   CHECK(test.shard.Status(test.now).parked() == 1);
   test.shard.Tick(test.now + std::chrono::seconds(2));

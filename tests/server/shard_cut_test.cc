@@ -318,7 +318,7 @@ TEST_CASE("A member that takes steps by itself is told the hyperparameters of th
   const auto told = [&](const v1::Identity& id) {
     Reply<ShardAnswer> reply;
     test.shard.Await(nullptr, {.caller = {.id = id, .peer = ""}, .push = {}, .weights = true, .wait = TestShard::kLong},
-                     /*push_ended=*/false, reply.Callback());
+                     /*push_ended=*/false, ClientOf(reply.Callback()));
     return reply.Wait()->hyperparameters;
   };
   Tell(test, Commit(1, 0.25F));

@@ -104,10 +104,17 @@ v1::HashSlicesRequest HashRequest(const v1::Identity& id, std::optional<uint64_t
   return request;
 }
 
+std::shared_ptr<ShardClient> Hashing(TestShard& test, Reply<v1::HashSlicesReply>& reply) {
+  return ClientOf([&shard = test.shard, callback = reply.Callback()](const absl::StatusOr<ShardAnswer>& answer) {
+    if (!answer.ok()) return callback(answer.status());
+    shard.HashSlices(*answer->weights, callback);
+  });
+}
+
 absl::StatusOr<v1::HashSlicesReply> Hashes(TestShard& test, const v1::Identity& id, std::optional<uint64_t> version) {
   PushPullSession session(test.shard, "", false, {.wait_default = {}});
   Reply<v1::HashSlicesReply> reply;
-  session.Hash(HashRequest(id, version), reply.Callback());
+  session.PullToHash(HashRequest(id, version), Hashing(test, reply));
   test.shard.Tick(test.now);
   return reply.Wait();
 }
@@ -124,7 +131,7 @@ TEST_CASE("Hashes are of exactly the version that is asked for, or of the newest
 
   Reply<v1::HashSlicesReply> next;
   PushPullSession session(test.shard, "", false, {});
-  session.Hash(HashRequest({}, 2), next.Callback());
+  session.PullToHash(HashRequest({}, 2), Hashing(test, next));
   REQUIRE(test.Add(0, 1, {1, 0, 0, 0}).ok());
   CHECK(next.Wait()->version() == 2);
 }

@@ -32,7 +32,7 @@ absl::StatusOr<ShardAnswer> PullToCompute(T& test, uint32_t rank, std::optional<
   request.weights = request.computes = true;
   request.step = step;
   request.wait = std::chrono::nanoseconds(0);
-  test.shard.Await(nullptr, request, /*push_ended=*/false, reply.Callback());
+  test.shard.Await(nullptr, request, /*push_ended=*/false, ClientOf(reply.Callback()));
   test.shard.Tick(test.now);
   return reply.Wait();
 }
@@ -213,7 +213,7 @@ TEST_CASE("backup takes the first push of two, refuses the other, and gives it t
   request.push = 0;
   request.weights = request.computes = true;
   request.wait = T::kLong;
-  test.shard.Await(nullptr, request, /*push_ended=*/true, reply.Callback());
+  test.shard.Await(nullptr, request, /*push_ended=*/true, ClientOf(reply.Callback()));
   const auto answer = reply.Wait();
   REQUIRE(answer.ok());
   CHECK(answer->push->answer() == v1::ANSWER_STALE);
@@ -296,6 +296,7 @@ TEST_CASE("asp applies pushes that wait in one pass, to the bits of one after th
   for (const bool at_once : {false, true}) {
     ShardOptions options = Options({}, "momentum");
     options.apply_threads = 0;
+    options.max_inline_elements = 0;
     T test("asp", options);
     const auto push = [&](uint32_t rank, const std::vector<float>& values) {
       REQUIRE(test.Add(rank, 0, values).ok());

@@ -18,6 +18,7 @@
 #include "server/shard/shard.h"
 #include "tests/catch.h"
 #include "tests/server/quiet_log.h"
+#include "tests/server/test_client.h"
 
 namespace ps {
 
@@ -59,13 +60,13 @@ class SmallJob {
   float Weight(uint32_t shard) {
     const auto weight = std::make_shared<float>(std::nanf(""));
     shards_[shard]->Await(weight.get(), {.caller = {}, .push = {}, .weights = true, .version = {}, .wait = {}},
-                          /*push_ended=*/false, [weight](const absl::StatusOr<ShardAnswer>& answer) {
+                          /*push_ended=*/false, ClientOf([weight](const absl::StatusOr<ShardAnswer>& answer) {
                             if (!answer.ok()) return;
                             *weight = answer->weights->weights()[0];
                             for (size_t local = 0; local < answer->weights->layout().slices(); ++local) {
                               CHECK(answer->weights->slice(local)[0] == *weight);
                             }
-                          });
+                          }));
     shards_[shard]->Gone(weight.get());
     return *weight;
   }
@@ -293,7 +294,7 @@ class SmallJob {
                        .weights = false,
                        .version = {},
                        .wait = std::chrono::hours(1000)},
-                      /*push_ended=*/true, answered);
+                      /*push_ended=*/true, ClientOf(answered));
   }
 
   // Who has all answers goes on. In a mode that gathers it reads the version of its step, else the newest.

@@ -223,7 +223,7 @@ TEST_CASE("Delay compensation leaves buffers as they are pushed") {
                      .version = {},
                      .wait = {}},
                     /*push_ended=*/false,
-                    [callback = pulled.Callback()](const auto& answer) { callback(answer.ok()); });
+                    ClientOf([callback = pulled.Callback()](const auto& answer) { callback(answer.ok()); }));
     REQUIRE(*pulled.Wait());
   }
   REQUIRE(job.Add(Header(1, 0, 0), SlicesOf({.weight = 1, .lowest = 20, .mean = 9})).ok());

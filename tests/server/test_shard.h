@@ -10,6 +10,7 @@
 #include "common/proto_values.h"
 #include "server/shard/shard.h"
 #include "tests/catch.h"
+#include "tests/server/test_client.h"
 
 namespace ps {
 
@@ -137,18 +138,18 @@ class TestShard {
                  .weights = false,
                  .version = {},
                  .wait = wait},
-                /*push_ended=*/true, [callback](const absl::StatusOr<ShardAnswer>& answer) {
+                /*push_ended=*/true, ClientOf([callback](const absl::StatusOr<ShardAnswer>& answer) {
                   if (!answer.ok()) return callback(answer.status());
                   callback(*answer->push);
-                });
+                }));
   }
   void AwaitPull(const Caller& caller, std::optional<uint64_t> version, std::chrono::nanoseconds wait,
                  const std::function<void(absl::StatusOr<VersionPin>)>& callback) {
     shard.Await(nullptr, {.caller = caller, .push = {}, .weights = true, .version = version, .wait = wait},
-                /*push_ended=*/false, [callback](const absl::StatusOr<ShardAnswer>& answer) {
+                /*push_ended=*/false, ClientOf([callback](const absl::StatusOr<ShardAnswer>& answer) {
                   if (!answer.ok()) return callback(answer.status());
                   callback(*answer->weights);
-                });
+                }));
   }
 
   // Callbacks are made by whichever thread drains the shard's outbox, so every answer is waited for.

@@ -145,9 +145,9 @@ TEST_CASE("Workers that take steps by themselves are told the learning rate that
        .weights = true,
        .version = 1,
        .wait = TestShard::kLong},
-      /*push_ended=*/false, [callback = told.Callback()](const absl::StatusOr<ShardAnswer>& answer) {
+      /*push_ended=*/false, ClientOf([callback = told.Callback()](const absl::StatusOr<ShardAnswer>& answer) {
         callback(answer.ok() ? absl::StatusOr<HyperparameterValues>(answer->hyperparameters) : answer.status());
-      });
+      }));
   const absl::StatusOr<HyperparameterValues> values = told.Wait();
   REQUIRE(values.ok());
   CHECK(values->at("learning_rate") == 0.125F);

@@ -75,7 +75,7 @@ class UpdaterBench {
   }
 
   void Commit(float a, float b) { updater_.Commit({MakePush(a, b)}, now_); }
-  void Build(const Updater::SpeculativeUpdate& ready) {
+  void Build(const Updater::Part& ready) {
     if (ready.update == nullptr) return;
     ready.update->Build(ready.slices);
     updater_.OnBuilt(ready.slices);

@@ -64,10 +64,8 @@ class ClientImpl final : public Client {
   bool hands_out_runs() const override { return joined_as_.hands_out_runs(); }
   bool should_initialise() const override { return initialise_; }
   bool shares_gradients() const override { return has_shared_memory_ && context_->wire.pushes.is_float32(); }
-  // Elsewhere the pin would keep others from going on, and it does not outlast the link.
   bool can_view() const override {
-    return policy_.exact_versions && context_->wire.weights == WireType::kFloat32 &&
-           context_->links.front()->can_view();
+    return context_->wire.weights == WireType::kFloat32 && context_->links.front()->can_view();
   }
 
   absl::StatusOr<TensorMemory> GradientBuffers() override { return gradients_.Buffers(shares_gradients()); }

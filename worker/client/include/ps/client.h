@@ -409,8 +409,8 @@ class Client {
                                                   const MutableTensors& weights, bool deferred,
                                                   DoneCallback callback = nullptr) = 0;
 
-  // Whether weights can be read where the server keeps them: there is one server, on this host, that shares its memory,
-  // and versions are exact (ModePolicy). It can become false, if the server ends the link.
+  // Whether weights can be read where the server keeps them: there is one server, on this host, that shares its memory
+  // and has a buffer for each worker (docs/shared-memory.md). It can become false, if the server ends the link.
   virtual bool can_view() const { return false; }
   // The same, but where can_view(), the weights are not copied to `weights`: ExchangeResult::view says where they are.
   virtual std::shared_ptr<Exchange> StartPushView(const PushInfo& push, const ConstTensors& gradients,
