@@ -225,6 +225,7 @@ class CrowdJob {
     registration.set_shard(shard);
     registration.set_job("default");
     registration.set_process(shard);
+    registration.set_takes_changes(true);
     const auto send = [this, shard](const v1::ChiefUpdate& update) {
       shard == 0 ? shards_[0]->OnChiefUpdate(update) : lines_[shard].Send(update, problem_);
     };
