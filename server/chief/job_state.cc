@@ -96,6 +96,7 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
     return {.view_is_due = true, .decided = {}, .norms = {}};
   }
   ReportOutcome outcome;
+  outcome.view_in_force = news.in_force;
   outcome.view_is_due = news.initialised && shards_.AllInitialised();
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {

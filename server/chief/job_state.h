@@ -158,6 +158,7 @@ class JobState {
   void OnShardGone(uint32_t shard, TimePoint now);
   struct ReportOutcome {
     bool view_is_due = false;
+    bool view_in_force = false;    // One has come into force.
     std::vector<StepSet> decided;  // To be told to every shard, as is the next.
     std::vector<v1::NormTotals> norms;
   };
