@@ -189,10 +189,10 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
               .view = joined->view,
               .deadline = deadline,
               .callback = std::move(callback)});
-  if (joined->is_repeat) {
-    AnswerJoins(now);
-  } else {
+  if (job_.NewcomersAreDue()) {
     ChangeView(now);
+  } else {
+    AnswerJoins(now);
   }
   return number;
 }
