@@ -33,7 +33,7 @@ constexpr std::chrono::hours kLong(10);         // Nothing is late here.
 constexpr std::chrono::milliseconds kTick(50);  // As a server's.
 constexpr float kLearningRate = 1.0F / 1024;    // Sums of it are exact.
 constexpr float kTolerance = 1e-3F;             // The mean of N equal gradients is nearly one of them.
-constexpr int64_t kWarmUpSteps = 1;
+constexpr int64_t kCrowdWarmUp = 1;
 
 // CPU time of this thread.
 double ThreadCpu() {
@@ -178,13 +178,13 @@ class CrowdJob {
     PS_RETURN_IF_ERROR(JoinAll(row));
     std::vector<double> seconds;
     double cpu = 0;
-    for (int64_t step = 0; step < kWarmUpSteps + options_.steps; ++step) {
+    for (int64_t step = 0; step < kCrowdWarmUp + options_.steps; ++step) {
       const TimePoint began = Now();
       const size_t sent = SentBytes();
       Step(static_cast<uint64_t>(step));
       PS_RETURN_IF_ERROR(problem_);
       const double took = TakeCpu();
-      if (step < kWarmUpSteps) continue;
+      if (step < kCrowdWarmUp) continue;
       seconds.push_back(Seconds(Now() - began));
       cpu += took;
       row.step_bytes = static_cast<double>(SentBytes() - sent);
@@ -402,7 +402,7 @@ class CrowdJob {
   }
 
   absl::Status CheckWeights() {
-    const auto pushes = static_cast<float>(kWarmUpSteps + options_.steps) *
+    const auto pushes = static_cast<float>(kCrowdWarmUp + options_.steps) *
                         (options_.mode == "asp" ? static_cast<float>(options_.workers) : 1.0F);
     const float expected = *initial_ - pushes * kLearningRate * *gradient_;
     for (const auto& shard : shards_) {
