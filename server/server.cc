@@ -436,6 +436,7 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   registration.set_shard(options_.shard);
   registration.set_address(AdvertisedAddress());
   registration.set_job(options_.job);
+  registration.set_takes_changes(true);
   if (local_service_ != nullptr) registration.set_local_socket(local_service_->address());
   // The chief's own is the one that runs.
   if (chief_ == nullptr) {

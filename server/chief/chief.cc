@@ -140,8 +140,9 @@ void Chief::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint no
   }
   MoveCheckpoint(now);
   if (outcome.view_is_due) return ChangeView(now);
+  AnswerTakes(now);  // Runs may have come back.
+  if (!outcome.view_in_force) return;
   AnswerJoins(now);
-  AnswerTakes(now);                                                            // Runs may have come back.
   if (job_.phase() == v1::PHASE_GATHERING) streams_.Tell(job_, now, outbox_);  // The initialiser, once all know it.
 }
 
@@ -188,10 +189,10 @@ uint64_t Chief::Join(const v1::JoinRequest& request, TimePoint now, TimePoint de
               .view = joined->view,
               .deadline = deadline,
               .callback = std::move(callback)});
-  if (joined->is_repeat) {
-    AnswerJoins(now);
-  } else {
+  if (job_.NewcomersAreDue()) {
     ChangeView(now);
+  } else {
+    AnswerJoins(now);
   }
   return number;
 }
@@ -240,7 +241,7 @@ absl::StatusOr<uint64_t> Chief::Watch(const v1::WatchRequest& request, TimePoint
   if (!member.ok()) return member.status();
   const uint64_t number = next_number_++;
   job_.OnWatchOpened(*member, number);
-  streams_.Add(number, std::move(send));
+  streams_.Add(number, request.id().rank(), std::move(send));
   streams_.Tell(job_, now, outbox_);
   return number;
 }
@@ -423,8 +424,7 @@ Chief::JoinAnswer Chief::AnswerTo(const WaitingCalls<v1::JoinReply>::Call& join,
   if (member == nullptr) {
     return absl::FailedPreconditionError("the worker left, or another joined under its name");
   }
-  if (job_.tells_layout() && job_.shards().Missing().empty() &&
-      job_.shards().AllAcknowledge(job_.AnswersJoinFrom(join.view))) {
+  if (job_.tells_layout() && job_.shards().AllAcknowledge(job_.AnswersJoinFrom(join.view))) {
     job_.Begin(member, now);
     return MakeJoinReply(job_, *member);
   }

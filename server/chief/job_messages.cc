@@ -24,6 +24,11 @@ void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::Sh
   }
 }
 
+// Messages without maps.
+bool Same(const google::protobuf::MessageLite& one, const google::protobuf::MessageLite& other) {
+  return one.SerializeAsString() == other.SerializeAsString();
+}
+
 }  // namespace
 
 std::string WaitingForRuns(const JobState& job, TimePoint now) {
@@ -66,6 +71,29 @@ v1::View MakeView(const JobState& job, TimePoint now) {
     view.set_checkpoint_version(job.checkpoint_version());
   }
   return view;
+}
+
+std::optional<v1::View> ViewChanges(const v1::View& before, const v1::View& view) {
+  if (before.number() == 0 || !Same(before.layout(), view.layout()) || !Same(before.optimizer(), view.optimizer()) ||
+      before.has_restore() != view.has_restore() || !Same(before.restore(), view.restore())) {
+    return std::nullopt;
+  }
+  v1::View changes = view;
+  changes.set_since(before.number());
+  changes.clear_layout();
+  changes.clear_optimizer();
+  changes.clear_restore();
+  changes.clear_members();
+  auto old = before.members().begin();
+  const auto end = before.members().end();
+  for (const v1::Member& member : view.members()) {
+    for (; old != end && old->rank() < member.rank(); ++old) changes.add_left(old->rank());
+    const bool was_there = old != end && old->rank() == member.rank();
+    if (!was_there || !Same(*old, member)) *changes.add_members() = member;
+    if (was_there) ++old;
+  }
+  for (; old != end; ++old) changes.add_left(old->rank());
+  return changes;
 }
 
 v1::JoinReply MakeJoinReply(const JobState& job, const Member& member) {

@@ -1,6 +1,7 @@
 // What members, shards and operators are told of a job.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "common/clock.h"
@@ -14,6 +15,9 @@ std::string WaitingForRuns(const JobState& job, TimePoint now);
 
 // The present view, for shards.
 v1::View MakeView(const JobState& job, TimePoint now);
+
+// The same as a difference (View.since) from the one before; nothing: the view has to be sent whole. Both are whole.
+std::optional<v1::View> ViewChanges(const v1::View& before, const v1::View& view);
 
 // For a member whose join's view is in force.
 v1::JoinReply MakeJoinReply(const JobState& job, const Member& member);

@@ -96,7 +96,8 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
     return {.view_is_due = true, .decided = {}, .norms = {}};
   }
   ReportOutcome outcome;
-  outcome.view_is_due = news.initialised && shards_.AllInitialised();
+  outcome.view_in_force = news.in_force;
+  outcome.view_is_due = (news.initialised && shards_.AllInitialised()) || NewcomersAreDue();
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {
     StepCoordinator::Outcome complete = steps_.Complete(
@@ -141,10 +142,10 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
     member->last_heard = now;
     member->suspect_since.reset();
     member->watch_due.reset();
-    return Joined{.member = *member, .view = view_, .is_repeat = true};
+    return Joined{.member = *member, .view = member->first_view};
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
-  const std::string name = request.name().empty() ? absl::StrCat("worker-", view_ + 1) : request.name();
+  const std::string name = request.name().empty() ? ChooseName() : request.name();
   const absl::StatusOr<uint32_t> rank =
       request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim);
   if (!rank.ok()) return rank.status();
@@ -158,6 +159,8 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   }
   Member* const joined = members_.Hand(*rank, name, request.host(), now);
   joined->join_request_id = request.join_request_id();
+  joined->first_view = view_ + 1;
+  has_newcomers_ = true;
   joined->watches = request.watches();
   if (request.yields() && phase_ == v1::PHASE_GATHERING && !rejoining_since_.has_value()) rejoining_since_ = now;
   replacements_.Taken(joined->rank);
@@ -174,7 +177,15 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   spdlog::info("{} joined ({} of {}), incarnation {}{}", member.ToString(), members_.members().size(),
                options_.num_workers, member.incarnation,
                member.replaced.empty() ? "" : absl::StrCat(", and replaces ", member.replaced));
-  return Joined{.member = member, .view = view_ + 1};
+  return Joined{.member = member, .view = member.first_view};
+}
+
+std::string JobState::ChooseName() {
+  std::string name;
+  do {
+    name = absl::StrCat("worker-", ++chosen_names_);
+  } while (members_.FindName(name) != nullptr);
+  return name;
 }
 
 const WorkerFlags& JobState::FlagsFor(std::optional<uint32_t> rank) const {
@@ -413,6 +424,7 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
     initialiser_view_ = view_ + 1;
   }
   ++view_;
+  has_newcomers_ = false;
   ModeMembers members;
   std::set<RunTaker> takers;
   for (const auto& [rank, member] : members_.members()) {
@@ -522,7 +534,7 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                                             " (--progress_timeout)", waiting_for.empty() ? "" : ": ", waiting_for));
   }
   CheckRestoring(now);
-  return !lost.empty() || ended() || NothingIsLeft() ||
+  return !lost.empty() || ended() || NothingIsLeft() || has_newcomers_ ||
          (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
 }
 

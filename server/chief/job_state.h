@@ -158,6 +158,7 @@ class JobState {
   void OnShardGone(uint32_t shard, TimePoint now);
   struct ReportOutcome {
     bool view_is_due = false;
+    bool view_in_force = false;    // One has come into force.
     std::vector<StepSet> decided;  // To be told to every shard, as is the next.
     std::vector<v1::NormTotals> norms;
   };
@@ -167,11 +168,15 @@ class JobState {
 
   struct Joined {
     Member member;
-    uint64_t view = 0;       // It must be in force before the join is answered.
-    bool is_repeat = false;  // An earlier join made this member; else a new view is due.
+    uint64_t view = 0;  // It must be in force before the join is answered.
   };
   // RESOURCE_EXHAUSTED if there is no `room` for one more join that waits, unless the join could not succeed anyhow.
   absl::StatusOr<Joined> Join(const v1::JoinRequest& request, bool room, TimePoint now);
+  // Whether members have joined whom the next view is to have, and it is time for that view. While shards have not
+  // acknowledged the last one, those who join are gathered for one view, at most until CheckTimes.
+  bool NewcomersAreDue() const {
+    return has_newcomers_ && (shards_.AllAcknowledge(view_) || !shards_.Missing().empty());
+  }
   // The flags for a worker that will claim this rank, or else get the one of RankForNewcomer: those that the rank's
   // last owner was started with, or, if nobody has had the rank, those of the first worker. None before the job runs:
   // its first workers know theirs.
@@ -249,6 +254,8 @@ class JobState {
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
   void AddOwnData(uint32_t rank, const v1::DataSummary& data);
+  // One that no member has.
+  std::string ChooseName();
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
   // Takes what a report says of norms, while the job runs.
@@ -294,6 +301,8 @@ class JobState {
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;
   uint64_t view_ = 0;
+  uint64_t chosen_names_ = 0;
+  bool has_newcomers_ = false;  // Members have joined who are in no view yet.
   // The first view with the present layout; what shards say of initial values before they have that view is about an
   // earlier layout.
   uint64_t layout_view_ = 0;

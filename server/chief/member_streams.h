@@ -18,7 +18,10 @@ class MemberStreams {
   // Sends a member its state; nothing: it is no longer a member, or has opened another stream.
   using SendFunction = std::function<void(const std::optional<v1::HeartbeatReply>&)>;
 
-  void Add(uint64_t watch, SendFunction send) { streams_[watch] = {.send = std::move(send), .told = {}}; }
+  // The stream is of the member that has this rank now.
+  void Add(uint64_t watch, uint32_t rank, SendFunction send) {
+    streams_[watch] = {.rank = rank, .send = std::move(send), .told = {}};
+  }
   void Remove(uint64_t watch) { streams_.erase(watch); }
 
   // Sends each member its state if it changed; ends the streams that are no member's any more.
@@ -35,6 +38,7 @@ class MemberStreams {
     bool operator==(const News&) const = default;
   };
   struct Stream {
+    uint32_t rank = 0;
     SendFunction send;
     News told;
   };

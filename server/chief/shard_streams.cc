@@ -1,6 +1,9 @@
 #include "server/chief/shard_streams.h"
 
+#include <optional>
 #include <utility>
+
+#include "server/chief/job_messages.h"
 
 namespace ps {
 
@@ -24,7 +27,11 @@ uint64_t ShardStreams::Open(const v1::Registration& registration, SendFunction s
     stream.end.ForEachKept([&](const v1::ChiefUpdate& update) { Send(stream, update); });
     return stream.connection;
   }
-  stream = {.process = registration.process(), .connection = ++last_connection_, .send = std::move(send), .end = {}};
+  stream = {.process = registration.process(),
+            .connection = ++last_connection_,
+            .send = std::move(send),
+            .takes_changes = registration.takes_changes(),
+            .end = {}};
   return stream.connection;
 }
 
@@ -49,10 +56,21 @@ bool ShardStreams::Receive(uint32_t shard, const v1::ShardReport& report) {
   return true;
 }
 
-void ShardStreams::Broadcast(const v1::ChiefUpdate& update) {
+void ShardStreams::Broadcast(v1::ChiefUpdate update) {
+  const bool has_view = update.has_view();
+  std::optional<v1::View> changes;
+  if (has_view) {
+    changes = ViewChanges(view_, update.view());
+    view_ = std::move(*update.mutable_view());
+    update.clear_view();
+  }
   for (Stream& stream : streams_) {
     if (stream.process == 0 && !stream.send) continue;
     v1::ChiefUpdate numbered = update;
+    if (has_view) {
+      const bool knows = std::exchange(stream.has_view, true) && stream.takes_changes;
+      *numbered.mutable_view() = knows && changes.has_value() ? *changes : view_;
+    }
     if (stream.process != 0) stream.end.Add(&numbered);
     Send(stream, std::move(numbered));
   }

@@ -28,14 +28,17 @@ class ShardStreams {
 
   // A report came. Returns false if there is nothing new in it.
   bool Receive(uint32_t shard, const v1::ShardReport& report);
-  // To every shard that is registered, or whose connection broke.
-  void Broadcast(const v1::ChiefUpdate& update);
+  // To every shard that is registered, or whose connection broke. A view is whole; who has the one before gets what has
+  // changed, if it can read that.
+  void Broadcast(v1::ChiefUpdate update);
 
  private:
   struct Stream {
     uint64_t process = 0;     // 0: it cannot be resumed.
     uint64_t connection = 0;  // 0: none.
     SendFunction send;
+    bool takes_changes = false;
+    bool has_view = false;  // The last one was sent on it.
     ResumableEnd<v1::ChiefUpdate> end;
   };
 
@@ -43,6 +46,7 @@ class ShardStreams {
 
   CallOutbox& outbox_;
   std::vector<Stream> streams_;
+  v1::View view_;  // The last one.
   uint64_t last_connection_ = 0;
 };
 

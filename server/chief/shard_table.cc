@@ -65,12 +65,27 @@ absl::Status ShardTable::Register(const v1::Registration& registration, bool run
            .address = registration.address(),
            .local_socket = registration.local_socket(),
            .gone_since = now};
+  SetInForce();
   return absl::OkStatus();
+}
+
+void ShardTable::Resume(uint32_t number) {
+  shards_[number].registered = true;
+  SetInForce();
 }
 
 void ShardTable::Gone(uint32_t number, TimePoint now) {
   shards_[number].registered = false;
   shards_[number].gone_since = now;
+  SetInForce();
+}
+
+void ShardTable::SetInForce() {
+  in_force_ = UINT64_MAX;
+  for (const Shard& shard : shards_) {
+    if (!shard.registered) return in_force_.reset();
+    in_force_ = std::min(*in_force_, shard.acknowledged_view);
+  }
 }
 
 ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& report,
@@ -78,7 +93,12 @@ ShardTable::News ShardTable::OnReport(uint32_t number, const v1::ShardReport& re
   Shard& shard = shards_[number];
   News news;
   news.applied = report.applied_version() > shard.applied_version;
-  shard.acknowledged_view = std::max(shard.acknowledged_view, report.acknowledged_view());
+  if (report.acknowledged_view() > shard.acknowledged_view) {
+    shard.acknowledged_view = report.acknowledged_view();
+    const std::optional<uint64_t> before = in_force_;
+    SetInForce();
+    news.in_force = in_force_ != before;
+  }
   shard.applied_version = std::max(shard.applied_version, report.applied_version());
   shard.gathering_step = std::max(shard.gathering_step, report.gathering_step());
   shard.highest_step = std::max(shard.highest_step, report.highest_step());
@@ -106,11 +126,6 @@ std::vector<uint32_t> ShardTable::Missing() const {
 bool ShardTable::AllInitialised() const {
   return std::all_of(shards_.begin(), shards_.end(),
                      [](const Shard& shard) { return shard.registered && shard.initialised; });
-}
-
-bool ShardTable::AllAcknowledge(uint64_t view) const {
-  return std::all_of(shards_.begin(), shards_.end(),
-                     [&](const Shard& shard) { return shard.registered && shard.acknowledged_view >= view; });
 }
 
 uint64_t ShardTable::highest_step() const {

@@ -28,15 +28,17 @@ class ShardTable {
   // taken; FAILED_PRECONDITION if its weights are lost to a job that runs.
   absl::Status Register(const v1::Registration& registration, bool running, TimePoint now);
   // The same process goes on, after its stream broke, or while the chief does not know yet that it did.
-  void Resume(uint32_t shard) { shards_[shard].registered = true; }
+  void Resume(uint32_t shard);
   // Its stream broke.
   void Gone(uint32_t shard, TimePoint now);
 
   // Takes its state from a report. Initial values count if they are of the model that views have from `layout_view` on;
-  // nothing: there is none yet. Returns whether it has made a version, and whether it has got its initial values.
+  // nothing: there is none yet. Returns whether it has made a version, whether it has got its initial values, and
+  // whether a view has come into force.
   struct News {
     bool applied = false;
     bool initialised = false;
+    bool in_force = false;
   };
   News OnReport(uint32_t shard, const v1::ShardReport& report, std::optional<uint64_t> layout_view);
   // Another model will come.
@@ -48,7 +50,7 @@ class ShardTable {
   std::vector<uint32_t> Missing() const;
   bool AllInitialised() const;
   // Whether this view is in force: every shard acts on it or on a later one.
-  bool AllAcknowledge(uint64_t view) const;
+  bool AllAcknowledge(uint64_t view) const { return in_force_.has_value() && view <= *in_force_; }
   uint64_t highest_step() const;  // One more than the highest step that is complete on any.
   // The step at which the next owner of this rank goes on, once a view without its last owner is in force: one more
   // than the last step of that owner whose push is complete on any shard. The next owner does not make that step again,
@@ -92,10 +94,12 @@ class ShardTable {
   };
 
   absl::Status CheckSettings(const v1::Registration& registration) const;
+  void SetInForce();
 
   const std::string job_;
   const std::map<std::string, std::string> settings_;
   std::vector<Shard> shards_;
+  std::optional<uint64_t> in_force_;  // The newest view that is; nothing: a shard is missing.
 };
 
 }  // namespace ps

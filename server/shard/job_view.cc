@@ -7,8 +7,17 @@ namespace ps {
 
 bool JobView::Accept(const v1::View& view) {
   if (view.number() <= view_.number()) return false;
-  view_ = view;
-  members_.clear();
+  v1::View next = view;
+  next.clear_members();
+  if (view.since() == 0) {
+    members_.clear();
+  } else {
+    if (view_.has_layout()) next.mutable_layout()->Swap(view_.mutable_layout());
+    if (view_.has_optimizer()) next.mutable_optimizer()->Swap(view_.mutable_optimizer());
+    if (view_.has_restore()) next.mutable_restore()->Swap(view_.mutable_restore());
+  }
+  view_ = std::move(next);
+  for (const uint32_t rank : view.left()) members_.erase(rank);
   for (const v1::Member& member : view.members()) {
     members_[member.rank()] = member;
     done_.erase(member.rank());

@@ -23,6 +23,10 @@ class JobView {
 
   // False for a view that is not newer than the one in force, which then stays.
   bool Accept(const v1::View& view);
+  // Whether the view is a change of one that is not in force here: then it must not be accepted.
+  bool HasGap(const v1::View& view) const {
+    return view.number() > view_.number() && view.since() > 0 && view.since() != view_.number();
+  }
   // The job was reset before it ran: nobody is done any more.
   void Reset() { done_.clear(); }
   void SetChiefLost(bool lost) { chief_lost_ = lost; }
@@ -47,7 +51,7 @@ class JobView {
 
   // ---- What is known
 
-  const v1::View& view() const { return view_; }
+  const v1::View& view() const { return view_; }  // But for its members.
   bool running() const { return view_.phase() == v1::PHASE_RUNNING; }
   bool finished() const { return view_.phase() == v1::PHASE_FINISHED; }
   bool shut_down() const { return !shutdown_.ok(); }

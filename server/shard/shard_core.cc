@@ -35,7 +35,12 @@ bool ShardCore::NeedsMemory(const v1::View& view) const {
 
 ShardReady ShardCore::OnChiefUpdate(const v1::ChiefUpdate& update, absl::StatusOr<ShardMemory>& memory) {
   if (state_.job.shut_down()) return Take();
-  if (update.has_view() && state_.job.Accept(update.view())) SetView(update.view(), memory);
+  if (state_.job.HasGap(update.view())) {
+    Fail(absl::StrCat("shard ", options_.shard, " has view ", state_.job.view().number(), ", and the chief's view ",
+                      update.view().number(), " says what has changed since view ", update.view().since()));
+  } else if (update.has_view() && state_.job.Accept(update.view())) {
+    SetView(update.view(), memory);
+  }
   for (const v1::StepDecision& decision : update.decisions()) {
     Decide({.step = decision.step(), .ranks = {decision.ranks().begin(), decision.ranks().end()}},
            decision.dropped_samples());

@@ -190,6 +190,7 @@ absl::Status ShardState::CheckPulled(const v1::PushRequest& header) const {
 }
 
 std::vector<StepSet> ShardState::SetMembers() {
+  if (job.view().phase() == v1::PHASE_GATHERING) return {};  // Nobody pushes yet.
   pushes.DropOrphans(job, *mode);
   updater.SetLowestRank(job.lowest_rank());
   std::erase_if(not_finite_pushes, [&](const auto& entry) { return !job.Owns(entry.first, entry.second.incarnation); });
@@ -274,10 +275,8 @@ void ShardState::Fill(v1::ShardReport* report) const {
 }
 
 void ShardState::FillLeftSteps(v1::ShardReport* report) const {
-  const std::map<uint32_t, uint64_t> owners = job.MemberIncarnations();
   for (const auto& [rank, last] : pushes.LastCompletes()) {
-    const auto owner = owners.find(rank);
-    if (owner != owners.end() && owner->second == last.incarnation) continue;
+    if (job.Owns(rank, last.incarnation)) continue;
     v1::RankStep* const step = report->add_left_steps();
     step->set_rank(rank);
     step->set_incarnation(last.incarnation);

@@ -16,8 +16,10 @@
 #include "common/metrics.h"
 #include "common/problems.h"
 #include "common/program.h"
+#include "common/slices.h"
 #include "common/status.h"
 #include "tests/bench/bench_layout.h"
+#include "tests/bench/crowd_bench.h"
 #include "tests/bench/delay_line.h"
 #include "tests/bench/encoding_bench.h"
 #include "tests/bench/exchange_bench.h"
@@ -42,8 +44,12 @@ ABSL_FLAG(int64_t, bytes, 16 << 20,
           "exchange with --layout=one, link, encoding, network: bytes of the model, a multiple of 4; faults: of "
           "weights and state");
 ABSL_FLAG(std::string, dir, "/tmp", "faults: where checkpoints are written, in a folder of their own");
-ABSL_FLAG(uint32_t, workers, 1, "exchange, join, link: number of workers; train: measures 1 up to this many");
-ABSL_FLAG(uint32_t, servers, 1, "exchange, join, train: number of servers");
+ABSL_FLAG(std::vector<std::string>, workers, {"1"},
+          "exchange, join, link: number of workers; train: measures 1 up to this many; crowd: numbers to be measured, "
+          "10,100,1000, say");
+ABSL_FLAG(uint32_t, servers, 1, "crowd, exchange, join, train: number of servers");
+ABSL_FLAG(uint32_t, tensors, 1000, "crowd: tensors of the model, each of one element");
+ABSL_FLAG(uint32_t, burst, 1, "crowd: so many workers join at the same time, and then the next ones");
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link: push or push_pull");
 ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype,
           "exchange, link, train: as ps_server's flag of this name");
@@ -61,8 +67,9 @@ ABSL_FLAG(bool, long_links, false, "link: servers and workers run with this flag
 ABSL_FLAG(std::string, server, "", "network: the server to measure, started with --num_workers=1");
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
-ABSL_FLAG(std::string, mode, "bsp", "train: bsp, asp, ssp, local_sgd or easgd, with the defaults of their flags");
-ABSL_FLAG(int64_t, steps, 300, "train: steps per worker");
+ABSL_FLAG(std::string, mode, "bsp",
+          "train: bsp, asp, ssp, local_sgd or easgd, with the defaults of their flags; crowd: bsp or asp");
+ABSL_FLAG(int64_t, steps, 0, "train, crowd: steps per worker; 0: 300 and 10");
 ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a comma-separated list of them");
 ABSL_FLAG(std::string, math, "float32",
           "train, gemm: precision of the GPU's matrix products: float32, tf32 or bfloat16");
@@ -93,6 +100,9 @@ constexpr char kUsage[] =
     "when\n"
     "             its server was killed\n"
     "  join       how soon --workers workers have joined a job of --servers servers, without a network\n"
+    "  crowd      what each of --workers workers costs the --servers servers of a job: CPU of a join and of a push, "
+    "time\n"
+    "             of a step, bytes, memory; without a network, and with one-element tensors\n"
     "  link       a step's exchange of --workers workers over links of --mbit_per_s, with servers on hosts of their\n"
     "             own and on the workers', half as many, and one; next to MPI's algorithms, unless there is a "
     "--delay;\n"
@@ -107,6 +117,29 @@ WireOptions Wire() {
           .compress = absl::GetFlag(FLAGS_compress),
           .error_feedback = absl::GetFlag(FLAGS_error_feedback),
           .weights_delta = absl::GetFlag(FLAGS_weights_delta)};
+}
+
+// INVALID_ARGUMENT if one of them is no number within the range.
+absl::StatusOr<std::vector<uint32_t>> ReadWorkers(uint32_t least, uint32_t most, const std::string& command) {
+  std::vector<uint32_t> numbers;
+  for (const std::string& text : absl::GetFlag(FLAGS_workers)) {
+    uint32_t number = 0;
+    if (!absl::SimpleAtoi(text, &number) || number < least || number > most) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--workers=", text, ": expected ", least, " to ", most, " for ", command));
+    }
+    numbers.push_back(number);
+  }
+  if (numbers.size() == 1 || (command == "crowd" && !numbers.empty())) return numbers;
+  return absl::InvalidArgumentError(absl::StrCat("--workers: expected one number for ", command));
+}
+
+// The flag was checked.
+uint32_t Workers() { return ReadWorkers(0, UINT32_MAX, "").value().front(); }
+
+int64_t Steps(int64_t unless_given) {
+  const int64_t steps = absl::GetFlag(FLAGS_steps);
+  return steps > 0 ? steps : unless_given;
 }
 
 absl::Status CheckWire() {
@@ -130,20 +163,24 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                  "--mode: expected bsp, asp, ssp, local_sgd or easgd");
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
-  const uint32_t most_workers = command == "join" ? 10000 : command == "link" ? 16 : 256;
-  const uint32_t least_workers = command == "link" ? 2 : 1;
-  problems.Check(absl::GetFlag(FLAGS_workers) >= least_workers && absl::GetFlag(FLAGS_workers) <= most_workers,
-                 absl::StrCat("--workers=", absl::GetFlag(FLAGS_workers), ": expected ", least_workers, " to ",
-                              most_workers, " for ", command));
+  const bool crowd = command == "crowd";
+  const uint32_t most_workers = crowd || command == "join" ? 10000 : command == "link" ? 16 : 256;
+  problems.Check(ReadWorkers(command == "link" ? 2 : 1, most_workers, command).status());
   problems.CheckRange("mbit_per_s", absl::GetFlag(FLAGS_mbit_per_s), 1, 10000);
   problems.CheckRange("delay", absl::GetFlag(FLAGS_delay), absl::ZeroDuration(), absl::Seconds(1));
-  problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= 64,
-                 "--servers: expected 1 to 64");
+  const uint32_t most_servers = crowd ? 1000 : 64;
+  problems.Check(absl::GetFlag(FLAGS_servers) >= 1 && absl::GetFlag(FLAGS_servers) <= most_servers,
+                 absl::StrCat("--servers: expected 1 to ", most_servers));
+  problems.Check(!crowd || (absl::GetFlag(FLAGS_tensors) >= absl::GetFlag(FLAGS_servers) &&
+                            absl::GetFlag(FLAGS_tensors) <= kMaxTensors),
+                 absl::StrCat("--tensors: expected one for each server, at most ", kMaxTensors));
+  problems.Check(absl::GetFlag(FLAGS_burst) >= 1, "--burst: expected at least 1");
+  problems.Check(!crowd || one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp"}), "--mode: expected bsp or asp for crowd");
   problems.Check(absl::GetFlag(FLAGS_repeats) >= 1 && absl::GetFlag(FLAGS_repeats) <= 100000,
                  "--repeats: expected 1 to 100000");
   problems.Check(absl::GetFlag(FLAGS_batch_size) >= 1 && absl::GetFlag(FLAGS_batch_size) <= 65536,
                  "--batch_size: expected 1 to 65536");
-  problems.Check(absl::GetFlag(FLAGS_steps) >= 1, "--steps: expected at least 1");
+  problems.Check(absl::GetFlag(FLAGS_steps) >= 0, "--steps: expected a number of steps");
   const auto widths = ParseModel(absl::GetFlag(FLAGS_model));
   problems.Check(widths.ok(), std::string(widths.status().message()));
   problems.Check(ParseGemmGrid(absl::GetFlag(FLAGS_grid)).status());
@@ -180,7 +217,9 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
                                        {"layout", link, "link has a model of its own"},
                                        {"mbit_per_s", !link, "only link has such links"},
                                        {"delay", !link, "only link has such links"},
-                                       {"long_links", !link, "only link has such links"}}));
+                                       {"long_links", !link, "only link has such links"},
+                                       {"tensors", !crowd, "only crowd has such a model"},
+                                       {"burst", !crowd, "only crowd has it"}}));
   return problems.ToStatus();
 }
 
@@ -287,7 +326,7 @@ Layout ExchangedModel() {
 
 absl::Status RunLink() {
   std::vector<LinkRow> rows;
-  const absl::Status measured = RunLinkBench({.workers = absl::GetFlag(FLAGS_workers),
+  const absl::Status measured = RunLinkBench({.workers = Workers(),
                                               .bytes = absl::GetFlag(FLAGS_bytes),
                                               .mbit_per_s = absl::GetFlag(FLAGS_mbit_per_s),
                                               .delay = ToChrono(absl::GetFlag(FLAGS_delay)),
@@ -318,6 +357,40 @@ absl::Status RunLink() {
   return measured;
 }
 
+absl::Status RunCrowd() {
+  std::vector<CrowdRow> rows;
+  const std::vector<uint32_t> crowds = ReadWorkers(0, UINT32_MAX, "crowd").value();
+  for (const uint32_t workers : crowds) {
+    const absl::StatusOr<CrowdRow> row = RunCrowdBench({.workers = workers,
+                                                        .servers = absl::GetFlag(FLAGS_servers),
+                                                        .tensors = absl::GetFlag(FLAGS_tensors),
+                                                        .mode = absl::GetFlag(FLAGS_mode),
+                                                        .burst = absl::GetFlag(FLAGS_burst),
+                                                        .steps = Steps(10)});
+    if (!row.ok()) return Annotate(row.status(), absl::StrCat("crowd of ", workers));
+    rows.push_back(*row);
+  }
+  if (!absl::GetFlag(FLAGS_json)) {
+    std::cout << CrowdTable(rows);
+    return absl::OkStatus();
+  }
+  nlohmann::ordered_json out = StartFields();
+  for (const CrowdRow& row : rows) {
+    out["rows"].push_back({{"workers", row.workers},
+                           {"joined_s", row.joined_s},
+                           {"join_cpu_s", row.join_cpu_s},
+                           {"joining_bytes", row.joining_bytes},
+                           {"push_cpu_s", row.push_cpu_s},
+                           {"push_cpu_ratio", row.push_cpu_s / rows.front().push_cpu_s},
+                           {"step_p50_s", row.step_p50_s},
+                           {"step_p99_s", row.step_p99_s},
+                           {"step_bytes", row.step_bytes},
+                           {"peak_bytes", row.peak_bytes}});
+  }
+  std::cout << out.dump() << "\n";
+  return absl::OkStatus();
+}
+
 // What other commands start as processes of their own; nothing where it is none of these.
 std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& arguments) {
   const std::string command = arguments.empty() ? "" : arguments[0];
@@ -328,7 +401,7 @@ std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& argument
   if (command == "link_worker" && arguments.size() == 2 && absl::SimpleAtoi(arguments[1], &rank)) {
     return RunLinkWorker({.server = absl::GetFlag(FLAGS_server),
                           .rank = rank,
-                          .workers = absl::GetFlag(FLAGS_workers),
+                          .workers = Workers(),
                           .bytes = absl::GetFlag(FLAGS_bytes),
                           .repeats = absl::GetFlag(FLAGS_repeats),
                           .long_links = absl::GetFlag(FLAGS_long_links),
@@ -344,16 +417,17 @@ std::optional<absl::Status> RunAsHelper(const std::vector<std::string>& argument
 absl::Status Run(const std::string& command) {
   if (command == "gemm") return RunGemm();
   if (command == "link") return RunLink();
+  if (command == "crowd") return RunCrowd();
   if (command == "train") {
     const absl::StatusOr<DeviceOptions> device = Device();
     if (!device.ok()) return device.status();
     const absl::StatusOr<std::vector<TrainRow>> rows = RunTrainBench({.transport = absl::GetFlag(FLAGS_transport),
                                                                       .widths = *ParseModel(absl::GetFlag(FLAGS_model)),
                                                                       .batch_size = absl::GetFlag(FLAGS_batch_size),
-                                                                      .workers = absl::GetFlag(FLAGS_workers),
+                                                                      .workers = Workers(),
                                                                       .servers = absl::GetFlag(FLAGS_servers),
                                                                       .mode = absl::GetFlag(FLAGS_mode),
-                                                                      .steps = absl::GetFlag(FLAGS_steps),
+                                                                      .steps = Steps(300),
                                                                       .device = *device,
                                                                       .wire = Wire()});
     if (rows.ok()) PrintTraining(*rows);
@@ -367,14 +441,14 @@ absl::Status Run(const std::string& command) {
       : command == "faults"     ? RunFaultsBench({.bytes = absl::GetFlag(FLAGS_bytes) / 8 * 8,
                                                   .dir = absl::GetFlag(FLAGS_dir),
                                                   .hundreds = absl::GetFlag(FLAGS_repeats)})
-      : command == "join"       ? RunJoinBench({.workers = absl::GetFlag(FLAGS_workers),
-                                                .shards = absl::GetFlag(FLAGS_servers),
-                                                .repeats = absl::GetFlag(FLAGS_repeats)})
+      : command == "join"
+          ? RunJoinBench(
+                {.workers = Workers(), .shards = absl::GetFlag(FLAGS_servers), .repeats = absl::GetFlag(FLAGS_repeats)})
       : command == "losses"
           ? RunLossBench({.bytes = absl::GetFlag(FLAGS_bytes), .repeats = absl::GetFlag(FLAGS_repeats)})
           : RunExchangeBench({.transport = absl::GetFlag(FLAGS_transport),
                               .layout = ExchangedModel(),
-                              .workers = absl::GetFlag(FLAGS_workers),
+                              .workers = Workers(),
                               .servers = absl::GetFlag(FLAGS_servers),
                               .op = absl::GetFlag(FLAGS_op),
                               .wire = Wire(),
@@ -399,7 +473,7 @@ int main(int argc, char** argv) {
   const std::string command = line.arguments.size() == 1 ? line.arguments[0] : "";
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
       command != "optimizers" && command != "encoding" && command != "faults" && command != "join" &&
-      command != "losses" && command != "link") {
+      command != "crowd" && command != "losses" && command != "link") {
     return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);

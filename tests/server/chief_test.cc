@@ -253,6 +253,63 @@ TEST_CASE("A worker whose join waits for shards keeps its lease, and has a whole
   CHECK(job.chief.Status(job.now).workers_size() == 0);
 }
 
+TEST_CASE("Who joins while a view is on its way is gathered for the next one, which waits for a tick at most") {
+  TestJob job("bsp", 5);
+  std::vector<std::string> names;
+  const auto join = [&](const std::string& name) {
+    job.chief.Join(job.Request(name), job.now, job.now + std::chrono::seconds(30),
+                   [&](const auto& reply) { names.push_back(reply->name()); });
+  };
+  const auto acknowledge = [&] {
+    const v1::ShardReport report = job.Acknowledged();
+    job.chief.OnReport(0, report, job.now);
+  };
+  job.deaf = true;
+  join("a");
+  const uint64_t first = job.view.number();
+  CHECK(job.view.members_size() == 1);
+  join("");
+  join("");  // The names that they get differ.
+  CHECK(job.view.number() == first);
+  acknowledge();
+  CHECK(names == std::vector<std::string>{"a"});
+  CHECK(job.view.number() == first + 1);
+  CHECK(job.view.members_size() == 3);
+  join("d");
+  acknowledge();
+  CHECK(names.size() == 3);
+  CHECK(job.view.members_size() == 4);
+  join("e");
+  CHECK(job.view.members_size() == 4);
+  job.chief.Tick(job.now);
+  CHECK(job.view.members_size() == 5);
+  CHECK(names.size() == 3);
+  acknowledge();
+  CHECK(names == std::vector<std::string>{"a", "worker-1", "worker-2", "d", "e"});
+}
+
+TEST_CASE("A join that is asked for again is not answered before the view that has it") {
+  TestJob job("bsp", 3);
+  job.deaf = true;
+  int answered = 0;
+  v1::JoinRequest request = job.Request("b");
+  request.set_join_request_id(7);
+  const auto join = [&](const v1::JoinRequest& asked) {
+    job.chief.Join(asked, job.now, job.now + std::chrono::seconds(30), [&](const auto&) { ++answered; });
+  };
+  join(job.Request("a"));
+  join(request);
+  join(request);
+  const v1::ShardReport first = job.Acknowledged();
+  job.chief.OnReport(0, first, job.now);
+  CHECK(answered == 1);
+  join(request);
+  CHECK(answered == 1);
+  const v1::ShardReport second = job.Acknowledged();
+  job.chief.OnReport(0, second, job.now);
+  CHECK(answered == 4);
+}
+
 TEST_CASE("The server does not wait for a worker whose join was answered with the job's failure") {
   TestJob job("bsp", 2);
   job.deaf = true;

@@ -261,6 +261,7 @@ class SmallJob {
     registration.set_protocol(v1::PROTOCOL_VERSION_1);
     registration.set_shard(shard);
     registration.set_job("default");
+    registration.set_takes_changes(true);
     const auto send = [this, shard](const v1::ChiefUpdate& update) { updates_[shard].push_back(update); };
     REQUIRE(chief_->RegisterShard(registration, send, now_).ok());
   }
