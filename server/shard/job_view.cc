@@ -1,5 +1,7 @@
 #include "server/shard/job_view.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
@@ -9,11 +11,13 @@ bool JobView::Accept(const v1::View& view) {
   if (view.number() <= view_.number()) return false;
   view_ = view;
   members_.clear();
-  for (const v1::Member& member : view.members()) {
-    members_[member.rank()] = member;
-    done_.erase(member.rank());
-    if (member.done()) done_[member.rank()] = member.name();
+  for (v1::Member& member : *view_.mutable_members()) {
+    const uint32_t rank = member.rank();
+    done_.erase(rank);
+    if (member.done()) done_[rank] = member.name();
+    members_[rank] = std::move(member);
   }
+  view_.clear_members();
   return true;
 }
 
@@ -66,12 +70,6 @@ std::string JobView::BusyWith(uint32_t rank) const {
 
 bool JobView::IsInitialiser(const v1::Identity& id) const {
   return IsMember(id) && members_.at(id.rank()).initialiser();
-}
-
-std::set<uint32_t> JobView::done_ranks() const {
-  std::set<uint32_t> ranks;
-  for (const auto& [rank, name] : done_) ranks.insert(rank);
-  return ranks;
 }
 
 ModeMembers JobView::mode_members() const {
