@@ -32,9 +32,8 @@ bool Same(const google::protobuf::MessageLite& one, const google::protobuf::Mess
 }  // namespace
 
 std::string WaitingForRuns(const JobState& job, TimePoint now) {
-  const std::set<uint32_t> ranks = job.runs().dealer().RanksWithOpen();
   return absl::StrCat("all runs are handed out: waiting for ",
-                      job.members().Describe({ranks.begin(), ranks.end()}, now), " to finish theirs");
+                      job.members().Describe(job.runs().dealer().RanksWithOpen(), now), " to finish theirs");
 }
 
 v1::View MakeView(const JobState& job, TimePoint now) {

@@ -211,7 +211,8 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
 void JobState::Begin(Member* member, TimePoint now) {
   const std::optional<uint64_t> own = OwnStep(*member);
   member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
-  member->start_step = member->step = own.value_or(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+  member->start_step = own.value_or(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+  members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
     member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
@@ -245,7 +246,7 @@ absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
 
 bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now) {
   if (step != member->step || !busy_with.empty()) last_progress_ = now;
-  member->step = step;
+  members_.Change(member, [step](Member& changed) { changed.step = step; });
   return std::exchange(member->busy_with, busy_with) != busy_with;
 }
 
@@ -276,7 +277,7 @@ absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
 }
 
 void JobState::OnWatchOpened(Member* member, uint64_t watch) {
-  member->watch = watch;
+  members_.Change(member, [watch](Member& changed) { changed.watch = watch; });
   member->watch_due.reset();
   member->suspect_since.reset();  // Only this clears it: a heartbeat may have been on its way when its sender died.
 }
@@ -284,14 +285,14 @@ void JobState::OnWatchOpened(Member* member, uint64_t watch) {
 void JobState::OnWatchGone(uint64_t watch, TimePoint now) {
   Member* const member = members_.FindWatch(watch);
   if (member == nullptr) return;  // It has opened another one, or is no longer a member.
-  member->watch = 0;
+  members_.Change(member, [](Member& changed) { changed.watch = 0; });
   if (ended()) return Dismiss(member->rank);  // The server need not wait for it.
   member->suspect_since = now;
 }
 
 bool JobState::OnDone(Member* member, bool counts_as_empty, TimePoint now) {
   if (member->done) return false;
-  member->done = true;
+  members_.Change(member, [](Member& changed) { changed.done = true; });
   member->counts_as_empty = counts_as_empty;
   runs_.OnDone({.rank = member->rank, .incarnation = member->incarnation});
   last_progress_ = now;
@@ -594,7 +595,7 @@ std::string JobState::WaitingFor(TimePoint now) const {
   if (!blocked.empty()) {
     return replacements.empty() ? blocked : absl::StrCat(blocked, "; waiting for ", replacements);
   }
-  const std::vector<uint32_t> ranks = members_.LowestStep();
+  const std::set<uint32_t>& ranks = members_.LowestStep();
   if (!replacements.empty()) return absl::StrCat(ranks.empty() ? "" : "going on, and ", "waiting for ", replacements);
   if (ranks.empty() && !lead_left_ && members_.Lead() != nullptr) {
     return absl::StrCat("all workers are done: waiting for ", members_.Lead()->ToString(), " to evaluate and leave");
@@ -602,7 +603,7 @@ std::string JobState::WaitingFor(TimePoint now) const {
   if (ranks.empty()) return "waiting for all workers to leave";
   const bool some_ahead = ranks.size() < members_.members().size();
   if (!some_ahead) return steps_.Incomplete();
-  const uint64_t step = members_.members().at(ranks.front()).step;
+  const uint64_t step = members_.members().at(*ranks.begin()).step;
   const std::string who = members_.Describe(ranks, now);
   // Elsewhere only who is ahead by more than the mode's bound waits, if there is one.
   return mode().synchronous() ? absl::StrCat("step ", step, ": waiting for ", who)

@@ -86,6 +86,7 @@ absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint3
 
 Member* Membership::Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now) {
   Member& member = members_[rank];
+  if (member.incarnation > 0) Unlist(member);
   std::string replaced = member.incarnation > 0 ? absl::StrCat(member.name, " on ", member.host) : "";
   member = {.rank = rank,
             .incarnation = ++incarnations_[rank],
@@ -93,7 +94,28 @@ Member* Membership::Hand(uint32_t rank, const std::string& name, const std::stri
             .host = host,
             .replaced = std::move(replaced),
             .last_heard = now};
+  List(member);
   return &member;
+}
+
+void Membership::Remove(uint32_t rank) {
+  const auto member = members_.find(rank);
+  if (member == members_.end()) return;
+  Unlist(member->second);
+  members_.erase(member);
+}
+
+void Membership::List(const Member& member) {
+  if (!member.done) working_[member.step].insert(member.rank);
+  if (member.watch != 0) watches_[member.watch] = member.rank;
+}
+
+void Membership::Unlist(const Member& member) {
+  watches_.erase(member.watch);
+  const auto step = working_.find(member.step);
+  if (step == working_.end()) return;
+  step->second.erase(member.rank);
+  if (step->second.empty()) working_.erase(step);
 }
 
 Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
@@ -134,9 +156,8 @@ std::string Membership::List() const {
 }
 
 const Member* Membership::FindWatch(uint64_t watch) const {
-  const auto member = std::find_if(members_.begin(), members_.end(),
-                                   [&](const auto& entry) { return watch != 0 && entry.second.watch == watch; });
-  return member == members_.end() ? nullptr : &member->second;
+  const auto rank = watches_.find(watch);
+  return rank == watches_.end() ? nullptr : &members_.at(rank->second);
 }
 
 Member* Membership::FindWatch(uint64_t watch) {
@@ -167,24 +188,12 @@ void Membership::Extend(std::chrono::nanoseconds time, TimePoint now) {
   }
 }
 
-bool Membership::all_done() const {
-  return !members_.empty() &&
-         std::all_of(members_.begin(), members_.end(), [](const auto& entry) { return entry.second.done; });
+const std::set<uint32_t>& Membership::LowestStep() const {
+  static const std::set<uint32_t> none;
+  return working_.empty() ? none : working_.begin()->second;
 }
 
-std::vector<uint32_t> Membership::LowestStep() const {
-  std::vector<uint32_t> ranks;
-  uint64_t lowest = UINT64_MAX;
-  for (const auto& [rank, member] : members_) {
-    if (member.done || member.step > lowest) continue;
-    if (member.step < lowest) ranks.clear();
-    lowest = member.step;
-    ranks.push_back(rank);
-  }
-  return ranks;
-}
-
-std::string Membership::Describe(const std::vector<uint32_t>& ranks, TimePoint now) const {
+std::string Membership::Describe(const std::set<uint32_t>& ranks, TimePoint now) const {
   return FirstOf(ranks, [&](std::string* out, uint32_t rank) {
     const auto member = members_.find(rank);
     if (member == members_.end()) {

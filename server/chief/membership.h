@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,7 +81,15 @@ class Membership {
   std::optional<uint32_t> RankForNewcomer() const;
   // Ascending.
   std::vector<uint32_t> FreeRanks() const;
-  void Remove(uint32_t rank) { members_.erase(rank); }
+  void Remove(uint32_t rank);
+
+  // Changes a member by `change`. Nobody else changes a member's step or stream, or whether it is done.
+  template <typename Function>
+  void Change(Member* member, Function change) {
+    Unlist(*member);
+    change(*member);
+    List(*member);
+  }
 
   // The job runs: those who have joined begin at this step.
   void SetFirstStep(uint64_t step) {
@@ -108,18 +117,24 @@ class Membership {
   bool full() const { return members_.size() == num_workers_; }
   uint32_t num_workers() const { return num_workers_; }
   std::chrono::nanoseconds lease() const { return lease_; }
-  bool all_done() const;
+  bool all_done() const { return !members_.empty() && working_.empty(); }
   // The ranks at the lowest step, of members that are not done.
-  std::vector<uint32_t> LowestStep() const;
+  const std::set<uint32_t>& LowestStep() const;
 
   // "rank 3 (last heard from 12 s ago), rank 5 (not joined)"
-  std::string Describe(const std::vector<uint32_t>& ranks, TimePoint now) const;
+  std::string Describe(const std::set<uint32_t>& ranks, TimePoint now) const;
 
  private:
+  // Members are found by what they are listed under.
+  void List(const Member& member);
+  void Unlist(const Member& member);
+
   const uint32_t num_workers_;
   const std::chrono::nanoseconds lease_;
   std::map<uint32_t, Member> members_;
-  std::map<uint32_t, uint64_t> incarnations_;  // The last incarnation of each rank.
+  std::map<uint32_t, uint64_t> incarnations_;       // The last incarnation of each rank.
+  std::map<uint64_t, std::set<uint32_t>> working_;  // Ranks of members that are not done, by step.
+  std::map<uint64_t, uint32_t> watches_;            // Ranks by the number of the stream that the member keeps open.
 };
 
 // The ranks of lost workers that are kept for others to take (--on_worker_loss=wait). A pure value: time is passed in.

@@ -56,6 +56,7 @@ absl::StatusOr<std::optional<v1::NormTotals>> NormTotals::OnSums(uint32_t shard,
   if (!sums.refused()) PS_RETURN_IF_ERROR(CheckSums(shard, sums, plan));
   Round* const round = Find(sums.round());
   if (round == nullptr) return std::nullopt;
+  const bool of_push = sums.round().version() == 0;
   if (round->told.has_value()) {
     if (sums.refused()) return std::nullopt;  // It has its answer, and waits for nothing.
     return round->told;
@@ -66,10 +67,14 @@ absl::StatusOr<std::optional<v1::NormTotals>> NormTotals::OnSums(uint32_t shard,
     round->told->set_refused(true);
   } else {
     round->sums[shard] = sums;
-    if (round->sums.size() < num_shards_) return std::nullopt;
+    if (round->sums.size() < num_shards_) {
+      if (of_push) measured_.insert(sums.round().rank());
+      return std::nullopt;
+    }
     round->told = AddUp(*round, plan);
   }
   round->sums.clear();
+  if (of_push) measured_.erase(sums.round().rank());
   return round->told;
 }
 
@@ -103,13 +108,14 @@ void NormTotals::SetMembers(const ModeMembers& members) {
   members_ = members;
   std::erase_if(of_pushes_, [&](const auto& entry) {
     const auto owner = members.find(entry.first);
-    return owner == members.end() || owner->second.incarnation != entry.second.which.incarnation();
+    const bool gone = owner == members.end() || owner->second.incarnation != entry.second.which.incarnation();
+    if (gone) measured_.erase(entry.first);
+    return gone;
   });
 }
 
 std::string NormTotals::WaitingFor() const {
-  const auto describe = [this](const Round& round) -> std::string {
-    if (round.told.has_value() || round.sums.empty()) return "";
+  const auto describe = [this](const Round& round) {
     std::vector<uint32_t> missing;
     for (uint32_t shard = 0; shard < num_shards_; ++shard) {
       if (!round.sums.contains(shard)) missing.push_back(shard);
@@ -118,12 +124,9 @@ std::string NormTotals::WaitingFor() const {
                         " to measure its slices");
   };
   for (const auto& [key, round] : of_versions_) {
-    if (std::string text = describe(round); !text.empty()) return text;
+    if (!round.told.has_value() && !round.sums.empty()) return describe(round);
   }
-  for (const auto& [rank, round] : of_pushes_) {
-    if (std::string text = describe(round); !text.empty()) return text;
-  }
-  return "";
+  return measured_.empty() ? "" : describe(of_pushes_.at(*measured_.begin()));
 }
 
 }  // namespace ps

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -59,6 +60,7 @@ class NormTotals {
   uint64_t applied_ = 0;                                   // By every shard.
   std::map<std::pair<uint64_t, int>, Round> of_versions_;  // By version and kind.
   std::map<uint32_t, Round> of_pushes_;                    // The newest of each rank.
+  std::set<uint32_t> measured_;                            // Ranks of those of pushes that some shards have measured.
 };
 
 }  // namespace ps

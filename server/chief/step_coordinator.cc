@@ -17,13 +17,18 @@ void StepCoordinator::Restore(uint64_t version) {
   Check(loaded.ok(), "a synchronous mode begins at any step");
 }
 
+bool StepCoordinator::Owns(uint32_t rank, uint64_t incarnation) const {
+  const auto owner = members_.find(rank);
+  return owner != members_.end() && owner->second.incarnation == incarnation;
+}
+
 std::vector<StepSet> StepCoordinator::SetMembers(const ModeMembers& members) {
   members_ = members;
   if (!mode_->counts_for_any_owner()) {
-    std::erase_if(complete_, [&](const auto& entry) {
+    std::erase_if(partial_, [this](const auto& entry) { return !Owns(entry.first.second, entry.second.incarnation); });
+    std::erase_if(complete_, [this](const auto& entry) {
       const auto [step, rank] = entry.first;
-      const auto owner = members.find(rank);
-      if (owner != members.end() && owner->second.incarnation == entry.second.incarnation) return false;
+      if (Owns(rank, entry.second)) return false;
       mode_->Dropped(rank, step);
       return true;
     });
@@ -34,33 +39,36 @@ std::vector<StepSet> StepCoordinator::SetMembers(const ModeMembers& members) {
 
 StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push) {
   Check(shard < num_shards_, "a report comes from a shard of this job");
+  const Push key = {push.step, push.rank};
   Outcome outcome;
-  if (!leads() || mode_->WasDecided({.step = push.step, .ranks = {push.rank}})) return outcome;
+  if (!leads() || mode_->WasDecided(push.step) || complete_.contains(key)) return outcome;
   if (mode_->counts_for_any_owner()) {
     incarnation = 0;
-  } else if (const auto owner = members_.find(push.rank);
-             owner == members_.end() || owner->second.incarnation != incarnation) {
+  } else if (!Owns(push.rank, incarnation)) {
     return outcome;  // The shard will drop it when it knows the view.
   }
-  Completion& completion = complete_[{push.step, push.rank}];
-  completion.incarnation = incarnation;
-  outcome.news = completion.shards.insert(shard).second;
-  if (!outcome.news || completion.shards.size() < num_shards_) return outcome;
+  Partial& partial = partial_[key];
+  partial.incarnation = incarnation;
+  partial.shards.resize(num_shards_);
+  outcome.news = !partial.shards[shard];
+  if (!outcome.news) return outcome;
+  partial.shards[shard] = true;
+  if (++partial.count < num_shards_) return outcome;
+  partial_.erase(key);
+  complete_[key] = incarnation;
   outcome.decided = Decide(mode_->Complete(push));
   return outcome;
 }
 
 std::string StepCoordinator::Incomplete() const {
-  for (const auto& [push, completion] : complete_) {
-    std::vector<uint32_t> missing;
-    for (uint32_t shard = 0; shard < num_shards_; ++shard) {
-      if (!completion.shards.contains(shard)) missing.push_back(shard);
-    }
-    if (missing.empty()) continue;
-    return absl::StrCat("step ", push.first, ": the push of rank ", push.second, " is not complete on shard ",
-                        absl::StrJoin(missing, ", "));
+  if (partial_.empty()) return "";
+  const auto& [push, partial] = *partial_.begin();
+  std::vector<uint32_t> missing;
+  for (uint32_t shard = 0; shard < num_shards_; ++shard) {
+    if (!partial.shards[shard]) missing.push_back(shard);
   }
-  return "";
+  return absl::StrCat("step ", push.first, ": the push of rank ", push.second, " is not complete on shard ",
+                      absl::StrJoin(missing, ", "));
 }
 
 std::vector<StepSet> StepCoordinator::Decide(std::vector<StepSet> sets) {
@@ -76,14 +84,11 @@ std::vector<StepSet> StepCoordinator::Decide(std::vector<StepSet> sets) {
 void StepCoordinator::Forget(const StepSet& decided) {
   Check(std::is_sorted(decided.ranks.begin(), decided.ranks.end()), "a set's ranks are ascending");
   for (const uint32_t rank : decided.ranks) {
-    const auto push = complete_.find({decided.step, rank});
-    Check(push != complete_.end() && push->second.shards.size() == num_shards_,
-          "every push of a decided set is complete on every shard");
-    complete_.erase(push);
+    Check(complete_.erase({decided.step, rank}) == 1, "every push of a decided set is complete on every shard");
   }
-  std::erase_if(complete_, [&](const auto& entry) {
-    return mode_->WasDecided({.step = entry.first.first, .ranks = {entry.first.second}});
-  });
+  const auto is_over = [this](const auto& entry) { return mode_->WasDecided(entry.first.first); };
+  std::erase_if(complete_, is_over);
+  std::erase_if(partial_, is_over);
 }
 
 }  // namespace ps

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,21 +45,24 @@ class StepCoordinator {
 
  private:
   using Push = std::pair<uint64_t, uint32_t>;  // Step and rank.
-  struct Completion {
+  struct Partial {
     uint64_t incarnation = 0;  // 0: of any.
-    std::set<uint32_t> shards;
+    std::vector<bool> shards;  // Those that have it,
+    uint32_t count = 0;        // and how many they are.
   };
 
   // The mode moves on by these sets.
   std::vector<StepSet> Decide(std::vector<StepSet> sets);
   // Forgets what the set is made of, and what can be in no set any more.
   void Forget(const StepSet& decided);
+  bool Owns(uint32_t rank, uint64_t incarnation) const;
 
   const std::unique_ptr<Mode> mode_;
   const uint32_t num_shards_;
   ModeMembers members_;
-  // For each push that no set was named with: the shards that have it.
-  std::map<Push, Completion> complete_;
+  // Pushes that no set was named with: of some shards, and, each with its incarnation, of all.
+  std::map<Push, Partial> partial_;
+  std::map<Push, uint64_t> complete_;
 };
 
 }  // namespace ps

@@ -84,6 +84,11 @@ bool BufferRing::Pick(bool in_place) {
   return next_ != nullptr;
 }
 
+bool BufferRing::has_spare() const {
+  return spare_.size() + 1 < max_sets_ ||
+         std::any_of(spare_.begin(), spare_.end(), [](const auto& buffers) { return buffers->holds.load() == 0; });
+}
+
 void BufferRing::Publish(uint64_t version) {
   Check(next_ != nullptr, "what is published was being written");
   next_->version = version;

@@ -70,6 +70,8 @@ class BufferRing {
   // Picks the set that is written next: `current` itself where that is allowed and nobody holds it, else a set that
   // nobody holds. Every element that is read of the set must be written. False if there is no such set.
   bool Pick(bool in_place);
+  // Whether there is such a set beside the current one.
+  bool has_spare() const;
   // What was written becomes current, as this version.
   void Publish(uint64_t version);
   // What was picked is spare again. If it was the current one it has not been written.

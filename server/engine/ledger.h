@@ -27,10 +27,16 @@ class Ledger {
     uint64_t runs = 0;  // As in PushRequest.
   };
 
+  // The rank's last push; null if there was none.
+  const Last* Find(uint32_t rank) const {
+    const auto entry = entries_.find(rank);
+    return entry == entries_.end() ? nullptr : &entry->second;
+  }
+
   // Whether the push of (rank, step), or a later one of that rank, was answered for good.
   bool Seen(uint32_t rank, uint64_t step) const {
-    const auto entry = entries_.find(rank);
-    return entry != entries_.end() && step <= entry->second.step;
+    const Last* const last = Find(rank);
+    return last != nullptr && step <= last->step;
   }
 
   // The answer to a push that was Seen. The first call for an applied push gets APPLIED, later ones DUPLICATE.
@@ -43,20 +49,21 @@ class Ledger {
   // A step below the rank's last one changes nothing: its new owner has gone on.
   void Record(const Last& push) {
     if (push.step + 1 < NextStep(push.rank)) return;
+    highest_ = std::max(highest_, push.step + 1);
     entries_[push.rank] = push;
     told_.erase(push.rank);
   }
 
   // The owner of the rank from whom its last push came; 0 if there was none.
   uint64_t Incarnation(uint32_t rank) const {
-    const auto entry = entries_.find(rank);
-    return entry == entries_.end() ? 0 : entry->second.incarnation;
+    const Last* const last = Find(rank);
+    return last == nullptr ? 0 : last->incarnation;
   }
 
   // The step after the rank's last one.
   uint64_t NextStep(uint32_t rank) const {
-    const auto entry = entries_.find(rank);
-    return entry == entries_.end() ? 0 : entry->second.step + 1;
+    const Last* const last = Find(rank);
+    return last == nullptr ? 0 : last->step + 1;
   }
 
   // For a checkpoint. Whether an answer was told is not kept: nobody asks again for a push of an earlier generation.
@@ -67,14 +74,11 @@ class Ledger {
   }
 
   // One more than the highest step of any rank; 0 if there was none.
-  uint64_t HighestStep() const {
-    uint64_t highest = 0;
-    for (const auto& [rank, entry] : entries_) highest = std::max(highest, entry.step + 1);
-    return highest;
-  }
+  uint64_t HighestStep() const { return highest_; }
 
  private:
   std::map<uint32_t, Last> entries_;
+  uint64_t highest_ = 0;
   std::set<uint32_t> told_;  // Ranks whose last push was told to be applied.
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -264,30 +263,32 @@ std::string Reader::ToString() const {
 
 absl::Status Readers::May(const Reader& reader, uint64_t current) const {
   // Versions stand for buffers; the one in the making, of which slices may be read already, is not an older one.
-  std::set<uint64_t> held = {current};
+  size_t held = 1;
   {
     MutexLock lock(mutex_);
-    for (const Reading& reading : readings_) {
-      if (reading.reader.rank == reader.rank && reading.version < current) held.insert(reading.version);
+    auto older = readings_.lower_bound({reader.rank, 0});
+    for (; older != readings_.end() && older->first < Key(reader.rank, current); ++held) {
+      older = readings_.upper_bound(older->first);
     }
   }
   if (!reader.rank.has_value()) {
     const size_t most = max_versions_ > 2 ? max_versions_ - 2 : 0;
-    if (held.size() <= most) return absl::OkStatus();
+    if (held <= most) return absl::OkStatus();
     const std::string limit = absl::StrCat("readers that are not members of the job may hold ", most,
                                            " of --max_versions=", max_versions_, " weight buffers while it is running");
     if (most == 0) return absl::FailedPreconditionError(limit);  // Asking again would not help.
     return absl::ResourceExhaustedError(limit + ", and already do; retry when an older version has been released");
   }
   const size_t most = std::clamp<size_t>(max_versions_ - 1, 1, 2);
-  if (held.size() <= most) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held.size() - 1,
-                                             held.size() == 2 ? " older version" : " older versions"));
+  if (held <= most) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(reader.ToString(), " is still reading ", held - 1,
+                                             held == 2 ? " older version" : " older versions"));
 }
 
 Readers::Entry Readers::Add(Reading reading) {
   MutexLock lock(mutex_);
-  return readings_.insert(readings_.end(), std::move(reading));
+  const Key key(reading.reader.rank, reading.version);
+  return readings_.emplace(key, std::move(reading));
 }
 
 void Readers::Remove(Entry entry) {
@@ -296,8 +297,14 @@ void Readers::Remove(Entry entry) {
 }
 
 std::vector<Reading> Readers::All() const {
-  MutexLock lock(mutex_);
-  return {readings_.begin(), readings_.end()};
+  std::vector<Reading> readings;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [key, reading] : readings_) readings.push_back(reading);
+  }
+  std::stable_sort(readings.begin(), readings.end(),
+                   [](const Reading& a, const Reading& b) { return a.since < b.since; });
+  return readings;
 }
 
 std::string DescribeReaders(uint64_t wanted_version, size_t max_versions, const std::vector<Reading>& readings,

@@ -16,11 +16,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -58,8 +59,10 @@ struct Reading {
 };
 
 class Readers {
+  using Key = std::pair<std::optional<uint32_t>, uint64_t>;  // The reader's rank, and the version.
+
  public:
-  using Entry = std::list<Reading>::iterator;
+  using Entry = std::multimap<Key, Reading>::iterator;
 
   explicit Readers(size_t max_versions) : max_versions_(max_versions) {}
 
@@ -78,7 +81,7 @@ class Readers {
  private:
   const size_t max_versions_;
   mutable Mutex mutex_;
-  std::list<Reading> readings_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<Key, Reading> readings_ ABSL_GUARDED_BY(mutex_);
 };
 
 // "version 7: waiting for readers that hold all of --max_versions=4 weight buffers: rank 1 (version 5, for 2 s), …"
@@ -273,6 +276,7 @@ class Parameters {
   // Begins an update that may be abandoned: never in place. False, and on_release does not follow, if there is no other
   // buffer.
   bool BeginSpeculativeUpdate(Update* update);
+  bool has_spare() const { return weights_.has_spare() && state_.has_spare(); }
   // Makes what was begun the current version, whose number grows by `versions`. `skipped`: the skipped updates up to
   // it; null: as before.
   void Publish(uint64_t versions = 1, SkippedUpdates skipped = nullptr);

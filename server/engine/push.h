@@ -34,6 +34,7 @@ struct Push {
   size_t absent = 0;                   // and so many of these are absent.
   size_t expected = 0;                 // So many slices come, if the push is not empty.
   uint64_t reserved_bytes = 0;
+  bool complete = false;  // It counts as here (PushTable::Complete).
 
   bool has_all() const { return samples == 0 || received == expected; }
   // The slice is here, with values or as one that is absent.

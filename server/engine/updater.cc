@@ -209,6 +209,12 @@ void Updater::Post(const std::vector<size_t>& slices) {
 
 // ---- Before the set is decided on
 
+bool Updater::MaySpeculate(const Push& push) const {
+  const bool gradient = push.samples > 0 && push.contribution == v1::CONTRIBUTION_GRADIENT;
+  const bool measures = gradient && (clip_.needs_norms() || gradients_->uses_trust_ratio());
+  return idle() && !measures && parameters_->has_spare();
+}
+
 Updater::Part Updater::Speculate(Pushes pushes) {
   if (!idle() || pushes.empty()) return {};
   std::shared_ptr<Update> update = MakeUpdate({MakeVersion(std::move(pushes))});
@@ -231,9 +237,9 @@ Updater::Part Updater::Speculate(Pushes pushes) {
 Updater::Part Updater::Arrived(const Push& push, const std::vector<size_t>& slices) {
   if (current_ == nullptr || current_->state != State::kSpeculative) return {};
   const Pushes& awaited = current_->versions.front().pushes;
-  const bool is_awaited =
-      std::any_of(awaited.begin(), awaited.end(), [&push](const auto& each) { return each.get() == &push; });
-  if (!is_awaited) return {};
+  const auto found = std::lower_bound(awaited.begin(), awaited.end(), push.rank,
+                                      [](const auto& each, uint32_t rank) { return each->rank < rank; });
+  if (found == awaited.end() || found->get() != &push) return {};
   std::vector<size_t> ready;
   for (const size_t local : slices) {
     Check(current_->missing[local] > 0, "a slice of a push arrives once");

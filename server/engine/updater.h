@@ -178,8 +178,11 @@ class Updater {
   // The set of these pushes was decided on, as the next after those before. If a speculative update was begun of
   // exactly these, at this position of the schedule, it is committed, else that is abandoned.
   void Commit(Pushes pushes, TimePoint now);
-  // Begins a speculative update, if nothing is in the making and there is a buffer. `pushes` are those of all who take
-  // part in the step. Returns what the caller is to build.
+  // Whether Speculate can begin an update of a step with this push: nothing is in the making, nothing is to be measured
+  // first, and there is a buffer.
+  bool MaySpeculate(const Push& push) const;
+  // Begins a speculative update, if it can. `pushes` are those of all who take part in the step. Returns what the
+  // caller is to build.
   Part Speculate(Pushes pushes);
   // These slices (local indices) of a push have come, each once. Nothing, unless the push is of the speculative update:
   // a rank that has joined since it was begun takes part in the step, but not in that. Returns what the caller is to

@@ -14,16 +14,18 @@ class Asp final : public EachPush {
   using EachPush::EachPush;
 
   float LearningRateDivisor(uint64_t staleness) const override {
-    return options().staleness_lr == "inverse" ? static_cast<float>(std::max<uint64_t>(1, staleness)) : 1.0F;
+    return divides_ ? static_cast<float>(std::max<uint64_t>(1, staleness)) : 1.0F;
   }
   float delay_compensation() const override { return options().delay_compensation; }
 
   Admission Admit(const PushHeader& push, uint64_t expected) const override {
     Admission admission = EachPush::Admit(push, expected);
-    const bool too_old = options().max_staleness.has_value() && push.version < versions_ &&
-                         versions_ - push.version > *options().max_staleness;
+    const bool too_old = push.version < oldest().version;
     if (admission.kind == Admission::Kind::kAccept && too_old) admission.kind = Admission::Kind::kStale;
     return admission;
+  }
+  Oldest oldest() const override {
+    return {.version = versions_ - std::min(versions_, options().max_staleness.value_or(UINT64_MAX))};
   }
 
   void Decided(const StepSet& /*set*/) override { ++versions_; }
@@ -38,6 +40,7 @@ class Asp final : public EachPush {
   }
 
  private:
+  const bool divides_ = options().staleness_lr == "inverse";
   uint64_t versions_ = 0;  // Decided: that which the next push is applied to.
 };
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/modes/gather.h"
@@ -12,52 +13,39 @@ namespace {
 // Chen et al., Revisiting Distributed Synchronous SGD, 2016 (arXiv:1604.00981).
 class Backup final : public Gather {
  public:
-  using Gather::Gather;
+  Backup(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy)
+      : Gather(options, num_workers, std::move(policy), [](const Rank& rank, LossAction on_loss) {
+          return rank.state == Rank::State::kWorks && (rank.member || on_loss == LossAction::kWait);
+        }) {}
 
-  v1::ModePolicy policy() const override {
-    v1::ModePolicy policy;
-    policy.set_empty_contributions(true);
-    return policy;
-  }
   bool counts_for_any_owner() const override { return false; }
 
   Admission Admit(const PushHeader& push, uint64_t /*expected*/) const override {
     if (push.step == step()) return {};
-    if (push.step < step()) return {.kind = Admission::Kind::kStale};
+    if (push.step < oldest().step) return {.kind = Admission::Kind::kStale};
     return {.kind = Admission::Kind::kReject,
             .why = absl::OutOfRangeError(
                 absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step()))};
   }
 
-  std::vector<uint32_t> WaitsFor() const override {
-    std::vector<uint32_t> missing;
-    for (const auto& [rank, member] : members()) {
-      if (!member.done && !HasArrived(rank)) missing.push_back(rank);
-    }
-    if (OnLoss() == LossAction::kWait) missing.insert(missing.end(), lost_ranks().begin(), lost_ranks().end());
-    std::sort(missing.begin(), missing.end());
-    return missing;
-  }
+  Oldest oldest() const override { return {.step = step()}; }
 
   // Who is first is known when they are there.
   std::vector<uint32_t> ExpectedContributors() const override { return {}; }
+  size_t expected() const override { return 0; }
 
   // A worker that is done is not waited for.
-  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& /*begun*/) const override { return {}; }
 
  protected:
   std::optional<std::vector<uint32_t>> Decide() const override {
-    if (arrived().empty()) return std::nullopt;
-    std::vector<uint32_t> ranks, empty;
-    for (const Arrival& arrival : arrived()) (arrival.empty ? empty : ranks).push_back(arrival.rank);
-    const size_t not_empty = ranks.size() + WaitsFor().size();  // As far as is known.
-    if (not_empty > 0) {
-      const size_t b = options().backup_workers;
-      const size_t needed = not_empty > b ? not_empty - b : 1;
-      if (ranks.size() < needed) return std::nullopt;
-      ranks.resize(needed);
-    }
-    ranks.insert(ranks.end(), empty.begin(), empty.end());
+    if (arrived().empty() && arrived_empty().empty()) return std::nullopt;
+    const size_t not_empty = arrived().size() + missing();  // As far as is known.
+    const size_t b = options().backup_workers;
+    const size_t needed = not_empty > b ? not_empty - b : std::min<size_t>(not_empty, 1);
+    if (arrived().size() < needed) return std::nullopt;
+    std::vector<uint32_t> ranks(arrived().begin(), arrived().begin() + static_cast<std::ptrdiff_t>(needed));
+    ranks.insert(ranks.end(), arrived_empty().begin(), arrived_empty().end());
     return ranks;
   }
 };
@@ -65,7 +53,9 @@ class Backup final : public Gather {
 }  // namespace
 
 std::unique_ptr<Mode> MakeBackup(const ModeOptions& options, uint32_t num_workers) {
-  return std::make_unique<Backup>(options, num_workers);
+  v1::ModePolicy policy;
+  policy.set_empty_contributions(true);
+  return std::make_unique<Backup>(options, num_workers, std::move(policy));
 }
 
 }  // namespace ps

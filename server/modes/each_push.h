@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/modes/mode.h"
@@ -12,11 +13,11 @@ namespace ps {
 
 class EachPush : public Mode {
  public:
-  EachPush(const ModeOptions& options, uint32_t num_workers) : options_(options), num_workers_(num_workers) {}
+  EachPush(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy = {})
+      : Mode(std::move(policy)), options_(options), num_workers_(num_workers) {}
 
   std::string name() const override { return options_.name; }
   bool synchronous() const override { return false; }
-  v1::ModePolicy policy() const override { return {}; }
   bool Takes(v1::Contribution contribution) const override { return contribution == v1::CONTRIBUTION_GRADIENT; }
   std::optional<uint64_t> VersionAfter(uint64_t /*step*/) const override { return std::nullopt; }
 
@@ -31,14 +32,15 @@ class EachPush : public Mode {
   std::vector<StepSet> Complete(const PushHeader& push) override { return {{.step = push.step, .ranks = {push.rank}}}; }
   void Dropped(uint32_t /*rank*/, uint64_t /*step*/) override {}
   void Decided(const StepSet& /*set*/) override {}
-  bool WasDecided(const StepSet& /*set*/) const override { return false; }
+  bool WasDecided(uint64_t /*step*/) const override { return false; }
   LossAction OnLoss() const override { return loss_action_; }
   uint64_t StartStep(uint64_t highest, uint64_t /*applied*/) const override { return highest; }
 
   uint64_t step() const override { return 0; }
   std::vector<uint32_t> WaitsFor() const override { return {}; }
   std::vector<uint32_t> ExpectedContributors() const override { return {}; }
-  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>&, const std::set<uint32_t>&) const override { return {}; }
+  size_t expected() const override { return 0; }
+  std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& /*begun*/) const override { return {}; }
 
   nlohmann::ordered_json Save() const override { return {{"mode", name()}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override { return CheckSavedMode(state, name()); }

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "server/modes/each_push.h"
 
 namespace ps {
@@ -13,21 +15,17 @@ class Easgd final : public EachPush {
   bool Takes(v1::Contribution contribution) const override {
     return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
   }
-
-  v1::ModePolicy policy() const override {
-    v1::ModePolicy policy;
-    v1::LocalSteps& local = *policy.mutable_local_steps();
-    local.set_exchange(v1::LocalSteps::ELASTIC);
-    local.set_steps(options().local_steps);
-    local.set_alpha(options().alpha(num_workers()));
-    return policy;
-  }
 };
 
 }  // namespace
 
 std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers) {
-  return std::make_unique<Easgd>(options, num_workers);
+  v1::ModePolicy policy;
+  v1::LocalSteps& local = *policy.mutable_local_steps();
+  local.set_exchange(v1::LocalSteps::ELASTIC);
+  local.set_steps(options.local_steps);
+  local.set_alpha(options.alpha(num_workers));
+  return std::make_unique<Easgd>(options, num_workers, std::move(policy));
 }
 
 }  // namespace ps

@@ -1,41 +1,65 @@
 #include "server/modes/gather.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
 namespace ps {
 
+Gather::Gather(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy, Needs needs)
+    : Mode(std::move(policy)), options_(options), needs_(needs), ranks_(num_workers) {
+  CountNeeded();
+}
+
 std::vector<StepSet> Gather::SetMembers(const ModeMembers& members) {
-  for (const auto& [rank, member] : members_) {
-    if (!member.done && !members.contains(rank)) lost_ranks_.insert(rank);
+  for (uint32_t number = 0; number < ranks_.size(); ++number) {
+    Rank& rank = ranks_[number];
+    const auto member = members.find(number);
+    rank.member = member != members.end();
+    if (!rank.member) continue;
+    rank.state = member->second.counts_as_empty ? Rank::State::kEmpty
+                 : member->second.done          ? Rank::State::kDone
+                                                : Rank::State::kWorks;
   }
-  for (const auto& [rank, member] : members) {
-    lost_ranks_.erase(rank);
-    if (member.counts_as_empty) {
-      empty_ranks_.insert(rank);
-    } else {
-      empty_ranks_.erase(rank);  // It has a new owner.
-    }
-  }
-  members_ = members;
+  CountNeeded();
   return Fixed();
 }
 
+void Gather::CountNeeded() {
+  done_ = missing_ = 0;
+  for (Rank& rank : ranks_) {
+    rank.needed = needs_(rank, loss_action_);
+    if (rank.needed && !rank.arrived) ++missing_;
+    if (rank.state == Rank::State::kDone) ++done_;
+  }
+}
+
 std::vector<StepSet> Gather::Complete(const PushHeader& push) {
-  if (push.step != step_ || push.rank >= num_workers_ || HasArrived(push.rank)) return {};
-  arrived_.push_back({.rank = push.rank, .empty = push.samples == 0});
+  if (push.step != step_ || push.rank >= ranks_.size() || ranks_[push.rank].arrived) return {};
+  (push.samples == 0 ? arrived_empty_ : arrived_).push_back(push.rank);
+  SetArrived(push.rank, true);
   return Fixed();
 }
 
 void Gather::Dropped(uint32_t rank, uint64_t step) {
-  if (step == step_) std::erase_if(arrived_, [&](const Arrival& arrival) { return arrival.rank == rank; });
+  if (step != step_ || rank >= ranks_.size() || !ranks_[rank].arrived) return;
+  for (std::vector<uint32_t>* arrived : {&arrived_, &arrived_empty_}) std::erase(*arrived, rank);
+  SetArrived(rank, false);
 }
 
-void Gather::Decided(const StepSet& set) {
-  step_ = set.step + 1;
-  arrived_.clear();
+void Gather::SetArrived(uint32_t rank, bool arrived) {
+  ranks_[rank].arrived = arrived;
+  if (ranks_[rank].needed) arrived ? --missing_ : ++missing_;
+}
+
+void Gather::BeginStep(uint64_t step) {
+  step_ = step;
+  for (std::vector<uint32_t>* arrived : {&arrived_, &arrived_empty_}) {
+    for (const uint32_t rank : *arrived) SetArrived(rank, false);
+    arrived->clear();
+  }
 }
 
 std::vector<StepSet> Gather::Fixed() const {
@@ -45,14 +69,18 @@ std::vector<StepSet> Gather::Fixed() const {
   return {{.step = step_, .ranks = *std::move(ranks)}};
 }
 
-bool Gather::HasArrived(uint32_t rank) const {
-  return std::any_of(arrived_.begin(), arrived_.end(), [&](const Arrival& arrival) { return arrival.rank == rank; });
+std::vector<uint32_t> Gather::WaitsFor() const {
+  std::vector<uint32_t> missing;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].needed && !ranks_[rank].arrived) missing.push_back(rank);
+  }
+  return missing;
 }
 
-std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const {
-  if (begun.empty()) return {};
-  for (const uint32_t rank : done) {
-    if (rank < num_workers_ && !begun.contains(rank) && !empty_ranks_.contains(rank)) return rank;
+std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun) const {
+  if (begun.empty() || done_ == 0) return {};
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].state == Rank::State::kDone && !begun.contains(rank)) return rank;
   }
   return {};
 }
@@ -62,12 +90,16 @@ nlohmann::ordered_json Gather::Save() const { return {{"mode", name()}, {"step",
 absl::Status Gather::Load(const nlohmann::ordered_json& state) {
   const absl::StatusOr<uint64_t> step = SavedNumber(state, name(), "step");
   if (!step.ok()) return step.status();
-  step_ = *step;
-  arrived_.clear();
+  BeginStep(*step);
   return absl::OkStatus();
 }
 
-v1::ModePolicy Barrier::policy() const {
+Barrier::Barrier(const ModeOptions& options, uint32_t num_workers, v1::ModePolicy policy)
+    : Gather(options, num_workers, std::move(policy), [](const Rank& rank, LossAction on_loss) {
+        return rank.state != Rank::State::kEmpty && (rank.member || on_loss != LossAction::kContinue);
+      }) {}
+
+v1::ModePolicy Barrier::Policy() {
   v1::ModePolicy policy;
   policy.set_empty_contributions(true);
   policy.set_exact_versions(true);
@@ -81,25 +113,16 @@ Admission Barrier::Admit(const PushHeader& push, uint64_t /*expected*/) const {
               absl::StrCat("rank ", push.rank, ", step ", push.step, ": the job's current step is ", step()))};
 }
 
-std::vector<uint32_t> Barrier::WaitsFor() const {
-  std::vector<uint32_t> missing;
-  for (const uint32_t rank : ExpectedContributors()) {
-    if (!HasArrived(rank)) missing.push_back(rank);
-  }
-  return missing;
-}
-
 std::vector<uint32_t> Barrier::ExpectedContributors() const {
-  std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < num_workers(); ++rank) {
-    const bool left_out = OnLoss() == LossAction::kContinue && !members().contains(rank);
-    if ((!empty_ranks().contains(rank) && !left_out) || HasArrived(rank)) ranks.push_back(rank);
+  std::vector<uint32_t> expected;
+  for (uint32_t rank = 0; rank < ranks().size(); ++rank) {
+    if (ranks()[rank].needed || ranks()[rank].arrived) expected.push_back(rank);
   }
-  return ranks;
+  return expected;
 }
 
 std::optional<std::vector<uint32_t>> Barrier::Decide() const {
-  if (arrived().empty() || !WaitsFor().empty()) return std::nullopt;
+  if (missing() > 0 || expected() == 0) return std::nullopt;
   return ExpectedContributors();
 }
 

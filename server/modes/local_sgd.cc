@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "common/check.h"
 #include "server/modes/gather.h"
 
@@ -16,13 +18,6 @@ class AverageWeights final : public Barrier {
   }
 
   bool counts_for_any_owner() const override { return false; }
-
-  v1::ModePolicy policy() const override {
-    v1::ModePolicy policy = Barrier::policy();
-    policy.mutable_local_steps()->set_exchange(v1::LocalSteps::AVERAGE_WEIGHTS);
-    policy.mutable_local_steps()->set_steps(options().local_steps);
-    return policy;
-  }
 };
 
 // A step is an exchange, of gradients or of weights; workers know which by their batch.
@@ -33,25 +28,24 @@ class AverageGradients final : public Barrier {
   bool Takes(v1::Contribution /*contribution*/) const override { return true; }
 
   bool counts_for_any_owner() const override { return false; }
-
-  v1::ModePolicy policy() const override {
-    v1::ModePolicy policy = Barrier::policy();
-    v1::LocalSteps& local = *policy.mutable_local_steps();
-    local.set_exchange(v1::LocalSteps::AVERAGE_GRADIENTS);
-    local.set_steps(options().local_steps);
-    const absl::StatusOr<AverageEvery> every = ParseAverageEvery(options().average_every);
-    Check(every.ok(), "the options are valid");
-    local.set_average_every_steps(every->steps);
-    local.set_average_every_epochs(every->epochs);
-    return policy;
-  }
 };
 
 }  // namespace
 
 std::unique_ptr<Mode> MakeLocalSgd(const ModeOptions& options, uint32_t num_workers) {
-  if (options.local_sync == "gradients") return std::make_unique<AverageGradients>(options, num_workers);
-  return std::make_unique<AverageWeights>(options, num_workers);
+  v1::ModePolicy policy = Barrier::Policy();
+  v1::LocalSteps& local = *policy.mutable_local_steps();
+  local.set_steps(options.local_steps);
+  if (options.local_sync != "gradients") {
+    local.set_exchange(v1::LocalSteps::AVERAGE_WEIGHTS);
+    return std::make_unique<AverageWeights>(options, num_workers, std::move(policy));
+  }
+  local.set_exchange(v1::LocalSteps::AVERAGE_GRADIENTS);
+  const absl::StatusOr<AverageEvery> every = ParseAverageEvery(options.average_every);
+  Check(every.ok(), "the options are valid");
+  local.set_average_every_steps(every->steps);
+  local.set_average_every_epochs(every->epochs);
+  return std::make_unique<AverageGradients>(options, num_workers, std::move(policy));
 }
 
 }  // namespace ps

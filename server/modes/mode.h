@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -64,6 +65,7 @@ struct Admission {
 
 class Mode {
  public:
+  explicit Mode(v1::ModePolicy policy) : policy_(std::move(policy)) {}
   virtual ~Mode() = default;
 
   // ---- What it is, for workers and messages
@@ -75,7 +77,7 @@ class Mode {
   virtual bool synchronous() const = 0;
 
   // What it asks of workers, but for the optimizer of LocalSteps, which its owner knows.
-  virtual v1::ModePolicy policy() const = 0;
+  const v1::ModePolicy& policy() const { return policy_; }
 
   // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights is added.
   virtual bool Takes(v1::Contribution contribution) const = 0;
@@ -124,17 +126,27 @@ class Mode {
   // The push was dropped before it was decided on.
   virtual void Dropped(uint32_t rank, uint64_t step) = 0;
 
-  // The set was decided, here or by the chief: the mode moves on. Pushes that it now calls stale are to be refused.
+  // The set was decided, here or by the chief: the mode moves on. Pushes that are older than oldest() are to be
+  // refused.
   virtual void Decided(const StepSet& set) = 0;
 
   // The push of this step is part of the current version.
   virtual void Applied(uint32_t /*rank*/, uint64_t /*step*/) {}
 
-  // The set was decided, but its push turned out not to be finite: there is no version of it. Where each push makes one.
+  // The set was decided, but its push turned out not to be finite: there is no version of it. Where each push makes
+  // one.
   virtual void Refused(const StepSet& /*set*/) {}
 
-  // Whether this set was decided before: the chief may name one again.
-  virtual bool WasDecided(const StepSet& set) const = 0;
+  // Whether a set of this step was decided before: the chief may name one again.
+  virtual bool WasDecided(uint64_t step) const = 0;
+
+  // Admit calls a push stale if its step is an earlier one, or if it was computed on an earlier version, and for no
+  // other reason.
+  struct Oldest {
+    uint64_t step = 0;
+    uint64_t version = 0;
+  };
+  virtual Oldest oldest() const { return {}; }
 
   // Whether a rank may read the current version to compute its push of `step` on it; else it is parked until it may.
   virtual bool MayRead(uint32_t /*rank*/, uint64_t /*step*/) const { return true; }
@@ -157,17 +169,18 @@ class Mode {
   // The step of the version in the making, for messages. 0 where a version waits for nobody.
   virtual uint64_t step() const = 0;
 
-  // The ranks that the version in the making waits for; empty where a version waits for nobody.
+  // The ranks that the version in the making waits for, ascending; empty where a version waits for nobody.
   virtual std::vector<uint32_t> WaitsFor() const = 0;
 
   // The ranks that the version in the making will be made of, ascending, where they are known before their pushes are
-  // complete, so that it can be built speculatively; else empty.
+  // complete, so that it can be built speculatively; else empty. How many they are is known without looking at each.
   virtual std::vector<uint32_t> ExpectedContributors() const = 0;
+  virtual size_t expected() const = 0;
 
-  // A rank among `done` that does not count as empty, and whose push the step in the making needs; `begun` are the
-  // ranks whose push of step() has begun. Nothing where no push of that step has begun, or where a version waits for
-  // nobody.
-  virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun, const std::set<uint32_t>& done) const = 0;
+  // A rank that is done, or was when its member left, that does not count as empty, and whose push the step in the
+  // making needs; `begun` are the ranks whose push of step() has begun. Nothing where no push of that step has begun,
+  // or where a version waits for nobody.
+  virtual std::optional<uint32_t> NeedsDone(const std::set<uint32_t>& begun) const = 0;
 
   // ---- Its state, for a checkpoint
 
@@ -176,6 +189,9 @@ class Mode {
   // What Save gave, of the same mode, and the same options. INVALID_ARGUMENT, naming the field, for anything else; then
   // nothing has changed.
   virtual absl::Status Load(const nlohmann::ordered_json& state) = 0;
+
+ private:
+  const v1::ModePolicy policy_;
 };
 
 // The modes. Each is a file of its own.

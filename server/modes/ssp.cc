@@ -1,4 +1,7 @@
 #include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
@@ -15,12 +18,6 @@ class Ssp final : public EachPush {
  public:
   using EachPush::EachPush;
 
-  v1::ModePolicy policy() const override {
-    v1::ModePolicy policy;
-    policy.set_empty_contributions(true);
-    return policy;
-  }
-
   // A rank's new owner counts from the highest clock, at which it starts or, by what other shards have seen, later. The
   // first one after a checkpoint goes on where the rank was, and so does each where who was lost is waited for.
   std::vector<StepSet> SetMembers(const ModeMembers& members) override {
@@ -31,9 +28,15 @@ class Ssp final : public EachPush {
       Clock& clock = clocks_[rank];
       const uint64_t next_step = clock.restored || keeps_lost ? clock.next_step : highest;
       if (clock.incarnation != member.incarnation) clock = {.incarnation = member.incarnation, .next_step = next_step};
-      clock.waited_for = !member.done;
     }
-    for (auto& [rank, clock] : clocks_) clock.waited_for = clock.waited_for && (keeps_lost || members.contains(rank));
+    std::set<std::pair<uint64_t, uint32_t>> waited_for;
+    for (const auto& [rank, clock] : clocks_) {
+      const auto member = members.find(rank);
+      const bool waits =
+          member == members.end() ? keeps_lost && waited_for_.contains({clock.next_step, rank}) : !member->second.done;
+      if (waits) waited_for.insert({clock.next_step, rank});
+    }
+    waited_for_ = std::move(waited_for);
     return {};
   }
 
@@ -64,13 +67,12 @@ class Ssp final : public EachPush {
   // Those that are parked wait for the slowest ranks.
   std::vector<uint32_t> WaitsFor() const override {
     std::vector<uint32_t> slowest;
-    uint64_t highest = 0;
-    for (const auto& [rank, clock] : clocks_) {
-      if (!clock.waited_for) continue;
-      highest = std::max(highest, clock.next_step);
-      if (clock.next_step == step()) slowest.push_back(rank);
+    if (waited_for_.empty() || waited_for_.rbegin()->first <= step() + options().staleness) return slowest;
+    for (const auto& [next_step, rank] : waited_for_) {
+      if (next_step != step()) break;
+      slowest.push_back(rank);
     }
-    return highest > step() + options().staleness ? slowest : std::vector<uint32_t>();
+    return slowest;
   }
   uint64_t step() const override {
     const uint64_t slowest = Slowest();
@@ -93,6 +95,7 @@ class Ssp final : public EachPush {
       return absl::InvalidArgumentError("the mode's state: clocks: expected pairs of rank and step");
     }
     clocks_.clear();
+    waited_for_.clear();
     for (const auto& clock : *clocks) {
       clocks_[clock[0].get<uint32_t>()] = {.next_step = clock[1].get<uint64_t>(), .restored = true};
     }
@@ -103,31 +106,29 @@ class Ssp final : public EachPush {
   struct Clock {
     uint64_t incarnation = 0;
     uint64_t next_step = 0;
-    bool waited_for = false;
     bool restored = false;  // From a checkpoint, and nobody has owned the rank since.
   };
 
   void Advance(uint32_t rank, uint64_t next_step) {
     const auto clock = clocks_.find(rank);
-    if (clock != clocks_.end()) clock->second.next_step = std::max(clock->second.next_step, next_step);
+    if (clock == clocks_.end() || next_step <= clock->second.next_step) return;
+    if (waited_for_.erase({clock->second.next_step, rank}) > 0) waited_for_.insert({next_step, rank});
+    clock->second.next_step = next_step;
   }
 
   // The lowest clock of those who are waited for; the largest number if there is none.
-  uint64_t Slowest() const {
-    uint64_t slowest = UINT64_MAX;
-    for (const auto& [rank, clock] : clocks_) {
-      if (clock.waited_for) slowest = std::min(slowest, clock.next_step);
-    }
-    return slowest;
-  }
+  uint64_t Slowest() const { return waited_for_.empty() ? UINT64_MAX : waited_for_.begin()->first; }
 
-  std::map<uint32_t, Clock> clocks_;  // Also of ranks that have left.
+  std::map<uint32_t, Clock> clocks_;                    // Also of ranks that have left.
+  std::set<std::pair<uint64_t, uint32_t>> waited_for_;  // The clocks of those who are waited for, and their ranks.
 };
 
 }  // namespace
 
 std::unique_ptr<Mode> MakeSsp(const ModeOptions& options, uint32_t num_workers) {
-  return std::make_unique<Ssp>(options, num_workers);
+  v1::ModePolicy policy;
+  policy.set_empty_contributions(true);
+  return std::make_unique<Ssp>(options, num_workers, std::move(policy));
 }
 
 }  // namespace ps

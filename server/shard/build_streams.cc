@@ -7,21 +7,14 @@ namespace ps {
 
 void BuildStreams::Open(const void* session, uint32_t rank, uint64_t step, bool this_host,
                         std::shared_ptr<ShardClient> client) {
-  const bool known =
-      std::any_of(streams_.begin(), streams_.end(), [&](const Stream& each) { return each.session == session; });
-  if (known || when_ == StreamWhen::kNever) return;
-  streams_.push_back(
-      {.session = session, .rank = rank, .step = step, .this_host = this_host, .client = std::move(client)});
+  if (streams_.contains(session) || when_ == StreamWhen::kNever) return;
+  streams_[session] = {.rank = rank, .step = step, .this_host = this_host, .client = std::move(client)};
   told_slices_ = 0;  // This one knows nothing.
 }
 
 std::shared_ptr<ShardClient> BuildStreams::Close(const void* session) {
-  const auto found =
-      std::find_if(streams_.begin(), streams_.end(), [&](const Stream& each) { return each.session == session; });
-  if (found == streams_.end()) return nullptr;
-  std::shared_ptr<ShardClient> client = std::move(found->client);
-  streams_.erase(found);
-  return client;
+  auto stream = streams_.extract(session);
+  return stream.empty() ? nullptr : std::move(stream.mapped().client);
 }
 
 std::vector<ToldSlices> BuildStreams::Tell(const Updater::Update* making, uint64_t build, const PinFunction& pin) {
@@ -32,7 +25,7 @@ std::vector<ToldSlices> BuildStreams::Tell(const Updater::Update* making, uint64
   told_build_ = now;
   told_slices_ = slices;
   const bool tells = making != nullptr && !Waits(*making);
-  for (Stream& stream : streams_) {
+  for (auto& [session, stream] : streams_) {
     if (stream.build != 0 && stream.build != now) told.push_back(Release(stream));
     if (!tells || stream.client == nullptr) continue;
     std::vector<size_t> unknown = NewSlices(stream, *making);
@@ -54,8 +47,9 @@ const Push* BuildStreams::FindPush(const Stream& stream, const Updater::Update& 
 
 bool BuildStreams::Waits(const Updater::Update& making) const {
   if (when_ == StreamWhen::kAlways) return false;
-  return std::any_of(streams_.begin(), streams_.end(),
-                     [&](const Stream& each) { return each.this_host && FindPush(each, making) != nullptr; });
+  return std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) {
+    return each.second.this_host && FindPush(each.second, making) != nullptr;
+  });
 }
 
 ToldSlices BuildStreams::Release(Stream& stream) {

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <list>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -45,7 +45,6 @@ class BuildStreams {
 
  private:
   struct Stream {
-    const void* session;  // Never dereferenced.
     uint32_t rank;
     uint64_t step;
     bool this_host;
@@ -61,7 +60,7 @@ class BuildStreams {
   static std::vector<size_t> NewSlices(Stream& stream, const Updater::Update& making);
 
   const StreamWhen when_;
-  std::list<Stream> streams_;
+  std::map<const void*, Stream> streams_;  // By session, which is never dereferenced.
   // What all of them know.
   uint64_t told_build_ = 0;
   size_t told_slices_ = 0;

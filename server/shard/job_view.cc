@@ -1,5 +1,7 @@
 #include "server/shard/job_view.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
@@ -75,12 +77,6 @@ std::string JobView::BusyWith(uint32_t rank) const {
 
 bool JobView::IsInitialiser(const v1::Identity& id) const {
   return IsMember(id) && members_.at(id.rank()).initialiser();
-}
-
-std::set<uint32_t> JobView::done_ranks() const {
-  std::set<uint32_t> ranks;
-  for (const auto& [rank, name] : done_) ranks.insert(rank);
-  return ranks;
 }
 
 ModeMembers JobView::mode_members() const {

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -51,7 +50,7 @@ class JobView {
 
   // ---- What is known
 
-  const v1::View& view() const { return view_; }  // But for its members.
+  const v1::View& view() const { return view_; }  // Without its members.
   bool running() const { return view_.phase() == v1::PHASE_RUNNING; }
   bool finished() const { return view_.phase() == v1::PHASE_FINISHED; }
   bool shut_down() const { return !shutdown_.ok(); }
@@ -61,7 +60,6 @@ class JobView {
   bool failed_here() const { return !failure_.empty(); }
   // The names of the ranks that push nothing any more, also of those that have left.
   const std::map<uint32_t, std::string>& done() const { return done_; }
-  std::set<uint32_t> done_ranks() const;
   ModeMembers mode_members() const;
   // The lowest rank of a member that is not done; nothing: all are, or there are none.
   std::optional<uint32_t> lowest_rank() const;

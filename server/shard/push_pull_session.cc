@@ -14,7 +14,15 @@ std::optional<uint64_t> VersionOf(const Request& request) {
   return request.has_version() ? std::optional<uint64_t>(request.version()) : std::nullopt;
 }
 
-// What all messages of a push have in common.
+// All messages of a push have the same of what Describe says.
+bool AreOfOnePush(const v1::PushRequest& a, const v1::PushRequest& b) {
+  return a.id().rank() == b.id().rank() && a.id().incarnation() == b.id().incarnation() && a.step() == b.step() &&
+         a.samples() == b.samples() && a.version() == b.version() && a.contribution() == b.contribution() &&
+         a.has_passed() == b.has_passed() && a.passed() == b.passed() &&
+         a.has_learning_rate() == b.has_learning_rate() && a.learning_rate() == b.learning_rate() &&
+         a.edition() == b.edition();
+}
+
 std::string Describe(const v1::PushRequest& push) {
   return absl::StrCat("rank ", push.id().rank(), ", incarnation ", push.id().incarnation(), ", step ", push.step(),
                       ", samples ", push.samples(), ", version ", push.version(), ", contribution ",
@@ -32,7 +40,7 @@ std::chrono::nanoseconds PushPullSession::WaitTime(uint32_t wait_ms) const {
 
 absl::Status PushPullSession::Add(v1::PushRequest header, std::vector<ReceivedSlice> slices,
                                   std::shared_ptr<ShardClient> client) {
-  if (push_.has_value() && Describe(*push_) != Describe(header)) {
+  if (push_.has_value() && !AreOfOnePush(*push_, header)) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(*push_), ": the call also carries ", Describe(header)));
   }
   push_ = std::move(header);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -33,15 +34,19 @@ std::optional<float> LearningRateOf(const v1::PushRequest& header) {
   return header.has_learning_rate() ? std::optional<float>(header.learning_rate()) : std::nullopt;
 }
 
+std::string Who(const v1::PushRequest& header) {
+  return absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
+}
+
 absl::Status CheckNumbers(const v1::PushRequest& header) {
-  const std::string who = absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
   if (PassedOf(header) > kMaxPassed) {
     return absl::InvalidArgumentError(
-        absl::StrCat(who, ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
+        absl::StrCat(Who(header), ": passed is ", header.passed(), " samples; at most ", kMaxPassed, " are supported"));
   }
   const float rate = header.learning_rate();
   if (std::isfinite(rate) && rate >= 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(who, ": learning_rate=", rate, ": expected a number of 0 or more"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(Who(header), ": learning_rate=", rate, ": expected a number of 0 or more"));
 }
 
 // Nothing of it is here yet.
@@ -63,7 +68,7 @@ Push PushOf(const v1::PushRequest& header) {
 }  // namespace
 
 void PushTable::SetLayout(std::shared_ptr<const ShardLayout> layout, uint64_t max_inflight_bytes) {
-  Check(assembling_.empty() && complete_.empty() && taken_.empty(), "no push is in progress when the layout changes");
+  Check(pushes_.empty() && taken_.empty(), "no push is in progress when the layout changes");
   layout_ = std::move(layout);
   max_inflight_bytes_ = max_inflight_bytes;
 }
@@ -80,7 +85,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
   const Admission admission = Admit(header, mode);
   if (admission.kind == Admission::Kind::kReject) return admission.why;
   if (admission.kind == Admission::Kind::kStale) {
-    if (assembling_.contains(rank)) Drop(rank);
+    if (Assembling(rank) != nullptr) Drop(rank);
     Refuse(PushOf(header));
     return Arrival();
   }
@@ -94,7 +99,7 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
     const absl::StatusOr<size_t> local = CheckSlice(header, slice, /*finite=*/not_finite != i);
     if (!local.ok()) {
       Drop(rank);
-      return Annotate(local.status(), absl::StrCat("rank ", rank, ", step ", header.step()));
+      return Annotate(local.status(), Who(header));
     }
     if (push.has(*local)) continue;
     push.slices[*local] = std::move(slice.payload);
@@ -107,9 +112,8 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
 
 // A message of a call that was given up may come after those of the call that took its place.
 bool PushTable::IsReplaced(const v1::PushRequest& header) const {
-  const auto found = assembling_.find(header.id().rank());
-  return found != assembling_.end() && found->second->incarnation == header.id().incarnation() &&
-         found->second->edition > header.edition();
+  const Push* const push = Assembling(header.id().rank());
+  return push != nullptr && push->incarnation == header.id().incarnation() && push->edition > header.edition();
 }
 
 void PushTable::Refuse(const Push& push) {
@@ -118,23 +122,26 @@ void PushTable::Refuse(const Push& push) {
   ++refused.pushes;
   refused.samples += push.samples;
   dropped_samples_ += push.passed;
+  answered_.push_back(push.rank);
+  left_.erase(push.rank);
   refusals_.push_back({.rank = push.rank, .incarnation = push.incarnation, .step = push.step});
 }
 
 // All pushes of a step carry the same, where they are added up.
 absl::Status PushTable::CheckContribution(const v1::PushRequest& header, const Mode& mode) const {
-  const std::string who = absl::StrCat("rank ", header.id().rank(), ", step ", header.step());
   if (!v1::Contribution_IsValid(header.contribution()) || !mode.Takes(header.contribution())) {
     return absl::InvalidArgumentError(
-        absl::StrCat(who, ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
+        absl::StrCat(Who(header), ": --mode=", mode.name(), " takes no ", ContributionName(header.contribution())));
   }
-  if (!mode.synchronous()) return absl::OkStatus();
-  for (const auto* pushes : {&complete_, &assembling_}) {
-    for (const auto& [rank, push] : *pushes) {
-      if (rank == header.id().rank() || push->step != header.step()) continue;
-      if (push->contribution == header.contribution() || push->samples == 0 || header.samples() == 0) continue;
-      return absl::InvalidArgumentError(absl::StrCat(who, ": pushes a ", ContributionName(header.contribution()),
-                                                     ", but rank ", rank, " a ", ContributionName(push->contribution)));
+  const auto step = steps_.find(header.step());
+  if (!mode.synchronous() || header.samples() == 0 || step == steps_.end()) return absl::OkStatus();
+  for (int other = 0; other < v1::Contribution_ARRAYSIZE; ++other) {
+    if (other == header.contribution()) continue;
+    for (const uint32_t rank : step->second.carriers[static_cast<size_t>(other)]) {
+      if (rank == header.id().rank()) continue;  // It may push another in its own place.
+      return absl::InvalidArgumentError(absl::StrCat(Who(header), ": pushes a ",
+                                                     ContributionName(header.contribution()), ", but rank ", rank,
+                                                     " a ", ContributionName(static_cast<v1::Contribution>(other))));
     }
   }
   return absl::OkStatus();
@@ -171,120 +178,133 @@ Admission PushTable::Admit(const v1::PushRequest& header, const Mode& mode) cons
 
 absl::StatusOr<std::shared_ptr<Push>> PushTable::FindOrBegin(const v1::PushRequest& header, uint64_t newest) {
   const uint32_t rank = header.id().rank();
-  const std::string who = absl::StrCat("rank ", rank, ", step ", header.step());
-  if (const auto earlier = complete_.find(rank); earlier != complete_.end()) {
+  const std::shared_ptr<Push> found = Find(rank);
+  if (found != nullptr && found->complete) {
     return absl::FailedPreconditionError(
-        absl::StrCat(who, ": step ", earlier->second->step, " of this rank is still in progress"));
+        absl::StrCat(Who(header), ": step ", found->step, " of this rank is still in progress"));
   }
   if (header.version() > newest) {
-    return absl::InvalidArgumentError(absl::StrCat(who, ": computed on version ", header.version(), ", but shard ",
-                                                   layout_->shard(), " is at version ", newest));
+    return absl::InvalidArgumentError(absl::StrCat(Who(header), ": computed on version ", header.version(),
+                                                   ", but shard ", layout_->shard(), " is at version ", newest));
   }
-  if (const auto found = assembling_.find(rank); found != assembling_.end()) {
-    const Push& push = *found->second;
+  if (found != nullptr) {
+    const Push& push = *found;
     if (push.incarnation == header.id().incarnation() && push.step == header.step() &&
         push.samples == header.samples() && push.version == header.version() &&
         push.contribution == header.contribution() && push.passed == PassedOf(header) &&
         push.learning_rate == LearningRateOf(header) && push.edition == header.edition()) {
-      return found->second;
+      return found;
     }
     Drop(rank);  // The rank restarts this push, or begins another.
   }
   const uint64_t bytes = header.samples() == 0 ? 0 : layout_->pushed_bytes();
   if (inflight_bytes_ + bytes > max_inflight_bytes_) {
-    return absl::ResourceExhaustedError(absl::StrCat(who, ": shard ", layout_->shard(), " holds ", inflight_bytes_,
-                                                     " bytes of gradients; with ", bytes, " more it would exceed ",
-                                                     "--max_inflight_bytes=", max_inflight_bytes_));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        Who(header), ": shard ", layout_->shard(), " holds ", inflight_bytes_, " bytes of gradients; with ", bytes,
+        " more it would exceed ", "--max_inflight_bytes=", max_inflight_bytes_));
   }
   inflight_bytes_ += bytes;
   auto push = std::make_shared<Push>(PushOf(header));
   push->slices.resize(layout_->slices());
   push->expected = layout_->pushed_slices();
   push->reserved_bytes = bytes;
-  return assembling_[rank] = std::move(push);
+  Enter(push);
+  return push;
 }
 
 const Push& PushTable::Complete(uint32_t rank) {
-  auto push = assembling_.extract(rank);
-  Check(!push.empty() && push.mapped()->has_all(), "a push is complete when all of its slices are here");
-  return *(complete_[rank] = std::move(push.mapped()));
+  Push& push = *pushes_.at(rank);
+  Check(!push.complete && push.has_all(), "a push is complete when all of its slices are here");
+  push.complete = true;
+  ++steps_.at(push.step).complete;
+  left_.erase(rank);
+  return push;
 }
 
 absl::Status PushTable::End(const void* session, const v1::Identity& id, uint64_t step) {
-  const auto found = assembling_.find(id.rank());
-  if (found == assembling_.end() || found->second->step != step || found->second->session != session) {
-    return absl::OkStatus();
-  }
+  const Push* const push = Assembling(id.rank());
+  if (push == nullptr || push->step != step || push->session != session) return absl::OkStatus();
   const absl::Status incomplete = absl::InvalidArgumentError(
-      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", found->second->received, " of the ",
-                   layout_->pushed_slices(), " slices of shard ", layout_->shard(), " arrived"));
+      absl::StrCat("rank ", id.rank(), ", step ", step, ": only ", push->received, " of the ", layout_->pushed_slices(),
+                   " slices of shard ", layout_->shard(), " arrived"));
   Drop(id.rank());
   return incomplete;
 }
 
 void PushTable::DropOrphans(const JobView& job, Mode& mode) {
-  const auto is_orphan = [&](const auto& entry) { return !job.Owns(entry.first, entry.second->incarnation); };
   std::vector<uint32_t> orphans;
-  for (const auto& entry : assembling_) {
-    if (is_orphan(entry)) orphans.push_back(entry.first);
+  for (const auto& [rank, push] : pushes_) {
+    const bool counts = push->complete && mode.counts_for_any_owner();
+    if (!counts && !job.Owns(rank, push->incarnation)) orphans.push_back(rank);
   }
-  for (const uint32_t rank : orphans) Drop(rank);
-  if (mode.counts_for_any_owner()) return;
-  std::erase_if(complete_, [&](const auto& entry) {
-    if (!is_orphan(entry)) return false;
-    GiveBack(*entry.second);
-    mode.Dropped(entry.first, entry.second->step);
-    dropped_.push_back(entry.second);
-    return true;
-  });
+  for (const uint32_t rank : orphans) {
+    const std::shared_ptr<Push> push = Drop(rank);
+    if (push->complete) mode.Dropped(rank, push->step);
+  }
+  left_.clear();
+  const auto look_at = [&](uint32_t rank) {
+    if (!job.Owns(rank, Last(rank)->incarnation)) left_.insert(rank);
+  };
+  for (const Ledger::Last& last : ledger_.Lasts()) look_at(last.rank);
+  for (const auto& [key, push] : taken_) look_at(push->rank);
 }
 
 bool PushTable::RefuseStale(const Mode& mode) {
-  bool refused = false;
-  for (auto* pushes : {&assembling_, &complete_}) {
-    std::erase_if(*pushes, [&](const auto& entry) {
-      const Push& push = *entry.second;
-      const PushHeader header = {
-          .rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
-      if (mode.Admit(header, push.step).kind != Admission::Kind::kStale) return false;
-      GiveBack(push);
-      Refuse(push);
-      dropped_.push_back(entry.second);
-      return refused = true;
-    });
+  const Mode::Oldest oldest = mode.oldest();
+  std::set<uint32_t> stale;
+  for (auto step = steps_.begin(); step != steps_.end() && step->first < oldest.step; ++step) {
+    stale.insert(step->second.begun.begin(), step->second.begun.end());
   }
-  return refused;
+  for (auto push = by_version_.begin(); push != by_version_.end() && push->first < oldest.version; ++push) {
+    stale.insert(push->second);
+  }
+  for (const uint32_t rank : stale) Refuse(*Drop(rank));
+  return !stale.empty();
 }
 
 bool PushTable::RefuseComplete(uint32_t rank, uint64_t incarnation, uint64_t step) {
-  const std::shared_ptr<Push> push = FindComplete(rank, incarnation, step);
-  if (push == nullptr) return false;
-  complete_.erase(rank);
-  GiveBack(*push);
-  Refuse(*push);
-  dropped_.push_back(push);
+  if (FindComplete(rank, incarnation, step) == nullptr) return false;
+  Refuse(*Drop(rank));
   return true;
 }
 
-void PushTable::Drop(uint32_t rank) {
-  auto push = assembling_.extract(rank);
-  GiveBack(*push.mapped());
-  dropped_.push_back(std::move(push.mapped()));
+void PushTable::Enter(const std::shared_ptr<Push>& push) {
+  pushes_[push->rank] = push;
+  by_version_.insert({push->version, push->rank});
+  Step& step = steps_[push->step];
+  step.begun.insert(push->rank);
+  if (push->samples > 0) step.carriers[push->contribution].insert(push->rank);
+}
+
+std::shared_ptr<Push> PushTable::Remove(uint32_t rank) {
+  std::shared_ptr<Push> push = std::move(pushes_.extract(rank).mapped());
+  by_version_.erase({push->version, rank});
+  const auto step = steps_.find(push->step);
+  step->second.begun.erase(rank);
+  step->second.carriers[push->contribution].erase(rank);
+  if (push->complete) --step->second.complete;
+  if (step->second.begun.empty() && step->second.taken == 0) steps_.erase(step);
+  return push;
+}
+
+std::shared_ptr<Push> PushTable::Drop(uint32_t rank) {
+  GiveBack(*pushes_.at(rank));
+  return dropped_.emplace_back(Remove(rank));
 }
 
 // ---- From complete to answered
 
 absl::StatusOr<Pushes> PushTable::Take(const StepSet& set) {
   for (const uint32_t rank : set.ranks) {
-    const auto push = complete_.find(rank);
-    if (push != complete_.end() && push->second->step == set.step) continue;
+    const std::shared_ptr<Push> push = Find(rank);
+    if (push != nullptr && push->complete && push->step == set.step) continue;
     return absl::FailedPreconditionError(absl::StrCat("step ", set.step, ": the push of rank ", rank,
                                                       " belongs to it but is missing on shard ", layout_->shard()));
   }
   Pushes pushes;
   for (const uint32_t rank : set.ranks) {
-    pushes.push_back(std::move(complete_.extract(rank).mapped()));
-    taken_.insert(pushes.back());
+    taken_[{rank, set.step}] = pushes.emplace_back(Remove(rank));
+    ++steps_[set.step].taken;
   }
   return pushes;
 }
@@ -295,11 +315,16 @@ void PushTable::Record(const Push& push, v1::Answer answer) {
 }
 
 void PushTable::Release(const Push& push) {
-  const auto taken = std::find_if(taken_.begin(), taken_.end(),
-                                  [&](const std::shared_ptr<Push>& each) { return each.get() == &push; });
-  Check(taken != taken_.end(), "a push is recorded or given up once, after it was taken");
+  answered_.push_back(push.rank);
   GiveBack(push);
-  taken_.erase(taken);
+  const auto step = steps_.find(push.step);
+  if (--step->second.taken == 0 && step->second.begun.empty()) steps_.erase(step);
+  const uint32_t rank = push.rank;
+  const uint64_t incarnation = push.incarnation;
+  Check(taken_.erase({rank, push.step}) == 1, "a push is recorded or given up once, after it was taken");
+  if (const std::optional<Ledger::Last> last = Last(rank); last.has_value() && last->incarnation < incarnation) {
+    left_.insert(rank);
+  }
 }
 
 void PushTable::GiveBack(const Push& push) {
@@ -316,82 +341,73 @@ v1::Answer PushTable::Tell(uint32_t rank, uint64_t step) {
 }
 
 bool PushTable::IsComplete(uint32_t rank, uint64_t step) const {
-  const auto complete = complete_.find(rank);
-  if (complete != complete_.end() && complete->second->step == step) return true;
-  return std::any_of(taken_.begin(), taken_.end(),
-                     [&](const std::shared_ptr<Push>& push) { return push->rank == rank && push->step == step; });
+  const auto push = pushes_.find(rank);
+  const bool complete = push != pushes_.end() && push->second->complete && push->second->step == step;
+  return complete || taken_.contains({rank, step});
+}
+
+bool PushTable::HasComplete(uint32_t rank) const {
+  const auto push = pushes_.find(rank);
+  return push != pushes_.end() && push->second->complete;
+}
+
+size_t PushTable::complete(uint64_t step) const {
+  const auto found = steps_.find(step);
+  return found == steps_.end() ? 0 : found->second.complete;
+}
+
+const Push* PushTable::Assembling(uint32_t rank) const {
+  const auto push = pushes_.find(rank);
+  return push == pushes_.end() || push->second->complete ? nullptr : push->second.get();
 }
 
 std::shared_ptr<Push> PushTable::Find(uint32_t rank) const {
-  for (const auto* pushes : {&complete_, &assembling_}) {
-    const auto found = pushes->find(rank);
-    if (found != pushes->end()) return found->second;
-  }
-  return nullptr;
-}
-
-std::shared_ptr<Push> PushTable::FindPush(uint32_t rank, uint64_t step) const {
-  for (const auto* pushes : {&complete_, &assembling_}) {
-    const auto found = pushes->find(rank);
-    if (found != pushes->end() && found->second->step == step) return found->second;
-  }
-  return nullptr;
+  const auto push = pushes_.find(rank);
+  return push == pushes_.end() ? nullptr : push->second;
 }
 
 std::shared_ptr<Push> PushTable::FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const {
-  const auto found = complete_.find(rank);
-  const bool is_it =
-      found != complete_.end() && found->second->incarnation == incarnation && found->second->step == step;
-  return is_it ? found->second : nullptr;
+  std::shared_ptr<Push> push = Find(rank);
+  const bool is_it = push != nullptr && push->complete && push->incarnation == incarnation && push->step == step;
+  return is_it ? push : nullptr;
 }
 
 Pushes PushTable::FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const {
   Pushes pushes;
   for (const uint32_t rank : ranks) {
-    pushes.push_back(FindPush(rank, step));
-    if (pushes.back() == nullptr) return {};
+    pushes.push_back(Find(rank));
+    if (pushes.back() == nullptr || pushes.back()->step != step) return {};
   }
   return pushes;
 }
 
-std::set<uint32_t> PushTable::Begun(uint64_t step) const {
-  std::set<uint32_t> begun;
-  for (const auto* pushes : {&complete_, &assembling_}) {
-    for (const auto& [rank, push] : *pushes) {
-      if (push->step == step) begun.insert(rank);
-    }
+const std::set<uint32_t>& PushTable::Begun(uint64_t step) const {
+  static const std::set<uint32_t> none;
+  const auto found = steps_.find(step);
+  return found == steps_.end() ? none : found->second.begun;
+}
+
+std::optional<Ledger::Last> PushTable::Last(uint32_t rank) const {
+  const Ledger::Last* const answered = ledger_.Find(rank);
+  std::optional<Ledger::Last> last = answered == nullptr ? std::nullopt : std::optional<Ledger::Last>(*answered);
+  const auto count = [&](const Push& push) {
+    const bool later =
+        !last.has_value() || std::tie(last->incarnation, last->step) < std::tie(push.incarnation, push.step);
+    if (later) last = LastOf(push, v1::ANSWER_UNSPECIFIED);
+  };
+  for (auto push = taken_.lower_bound({rank, 0}); push != taken_.end() && push->first.first == rank; ++push) {
+    count(*push->second);
   }
-  return begun;
-}
-
-std::optional<uint64_t> PushTable::NextStep(uint32_t rank, uint64_t incarnation) const {
-  std::optional<uint64_t> next;
-  if (ledger_.Incarnation(rank) == incarnation) next = ledger_.NextStep(rank);
-  const auto count = [&](const Push& push) {
-    if (push.rank == rank && push.incarnation == incarnation) next = std::max(next.value_or(0), push.step + 1);
-  };
-  for (const std::shared_ptr<Push>& push : taken_) count(*push);
-  if (const auto complete = complete_.find(rank); complete != complete_.end()) count(*complete->second);
-  return next;
-}
-
-std::map<uint32_t, PushTable::LastComplete> PushTable::LastCompletes() const {
-  std::map<uint32_t, LastComplete> lasts;
-  for (const Ledger::Last& last : ledger_.Lasts()) lasts[last.rank] = {last.incarnation, last.step, last.runs};
-  const auto count = [&](const Push& push) {
-    const auto [last, is_new] = lasts.try_emplace(push.rank, LastComplete{push.incarnation, push.step, push.runs});
-    if (!is_new && push.step > last->second.step) last->second = {push.incarnation, push.step, push.runs};
-  };
-  for (const auto& [rank, push] : complete_) count(*push);
-  for (const std::shared_ptr<Push>& push : taken_) count(*push);
-  return lasts;
+  if (const auto push = pushes_.find(rank); push != pushes_.end() && push->second->complete) count(*push->second);
+  return last;
 }
 
 uint64_t PushTable::HighestStep() const {
-  uint64_t highest = ledger_.HighestStep();
-  for (const auto& [rank, push] : complete_) highest = std::max(highest, push->step + 1);
-  for (const std::shared_ptr<Push>& push : taken_) highest = std::max(highest, push->step + 1);
-  return highest;
+  const uint64_t answered = ledger_.HighestStep();
+  for (auto step = steps_.rbegin(); step != steps_.rend() && step->first >= answered; ++step) {
+    if (step->second.complete + step->second.taken > 0) return step->first + 1;
+  }
+  return answered;
 }
 
 }  // namespace ps

@@ -71,6 +71,8 @@ class PushTable {
     uint64_t step = 0;
   };
   std::vector<Refusal> TakeRefusals() { return std::exchange(refusals_, {}); }
+  // The ranks whose push got its answer, or was refused or given up, since this was last asked.
+  std::vector<uint32_t> TakeAnswered() { return std::exchange(answered_, {}); }
   // The pushes that were dropped since this was last asked: what was built of them is to be abandoned. They are to be
   // let go of without the owner's lock: that frees their gradients, and what they keep.
   Pushes TakeDropped() { return std::exchange(dropped_, {}); }
@@ -109,31 +111,37 @@ class PushTable {
 
   // All slices of the push are here, but it has no answer yet.
   bool IsComplete(uint32_t rank, uint64_t step) const;
-  bool HasComplete(uint32_t rank) const { return complete_.contains(rank); }
-  size_t complete() const { return complete_.size(); }
+  // The rank has a push that is complete, and not taken.
+  bool HasComplete(uint32_t rank) const;
+  // The number of such pushes of this step.
+  size_t complete(uint64_t step) const;
   // The push of the rank that is complete and not taken, if it is this one; else null.
   std::shared_ptr<Push> FindComplete(uint32_t rank, uint64_t incarnation, uint64_t step) const;
-  // One more than the last step of this owner of the rank whose push is answered or complete; nothing: there is none.
-  std::optional<uint64_t> NextStep(uint32_t rank, uint64_t incarnation) const;
   // The push of the rank that is assembling or complete; null if there is none.
   std::shared_ptr<Push> Find(uint32_t rank) const;
   // The pushes of this step of all these ranks, begun or complete; empty if one of them has not begun.
   Pushes FindAll(const std::vector<uint32_t>& ranks, uint64_t step) const;
   // The ranks whose push of this step has begun or is complete.
-  std::set<uint32_t> Begun(uint64_t step) const;
+  const std::set<uint32_t>& Begun(uint64_t step) const;
   // One more than the highest step of any push that is complete.
   uint64_t HighestStep() const;
-  // Each rank's last push that is complete, and its owner.
-  struct LastComplete {
-    uint64_t incarnation = 0;
-    uint64_t step = 0;
-    uint64_t runs = 0;  // As in PushRequest.
-  };
-  std::map<uint32_t, LastComplete> LastCompletes() const;
+  // The rank's last push that is complete, of its newest owner that has one; nothing: there is none. It may have no
+  // answer yet.
+  std::optional<Ledger::Last> Last(uint32_t rank) const;
+  // The ranks whose last push is not that of an owner whom the view in force names.
+  const std::set<uint32_t>& left() const { return left_; }
   uint64_t inflight_bytes() const { return inflight_bytes_; }
   uint64_t max_inflight_bytes() const { return max_inflight_bytes_; }
 
  private:
+  // The pushes of a step that are assembling or complete; and how many are complete, and taken.
+  struct Step {
+    std::set<uint32_t> begun;  // Their ranks, and those whose pushes are not empty, by what they carry.
+    std::array<std::set<uint32_t>, v1::Contribution_ARRAYSIZE> carriers;
+    size_t complete = 0;
+    size_t taken = 0;
+  };
+
   bool IsReplaced(const v1::PushRequest& header) const;
   Admission Admit(const v1::PushRequest& header, const Mode& mode) const;
   absl::Status CheckContribution(const v1::PushRequest& header, const Mode& mode) const;
@@ -141,18 +149,25 @@ class PushTable {
   void Refuse(const Push& push);
   absl::StatusOr<std::shared_ptr<Push>> FindOrBegin(const v1::PushRequest& header, uint64_t newest);
   absl::StatusOr<size_t> CheckSlice(const v1::PushRequest& header, const ReceivedSlice& slice, bool finite) const;
-  void Drop(uint32_t rank);
-  std::shared_ptr<Push> FindPush(uint32_t rank, uint64_t step) const;
+  // The rank's push that is assembling; null if there is none.
+  const Push* Assembling(uint32_t rank) const;
+  // The only ones that change pushes_, and what is derived from it.
+  void Enter(const std::shared_ptr<Push>& push);
+  std::shared_ptr<Push> Remove(uint32_t rank);
+  std::shared_ptr<Push> Drop(uint32_t rank);
   void GiveBack(const Push& push);
 
   std::shared_ptr<const ShardLayout> layout_;
   uint64_t max_inflight_bytes_ = 0;
   uint64_t inflight_bytes_ = 0;
-  std::map<uint32_t, std::shared_ptr<Push>> assembling_;  // By rank, as is the next.
-  std::map<uint32_t, std::shared_ptr<Push>> complete_;
-  std::set<std::shared_ptr<Push>> taken_;
+  std::map<uint32_t, std::shared_ptr<Push>> pushes_;  // By rank, assembling or complete.
+  std::map<uint64_t, Step> steps_;
+  std::set<std::pair<uint64_t, uint32_t>> by_version_;  // The versions that they were computed on, and their ranks.
+  std::map<std::pair<uint32_t, uint64_t>, std::shared_ptr<Push>> taken_;  // By rank and step.
   Pushes dropped_;
   std::vector<Refusal> refusals_;
+  std::vector<uint32_t> answered_;
+  std::set<uint32_t> left_;
   Ledger ledger_;
   std::map<uint32_t, Refused> refused_;
   uint64_t dropped_samples_ = 0;

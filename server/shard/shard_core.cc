@@ -63,7 +63,7 @@ void ShardCore::SetView(const v1::View& view, absl::StatusOr<ShardMemory>& memor
     if (view.has_restore() && state_.parameters != nullptr) BeginRestore();
   }
   for (const StepSet& set : state_.SetMembers()) Decide(set, state_.pushes.dropped_samples());
-  state_.ForgetHeldOrphans();
+  state_.waiters.WakeAll();
   if (!state_.job.running()) Release(state_.cut.End());
   Report(state_.untold.Take());  // Whom a step needs may be others now.
 }
@@ -177,14 +177,14 @@ void ShardCore::RefuseStale() {
 
 void ShardCore::Release(const std::vector<ShardCut::Push>& pushes) {
   for (const ShardCut::Push& held : pushes) {
-    // By what was decided before, it may have become stale.
-    if (!state_.pushes.IsComplete(held.rank, held.step)) continue;
-    DecideComplete(*state_.pushes.Find(held.rank));
+    // Its owner may have been lost, or by what was decided before it has become stale.
+    const std::shared_ptr<Push> push = state_.pushes.FindComplete(held.rank, held.incarnation, held.step);
+    if (push != nullptr) DecideComplete(*push);
   }
 }
 
 void ShardCore::Decide(const StepSet& set, uint64_t dropped_samples) {
-  if (state_.mode->WasDecided(set)) return;
+  if (state_.mode->WasDecided(set.step)) return;
   absl::StatusOr<Pushes> pushes = state_.pushes.Take(set);
   if (!pushes.ok()) return Fail(Message(pushes.status()));
   state_.mode->Decided(set);
@@ -358,14 +358,16 @@ ShardReady ShardCore::Await(const void* session, const ShardRequest& request, bo
 }
 
 ShardReady ShardCore::Gone(const void* session) {
-  std::optional<Wait> wait = state_.waiters.Take(session);
-  if (wait.has_value()) Deliver(*wait, absl::CancelledError("the caller disconnected"));
+  for (Wait& wait : state_.waiters.Take(session)) Deliver(wait, absl::CancelledError("the caller disconnected"));
   return Take();
 }
 
 void ShardCore::AnswerWaits() {
   const TimePoint now = options_.clock();
-  state_.waiters.AnswerEach([&](Wait& wait) { return Deliver(wait, state_.AnswerNow(wait, now)); });
+  for (const uint32_t rank : state_.pushes.TakeAnswered()) state_.waiters.Wake(rank);
+  if (!state_.job.Serving().ok()) state_.waiters.WakeAll();
+  state_.waiters.AnswerAwake(state_.mode->step(),
+                             [&](Wait& wait) { return Deliver(wait, state_.AnswerNow(wait, now)); });
 }
 
 bool ShardCore::Deliver(Wait& wait, ShardState::Answer answer) {
@@ -415,7 +417,9 @@ ShardReady ShardCore::Tick(TimePoint now) {
     Report(state_.untold.Take());
   }
   AnswerWaits();  // A member's pull may have waited for its older pins; their release notifies nobody.
-  for (Wait& wait : state_.waiters.TakeExpired(now)) Deliver(wait, state_.TimedOut(wait, now));
+  std::vector<Wait> expired = state_.waiters.TakeExpired(now);
+  const std::string waiting_for = expired.empty() ? "" : state_.WaitingFor(now);
+  for (Wait& wait : expired) Deliver(wait, state_.TimedOut(wait, waiting_for, now));
   return Take();
 }
 

@@ -16,6 +16,7 @@ void ShardCut::Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint 
 std::vector<ShardCut::Push> ShardCut::Advance(uint64_t number, CutSteps up_to) {
   if (!frozen() || number != number_) return {};
   up_to_ = std::move(up_to);
+  first_behind_ = 0;
   const auto beyond =
       std::stable_partition(held_.begin(), held_.end(), [&](const Push& push) { return !Beyond(push); });
   std::vector<Push> released(held_.begin(), beyond);
@@ -44,20 +45,12 @@ bool ShardCut::Hold(const Push& push) {
   return true;
 }
 
-std::vector<ShardCut::Push> ShardCut::DropOrphans(const OwnsFunction& owns) {
-  const auto orphans = std::stable_partition(held_.begin(), held_.end(),
-                                             [&](const Push& push) { return owns(push.rank, push.incarnation); });
-  std::vector<Push> dropped(orphans, held_.end());
-  held_.erase(orphans, held_.end());
-  return dropped;
-}
-
-bool ShardCut::Reached(const CutSteps& applied, const OwnsFunction& owns) {
+bool ShardCut::Reached(const AppliedFunction& applied, const OwnsFunction& owns) {
   if (!frozen() || !up_to_.has_value() || reached_) return false;
-  for (const auto& [rank, step] : *up_to_) {
-    const auto found = applied.find(rank);
-    const bool there = found != applied.end() && !(found->second < step);
-    if (!there && owns(rank, step.incarnation)) return false;
+  for (auto each = up_to_->lower_bound(first_behind_); each != up_to_->end(); ++each) {
+    const auto& [rank, step] = *each;
+    first_behind_ = rank;
+    if (applied(rank) < step && owns(rank, step.incarnation)) return false;
   }
   reached_ = true;
   return true;

@@ -35,8 +35,11 @@ class ShardCut {
   };
   // Whether this incarnation owns the rank.
   using OwnsFunction = std::function<bool(uint32_t rank, uint64_t incarnation)>;
+  // How far the rank has come, by pushes that are applied.
+  using AppliedFunction = std::function<CutStep(uint32_t rank)>;
 
-  // ---- From the chief. What returns pushes lets go of them: they are to be decided on, in this order.
+  // ---- From the chief. What returns pushes lets go of them: those that are still there, for they may have been
+  // dropped with their owner, are to be decided on, in this order.
 
   // The cut of this number begins, instead of any other. Its attempt takes no longer than `hold`.
   void Freeze(uint64_t number, std::chrono::nanoseconds hold, TimePoint now);
@@ -49,11 +52,8 @@ class ShardCut {
 
   // A push is complete. Returns whether it is held back: then it comes from Advance or End.
   bool Hold(const Push& push);
-  // Forgets the pushes of those who own their rank no more, and returns them: they are not to be decided on.
-  std::vector<Push> DropOrphans(const OwnsFunction& owns);
-  // Whether `applied` has everything that is part of the cut from ranks that still have their owner. True once for a
-  // cut.
-  bool Reached(const CutSteps& applied, const OwnsFunction& owns);
+  // Whether everything is applied that is part of the cut from ranks that still have their owner. True once for a cut.
+  bool Reached(const AppliedFunction& applied, const OwnsFunction& owns);
 
   bool frozen() const { return frozen_until_.has_value(); }
   // Whether the attempt's time is over, though nobody has said so.
@@ -73,8 +73,9 @@ class ShardCut {
   TimePoint frozen_at_;
   std::optional<TimePoint> frozen_until_;
   std::optional<CutSteps> up_to_;  // Once they are known.
+  uint32_t first_behind_ = 0;      // All ranks before this one have come as far.
   bool reached_ = false;
-  std::deque<Push> held_;  // In their order. One a rank at most.
+  std::deque<Push> held_;  // In their order.
 };
 
 }  // namespace ps

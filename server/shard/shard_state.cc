@@ -205,8 +205,8 @@ std::vector<StepSet> ShardState::SetMembers() {
 
 bool ShardState::NeedsOthers(const Push& push) const {
   if (push.step != mode->step()) return false;
+  if (pushes.complete(push.step) < mode->expected()) return true;
   const std::vector<uint32_t> ranks = mode->ExpectedContributors();
-  if (pushes.complete() < ranks.size()) return true;
   return std::any_of(ranks.begin(), ranks.end(), [&](uint32_t rank) { return !pushes.IsComplete(rank, push.step); });
 }
 
@@ -218,6 +218,7 @@ bool ShardState::MeasuresFirst(const Push& push) const {
 Updater::Part ShardState::Speculate(const PushTable::Arrival& arrival) {
   if (!updater.idle()) return updater.Arrived(*arrival.push, arrival.slices);
   // Once all that take part in the step have begun their push, the coefficients are known.
+  if (pushes.Begun(mode->step()).size() < mode->expected() || !updater.MaySpeculate(*arrival.push)) return {};
   return updater.Speculate(pushes.FindAll(mode->ExpectedContributors(), mode->step()));
 }
 
@@ -256,7 +257,7 @@ StallReport::Situation ShardState::Situation(TimePoint now) const {
 
 std::optional<std::string> ShardState::NeedsDone() const {
   if (job.done().empty() || !job.running()) return std::nullopt;
-  const std::optional<uint32_t> needed = mode->NeedsDone(pushes.Begun(mode->step()), job.done_ranks());
+  const std::optional<uint32_t> needed = mode->NeedsDone(pushes.Begun(mode->step()));
   if (!needed.has_value()) return std::nullopt;
   return absl::StrCat("step ", mode->step(), ": rank ", *needed, " (", job.done().at(*needed),
                       ") is done, but its push of this step is needed");
@@ -275,13 +276,14 @@ void ShardState::Fill(v1::ShardReport* report) const {
 }
 
 void ShardState::FillLeftSteps(v1::ShardReport* report) const {
-  for (const auto& [rank, last] : pushes.LastCompletes()) {
-    if (job.Owns(rank, last.incarnation)) continue;
+  for (const uint32_t rank : pushes.left()) {
+    const std::optional<Ledger::Last> last = pushes.Last(rank);
+    if (!last.has_value()) continue;  // It was given up.
     v1::RankStep* const step = report->add_left_steps();
     step->set_rank(rank);
-    step->set_incarnation(last.incarnation);
-    step->set_next_step(last.step + 1);
-    step->set_runs(last.runs);
+    step->set_incarnation(last->incarnation);
+    step->set_next_step(last->step + 1);
+    step->set_runs(last->runs);
   }
 }
 
@@ -380,7 +382,8 @@ ShardState::Answer ShardState::Tell(Wait& wait, v1::Answer answer, TimePoint now
   return std::nullopt;
 }
 
-ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
+ShardState::Answer ShardState::AnswerWeights(Wait& wait, TimePoint now) {
+  wait.for_clock = false;
   const Caller& caller = wait.request.caller;
   PS_RETURN_IF_ERROR(job.ServingReads(caller.member(), readable()));
   if (caller.member() && !job.finished() && !job.Owns(caller.id.rank(), caller.id.incarnation())) {
@@ -407,7 +410,8 @@ ShardState::Answer ShardState::AnswerWeights(const Wait& wait, TimePoint now) {
     const absl::Status may = parameters->readers().May(caller.reader(), current);
     if (absl::IsUnavailable(may)) return std::nullopt;  // It waits until the member has released an older version.
     PS_RETURN_IF_ERROR(may);
-    if (computes && !mode->MayRead(caller.id.rank(), NextStep(wait.request))) return std::nullopt;
+    wait.for_clock = computes && !mode->MayRead(caller.id.rank(), NextStep(wait.request));
+    if (wait.for_clock) return std::nullopt;
   }
   ShardAnswer answer = wait.answer;
   answer.weights = parameters->Pin(caller.reader(), now);
@@ -443,12 +447,12 @@ void ShardState::OnRead(const ShardRequest& request) {
   if (request.computes && request.caller.member()) mode->Reads(request.caller.id.rank(), NextStep(request));
 }
 
-absl::Status ShardState::TimedOut(const Wait& wait, TimePoint now) const {
+absl::Status ShardState::TimedOut(const Wait& wait, const std::string& waiting_for, TimePoint now) const {
   const ShardRequest& request = wait.request;
   const std::string what = request.push.has_value()      ? absl::StrCat("the answer to step ", *request.push)
                            : request.version.has_value() ? absl::StrCat("version ", *request.version)
                                                          : std::string("the newest version");
-  std::string why = WaitingFor(now);
+  std::string why = waiting_for;
   const std::shared_ptr<Push> push =
       request.push.has_value()
           ? pushes.FindComplete(request.caller.id.rank(), request.caller.id.incarnation(), *request.push)
@@ -493,19 +497,12 @@ uint64_t ShardState::CommitVersion(const v1::Cut& message) const {
   return mode->synchronous() ? mode->step() + 2 : updater.first_not_begun();
 }
 
-void ShardState::ForgetHeldOrphans() {
-  cut.DropOrphans([this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
-}
-
-CutSteps ShardState::Progress(bool complete) const {
+CutSteps ShardState::Progress() const {
   CutSteps steps;
   for (const auto& [rank, incarnation] : job.MemberIncarnations()) {
-    std::optional<uint64_t> next = pushes.NextStep(rank, incarnation);
-    if (!complete) {
-      const bool answered = pushes.ledger().Incarnation(rank) == incarnation;
-      next = answered ? std::optional<uint64_t>(pushes.ledger().NextStep(rank)) : std::nullopt;
-    }
-    if (next.has_value()) steps[rank] = {.incarnation = incarnation, .next_step = *next};
+    const std::optional<Ledger::Last> last = pushes.Last(rank);
+    const bool has_pushed = last.has_value() && last->incarnation == incarnation;
+    if (has_pushed) steps[rank] = {.incarnation = incarnation, .next_step = last->step + 1};
   }
   return steps;
 }
@@ -513,8 +510,12 @@ CutSteps ShardState::Progress(bool complete) const {
 // What was decided on is also applied when nothing is in the making.
 bool ShardState::ReachedCut() {
   if (!cut.frozen() || !updater.idle()) return false;
-  return cut.Reached(Progress(/*complete=*/false),
-                     [this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
+  const Ledger& ledger = pushes.ledger();
+  return cut.Reached(
+      [&](uint32_t rank) {
+        return CutStep{.incarnation = ledger.Incarnation(rank), .next_step = ledger.NextStep(rank)};
+      },
+      [this](uint32_t rank, uint64_t incarnation) { return job.Owns(rank, incarnation); });
 }
 
 std::string ShardState::WaitingForCut(TimePoint now) const {
@@ -529,7 +530,7 @@ v1::ShardReport ShardState::ReportCut(const v1::Cut& message, uint64_t version) 
   out->set_number(message.number());
   out->set_phase(message.phase());
   out->set_version(version);
-  if (message.phase() == v1::Cut::FREEZE) ToProto(Progress(/*complete=*/true), out->mutable_steps());
+  if (message.phase() == v1::Cut::FREEZE) ToProto(Progress(), out->mutable_steps());
   return report;
 }
 

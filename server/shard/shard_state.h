@@ -128,8 +128,6 @@ struct ShardState {
   std::vector<ShardCut::Push> OnCut(const v1::Cut& message, TimePoint now);
   // The first version that is made with the values that a cut commits.
   uint64_t CommitVersion(const v1::Cut& message) const;
-  // Forgets pushes that a cut holds back of workers who were lost: they are not there any more.
-  void ForgetHeldOrphans();
   // Whether this shard has come to where all are to be. True once for a cut.
   bool ReachedCut();
   // "cut 4: waiting for the chief's word; it has held pushes back for 12 s". A cut is under way.
@@ -160,8 +158,8 @@ struct ShardState {
   void AbandonDropped();
   // Somebody asks for weights.
   void OnRead(const ShardRequest& request);
-  // The error of a request whose time is over.
-  absl::Status TimedOut(const Wait& wait, TimePoint now) const;
+  // The error of a request whose time is over; `waiting_for` as below.
+  absl::Status TimedOut(const Wait& wait, const std::string& waiting_for, TimePoint now) const;
 
   // ---- What is waited for
 
@@ -185,10 +183,10 @@ struct ShardState {
   // The step of the push that the member computes on what it asks for.
   uint64_t NextStep(const ShardRequest& request) const;
   Answer AnswerPush(Wait& wait, TimePoint now);
-  Answer AnswerWeights(const Wait& wait, TimePoint now);
+  Answer AnswerWeights(Wait& wait, TimePoint now);
   Answer Tell(Wait& wait, v1::Answer answer, TimePoint now);
-  // How far the members have come, counted by pushes that are complete, or only by those that are answered.
-  CutSteps Progress(bool complete) const;
+  // How far the members have come, counted by pushes that are complete.
+  CutSteps Progress() const;
   // Names the ranks whose push of the step in the making is not complete.
   std::string WaitingForRanks(TimePoint now) const;
 };

@@ -17,45 +17,62 @@ constexpr std::chrono::seconds kTellEvery(1);
 
 }  // namespace
 
+Waiters::Owner Waiters::OwnerOf(const Wait& wait) {
+  const Caller& caller = wait.request.caller;
+  return caller.member() ? Owner(caller.id.rank(), caller.id.incarnation()) : kOthers;
+}
+
+size_t Waiters::SizeOf(const Owner& owner) const {
+  const auto waits = waits_.find(owner);
+  return waits == waits_.end() ? 0 : waits->second.size();
+}
+
+size_t Waiters::size() const {
+  size_t size = 0;
+  for (const auto& [owner, waits] : waits_) size += waits.size();
+  return size;
+}
+
 absl::Status Waiters::CheckRoom(const Wait& wait) const {
-  const v1::Identity& id = wait.request.caller.id;
   const bool member = wait.request.caller.member();
   const size_t limit = member ? kParkedOfAMember : max_others_;
-  const auto beside = std::count_if(waits_.begin(), waits_.end(), [&](const Wait& other) {
-    const v1::Identity& of = other.request.caller.id;
-    return of.incarnation() == id.incarnation() && (!member || of.rank() == id.rank());
-  });
-  if (static_cast<size_t>(beside) < limit) return absl::OkStatus();
-  const std::string whose =
-      member ? absl::StrCat("of rank ", id.rank()) : std::string("of callers that are not members (--max_parked)");
+  if (SizeOf(OwnerOf(wait)) < limit) return absl::OkStatus();
+  const std::string whose = member ? absl::StrCat("of rank ", wait.request.caller.id.rank())
+                                   : std::string("of callers that are not members (--max_parked)");
   return absl::ResourceExhaustedError(absl::StrCat(limit, " calls ", whose, " are waiting, its limit"));
 }
 
-std::optional<Wait> Waiters::Take(const void* session) {
-  const auto found =
-      std::find_if(waits_.begin(), waits_.end(), [&](const Wait& wait) { return wait.session == session; });
-  if (found == waits_.end()) return std::nullopt;
-  Wait wait = std::move(*found);
-  waits_.erase(found);
-  return wait;
+void Waiters::Park(Wait wait) {
+  const Owner owner = OwnerOf(wait);
+  if (StaysAwake(wait)) awake_.insert(owner);
+  waits_[owner].push_back(std::move(wait));
 }
 
-std::vector<Wait> Waiters::TakeExpired(TimePoint now) {
-  std::vector<Wait> expired;
-  for (auto wait = waits_.begin(); wait != waits_.end();) {
-    const auto next = std::next(wait);
-    if (wait->deadline <= now) {
-      expired.push_back(std::move(*wait));
-      waits_.erase(wait);
+std::vector<Wait> Waiters::TakeWhere(const std::function<bool(const Wait&)>& taken) {
+  std::vector<Wait> found;
+  for (auto of_owner = waits_.begin(); of_owner != waits_.end();) {
+    std::list<Wait>& waits = of_owner->second;
+    for (auto wait = waits.begin(); wait != waits.end();) {
+      const auto next = std::next(wait);
+      if (taken(*wait)) {
+        found.push_back(std::move(*wait));
+        waits.erase(wait);
+      }
+      wait = next;
     }
-    wait = next;
+    of_owner = waits.empty() ? waits_.erase(of_owner) : std::next(of_owner);
   }
-  return expired;
+  return found;
 }
 
-size_t Waiters::others() const {
-  return static_cast<size_t>(
-      std::count_if(waits_.begin(), waits_.end(), [](const Wait& wait) { return !wait.request.caller.member(); }));
+void Waiters::Wake(uint32_t rank) {
+  for (auto waits = waits_.lower_bound({rank, 1}); waits != waits_.end() && waits->first.first == rank; ++waits) {
+    awake_.insert(waits->first);
+  }
+}
+
+void Waiters::WakeAll() {
+  for (const auto& [owner, waits] : waits_) awake_.insert(owner);
 }
 
 std::string StallReport::DescribeRanks(uint64_t step, const std::map<uint32_t, std::string>& ranks,

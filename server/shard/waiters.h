@@ -3,13 +3,18 @@
 // A pure value: its owner locks, passes the time in, and answers.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <list>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -81,6 +86,7 @@ struct Wait {
   ShardRequest request;           // Its push is reset when that has its answer.
   ShardAnswer answer;             // As far as it is known.
   std::shared_ptr<ShardClient> client;
+  bool for_clock = false;  // It waits for weights until ranks that are behind have come further (Mode::MayRead).
   TimePoint parked_at;
   TimePoint deadline;
 };
@@ -93,27 +99,52 @@ class Waiters {
 
   // OK if there is room for this wait; RESOURCE_EXHAUSTED, saying whose limit it is.
   absl::Status CheckRoom(const Wait& wait) const;
-  void Park(Wait wait) { waits_.push_back(std::move(wait)); }
-  // The wait of this session, if it has one.
-  std::optional<Wait> Take(const void* session);
+  void Park(Wait wait);
+  // The waits of this session.
+  std::vector<Wait> Take(const void* session) {
+    return TakeWhere([session](const Wait& wait) { return wait.session == session; });
+  }
   // Those whose deadline has passed.
-  std::vector<Wait> TakeExpired(TimePoint now);
-  // Shows each wait to `try_answer`, in the order in which they were parked, and drops those for which it returns true.
+  std::vector<Wait> TakeExpired(TimePoint now) {
+    return TakeWhere([now](const Wait& wait) { return wait.deadline <= now; });
+  }
+
+  // The pushes of this rank have an answer, or everything may have changed: those who wait are to be looked at.
+  void Wake(uint32_t rank);
+  void WakeAll();
+  // Shows `try_answer` the waits for weights, but for those that wait for the mode's clock to move from where it was
+  // the last time, and those that were woken; drops those for which it returns true. Each caller's come in the order in
+  // which they were parked.
   template <typename TryAnswer>
-  void AnswerEach(TryAnswer try_answer) {
-    for (auto wait = waits_.begin(); wait != waits_.end();) {
-      wait = try_answer(*wait) ? waits_.erase(wait) : std::next(wait);
+  void AnswerAwake(uint64_t clock, TryAnswer try_answer) {
+    if (std::exchange(clock_, clock) != clock) WakeAll();
+    for (auto owner = awake_.begin(); owner != awake_.end();) {
+      std::list<Wait>& waits = waits_[*owner];
+      waits.remove_if(try_answer);
+      const bool stays = std::any_of(waits.begin(), waits.end(), StaysAwake);
+      if (waits.empty()) waits_.erase(*owner);
+      owner = stays ? std::next(owner) : awake_.erase(owner);
     }
   }
 
   bool empty() const { return waits_.empty(); }
-  size_t size() const { return waits_.size(); }
+  size_t size() const;
   // The number of waits of callers that are not members.
-  size_t others() const;
+  size_t others() const { return SizeOf(kOthers); }
 
  private:
+  using Owner = std::pair<uint32_t, uint64_t>;  // Rank and incarnation.
+  static constexpr Owner kOthers = {0, 0};
+
+  static Owner OwnerOf(const Wait& wait);
+  static bool StaysAwake(const Wait& wait) { return !wait.request.push.has_value() && !wait.for_clock; }
+  size_t SizeOf(const Owner& owner) const;
+  std::vector<Wait> TakeWhere(const std::function<bool(const Wait&)>& taken);
+
   const size_t max_others_;
-  std::list<Wait> waits_;
+  std::map<Owner, std::list<Wait>> waits_;  // None is empty.
+  std::set<Owner> awake_;                   // All of whom StaysAwake, and whoever was woken.
+  uint64_t clock_ = 0;
 };
 
 // What an update has been waiting for, told to the chief if it takes long: ranks that have not pushed, or readers that

@@ -25,29 +25,40 @@ absl::Status CallWatch::Add(const void* call, std::string peer, std::function<vo
                      " calls open that are not yet identified as a member's, its limit; retry later"));
   }
   ++strangers_;
-  calls_[call] = {.peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .number = next_number_++};
+  Call& added = calls_[call];
+  added = {.peer = std::move(peer), .cancel = std::move(cancel), .member = {}, .number = next_number_++};
+  SetAwaited(added, true);
   return absl::OkStatus();
 }
 
 bool CallWatch::EvictIdle() {
-  Call* oldest = nullptr;
-  for (auto& [key, call] : calls_) {
-    if (!call.awaited || !call.stranger()) continue;
-    if (oldest == nullptr || call.number < oldest->number) oldest = &call;
-  }
-  if (oldest == nullptr) return false;
-  oldest->evicted = true;
-  oldest->receive_by.reset();
-  --strangers_;
-  oldest->cancel();
+  if (idle_.empty()) return false;
+  Call& oldest = *idle_.begin()->second;
+  Uncount(oldest);
+  oldest.evicted = true;
+  oldest.receive_by.reset();
+  oldest.cancel();
   return true;
+}
+
+void CallWatch::Uncount(const Call& call) {
+  --strangers_;
+  idle_.erase(call.number);
+}
+
+void CallWatch::SetAwaited(Call& call, bool awaited) {
+  if (awaited && call.stranger()) {
+    idle_[call.number] = &call;
+  } else {
+    idle_.erase(call.number);
+  }
 }
 
 void CallWatch::Remove(const void* call) {
   MutexLock lock(mutex_);
   const auto found = calls_.find(call);
   if (found == calls_.end()) return;
-  if (found->second.stranger()) --strangers_;
+  if (found->second.stranger()) Uncount(found->second);
   if (found->second.member.has_value()) {
     if (const auto count = of_members_.find(*found->second.member); --count->second == 0) of_members_.erase(count);
   }
@@ -64,7 +75,7 @@ absl::Status CallWatch::Identify(const void* call, uint32_t rank, uint64_t incar
         absl::StrCat("rank ", rank, " has ", count, " calls open, its limit; retry later"));
   }
   ++count;
-  --strangers_;
+  Uncount(*found);
   found->member = {rank, incarnation};
   return absl::OkStatus();
 }
@@ -74,14 +85,14 @@ void CallWatch::Adopt(const void* call) {
   Call* const found = Find(call);
   if (found == nullptr || !found->stranger()) return;
   found->adopted = true;
-  --strangers_;
+  Uncount(*found);
 }
 
 void CallWatch::Receiving(const void* call, size_t bytes, TimePoint now) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr || found->evicted) return;
-  found->awaited = true;
+  SetAwaited(*found, true);
   found->receiving = found->member.has_value();
   found->receive_by.reset();
   if (!found->receiving) found->receive_by = now + TimeFor(bytes);
@@ -96,7 +107,7 @@ void CallWatch::Sending(const void* call, size_t bytes, TimePoint now) {
   MutexLock lock(mutex_);
   Call* const found = Find(call);
   if (found == nullptr) return;
-  found->awaited = false;
+  SetAwaited(*found, false);
   found->send_by = now + TimeFor(bytes);
 }
 
@@ -111,7 +122,7 @@ void CallWatch::Ending(const void* call, size_t bytes, TimePoint now) {
 }
 
 void CallWatch::EndReceiving(Call& call) {
-  call.awaited = false;
+  SetAwaited(call, false);
   call.receiving = false;
   call.receive_by.reset();
 }

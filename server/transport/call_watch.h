@@ -83,7 +83,6 @@ class CallWatch {
     std::optional<TimePoint> send_by = {};
     bool receiving = false;  // From a member; while it is one.
     uint64_t number = 0;     // In the order of Add.
-    bool awaited = true;     // A message of the caller's is.
     bool evicted = false;    // Cancelled to make room; no longer counted.
     bool adopted = false;    // Counted by another.
 
@@ -91,8 +90,11 @@ class CallWatch {
   };
   // Cancels the oldest stranger's call whose message is awaited. Returns whether there was one.
   bool EvictIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The call is no stranger's any more.
+  void Uncount(const Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetAwaited(Call& call, bool awaited) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::chrono::nanoseconds TimeFor(size_t bytes) const;
-  static void EndReceiving(Call& call);
+  void EndReceiving(Call& call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Call* Find(const void* call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const CallLimits limits_;
@@ -100,6 +102,7 @@ class CallWatch {
   std::map<const void*, Call> calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t strangers_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, Call*> idle_ ABSL_GUARDED_BY(mutex_);  // Those of strangers whose message is awaited, by number.
   std::map<std::pair<uint32_t, uint64_t>, size_t> of_members_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -138,6 +138,31 @@ TEST_CASE("Calls that are awaited keep nobody out: the oldest one makes room") {
   CHECK(absl::IsResourceExhausted(calls.Add(&call[4])));
 }
 
+TEST_CASE("A call that awaits a message once more may make room again, and one that is known as a member's does not") {
+  Calls calls({.strangers = 2, .of_a_member = 2});
+  int call[6] = {};
+  for (const int each : {0, 1}) {
+    REQUIRE(calls.Add(&call[each]).ok());
+    calls.watch.Received(&call[each]);
+  }
+  calls.watch.Receiving(&call[0], 1000, calls.start);
+  REQUIRE(calls.Add(&call[2]).ok());
+  CHECK(call[0] == 1);
+  calls.watch.Remove(&call[0]);
+  REQUIRE(calls.watch.Identify(&call[2], 1, 7).ok());
+  calls.watch.Receiving(&call[2], 1000, calls.start);
+  REQUIRE(calls.Add(&call[3]).ok());
+  CHECK(call[2] == 0);
+  calls.watch.Sending(&call[3], 1000, calls.start);
+  CHECK(absl::IsResourceExhausted(calls.Add(&call[4])));
+  calls.watch.Receiving(&call[1], 1000, calls.start);
+  calls.watch.Remove(&call[1]);
+  REQUIRE(calls.Add(&call[4]).ok());
+  REQUIRE(calls.Add(&call[5]).ok());
+  CHECK(call[4] == 1);
+  CHECK(call[1] + call[2] + call[3] == 0);
+}
+
 TEST_CASE("A call that somebody took in who limits such calls is no stranger's, but must take its answer in time") {
   Calls calls({.strangers = 1, .grace = seconds(10), .bytes_per_s = 1000});
   int call[3] = {};

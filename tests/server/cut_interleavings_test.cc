@@ -221,7 +221,7 @@ class World {
     std::deque<Update> updates;
     std::deque<v1::CutReport> reports;
     std::deque<ShardCut::Push> decided;
-    std::vector<ShardCut::Push> held;  // As far as the test knows.
+    std::vector<ShardCut::Push> held;  // Those whose owner is there.
     CutSteps applied;
     std::array<uint64_t, kWorkers> owners = {};
     std::optional<CutSteps> committed;  // What was applied then, of live ranks.
@@ -273,8 +273,7 @@ class World {
   }
   void Decide(Shard& shard, const std::vector<ShardCut::Push>& pushes) {
     for (const ShardCut::Push& push : pushes) {
-      shard.decided.push_back(push);
-      std::erase(shard.held, push);
+      if (std::erase(shard.held, push) > 0) shard.decided.push_back(push);
     }
   }
   // Answers are not lost here: a worker goes on once all shards have applied its step.
@@ -298,7 +297,7 @@ class World {
     const auto owns = [&](uint32_t rank, uint64_t incarnation) { return shard.Owns(rank, incarnation); };
     if (!update.cut.has_value()) {
       shard.owners[update.rank] = update.owner;
-      for (const ShardCut::Push& push : shard.cut.DropOrphans(owns)) std::erase(shard.held, push);
+      std::erase_if(shard.held, [&](const ShardCut::Push& push) { return !owns(push.rank, push.incarnation); });
       return;
     }
     shard.last = update.cut->SerializeAsString();
@@ -332,7 +331,11 @@ class World {
   void LookAtCut(Shard& shard) {
     if (!shard.decided.empty()) return;
     const auto owns = [&](uint32_t rank, uint64_t incarnation) { return shard.Owns(rank, incarnation); };
-    if (shard.cut.Reached(shard.applied, owns)) shard.reports.push_back(Report(shard, v1::Cut::ADVANCE));
+    const auto applied = [&](uint32_t rank) {
+      const auto step = shard.applied.find(rank);
+      return step == shard.applied.end() ? CutStep() : step->second;
+    };
+    if (shard.cut.Reached(applied, owns)) shard.reports.push_back(Report(shard, v1::Cut::ADVANCE));
   }
 
   Limits limits_;

@@ -212,7 +212,10 @@ class Job {
     std::erase_if(pending_, [&](const Pending& push) {
       const PushHeader header = {
           .rank = push.rank, .step = push.step, .version = push.version, .samples = push.samples};
-      if (push.decided || mode_->Admit(header, push.step).kind != Admission::Kind::kStale) return false;
+      const bool stale = mode_->Admit(header, push.step).kind == Admission::Kind::kStale;
+      const Mode::Oldest oldest = mode_->oldest();
+      Expect(stale == (push.step < oldest.step || push.version < oldest.version), "what is stale is not the oldest");
+      if (push.decided || !stale) return false;
       Refuse(header);
       return true;
     });

@@ -162,6 +162,13 @@ TEST_CASE("Who a round waits for is named, from the first sums to the last, and 
   Send(totals, plan, 2, SumsOf(plan, 2, Version(7)));
   Send(totals, plan, 0, Refusal(PushRound(4, 6)));
   CHECK(totals.WaitingFor().empty());
+  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(4, 7)));
+  Send(totals, plan, 2, SumsOf(plan, 2, PushRound(4, 8)));  // The rank has begun another.
+  CHECK(totals.WaitingFor() == "rank 4, step 8: waiting for shard 0, 1 to measure its slices");
+  totals.SetMembers({{4, {.incarnation = 2}}});
+  CHECK(totals.WaitingFor().empty());
+  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(4, 8, 2)));
+  CHECK(totals.WaitingFor() == "rank 4, step 8: waiting for shard 1, 2 to measure its slices");
 }
 
 }  // namespace

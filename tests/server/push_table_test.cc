@@ -19,6 +19,7 @@ namespace {
 //                                    are not finite)
 //   end RANK:STEP session S          no more slices come
 //   take STEP: RANKS                 these make a version;   record RANK / release: how that ended
+//   refuse                           what has become stale is refused
 //   owner RANK I                     the rank has a new owner;   newest V: the shard's version
 class Scenario {
  public:
@@ -37,6 +38,7 @@ class Scenario {
                        : first == "take"    ? Take(words)
                        : first == "record"  ? Record(words)
                        : first == "release" ? Release()
+                       : first == "refuse"  ? Refuse()
                        : first == "owner"   ? NewOwner(words)
                        : first == "newest"  ? NewVersion(words)
                                             : Push(first, words);
@@ -151,6 +153,8 @@ class Scenario {
     return "released";
   }
 
+  std::string Refuse() { return table_.RefuseStale(*mode_) ? "refused" : "none is stale"; }
+
   std::string NewOwner(std::istringstream& words) {
     uint32_t rank = 0;
     words >> rank >> owners_[rank];
@@ -182,6 +186,7 @@ class NewVersionsOnly final : public EachPush {
     if (admission.kind == Admission::Kind::kAccept && push.version == 0) admission.kind = Admission::Kind::kStale;
     return admission;
   }
+  Oldest oldest() const override { return {.version = 1}; }
 };
 
 struct Line {
@@ -342,6 +347,91 @@ TEST_CASE("Those who have begun a step are known, and all of them together once 
   CHECK(table.Begun(0) == std::set<uint32_t>{0, 1});
   CHECK(table.FindAll({0, 1}, 0).size() == 2);
   CHECK(table.FindAll({0, 1}, 1).empty());
+}
+
+TEST_CASE("What is known of a step follows the pushes that begin, are complete, and are dropped or taken") {
+  Scenario bsp("bsp");
+  PushTable& table = bsp.table();
+  Follow(bsp, {{"0:0 a", "new: a, 16 B"}, {"1:0 ab", "new: a b, complete, 32 B"}});
+  CHECK(table.complete(0) == 1);
+  CHECK(table.HighestStep() == 1);
+  // In bsp a push that is complete counts for whoever owns the rank.
+  Follow(bsp, {{"owner 1 2", "owned, 32 B"}, {"1:0 ab", "not needed, 32 B"}, {"owner 0 2", "owned, dropped, 16 B"}});
+  CHECK(table.Begun(0) == std::set<uint32_t>{1});
+  CHECK(table.FindComplete(1, 1, 0) != nullptr);
+  Follow(bsp, {{"0:0 ab", "new: a b, complete, 32 B"}});
+  CHECK(table.complete(0) == 2);
+  Follow(bsp, {{"take 0: 0 1", "taken, 32 B"}});
+  CHECK(table.complete(0) == 0);
+  CHECK(table.Begun(0).empty());
+  CHECK(table.IsComplete(1, 0));
+  CHECK(table.HighestStep() == 1);
+  CHECK(table.TakeAnswered().empty());
+  Follow(bsp, {{"record 1", "recorded, 16 B"}, {"record 0", "recorded, 0 B"}});
+  CHECK(table.TakeAnswered() == std::vector<uint32_t>{1, 0});
+
+  Scenario asp("asp");
+  Follow(asp, {{"1:3 ab", "new: a b, complete, 16 B"}});
+  CHECK(asp.table().HighestStep() == 4);
+  Follow(asp, {{"owner 1 2", "owned, dropped, 0 B"}});
+  CHECK(asp.table().complete(3) == 0);
+  CHECK(asp.table().HighestStep() == 0);
+  CHECK_FALSE(asp.table().Last(1).has_value());
+  Follow(asp, {{"1:3 ab", "new: a b, complete, 16 B"}});
+  CHECK(asp.table().FindComplete(1, 1, 3) == nullptr);
+  CHECK(asp.table().FindComplete(1, 2, 3) != nullptr);
+}
+
+TEST_CASE("A rank whose last push is an earlier owner's was left, until its present owner's first push is complete") {
+  Scenario asp("asp");
+  const PushTable& table = asp.table();
+  Follow(asp, {{"0:0 ab", "new: a b, complete, 16 B"}, {"take 0: 0", "taken, 16 B"}, {"owner 0 2", "owned, 16 B"}});
+  CHECK(table.left() == std::set<uint32_t>{0});
+  Follow(asp, {{"record 0", "recorded, 0 B"}, {"0:1 a", "new: a, 16 B"}});
+  CHECK(table.left() == std::set<uint32_t>{0});
+  CHECK(table.Last(0)->incarnation == 1);
+  Follow(asp, {{"0:1 b", "new: b, complete, 16 B"}});
+  CHECK(table.left().empty());
+  CHECK(table.Last(0)->incarnation == 2);
+  CHECK(table.Last(0)->step == 1);
+  Follow(asp, {{"owner 0 3", "owned, dropped, 0 B"}});
+  CHECK(table.left() == std::set<uint32_t>{0});
+  CHECK(table.Last(0)->incarnation == 1);
+  CHECK(table.Last(0)->step == 0);
+}
+
+TEST_CASE("Of what is here that is refused which was computed on too old a version, or is of an earlier step") {
+  Scenario asp(MakeMode({.name = "asp", .max_staleness = 0}, 2));
+  Follow(asp, {{"0:0 a", "new: a, 16 B"},
+               {"1:0 ab", "new: a b, complete, 32 B"},
+               {"refuse", "none is stale, 32 B"},
+               {"take 0: 1", "taken, 32 B"},
+               {"refuse", "refused, dropped, 16 B"},
+               {"0:0 b", "not needed, 16 B"}});
+  CHECK(asp.table().TakeAnswered() == std::vector<uint32_t>{0});
+  Follow(asp, {{"record 1", "recorded, 0 B"}, {"0:1 a version 1", "new: a, 16 B"}, {"refuse", "none is stale, 16 B"}});
+
+  Scenario backup("backup");
+  Follow(backup, {{"0:0 ab", "new: a b, complete, 16 B"},
+                  {"1:0 a", "new: a, 32 B"},
+                  {"refuse", "none is stale, 32 B"},
+                  {"take 0: 0", "taken, 32 B"},
+                  {"refuse", "refused, dropped, 16 B"},
+                  {"refuse", "none is stale, 16 B"},
+                  {"1:0 b", "not needed, 16 B"}});
+}
+
+TEST_CASE("All pushes of a step carry the same, but for empty ones, and a rank may push another in its own place") {
+  Scenario mode(MakeMode({.name = "local_sgd", .local_sync = "gradients", .average_every = "2"}, 2));
+  Follow(mode, {{"0:0 a", "new: a, 16 B"},
+                {"1:0 a contribution 1", "rank 1, step 0: pushes a difference of weights, but rank 0 a gradient, 16 B"},
+                {"0:0 a contribution 1", "new: a, dropped, 16 B"},
+                {"1:0 a", "rank 1, step 0: pushes a gradient, but rank 0 a difference of weights, 16 B"},
+                {"1:0 - samples 0", "new:, complete, 16 B"},
+                {"owner 0 2", "owned, dropped, 0 B"},
+                {"0:0 a", "new: a, 16 B"},
+                {"owner 0 3", "owned, dropped, 0 B"},
+                {"0:0 a contribution 1", "new: a, 16 B"}});
 }
 
 }  // namespace

@@ -20,10 +20,14 @@ using Pushes = std::vector<ShardCut::Push>;
 constexpr std::chrono::seconds kHold(3);
 const ShardCut::OwnsFunction kAllOwn = [](uint32_t, uint64_t) { return true; };
 
+ShardCut::AppliedFunction Applied(const CutSteps& steps) {
+  return [steps](uint32_t rank) { return steps.contains(rank) ? steps.at(rank) : CutStep(); };
+}
+
 TEST_CASE("While a cut is open nothing is held, and no push is part of one") {
   ShardCut cut;
   CHECK_FALSE(cut.Hold({0, 1, 5}));
-  CHECK_FALSE(cut.Reached({}, kAllOwn));
+  CHECK_FALSE(cut.Reached(Applied({}), kAllOwn));
   CHECK(cut.Advance(1, {{0, {1, 5}}}).empty());
   CHECK(cut.End().empty());
 }
@@ -45,24 +49,27 @@ TEST_CASE("A frozen shard holds every push, and lets go of those before the cut'
 TEST_CASE("A shard is there when it has applied the steps of all ranks that still have their owner, and says so once") {
   ShardCut cut;
   cut.Freeze(1, kHold, {});
-  CHECK_FALSE(cut.Reached({{0, {1, 9}}}, kAllOwn));
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 9}}}), kAllOwn));
   (void)cut.Advance(1, {{0, {1, 6}}, {1, {1, 3}}});
-  CHECK_FALSE(cut.Reached({{0, {1, 6}}}, kAllOwn));
-  CHECK_FALSE(cut.Reached({{0, {1, 6}}, {1, {1, 2}}}, kAllOwn));
-  CHECK(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
-  CHECK_FALSE(cut.Reached({{0, {1, 6}}}, [](uint32_t rank, uint64_t) { return rank == 0; }));
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 6}}}), kAllOwn));
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 6}}, {1, {1, 2}}}), kAllOwn));
+  CHECK(cut.Reached(Applied({{0, {1, 6}}}), [](uint32_t rank, uint64_t) { return rank == 0; }));
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 6}}}), [](uint32_t rank, uint64_t) { return rank == 0; }));
   cut.Freeze(2, kHold, {});
   (void)cut.Advance(2, {});
-  CHECK(cut.Reached({}, kAllOwn));
+  CHECK(cut.Reached(Applied({}), kAllOwn));
 }
 
-TEST_CASE("The push of an owner who is gone is let go of by nobody") {
+TEST_CASE("A cut that is advanced anew begins to look at all ranks anew") {
   ShardCut cut;
   cut.Freeze(1, kHold, {});
-  CHECK(cut.Hold({0, 1, 5}));
-  CHECK(cut.Hold({1, 1, 5}));
-  CHECK(cut.DropOrphans([](uint32_t rank, uint64_t) { return rank == 1; }) == Pushes{{0, 1, 5}});
-  CHECK(cut.End() == Pushes{{1, 1, 5}});
+  (void)cut.Advance(1, {{0, {1, 6}}, {1, {1, 3}}});
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 6}}}), kAllOwn));
+  cut.Freeze(2, kHold, {});
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 9}}, {1, {1, 9}}}), kAllOwn));  // How far they are to come is not known yet.
+  (void)cut.Advance(2, {{0, {1, 7}}, {1, {1, 3}}});
+  CHECK_FALSE(cut.Reached(Applied({{0, {1, 6}}, {1, {1, 3}}}), kAllOwn));
+  CHECK(cut.Reached(Applied({{0, {2, 0}}, {1, {1, 3}}}), kAllOwn));  // A later owner is further.
 }
 
 TEST_CASE("An attempt whose end is not heard of is over after its time, unless the shard was there: then it waits") {
@@ -74,7 +81,7 @@ TEST_CASE("An attempt whose end is not heard of is over after its time, unless t
   CHECK(cut.Expired(began + kHold + std::chrono::nanoseconds(1)));
   (void)cut.Advance(1, {});
   CHECK(cut.Expired(began + std::chrono::hours(1)));
-  CHECK(cut.Reached({}, kAllOwn));
+  CHECK(cut.Reached(Applied({}), kAllOwn));
   CHECK_FALSE(cut.Expired(began + std::chrono::hours(1)));
   CHECK(cut.End().empty());
   CHECK_FALSE(cut.Expired(began + std::chrono::hours(1)));

@@ -115,7 +115,18 @@ TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is for
   steps.SetMembers(Members({1, 1}));
   CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0").empty());
   CHECK(steps.SetMembers(Members({2, 1})).empty());
+  CHECK(steps.Incomplete() == "step 0: the push of rank 1 is not complete on shard 1");
   CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0").empty());
+  CHECK(steps.Incomplete().empty());
+  CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
+  CHECK(steps.SetMembers(Members({2, 2})).empty());  // Rank 1's push is forgotten, which every shard had.
+  CHECK(steps.Incomplete() == "step 0: the push of rank 0 is not complete on shard 1");
+  CHECK(steps.SetMembers(Members({3, 2})).empty());
+  CHECK(steps.Incomplete().empty());
+  for (const uint32_t shard : {0U, 1U}) {
+    CHECK(steps.Complete(shard, 2, {.rank = 1, .step = 0, .samples = 1}).decided.empty());
+  }
+  CHECK(steps.SetMembers(Members({2, 2})).empty());
   CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
   CHECK(steps.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
 
