@@ -62,8 +62,8 @@ class NewFile {
   std::string path_;
   std::string temporary_;
   FileDescriptor file_;
-  size_t appended_ = 0;  // Bytes; likewise, what was handed to the disk.
-  size_t started_ = 0;
+  size_t appended_ = 0;  // Bytes.
+  size_t started_ = 0;   // Bytes that were handed to the disk.
   absl::Status failed_;
 };
 

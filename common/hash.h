@@ -22,13 +22,13 @@ SliceHash HashSlice(std::span<const float> values);
 // 32 hexadecimal digits. `slices` are the hashes of all slices of the model, in layout order.
 std::string WeightsHash(const std::vector<SliceHash>& slices);
 
-// Of bytes that come one part after the other.
+// Computes the hash of bytes that come one part after the other.
 class RunningHash {
  public:
   RunningHash();
 
   void Add(std::span<const char> bytes);
-  // Of all so far, as 32 hexadecimal digits.
+  // The hash of all bytes so far, as 32 hexadecimal digits.
   std::string Hex() const;
 
  private:

@@ -30,7 +30,7 @@ class SafetensorsFile {
   uint64_t bytes() const { return bytes_; }
   // In the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
-  // Of tensor number i, in the file's words: "F32".
+  // The type of tensor number i, in the file's words: "F32".
   const std::string& type(size_t i) const { return types_[i]; }
   // These are the texts that the file has besides tensors, by name.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }

@@ -56,9 +56,9 @@ std::map<std::string, std::string> ScheduleSettings(const ScheduleOptions& optio
 // All but `schedule`, and whether the schedule leaves them without effect. It must be valid.
 std::vector<IdleFlag> IdleScheduleFlags(const ScheduleOptions& options);
 
-// Of values as text by flag, as in a request to set them. INVALID_ARGUMENT names every problem, one a line: an unknown
-// flag, a bad value, one that the schedule does not use, and that `schedule` itself is missing: a schedule is replaced
-// as a whole.
+// Reads a schedule from its values as text, by flag, as a request to set them has them. INVALID_ARGUMENT names every
+// problem, one a line: an unknown flag, a bad value, one that the schedule does not use, and that `schedule` itself is
+// missing: a schedule is replaced as a whole.
 absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::string>& texts);
 
 // In samples. FAILED_PRECONDITION, naming the flag, if a length is in epochs and `samples_per_epoch` is 0;
@@ -68,7 +68,7 @@ absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_
 // INVALID_ARGUMENT unless every number is one that a schedule of this kind may have.
 absl::Status CheckSchedule(const Schedule& schedule);
 
-// Of a kind: the value of the flag --schedule.
+// The value of the flag --schedule that stands for this kind.
 std::string ToString(Schedule::Kind kind);
 // INVALID_ARGUMENT with the choices, if there is none of this name.
 absl::StatusOr<Schedule::Kind> ParseScheduleKind(const std::string& name);

@@ -44,7 +44,7 @@ class SlicePlan {
   const std::vector<SliceInfo>& slices() const { return slices_; }
   // Indexes of the slices of one shard, ascending.
   const std::vector<uint32_t>& shard_slices(uint32_t shard) const { return by_shard_[shard]; }
-  // Those of them that a push carries: all but the slices of constants. Likewise ascending.
+  // Those of them that a push carries, ascending: all but the slices of constants.
   const std::vector<uint32_t>& pushed_shard_slices(uint32_t shard) const { return pushed_by_shard_[shard]; }
   // Elements of all slices of one shard; its buffer pads every slice to kSliceAlignment elements.
   int64_t shard_elements(uint32_t shard) const { return shard_elements_[shard]; }

@@ -68,7 +68,7 @@ class Asked {
     return in_order_;
   }
 
-  // Of what is done before there is a trainer.
+  // Stops what is done before there is a trainer.
   std::stop_token stop() { return stop_.get_token(); }
 
  private:

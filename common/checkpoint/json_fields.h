@@ -54,7 +54,7 @@ struct CheckedJson {
 // INVALID_ARGUMENT for what could not be read back: texts that are not UTF-8, numbers that are not finite, nothing at
 // all, too many levels.
 absl::StatusOr<std::string> CheckedText(const nlohmann::ordered_json& json);
-// Of what CheckedText has given.
+// The checksum in a text that CheckedText has given.
 std::string ChecksumOf(const std::string& text);
 
 // INVALID_ARGUMENT if this is no such text, or any byte of it is another one than was written.

@@ -77,9 +77,9 @@ class ShardFile {
   // NOT_FOUND, or INVALID_ARGUMENT, naming the file, if it is not what the record says: its size, its tensors.
   static absl::StatusOr<ShardFile> Open(const std::string& path, const Layout& layout, const ShardRecord& record);
 
-  // Of the record that it was opened with. Gives the values in blocks, in their order, each with the number of its
-  // first element in the tensor. INVALID_ARGUMENT at the end, naming the file and the tensor, if they are not those of
-  // the checksum: then what was given is wrong.
+  // Reads the values of a part of the record that the file was opened with, and gives them in blocks, in their order,
+  // each with the number of its first element in the tensor. INVALID_ARGUMENT at the end, naming the file and the
+  // tensor, if the checksum is not theirs: then what was given is wrong.
   using Block = std::function<void(int64_t first, std::span<const float> values)>;
   absl::Status Read(const StoredPart& part, const StoredPart::Values& values, const Block& block) const;
 

@@ -66,7 +66,7 @@ struct MessageRing {
   alignas(64) std::atomic<uint64_t> read = 0;
   alignas(64) Doorbell bell;  // Rung for the reader, after a message.
 
-  // Of a ring for so many bytes of messages, each of which takes up to 11 more.
+  // The bytes of memory that a ring takes for so many bytes of messages, each of which takes up to 11 more.
   static constexpr size_t SizeFor(size_t capacity) { return sizeof(MessageRing) + capacity; }
 };
 

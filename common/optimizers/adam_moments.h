@@ -19,7 +19,8 @@ struct AdamMoments {
   float scale_root_v = 1;
 };
 
-// Of this update: computed in double, and once for a block, as pow is slow and 1 - beta2 ^ update small.
+// The factors of this update. They are computed in double, and once for a block, as pow is slow and 1 - beta2 ^ update
+// is small.
 inline AdamMoments MomentsOf(const UpdateContext& context) {
   const auto beta1 = static_cast<double>(context.hyperparameters.beta1);
   const auto beta2 = static_cast<double>(context.hyperparameters.beta2);

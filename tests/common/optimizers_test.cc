@@ -260,7 +260,7 @@ struct Numbers {
   std::vector<float> state[kMaxStateTensors];
 };
 
-// Of every optimizer: all of its terms have an effect.
+// Hyperparameters with which all terms of any optimizer have an effect.
 UpdateContext EverythingSet(const std::string& optimizer) {
   UpdateContext context = {.update = 3, .hyperparameters = DefaultHyperparameters(optimizer)};
   context.hyperparameters.weight_decay = 0.01F;

@@ -134,7 +134,7 @@ TEST_CASE("A warm-up ends before the decay does, and before the first step") {
   CHECK(ProblemsOf({.schedule = "step", .warmup = "3epochs", .schedule_step = "2epochs"}) ==
         "--warmup=3epochs: expected at most --schedule_step=2epochs");
   CHECK(ProblemsOf({.schedule = "step", .warmup = "2epochs", .schedule_step = "2epochs"}).empty());
-  // Of different units it depends on the epoch.
+  // Which of two lengths in different units is longer depends on the epoch.
   const ScheduleOptions mixed = {.schedule = "cosine", .warmup = "100samples", .schedule_length = "1epoch"};
   CHECK(ProblemsOf(mixed).empty());
   CHECK(ResolveSchedule(mixed, 101).ok());

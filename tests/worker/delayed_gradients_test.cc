@@ -1,4 +1,4 @@
-// Of the experiment that enforces staleness.
+// The experiment that enforces staleness.
 #include "tests/catch.h"
 #include "tests/worker/test_worker.h"
 

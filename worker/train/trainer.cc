@@ -22,7 +22,7 @@ constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
 constexpr std::chrono::seconds kLeaveTime(10);
 constexpr std::chrono::milliseconds kLookEvery(100);
 
-// Of TensorMemory or RoundedMemory: its tensors, which `owner` keeps.
+// The tensors of a TensorMemory or RoundedMemory, which `owner` keeps.
 template <typename TensorsMemory>
 std::vector<Memory> Blocks(const TensorsMemory& memory, const std::shared_ptr<void>& owner) {
   std::vector<Memory> blocks;

@@ -105,7 +105,7 @@ DamageJson Edited(DamageJson json, Random& random) {
   return json;
 }
 
-// Of one that is written with two shards.
+// A checkpoint that two shards have written.
 class Stored {
  public:
   Stored() : manifest_(WriteCheckpoint(folder_.path(), model_, 2)) {}

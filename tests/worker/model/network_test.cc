@@ -193,7 +193,7 @@ void CheckFinite(Backend& backend) {
       train(i % 3 == 2 ? far : batch);
       if (i % 3 == 0) CHECK(finite == std::vector<bool>(4, true));
       if (i % 3 == 1) CHECK(finite == std::vector<bool>(4, false));
-      // Of the first layer the bias's gradient is -1e10, and the weight's that times 1e30.
+      // The gradient of the first layer's bias is -1e10, and that of its weight 1e30 times as much.
       if (i % 3 == 2) CHECK(finite == std::vector<bool>{false, type != WireType::kFloat16, true, true});
     }
   }

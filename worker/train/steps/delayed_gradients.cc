@@ -39,7 +39,7 @@ class DelayedGradients final : public Steps {
 
  private:
   absl::StatusOr<StepResult> Compute(const TrainingBatch& batch);
-  // Of the oldest that is held.
+  // Pushes the oldest gradient that is held.
   absl::Status Push();
 
   StepsContext context_;

@@ -21,13 +21,13 @@
 
 namespace ps {
 
-// Of a fixed share: which batch a step is trained on, from which all others are counted. It is the first of both,
-// unless the job was restored with another number of workers.
+// The step and the batch that it is trained on from which a fixed share counts all others. They are the first step and
+// the first batch, unless the job was restored with another number of workers.
 struct ShareOrigin {
   uint64_t step = 0;
   int64_t batch = 0;
 };
-// Of an epoch of so many samples and batches.
+// The origin where an epoch has so many samples and batches.
 ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch);
 
 // What steps work with. All of it must outlive them.
