@@ -31,7 +31,7 @@ FORMS = {
     "top-k, bfloat16": ["--compress=topk:0.05", *HALF],
 }
 FORM_WEIGHTS = [4, 2, 1, 1, 2]
-# With these a push carries its whole gradient: nothing is kept for a later one, which a rollback or a loss would change.
+# These pushes carry their whole gradient: nothing is kept for a later one, which a rollback or a loss would change.
 WHOLE = ["float32", "bfloat16"]
 ANY_FORM = 4  # One in so many of bsp's runs has any; the others one whose weights are compared (weights.py).
 # The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.
