@@ -32,6 +32,8 @@ std::string WeightsHash(const std::vector<SliceHash>& slices) {
   return ToHex(Hash(slices.data(), slices.size() * sizeof(SliceHash)));
 }
 
+std::string HexHash(std::span<const char> bytes) { return ToHex(Hash(bytes.data(), bytes.size())); }
+
 RunningHash::RunningHash() : state_(XXH3_createState()) {
   Check(state_ != nullptr, "there is memory for a hash");
   XXH3_128bits_reset(state_.get());

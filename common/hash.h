@@ -22,6 +22,9 @@ SliceHash HashSlice(std::span<const float> values);
 // 32 hexadecimal digits. `slices` are the hashes of all slices of the model, in layout order.
 std::string WeightsHash(const std::vector<SliceHash>& slices);
 
+// The hash of these bytes, as 32 hexadecimal digits.
+std::string HexHash(std::span<const char> bytes);
+
 // Computes the hash of bytes that come one part after the other.
 class RunningHash {
  public:

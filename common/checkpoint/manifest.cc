@@ -87,16 +87,6 @@ absl::Status ReadShards(const Json& json, std::vector<Manifest::Shard>* shards) 
   return absl::OkStatus();
 }
 
-absl::Status ReadSettings(const Json& json, std::map<std::string, std::string>* settings) {
-  for (const auto& item : json.items()) {
-    if (!item.value().is_string()) {
-      return absl::InvalidArgumentError(absl::StrCat("settings: ", item.key(), ": expected a text"));
-    }
-    (*settings)[item.key()] = item.value().get<std::string>();
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 uint64_t Manifest::version() const {
@@ -112,8 +102,6 @@ Json ToJson(const Manifest& manifest) {
   for (const Manifest::Shard& shard : manifest.shards) {
     shards.push_back({{"version", shard.version}, {"checksum", shard.checksum}});
   }
-  Json settings = Json::object();
-  for (const auto& [name, value] : manifest.settings) settings[name] = value;
   return {{"format", kFormat},
           {"job", manifest.job},
           {"generation", manifest.generation},
@@ -121,18 +109,14 @@ Json ToJson(const Manifest& manifest) {
           {"finished", manifest.finished},
           {"num_workers", manifest.num_workers},
           {"shards", std::move(shards)},
-          {"settings", std::move(settings)},
+          {"settings", manifest.settings},
           {"state", manifest.state},
           {"tensors", std::move(tensors)}};
 }
 
 absl::StatusOr<Manifest> ManifestFromJson(const Json& json) {
   JsonFields fields(json);
-  const uint64_t format = fields.Number("format");
-  if (format > kFormat) {
-    return absl::UnimplementedError(absl::StrCat("format: it is ", format, ", and this program reads ", kFormat));
-  }
-  if (format < kFormat) fields.Wrong("format", "expected a number, at least 1");
+  fields.Format(kFormat);
   Manifest manifest;
   manifest.job = fields.Text("job");
   manifest.generation = fields.Number("generation");
@@ -140,27 +124,14 @@ absl::StatusOr<Manifest> ManifestFromJson(const Json& json) {
   manifest.finished = fields.Bool("finished");
   manifest.num_workers = static_cast<uint32_t>(fields.Number("num_workers", std::numeric_limits<uint32_t>::max()));
   const Json& shards = fields.List("shards");
-  const Json& settings = fields.Object("settings");
+  manifest.settings = fields.Texts("settings");
   const Json& state = fields.Object("state");
   const Json& tensors = fields.List("tensors");
   PS_RETURN_IF_ERROR(fields.End());
   PS_RETURN_IF_ERROR(ReadShards(shards, &manifest.shards));
-  PS_RETURN_IF_ERROR(ReadSettings(settings, &manifest.settings));
   PS_RETURN_IF_ERROR(ReadTensors(tensors, &manifest.layout));
   manifest.state = state;
   return manifest;
-}
-
-absl::StatusOr<std::string> ManifestText(const Manifest& manifest) {
-  const Json json = ToJson(manifest);
-  PS_RETURN_IF_ERROR(ManifestFromJson(json).status());
-  return CheckedText(json);
-}
-
-absl::StatusOr<Manifest> ManifestFromText(const std::string& text) {
-  const absl::StatusOr<CheckedJson> checked = ParseChecked(text);
-  if (!checked.ok()) return checked.status();
-  return ManifestFromJson(checked->json);
 }
 
 std::string ManifestPath(const std::string& folder) { return folder + "/manifest.json"; }

@@ -43,11 +43,7 @@ Json ShardToJson(const ShardCheckpoint& checkpoint, const ShardRecord& record, c
 
 absl::StatusOr<ShardCheckpoint> ShardFromJson(const Json& json, const Layout& layout) {
   JsonFields fields(json);
-  const uint64_t format = fields.Number("format");
-  if (format > kShardFormat) {
-    return absl::UnimplementedError(absl::StrCat("format: it is ", format, ", and this program reads ", kShardFormat));
-  }
-  if (format < kShardFormat) fields.Wrong("format", "expected a number, at least 1");
+  fields.Format(kShardFormat);
   ShardCheckpoint checkpoint;
   checkpoint.shard = static_cast<uint32_t>(fields.Number("shard", std::numeric_limits<uint32_t>::max()));
   checkpoint.num_shards = static_cast<uint32_t>(fields.Number("num_shards", std::numeric_limits<uint32_t>::max()));
@@ -105,12 +101,6 @@ std::span<const char> Bytes(std::span<const float> values) {
   return {reinterpret_cast<const char*>(values.data()), values.size_bytes()};
 }
 
-std::string Checksum(std::span<const float> values) {
-  RunningHash hash;
-  hash.Add(Bytes(values));
-  return hash.Hex();
-}
-
 StoredPart Describe(const ShardPart& part, const Layout& layout, std::set<std::string>* used) {
   const auto elements = static_cast<int64_t>(part.weights.size());
   const std::string name = PartName(layout[part.tensor], part.first, elements);
@@ -119,11 +109,11 @@ StoredPart Describe(const ShardPart& part, const Layout& layout, std::set<std::s
                        .elements = elements,
                        .skipped = part.skipped,
                        .weights = {.name = WeightsName(layout[part.tensor], part.first, elements, used),
-                                   .checksum = Checksum(part.weights)},
+                                   .checksum = HexHash(Bytes(part.weights))},
                        .state = {}};
   for (size_t k = 0; k < part.state.size(); ++k) {
     stored.state.push_back(
-        {.name = Unused(absl::StrCat(name, ".state", k), used), .checksum = Checksum(part.state[k])});
+        {.name = Unused(absl::StrCat(name, ".state", k), used), .checksum = HexHash(Bytes(part.state[k]))});
   }
   return stored;
 }
@@ -138,8 +128,6 @@ std::vector<TensorSpec> Contents(const ShardRecord& record, const Layout& layout
   }
   return contents;
 }
-
-using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxState = 16;  // Tensors of an optimizer's state; far more than any has.
 
