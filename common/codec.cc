@@ -8,6 +8,7 @@
 #include <google/protobuf/wire_format_lite.h>
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
+#include "ps/v1/ps.pb.h"
 
 namespace ps {
 namespace {
@@ -99,36 +100,24 @@ void AppendVarint(uint64_t value, std::string* out) {
   out->append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(end - bytes));
 }
 
-// What follows a slice's values.
+// What follows a slice's values. proto3 writes no zeros and nothing empty.
 std::string SliceTrailer(const OutgoingSlice& slice) {
-  std::string trailer;
-  if (slice.type != WireType::kFloat32 && !slice.absent) {
-    AppendVarint(kTypeTag, &trailer);
-    AppendVarint(static_cast<uint64_t>(slice.type), &trailer);
-  }
-  if (!slice.positions.empty()) {
-    AppendVarint(kPositionsTag, &trailer);
-    AppendVarint(slice.positions.size(), &trailer);
-    trailer.append(reinterpret_cast<const char*>(slice.positions.data()), slice.positions.size());
-  }
-  return trailer;
+  v1::Slice trailer;
+  if (!slice.absent) trailer.set_type(static_cast<v1::WireType>(slice.type));
+  trailer.set_positions(slice.positions.data(), slice.positions.size());
+  return trailer.SerializeAsString();
 }
 
 // The bytes between the end of what stands before a slice and its values.
 void AppendSliceHeader(const OutgoingSlice& slice, size_t trailer_bytes, std::string* out) {
-  std::string body;
-  if (slice.index != 0) {  // proto3 does not write zero.
-    AppendVarint(kIndexTag, &body);
-    AppendVarint(slice.index, &body);
-  }
+  v1::Slice header;
+  header.set_index(slice.index);
+  header.set_absent(slice.absent);
+  std::string body = header.SerializeAsString();
   const size_t bytes = slice.values.size();
   if (bytes != 0) {
     AppendVarint(kValuesTag, &body);
     AppendVarint(bytes, &body);
-  }
-  if (slice.absent) {
-    AppendVarint(kAbsentTag, &body);
-    AppendVarint(1, &body);
   }
   AppendVarint(kSlicesTag, out);
   AppendVarint(body.size() + bytes + trailer_bytes, out);

@@ -70,8 +70,20 @@ class NewFile {
 // Replaces `path` by these bytes, in this way.
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
 
-// All of a file that is held in memory. NOT_FOUND: there is none. INVALID_ARGUMENT: it is not a regular file, or has
-// more than this many bytes. Errors name the file.
+// A file that is open for reading. Errors name the file.
+struct OpenFile {
+  // NOT_FOUND: there is none. INVALID_ARGUMENT: it is not a regular file.
+  static absl::StatusOr<OpenFile> Open(const std::string& path);
+  // Fills `to` with the bytes from `at` on. INVALID_ARGUMENT: there are not as many.
+  absl::Status Read(uint64_t at, std::span<char> to) const;
+
+  std::string path;
+  FileDescriptor file;
+  uint64_t bytes = 0;
+};
+
+// All of a file that is held in memory. Errors are those of OpenFile; INVALID_ARGUMENT also if it has more than this
+// many bytes.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes);
 
 // Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,

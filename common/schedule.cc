@@ -1,7 +1,6 @@
 #include "common/schedule.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <numbers>
@@ -24,12 +23,6 @@ constexpr const char* kScheduleKinds[] = {"constant", "step", "cosine", "linear"
 
 // Which of several lengths in epochs is longer does not depend on an epoch's samples, if it has many.
 constexpr uint64_t kManySamples = 1 << 30;
-
-// The shortest text that only this number has.
-std::string ShortestText(double value) {
-  char text[32];
-  return {text, std::to_chars(std::begin(text), std::end(text), value).ptr};
-}
 
 // Above `low`, or from it on, to `high`.
 struct NumberRange {
@@ -59,7 +52,7 @@ struct ScheduleRow {
     return kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
   }
   std::string Text(const ScheduleOptions& options) const {
-    return length != nullptr ? options.*length : ShortestText(options.*number);
+    return length != nullptr ? options.*length : ExactText(options.*number);
   }
 };
 
@@ -110,12 +103,15 @@ std::string ForWhich(const ScheduleRow& row) {
                       }));
 }
 
+void CheckNumber(const ScheduleRow& row, double value, Problems& problems) {
+  problems.Check(row.range.Contains(value),
+                 absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+}
+
 // Notes what is wrong with the row's value.
 void CheckRow(const ScheduleRow& row, const ScheduleOptions& options, Problems& problems) {
   if (row.number != nullptr) {
-    const double value = options.*row.number;
-    problems.Check(row.range.Contains(value),
-                   absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+    CheckNumber(row, options.*row.number, problems);
   } else if (const std::string& text = options.*row.length; !text.empty()) {
     problems.Check(ParseScheduleLength(row.flag, text).status());
   } else {
@@ -306,9 +302,7 @@ absl::Status CheckSchedule(const Schedule& schedule) {
   for (const ScheduleRow& row : ScheduleRows()) {
     if (!row.UsedBy(schedule.kind)) continue;
     if (row.number != nullptr) {
-      const double value = schedule.*row.value;
-      problems.Check(row.range.Contains(value),
-                     absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+      CheckNumber(row, schedule.*row.value, problems);
     } else {
       const uint64_t samples = schedule.*row.samples;
       problems.Check((samples > 0 || !row.needed) && static_cast<double>(samples) <= kMaxSamples,

@@ -2,13 +2,13 @@
 // in the same order without fused multiply-add, so all give equal bits.
 #pragma once
 
-#include <xmmintrin.h>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <xmmintrin.h>
 #endif
 
 namespace ps {
@@ -35,17 +35,15 @@ template <typename Kernel, typename... Args>
 [[gnu::target("avx2")]] void RunAvx2(Args... args) {
   Kernel::Run(args...);
 }
+template <typename Kernel, typename... Args>
 #if defined(__clang__)
-template <typename Kernel, typename... Args>
-[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq")]] void RunAvx512(Args... args) {
-  Kernel::Run(args...);
-}
+[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq")]]
 #else
-template <typename Kernel, typename... Args>
-[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq,prefer-vector-width=512")]] void RunAvx512(Args... args) {
+[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq,prefer-vector-width=512")]]
+#endif
+void RunAvx512(Args... args) {
   Kernel::Run(args...);
 }
-#endif
 #endif
 
 template <typename Kernel, typename... Args>

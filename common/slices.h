@@ -1,4 +1,5 @@
-// How a model is cut into slices and spread over shards: a pure function of the layout and the number of shards.
+// What a layout (ps/tensor.h) may be, and how a model is cut into slices and spread over shards: a pure function of the
+// layout and the number of shards.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_format.h"
-#include "common/grpc_log.h"
+#include "common/endpoint.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "common/sync.h"

@@ -1,8 +1,8 @@
 #include "common/checkpoint/manifest.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -19,19 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kFormat = 1;
 
-struct NamedKind {
-  TensorKind kind;
-  const char* name;
-};
-constexpr std::array kKinds = {NamedKind{TensorKind::kWeight, "weight"}, NamedKind{TensorKind::kConstant, "constant"},
-                               NamedKind{TensorKind::kBufferLowest, "buffer_lowest"},
-                               NamedKind{TensorKind::kBufferMean, "buffer_mean"}};
-
-std::string KindName(TensorKind kind) {
-  const auto* const found =
-      std::find_if(kKinds.begin(), kKinds.end(), [kind](const auto& k) { return k.kind == kind; });
-  return found == kKinds.end() ? "" : found->name;
-}
+constexpr const char* kKinds[] = {"weight", "constant", "buffer_lowest", "buffer_mean"};  // By TensorKind.
 
 // With as few digits as tell it from other floats, and not as many as tell it from other doubles.
 double Short(float value) { return std::strtod(ExactText(value).c_str(), nullptr); }
@@ -41,7 +29,7 @@ Json TensorToJson(const TensorSpec& tensor) {
   for (const int64_t dimension : tensor.shape) shape.push_back(static_cast<uint64_t>(dimension));
   return {{"name", tensor.name},
           {"shape", std::move(shape)},
-          {"kind", KindName(tensor.kind)},
+          {"kind", kKinds[static_cast<size_t>(tensor.kind)]},
           {"learning_rate_factor", Short(tensor.learning_rate_factor)},
           {"weight_decay_factor", Short(tensor.weight_decay_factor)}};
 }
@@ -56,9 +44,9 @@ absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
     tensor.shape.push_back(fits ? dimension.get<int64_t>() : 1);
   }
   const std::string kind = fields.Text("kind");
-  const auto* const found = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.name == kind; });
-  if (found == kKinds.end()) fields.Wrong("kind", "there is no kind " + kind);
-  if (found != kKinds.end()) tensor.kind = found->kind;
+  const auto* const found = std::find(std::begin(kKinds), std::end(kKinds), kind);
+  if (found == std::end(kKinds)) fields.Wrong("kind", "there is no kind " + kind);
+  tensor.kind = static_cast<TensorKind>(found - std::begin(kKinds));
   tensor.learning_rate_factor = fields.Float("learning_rate_factor");
   tensor.weight_decay_factor = fields.Float("weight_decay_factor");
   PS_RETURN_IF_ERROR(fields.End());

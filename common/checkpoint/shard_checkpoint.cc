@@ -22,16 +22,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kShardFormat = 1;
 
-std::string FileName(const std::string& folder, uint32_t shard, size_t num_shards, const char* type) {
+std::string PathOf(const std::string& folder, uint32_t shard, size_t num_shards, const char* type) {
   return absl::StrCat(folder, "/shard-", shard, "-of-", num_shards, type);
-}
-
-std::string RecordPath(const std::string& folder, uint32_t shard, size_t num_shards) {
-  return FileName(folder, shard, num_shards, ".json");
-}
-
-std::string ValuesPath(const std::string& folder, uint32_t shard, size_t num_shards) {
-  return FileName(folder, shard, num_shards, ".safetensors");
 }
 
 Json ShardToJson(const ShardCheckpoint& checkpoint, const ShardRecord& record, const Layout& layout) {
@@ -183,17 +175,17 @@ absl::StatusOr<StoredPart> PartFrom(const Json& json, const std::string& place, 
 absl::StatusOr<std::string> WriteShardCheckpoint(const std::string& folder, const Layout& layout,
                                                  const ShardCheckpoint& checkpoint,
                                                  const std::vector<ShardPart>& parts) {
-  const std::string values = ValuesPath(folder, checkpoint.shard, checkpoint.num_shards);
+  const std::string values = PathOf(folder, checkpoint.shard, checkpoint.num_shards, ".safetensors");
   const absl::StatusOr<ShardRecord> record = WriteShardFile(values, layout, parts);
   if (!record.ok()) return record.status();
-  return WriteCheckedJson(RecordPath(folder, checkpoint.shard, checkpoint.num_shards),
+  return WriteCheckedJson(PathOf(folder, checkpoint.shard, checkpoint.num_shards, ".json"),
                           ShardToJson(checkpoint, *record, layout));
 }
 
 absl::StatusOr<ShardCheckpoint> ReadShardCheckpoint(const std::string& folder, const Manifest& manifest,
                                                     uint32_t shard) {
   Check(shard < manifest.shards.size(), "the manifest has this shard");
-  const std::string path = RecordPath(folder, shard, manifest.shards.size());
+  const std::string path = PathOf(folder, shard, manifest.shards.size(), ".json");
   const absl::StatusOr<CheckedJson> checked = ReadCheckedJson(path);
   if (!checked.ok()) return checked.status();
   if (checked->checksum != manifest.shards[shard].checksum) {
@@ -206,7 +198,7 @@ absl::StatusOr<ShardCheckpoint> ReadShardCheckpoint(const std::string& folder, c
 }
 
 std::string ShardValuesPath(const std::string& folder, const Manifest& manifest, uint32_t shard) {
-  return ValuesPath(folder, shard, manifest.shards.size());
+  return PathOf(folder, shard, manifest.shards.size(), ".safetensors");
 }
 
 absl::StatusOr<ShardRecord> WriteShardFile(const std::string& path, const Layout& layout,
@@ -262,9 +254,8 @@ absl::Status ShardFile::Read(const StoredPart& part, const StoredPart::Values& v
       absl::StrCat(file_.path(), ": tensor ", values.name, " is damaged: its checksum is another one"));
 }
 
-// ---- A shard file's record as JSON: {"bytes": …, "parts": [{"tensor": NAME, "first": …, "end": …, "skipped": …,
-// "weights":
-// {"name": …, "xxh3_128": …}, "state": […]}]}
+// {"bytes": …, "parts": [{"tensor": NAME, "first": …, "end": …, "skipped": …, "weights": {"name": …, "xxh3_128": …},
+// "state": […]}]}
 
 Json ToJson(const ShardRecord& record, const Layout& layout) {
   Json parts = Json::array();

@@ -1,5 +1,11 @@
-// One shard's two files of a checkpoint: the values (ShardFile), and beside them the record of what is where, with the
-// shard's own state. And reading values back, of a checkpoint that any number of shards has written.
+// One shard's two files of a checkpoint: a safetensors file with the values, which any reader of that format reads, and
+// beside it the record of what is where, with the shard's own state. And reading values back, of a checkpoint that any
+// number of shards has written.
+//
+// A part is a run of elements of one tensor, in row-major order. The file has it as NAME, with the tensor's shape,
+// where it is the whole tensor, and else as NAME[first:end]. The optimizer's state of these elements follows under the
+// same name and a suffix. Elements are named, and never slices or padding, so that another number of servers, or
+// another size of slices, can read it.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +25,6 @@
 
 namespace ps {
 
-// One shard's part of a checkpoint: a safetensors file, which any reader of that format reads, and the record of what
-// is in it.
-//
-// A part is a run of elements of one tensor, in row-major order. The file has it as NAME, with the tensor's shape,
-// where it is the whole tensor, and else as NAME[first:end]. The optimizer's state of these elements follows under the
-// same name and a suffix. Elements are named, and never slices or padding, so that another number of servers, or
-// another size of slices, can read it.
-
 // What is to be written; the memory is the caller's.
 struct ShardPart {
   uint32_t tensor = 0;  // In the layout.
@@ -41,8 +39,6 @@ struct StoredPart {
   struct Values {
     std::string name;      // In the file.
     std::string checksum;  // XXH3-128 of the bytes.
-
-    bool operator==(const Values&) const = default;
   };
   uint32_t tensor = 0;
   int64_t first = 0;
@@ -50,15 +46,11 @@ struct StoredPart {
   uint64_t skipped = 0;
   Values weights;
   std::vector<Values> state;
-
-  bool operator==(const StoredPart&) const = default;
 };
 
 struct ShardRecord {
   uint64_t bytes = 0;  // Of the file.
   std::vector<StoredPart> parts;
-
-  bool operator==(const ShardRecord&) const = default;
 };
 
 nlohmann::ordered_json ToJson(const ShardRecord& record, const Layout& layout);

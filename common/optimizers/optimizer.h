@@ -56,7 +56,7 @@ class Optimizer {
   // Floats of state for each weight, at most kMaxStateTensors.
   virtual int state_tensors() const = 0;
   // What every float of state tensor k, below state_tensors(), is before the first update.
-  virtual float InitialState(int k, const Hyperparameters& hyperparameters) const;
+  virtual float InitialState(int /*k*/, const Hyperparameters& /*hyperparameters*/) const { return 0; }
   virtual void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const = 0;
   // Whether with these an element whose gradient is 0 stays as it is, to the bit.
   virtual bool keeps_still(const Hyperparameters& /*hyperparameters*/) const { return false; }
@@ -64,7 +64,9 @@ class Optimizer {
   virtual bool uses_trust_ratio() const { return false; }
   // What these elements add to the squares of their tensor. Nothing of the block is written. It depends on the elements
   // and their order alone.
-  virtual TrustSquares Measure(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const;
+  virtual TrustSquares Measure(const OptimizerBlock& /*block*/, const UpdateContext& /*context*/, Isa /*isa*/) const {
+    return {};
+  }
 };
 
 // w ← w − lr·(g + wd·w)

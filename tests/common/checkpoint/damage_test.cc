@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/common/checkpoint/test_checkpoint.h"
+#include "tests/read_safetensors.h"
 #include "tests/temp_folder.h"
 
 namespace ps::checkpoint_test {

@@ -8,6 +8,7 @@
 
 #include "common/status.h"
 #include "tests/catch.h"
+#include "tests/read_safetensors.h"
 #include "tests/temp_folder.h"
 
 namespace ps {
@@ -103,7 +104,7 @@ TEST_CASE("The record of a shard file survives JSON") {
   const auto json = nlohmann::ordered_json::parse(ToJson(*record, model.layout).dump());
   const auto again = ShardRecordFromJson(json, model.layout);
   REQUIRE(again.ok());
-  CHECK(*again == *record);
+  CHECK(ToJson(*again, model.layout) == json);
 }
 
 TEST_CASE("A flipped bit anywhere in a shard file is found") {
@@ -180,7 +181,7 @@ TEST_CASE("Records that no shard file has are refused, and never crash the reade
     }
     const auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
     const auto read = ShardRecordFromJson(json, model.layout);
-    if (read.ok() && !(*read == *record)) {
+    if (read.ok() && ToJson(*read, model.layout).dump() != good) {
       const auto file = ShardFile::Open(folder.File("shard"), model.layout, *read);
       if (file.ok()) (void)ReadAll(*file, read->parts[0], read->parts[0].weights);
     }
