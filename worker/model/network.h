@@ -77,6 +77,9 @@ class Network {
   std::span<float> parameters(size_t tensor);
   // Empty where they are rounded.
   std::span<float> gradients(size_t tensor);
+  // Those of all tensors, in the layout's order.
+  std::vector<std::span<float>> parameters();
+  std::vector<std::span<float>> gradients();
   // The host gets gradients in two bytes each.
   bool rounds() const { return type_ != WireType::kFloat32; }
 

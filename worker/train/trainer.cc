@@ -469,9 +469,7 @@ absl::Status Trainer::MakeNetwork() {
       Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
-  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
-    weights_.push_back(network_->parameters(tensor));
-  }
+  weights_ = network_->parameters();
   return absl::OkStatus();
 }
 

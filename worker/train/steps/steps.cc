@@ -1,10 +1,36 @@
 #include "worker/train/steps/steps.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "common/clock.h"
 #include "worker/train/steps/averaging.h"
 
 namespace ps {
+
+absl::StatusOr<StepResult> ComputeBatch(const StepsContext& context, const TrainingBatch& batch,
+                                        const StepHooks& hooks) {
+  const TimePoint began = Now();
+  absl::StatusOr<StepResult> computed = context.network.TrainStep(batch.data, hooks);
+  if (!computed.ok()) return computed.status();
+  if (context.pace != nullptr && batch.samples > 0) {
+    const absl::StatusOr<double> idled = context.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    computed->idle_s = *idled;
+  }
+  computed->loss *= context.loss_unit;
+  computed->forward_s += batch.loading_s;
+  return computed;
+}
+
+StepRecord PushedRecord(const TrainingBatch& batch, const StepResult& computed, EndedExchange exchanged) {
+  return {.batch = batch.place,
+          .samples = batch.samples,
+          .computed = computed,
+          .push = std::move(exchanged.push),
+          .exchanged = std::move(exchanged.result),
+          .exposed_s = exchanged.exposed_s};
+}
 
 bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes) {
   return delayed_pushes == 0 && !policy.local_steps.has_value();

@@ -30,6 +30,8 @@ struct ShareOrigin {
 // The origin where an epoch has so many samples and batches.
 ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch);
 
+inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(), tensors.end()}; }
+
 // What steps work with. All of it must outlive them.
 struct StepsContext {
   Client& client;
@@ -44,6 +46,14 @@ struct StepsContext {
   uint32_t delayed_pushes = 0;  // MakeDelayedGradients.
   ShareOrigin origin = {};
 };
+
+// The loss of a batch at the network's parameters, in the targets' units, and its gradients, in the network's memory.
+// The forward pass includes loading the batch. Where the worker has a pace, it idles afterwards.
+absl::StatusOr<StepResult> ComputeBatch(const StepsContext& context, const TrainingBatch& batch,
+                                        const StepHooks& hooks);
+
+// What the metrics say of a batch whose gradient was pushed by this exchange.
+StepRecord PushedRecord(const TrainingBatch& batch, const StepResult& computed, EndedExchange exchanged);
 
 // Used by the backend's thread.
 class Steps {
