@@ -13,9 +13,7 @@
 
 namespace ps {
 
-// A file descriptor that somebody owns.
-
-// Movable; closed with it.
+// A file descriptor that somebody owns: it is closed with this. Movable.
 class FileDescriptor {
  public:
   FileDescriptor() = default;

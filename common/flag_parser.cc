@@ -100,9 +100,7 @@ absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>
   Problems problems;
   for (const IdleFlag& each : flags) {
     if (!each.idle || line.given.count(each.flag) == 0) continue;
-    const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(each.flag);
-    const std::string value = flag == nullptr ? "" : "=" + flag->CurrentValue();
-    problems.Check(false, absl::StrCat("--", each.flag, value, ": has no effect: ", each.why));
+    problems.Check(false, absl::StrCat("--", each.flag, "=", FlagValue(each.flag), ": has no effect: ", each.why));
   }
   return problems.ToStatus();
 }

@@ -15,7 +15,8 @@
 
 namespace ps {
 
-// Fields are the flags of the same name. Lengths are texts (ParseScheduleLength), empty where there is none.
+// Fields are the flags of the same name. Lengths are texts ("600000samples", "10epochs", "0.5epochs"), empty where
+// there is none.
 struct ScheduleOptions {
   std::string schedule = "constant";
   std::string warmup;
@@ -25,21 +26,6 @@ struct ScheduleOptions {
   double schedule_power = 1;
   double schedule_end = 0;
 };
-
-// One of the two is set.
-struct ScheduleLength {
-  uint64_t samples = 0;
-  double epochs = 0;
-
-  // In samples, at least 1; `samples_per_epoch` is not 0 where it is epochs.
-  uint64_t Resolve(uint64_t samples_per_epoch) const;
-};
-
-// "600000samples", "10epochs" or "0.5epochs". INVALID_ARGUMENT, naming the flag.
-absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, const std::string& text);
-
-// "constant, step, cosine, linear or polynomial"
-std::string ScheduleChoices();
 
 // The flags, `schedule` first.
 std::vector<std::string> ScheduleFlags();

@@ -26,7 +26,7 @@ namespace ps {
 // a processor that has gone idle 50 us and more. If nothing came the last time it hardly looks, so an idle process
 // burns no core. The other side may be hostile: it can wake this one for nothing, or not at all, but no wait is longer
 // than its deadline.
-
+//
 // Lies in shared memory, all zero at first. Rung by one process and awaited by one thread of the other.
 struct Doorbell {
   std::atomic<uint32_t> rings = 0;

@@ -58,9 +58,7 @@ class SharedMemory {
 
 // Where a model's tensors lie in one piece of shared memory: in the order of the layout, each beginning at a multiple
 // of 64 bytes. So a slice is named by its number alone. Of weights it is as pushes carry them (wire_type.h): elements
-// of two bytes, perhaps; where only the largest are sent, a slice is their positions and then their values.
-
-// Constant.
+// of two bytes, perhaps; where only the largest are sent, a slice is their positions and then their values. Constant.
 class ModelMemory {
  public:
   explicit ModelMemory(const Layout& layout, const PushFormat& weights = {}) : weights_(weights) {

@@ -84,19 +84,17 @@ class Adam final : public Optimizer {
 
 // What does not depend on the element.
 struct LambTerms {
-  AdamMoments moments;
-  float scale_m = 1;
-  float decay = 0;
-  float eps = 0;
-};
+  explicit LambTerms(const UpdateContext& context)
+      : moments(MomentsOf(context)),
+        scale_m(static_cast<float>(moments.scale_m)),
+        decay(context.hyperparameters.weight_decay),
+        eps(context.hyperparameters.eps) {}
 
-LambTerms LambTermsOf(const UpdateContext& context) {
-  const AdamMoments moments = MomentsOf(context);
-  return {.moments = moments,
-          .scale_m = static_cast<float>(moments.scale_m),
-          .decay = context.hyperparameters.weight_decay,
-          .eps = context.hyperparameters.eps};
-}
+  AdamMoments moments;
+  float scale_m;
+  float decay;
+  float eps;
+};
 
 // m̂ / (√v̂ + eps) + wd·w
 [[gnu::always_inline]] inline float LambUpdate(float m, float v, float weight, const LambTerms& terms) {
@@ -140,7 +138,7 @@ class Lamb final : public Optimizer {
 
   void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
     RunKernel<LambKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[0],
-                          block.new_state[0], block.state[1], block.new_state[1], LambTermsOf(context),
+                          block.new_state[0], block.state[1], block.new_state[1], LambTerms(context),
                           context.hyperparameters.learning_rate * context.trust_ratio);
   }
 
@@ -148,7 +146,7 @@ class Lamb final : public Optimizer {
     constexpr size_t kElements = 1024;
     static_assert(kElements % SquareSum::kLanes == 0);
     alignas(64) float update[kElements];
-    const LambTerms terms = LambTermsOf(context);
+    const LambTerms terms(context);
     SquareSum weights, updates;
     for (size_t begin = 0; begin < block.elements; begin += kElements) {
       const size_t elements = std::min(kElements, block.elements - begin);
