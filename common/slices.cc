@@ -9,7 +9,6 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/check.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 
@@ -114,13 +113,6 @@ absl::Status ValidateLayout(const Layout& layout) {
     return absl::InvalidArgumentError("the model has no weights: all of its tensors are constants or buffers");
   }
   return absl::OkStatus();
-}
-
-std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice) {
-  Check(by_slice.size() == plan.slices().size(), "there is a sum of every slice");
-  std::vector<double> by_tensor(plan.layout().size(), 0.0);
-  for (const SliceInfo& slice : plan.slices()) by_tensor[slice.tensor] += by_slice[slice.index];
-  return by_tensor;
 }
 
 }  // namespace ps

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -67,8 +66,5 @@ inline constexpr int64_t kSliceAlignment = 16;
 // INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, without a weight, or has bad or repeated
 // names, bad dimensions, bad factors or an unknown kind.
 absl::Status ValidateLayout(const Layout& layout);
-
-// Each tensor's sum, from those of the model's slices, which are added in their order.
-std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice);
 
 }  // namespace ps

@@ -15,6 +15,7 @@
 #include "common/checkpoint/json_fields.h"
 #include "common/files.h"
 #include "common/hash.h"
+#include "common/safetensors.h"
 #include "common/status.h"
 
 namespace ps {

@@ -66,7 +66,7 @@ TEST_CASE("A manifest that is cut anywhere, or goes on after its end, is refused
 std::string Refusal(const std::function<void(nlohmann::ordered_json&)>& change) {
   nlohmann::ordered_json json = ToJson(Complete());
   change(json);
-  const auto read = ManifestFromJson(json);
+  const auto read = ManifestFromJson(nlohmann::ordered_json::parse(json.dump()));
   CHECK(!read.ok());
   return read.ok() ? "" : Message(read.status());
 }
