@@ -2,7 +2,7 @@
 #include <string>
 
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 #include "worker/train/steps/averaging.h"
 
 namespace ps {
