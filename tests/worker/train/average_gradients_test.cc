@@ -3,7 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/worker/train/test_worker.h"
-#include "worker/train/steps/averaging.h"
+#include "worker/train/steps/steps.h"
 
 namespace ps {
 namespace {

@@ -2,7 +2,6 @@
 
 #include "common/clock.h"
 #include "common/status.h"
-#include "worker/train/steps/averaging.h"
 #include "worker/train/steps/local_training.h"
 #include "worker/train/steps/steps.h"
 

@@ -1,10 +1,10 @@
 #include "worker/train/steps/steps.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "common/clock.h"
-#include "worker/train/steps/averaging.h"
 
 namespace ps {
 
@@ -49,6 +49,21 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
       break;
   }
   return MakeElastic(context);
+}
+
+Averaging::Averaging(const LocalSteps& local, double batches_per_epoch)
+    : gradients_every_(local.steps),
+      weights_every_(local.average_every_steps > 0 ? static_cast<double>(local.average_every_steps)
+                                                   : local.average_every_epochs * batches_per_epoch) {}
+
+// With a margin for what rounding takes, so that a whole number is reached.
+int64_t Averaging::Averagings(int64_t batches) const {
+  return static_cast<int64_t>(std::floor(static_cast<double>(batches) / weights_every_ + 1e-9));
+}
+
+Averaging::What Averaging::After(int64_t number) const {
+  if (Averagings(number) > Averagings(number - 1)) return What::kWeights;
+  return gradients_every_ > 0 && number % gradients_every_ == 0 ? What::kGradients : What::kNothing;
 }
 
 ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch) {

@@ -95,6 +95,26 @@ bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes);
 // What the client's policy, or an experiment, asks for.
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
 
+// What is exchanged after which batch while gradients are averaged (LocalSteps::Exchange::kAverageGradients). Pure.
+class Averaging {
+ public:
+  enum class What { kNothing, kGradients, kWeights };
+
+  // Epochs have so many batches of each worker.
+  Averaging(const LocalSteps& local, double batches_per_epoch);
+
+  // After the batch of this number, from 1; a batch after which both are due averages weights. After the last batch,
+  // weights are averaged whatever this says.
+  What After(int64_t number) const;
+
+ private:
+  // Averagings of weights that are due after so many batches.
+  int64_t Averagings(int64_t batches) const;
+
+  const int64_t gradients_every_;  // 0: never.
+  const double weights_every_;     // Batches.
+};
+
 // The batch, of a fixed share, that a worker begins with which joins at `start_step`. `samples_of`: how many samples a
 // batch has; where the mode has no empty contributions, what has none made no step. Empty: all have some.
 int64_t FirstBatch(const ModePolicy& policy, uint64_t start_step, int64_t batches_per_epoch, int64_t total_batches,
