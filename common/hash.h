@@ -35,10 +35,7 @@ class RunningHash {
   std::string Hex() const;
 
  private:
-  struct Free {
-    void operator()(XXH3_state_s* state) const;
-  };
-  std::unique_ptr<XXH3_state_s, Free> state_;
+  std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> state_;
 };
 
 }  // namespace ps
