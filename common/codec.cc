@@ -4,10 +4,11 @@
 #include <bit>
 
 #include <google/protobuf/io/coded_stream.h>
-#include <google/protobuf/io/zero_copy_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/wire_format_lite.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 #include <grpcpp/support/slice.h>
+#include "ps/v1/ps.pb.h"
 
 namespace ps {
 namespace {
@@ -24,45 +25,6 @@ constexpr uint32_t kValuesTag = WireFormatLite::MakeTag(2, WireFormatLite::WIRET
 constexpr uint32_t kAbsentTag = WireFormatLite::MakeTag(3, WireFormatLite::WIRETYPE_VARINT);
 constexpr uint32_t kPositionsTag = WireFormatLite::MakeTag(5, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
 constexpr uint32_t kTypeTag = WireFormatLite::MakeTag(4, WireFormatLite::WIRETYPE_VARINT);
-
-// Reads through a list of gRPC slices in place.
-class SliceStream : public google::protobuf::io::ZeroCopyInputStream {
- public:
-  explicit SliceStream(const std::vector<grpc::Slice>& slices) : slices_(slices) {}
-
-  bool Next(const void** data, int* size) override {
-    while (next_ < slices_.size() && slices_[next_].size() == offset_) {
-      ++next_;
-      offset_ = 0;
-    }
-    if (next_ == slices_.size()) return false;
-    *data = slices_[next_].begin() + offset_;
-    *size = static_cast<int>(slices_[next_].size() - offset_);
-    offset_ = slices_[next_].size();
-    count_ += *size;
-    return true;
-  }
-  void BackUp(int count) override {
-    offset_ -= static_cast<size_t>(count);
-    count_ -= count;
-  }
-  bool Skip(int count) override {
-    const void* data = nullptr;
-    int size = 0;
-    while (count > 0 && Next(&data, &size)) {
-      if (size > count) BackUp(size - count);
-      count -= std::min(size, count);
-    }
-    return count == 0;
-  }
-  int64_t ByteCount() const override { return count_; }
-
- private:
-  const std::vector<grpc::Slice>& slices_;
-  size_t next_ = 0;
-  size_t offset_ = 0;
-  int64_t count_ = 0;
-};
 
 // References the next `size` bytes of the stream.
 bool ReadPieces(CodedInputStream& stream, int size, std::vector<Piece>* pieces) {
@@ -138,36 +100,24 @@ void AppendVarint(uint64_t value, std::string* out) {
   out->append(reinterpret_cast<const char*>(bytes), static_cast<size_t>(end - bytes));
 }
 
-// What follows a slice's values.
+// What follows a slice's values. proto3 writes no zeros and nothing empty.
 std::string SliceTrailer(const OutgoingSlice& slice) {
-  std::string trailer;
-  if (slice.type != WireType::kFloat32 && !slice.absent) {
-    AppendVarint(kTypeTag, &trailer);
-    AppendVarint(static_cast<uint64_t>(slice.type), &trailer);
-  }
-  if (!slice.positions.empty()) {
-    AppendVarint(kPositionsTag, &trailer);
-    AppendVarint(slice.positions.size(), &trailer);
-    trailer.append(reinterpret_cast<const char*>(slice.positions.data()), slice.positions.size());
-  }
-  return trailer;
+  v1::Slice trailer;
+  if (!slice.absent) trailer.set_type(static_cast<v1::WireType>(slice.type));
+  trailer.set_positions(slice.positions.data(), slice.positions.size());
+  return trailer.SerializeAsString();
 }
 
 // The bytes between the end of what stands before a slice and its values.
 void AppendSliceHeader(const OutgoingSlice& slice, size_t trailer_bytes, std::string* out) {
-  std::string body;
-  if (slice.index != 0) {  // proto3 does not write zero.
-    AppendVarint(kIndexTag, &body);
-    AppendVarint(slice.index, &body);
-  }
+  v1::Slice header;
+  header.set_index(slice.index);
+  header.set_absent(slice.absent);
+  std::string body = header.SerializeAsString();
   const size_t bytes = slice.values.size();
   if (bytes != 0) {
     AppendVarint(kValuesTag, &body);
     AppendVarint(bytes, &body);
-  }
-  if (slice.absent) {
-    AppendVarint(kAbsentTag, &body);
-    AppendVarint(1, &body);
   }
   AppendVarint(kSlicesTag, out);
   AppendVarint(body.size() + bytes + trailer_bytes, out);
@@ -192,11 +142,11 @@ grpc::Slice Reference(OutgoingSlice& slice) {
 
 absl::StatusOr<std::vector<ReceivedSlice>> DecodeSlices(const grpc::ByteBuffer& message,
                                                         google::protobuf::MessageLite* header) {
-  auto owner = std::make_shared<std::vector<grpc::Slice>>();
-  if (!message.Dump(owner.get()).ok()) return absl::InvalidArgumentError("the message cannot be decoded");
+  const auto owner = std::make_shared<grpc::ByteBuffer>(message);  // The same bytes, not a copy of them.
+  grpc::ProtoBufferReader bytes(owner.get());
+  if (!bytes.status().ok()) return absl::InvalidArgumentError("the message cannot be decoded");
   std::string header_bytes;
   std::vector<ReceivedSlice> slices;
-  SliceStream bytes(*owner);
   CodedInputStream stream(&bytes);
   if (!ReadMessage(stream, owner, &header_bytes, &slices) || !header->ParseFromString(header_bytes)) {
     return absl::InvalidArgumentError("not a valid " + header->GetTypeName());

@@ -4,21 +4,54 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <algorithm>
+#include <cstdio>
 #include <limits>
+#include <string_view>
 
 #include <grpc/impl/codegen/grpc_types.h>
+#include <grpc/support/log.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/version_info.h>
+#include <spdlog/spdlog.h>
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "common/files.h"
+#include "common/text.h"
 
 namespace ps {
+
+#if GRPC_CPP_VERSION_MAJOR == 1 && GRPC_CPP_VERSION_MINOR < 65
+namespace {
+
+constexpr size_t kMaxLineBytes = 1024;
+
+void Log(gpr_log_func_args* args) {
+  const std::string_view text = args->message;
+  // The process ends here, and a log that is written by a thread of its own with it.
+  if (text.rfind("assertion failed", 0) == 0) {
+    (void)std::fprintf(stderr, "gRPC: %s:%d: %s\n", args->file, args->line, args->message);
+    return;
+  }
+  const std::string_view file = args->file;
+  if (file.substr(file.rfind('/') + 1) == "chttp2_server.cc" && args->severity == GPR_LOG_SEVERITY_ERROR) return;
+  // Less than errors come only if GRPC_VERBOSITY asks for them.
+  const auto level = args->severity == GPR_LOG_SEVERITY_ERROR ? spdlog::level::warn : spdlog::level::info;
+  spdlog::log(level, "gRPC: {}", Printable(text, kMaxLineBytes));
+}
+
+}  // namespace
+
+void RouteGrpcLog() { gpr_set_log_function(Log); }
+#else
+void RouteGrpcLog() {}
+#endif
+
 namespace {
 
 constexpr int kClientWindowBytes = 64 << 20;  // As kServerWindowBytes, for what the server sends.

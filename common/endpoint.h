@@ -1,4 +1,4 @@
-// Addresses, and the gRPC channels and arguments that every part of the system uses.
+// Addresses, the gRPC channels and arguments that every part of the system uses, and where gRPC's own log goes.
 #pragma once
 
 #include <chrono>
@@ -55,12 +55,16 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address,
 int ServerSilenceMs(std::chrono::nanoseconds silence);
 void SetServerArguments(grpc::ServerBuilder& builder, std::chrono::nanoseconds silence, bool long_links = false);
 
-// Whether an address is one of this host's own.
+// From now on what gRPC logs comes as lines of this program's log (InitLogging), its errors as warnings. The one that
+// an address cannot be listened on is left out: it spans half a screen, and whoever starts the server says it in a
+// line. Does nothing from gRPC 1.65 on, which logs through Abseil. For programs: it holds for the whole process.
+void RouteGrpcLog();
 
-// `address`: of a peer as gRPC names it ("ipv4:10.0.0.1:5000", "ipv6:[::1]:5000", "unix:…"), or HOST:PORT with a number
-// or localhost for HOST. False for other names, which nobody looks up here. An address of this process's network
-// namespace is its own; containers have namespaces of theirs. Where the kernel lets any address be bound to
-// (net.ipv4.ip_nonlocal_bind), all are this host's. Makes a system call or three, and never waits.
+// Whether an address is one of this host's own: that of a peer as gRPC names it ("ipv4:10.0.0.1:5000",
+// "ipv6:[::1]:5000", "unix:…"), or HOST:PORT with a number or localhost for HOST. False for other names, which nobody
+// looks up here. An address of this process's network namespace is its own; containers have namespaces of theirs. Where
+// the kernel lets any address be bound to (net.ipv4.ip_nonlocal_bind), all are this host's. Makes a system call or
+// three, and never waits.
 bool IsThisHost(const std::string& address);
 
 }  // namespace ps

@@ -88,26 +88,38 @@ absl::Status WriteFileAtomically(const std::string& path, const std::vector<std:
   return file->Commit();
 }
 
-absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes) {
+absl::StatusOr<OpenFile> OpenFile::Open(const std::string& path) {
   // Opening a pipe for reading would wait for its writer.
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  if (!file.valid() && (errno == ENOENT || errno == ENOTDIR))
-    return absl::NotFoundError(path + ": there is no such file");
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file.valid() && (errno == ENOENT || errno == ENOTDIR)) {
+    return absl::NotFoundError(path + ": the file cannot be opened: there is no such file");
+  }
   struct stat about = {};
   if (!file.valid() || fstat(file.get(), &about) != 0) return FileError(path, "opening");
   if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
-  const auto size = static_cast<uint64_t>(about.st_size);
-  if (size > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", size, " bytes, more than ", max_bytes));
-  }
-  std::string bytes(size, '\0');
-  for (size_t at = 0; at < size;) {
-    const ssize_t got = read(file.get(), bytes.data() + at, size - at);
+  return OpenFile{.path = path, .file = std::move(file), .bytes = static_cast<uint64_t>(about.st_size)};
+}
+
+absl::Status OpenFile::Read(uint64_t at, std::span<char> to) const {
+  while (!to.empty()) {
+    const ssize_t got = pread(file.get(), to.data(), to.size(), static_cast<off_t>(at));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return FileError(path, "reading");
     if (got == 0) return absl::InvalidArgumentError(path + ": it has become shorter");
-    at += static_cast<size_t>(got);
+    to = to.subspan(static_cast<size_t>(got));
+    at += static_cast<uint64_t>(got);
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes) {
+  const absl::StatusOr<OpenFile> file = OpenFile::Open(path);
+  if (!file.ok()) return file.status();
+  if (file->bytes > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", file->bytes, " bytes, more than ", max_bytes));
+  }
+  std::string bytes(file->bytes, '\0');
+  PS_RETURN_IF_ERROR(file->Read(0, bytes));
   return bytes;
 }
 

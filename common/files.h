@@ -13,9 +13,7 @@
 
 namespace ps {
 
-// A file descriptor that somebody owns.
-
-// Movable; closed with it.
+// A file descriptor that somebody owns: it is closed with this. Movable.
 class FileDescriptor {
  public:
   FileDescriptor() = default;
@@ -62,16 +60,28 @@ class NewFile {
   std::string path_;
   std::string temporary_;
   FileDescriptor file_;
-  size_t appended_ = 0;  // Bytes; likewise, what was handed to the disk.
-  size_t started_ = 0;
+  size_t appended_ = 0;  // Bytes.
+  size_t started_ = 0;   // Bytes that were handed to the disk.
   absl::Status failed_;
 };
 
 // Replaces `path` by these bytes, in this way.
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts);
 
-// All of a file that is held in memory. NOT_FOUND: there is none. INVALID_ARGUMENT: it is not a regular file, or has
-// more than this many bytes. Errors name the file.
+// A file that is open for reading. Errors name the file.
+struct OpenFile {
+  // NOT_FOUND: there is none. INVALID_ARGUMENT: it is not a regular file.
+  static absl::StatusOr<OpenFile> Open(const std::string& path);
+  // Fills `to` with the bytes from `at` on. INVALID_ARGUMENT: there are not as many.
+  absl::Status Read(uint64_t at, std::span<char> to) const;
+
+  std::string path;
+  FileDescriptor file;
+  uint64_t bytes = 0;
+};
+
+// All of a file that is held in memory. Errors are those of OpenFile; INVALID_ARGUMENT also if it has more than this
+// many bytes.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes);
 
 // Whether `path` could be written in this way now: its folder is there and takes files, and what has the name already,

@@ -13,13 +13,11 @@
 namespace ps {
 namespace {
 
-std::string Text(absl::string_view text) { return {text.data(), text.size()}; }
-
 // The project's flags in a source file, by name.
 std::map<std::string, absl::CommandLineFlag*> FlagsIn(const std::string& source) {
   std::map<std::string, absl::CommandLineFlag*> flags;
   for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (flag->Filename().find(source) != std::string::npos) flags[Text(name)] = flag;
+    if (flag->Filename().find(source) != std::string::npos) flags[std::string(name)] = flag;
   }
   return flags;
 }
@@ -46,7 +44,7 @@ std::string SetFlag(const std::string& argument, int argc, char** argv, int* nex
     if (*next >= argc) return absl::StrCat("--", name, ": a value is missing");
     value = argv[(*next)++];
   }
-  given->insert(Text(flag->Name()));
+  given->insert(std::string(flag->Name()));
   std::string error;
   if (flag->ParseFrom(value, &error)) return "";
   double number = 0;
@@ -100,9 +98,7 @@ absl::Status CheckIdleFlags(const CommandLine& line, const std::vector<IdleFlag>
   Problems problems;
   for (const IdleFlag& each : flags) {
     if (!each.idle || line.given.count(each.flag) == 0) continue;
-    const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(each.flag);
-    const std::string value = flag == nullptr ? "" : "=" + flag->CurrentValue();
-    problems.Check(false, absl::StrCat("--", each.flag, value, ": has no effect: ", each.why));
+    problems.Check(false, absl::StrCat("--", each.flag, "=", FlagValue(each.flag), ": has no effect: ", each.why));
   }
   return problems.ToStatus();
 }

@@ -23,7 +23,8 @@ struct CommandLine {
 // from main.
 absl::StatusOr<CommandLine> ParseCommandLine(int argc, char** argv);
 
-// Sets flags, and notes them as given. INVALID_ARGUMENT likewise. From main, before other threads read flags.
+// Sets flags, and notes them as given. INVALID_ARGUMENT names every unknown flag and bad value, one a line. Call it
+// from main, before other threads read flags.
 absl::Status SetFlags(const std::map<std::string, std::string>& values, CommandLine& line);
 
 // The text of its present value; empty if there is no such flag.

@@ -36,17 +36,14 @@ inline absl::Status FromServer(const grpc::Status& status, bool cancelled_here) 
   return absl::UnavailableError("the server ended the call");
 }
 
-// Every call has a deadline.
-
-// The call ends after this time at the latest.
+// The call ends after this time at the latest. Every call has such a deadline.
 inline void SetDeadline(grpc::ClientContext& context, std::chrono::nanoseconds time) {
   context.set_deadline(std::chrono::system_clock::now() +
                        std::chrono::duration_cast<std::chrono::system_clock::duration>(time));
 }
 
-// What is wrong with a connection: gRPC's long messages in a few words.
-
-// "connection refused", "unknown host name" … for an UNAVAILABLE or DEADLINE_EXCEEDED of gRPC; else its text.
+// What is wrong with a connection, in a few words: "connection refused", "unknown host name" … for an UNAVAILABLE or
+// DEADLINE_EXCEEDED of gRPC; else its text.
 inline std::string ConnectionProblem(const absl::Status& status) {
   const std::string text = Message(status);
   if (absl::StrContains(text, "Connection refused")) return "connection refused";
@@ -77,7 +74,7 @@ inline std::string ConnectionProblem(const absl::Status& status) {
 //     void Begin() { Hold(); StartRead(&message_); }
 //     void OnDone() override { Release(); }
 //   };
-
+//
 // T is the derived class, made with std::make_shared.
 template <typename T>
 class SelfOwned : public std::enable_shared_from_this<T> {

@@ -104,31 +104,31 @@ void RunHalf(WireType type, Isa isa, Args... args) {
   type == WireType::kBfloat16 ? RunKernel<Kernel<Bfloat16>>(isa, args...) : RunKernel<Kernel<Float16>>(isa, args...);
 }
 
-}  // namespace
-
-bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rounded, Isa isa) {
+// For a kernel that says last whether it has found a value that is bad.
+template <template <typename> typename Kernel, typename... Args>
+bool FindNoneBad(WireType type, Isa isa, Args... args) {
   uint32_t bad = 0;
-  RunHalf<RoundKernel>(type, isa, elements, values, rounded, &bad);
+  RunHalf<Kernel>(type, isa, args..., &bad);
   return bad == 0;
 }
 
+}  // namespace
+
+bool RoundHalf(const float* values, size_t elements, WireType type, uint8_t* rounded, Isa isa) {
+  return FindNoneBad<RoundKernel>(type, isa, elements, values, rounded);
+}
+
 bool AllFit(const float* values, size_t elements, WireType type, Isa isa) {
-  uint32_t bad = 0;
-  RunHalf<TooLargeKernel>(type, isa, elements, values, &bad);
-  return bad == 0;
+  return FindNoneBad<TooLargeKernel>(type, isa, elements, values);
 }
 
 bool RoundHalfKeeping(const float* values, const float* residual, size_t elements, WireType type, uint8_t* rounded,
                       float* left, Isa isa) {
-  uint32_t bad = 0;
-  RunHalf<RoundKeepingKernel>(type, isa, elements, values, residual, rounded, left, &bad);
-  return bad == 0;
+  return FindNoneBad<RoundKeepingKernel>(type, isa, elements, values, residual, rounded, left);
 }
 
 bool RoundThrough(const float* values, size_t elements, WireType type, float* rounded, Isa isa) {
-  uint32_t bad = 0;
-  RunHalf<RoundThroughKernel>(type, isa, elements, values, rounded, &bad);
-  return bad == 0;
+  return FindNoneBad<RoundThroughKernel>(type, isa, elements, values, rounded);
 }
 
 void WidenHalf(const uint8_t* rounded, size_t elements, WireType type, float* values, Isa isa) {
@@ -136,9 +136,7 @@ void WidenHalf(const uint8_t* rounded, size_t elements, WireType type, float* va
 }
 
 bool AllFiniteHalf(const uint8_t* rounded, size_t elements, WireType type, Isa isa) {
-  uint32_t bad = 0;
-  RunHalf<NotFiniteHalfKernel>(type, isa, elements, rounded, &bad);
-  return bad == 0;
+  return FindNoneBad<NotFiniteHalfKernel>(type, isa, elements, rounded);
 }
 
 }  // namespace ps

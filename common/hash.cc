@@ -32,12 +32,12 @@ std::string WeightsHash(const std::vector<SliceHash>& slices) {
   return ToHex(Hash(slices.data(), slices.size() * sizeof(SliceHash)));
 }
 
-RunningHash::RunningHash() : state_(XXH3_createState()) {
+std::string HexHash(std::span<const char> bytes) { return ToHex(Hash(bytes.data(), bytes.size())); }
+
+RunningHash::RunningHash() : state_(XXH3_createState(), [](XXH3_state_s* state) { XXH3_freeState(state); }) {
   Check(state_ != nullptr, "there is memory for a hash");
   XXH3_128bits_reset(state_.get());
 }
-
-void RunningHash::Free::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
 void RunningHash::Add(std::span<const char> bytes) { XXH3_128bits_update(state_.get(), bytes.data(), bytes.size()); }
 

@@ -22,20 +22,20 @@ SliceHash HashSlice(std::span<const float> values);
 // 32 hexadecimal digits. `slices` are the hashes of all slices of the model, in layout order.
 std::string WeightsHash(const std::vector<SliceHash>& slices);
 
-// Of bytes that come one part after the other.
+// The hash of these bytes, as 32 hexadecimal digits.
+std::string HexHash(std::span<const char> bytes);
+
+// Computes the hash of bytes that come one part after the other.
 class RunningHash {
  public:
   RunningHash();
 
   void Add(std::span<const char> bytes);
-  // Of all so far, as 32 hexadecimal digits.
+  // The hash of all bytes so far, as 32 hexadecimal digits.
   std::string Hex() const;
 
  private:
-  struct Free {
-    void operator()(XXH3_state_s* state) const;
-  };
-  std::unique_ptr<XXH3_state_s, Free> state_;
+  std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> state_;
 };
 
 }  // namespace ps

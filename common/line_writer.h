@@ -52,9 +52,8 @@ class LineWriter {
   std::thread thread_;
 };
 
-// For log lines that callers can cause as often as they like: few are written, and the others are counted.
-
-// A value; the owner locks.
+// For log lines that callers can cause as often as they like: few are written, and the others are counted. A value; the
+// owner locks.
 class SparingLines {
  public:
   // At most one line in so long a time is written.

@@ -23,7 +23,7 @@ namespace {
 
 constexpr size_t kMaxPathBytes = 300;  // In a message.
 
-const std::chrono::steady_clock::time_point process_start = std::chrono::steady_clock::now();
+const TimePoint process_start = Now();
 
 constexpr size_t kMaxQueuedBytes = 4 << 20;  // Some 15,000 steps.
 constexpr size_t kMaxEarly = 1000;
@@ -57,9 +57,7 @@ off_t EndOfLastLine(const std::string& path) {
 
 }  // namespace
 
-double SecondsSinceStart() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - process_start).count();
-}
+double SecondsSinceStart() { return Seconds(Now() - process_start); }
 
 std::string HostName() {
   char name[256] = {};

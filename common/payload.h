@@ -37,7 +37,7 @@ class Payload {
     return payload;
   }
   bool changeable() const { return changeable_; }
-  // Of its elements; float32 unless it was set.
+  // The type of the elements; it is float32 unless it was set.
   void set_type(WireType type) { type_ = type; }
   WireType type() const { return type_; }
   // There are no values, and the sender has said so.
@@ -78,7 +78,7 @@ class Payload {
   bool absent_ = false;
 };
 
-// Of floats.
+// The floats as the bytes that they are in memory.
 inline Piece BytesOf(std::span<const float> values) {
   return {reinterpret_cast<const uint8_t*>(values.data()), values.size_bytes()};
 }

@@ -3,17 +3,14 @@
 #include <cxxabi.h>
 #include <fcntl.h>
 #include <malloc.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
-#include <initializer_list>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -106,17 +103,9 @@ const char* TypeOfException() {
   return name == nullptr ? type->name() : name;
 }
 
-// "PROGRAM: TEXTS", in one piece, as far as there are no more than six texts.
-void WriteToStderr(std::initializer_list<const char*> texts) {
-  std::array<iovec, 8> parts = {};
-  size_t count = 0;
-  const auto add = [&](const char* text) {
-    if (count < parts.size()) parts[count++] = {const_cast<char*>(text), std::strlen(text)};
-  };
-  add(program_invocation_short_name);
-  add(": ");
-  for (const char* const text : texts) add(text);
-  (void)!writev(STDERR_FILENO, parts.data(), static_cast<int>(count));
+// "PROGRAM: TEXTS", in one piece.
+void WriteToStderr(const char* a, const char* b = "", const char* c = "", const char* d = "") {
+  (void)dprintf(STDERR_FILENO, "%s: %s%s%s%s\n", program_invocation_short_name, a, b, c, d);
 }
 
 // Where a thread cannot be started or memory is used up, libraries throw, in any thread, what nobody is there to catch:
@@ -125,20 +114,20 @@ void WriteToStderr(std::initializer_list<const char*> texts) {
 [[noreturn]] void OnTerminate() {
   try {
     if (const std::exception_ptr thrown = std::current_exception(); thrown != nullptr) std::rethrow_exception(thrown);
-    WriteToStderr({"std::terminate was called\n"});
+    WriteToStderr("std::terminate was called");
   } catch (const std::bad_alloc&) {
-    WriteToStderr({"there is not enough memory (is it limited, as by ulimit -v or a control group?)\n"});
+    WriteToStderr("there is not enough memory (is it limited, as by ulimit -v or a control group?)");
     std::_Exit(kExitFailed);
   } catch (const std::filesystem::filesystem_error& error) {  // It is a system_error, too.
-    WriteToStderr({"uncaught ", TypeOfException(), ": ", error.what(), "\n"});
+    WriteToStderr("uncaught ", TypeOfException(), ": ", error.what());
   } catch (const std::system_error& error) {
-    WriteToStderr({"the system refuses a thread or another resource: ", error.what(),
-                   " (are threads or memory limited, as by ulimit -u or -v?)\n"});
+    WriteToStderr("the system refuses a thread or another resource: ", error.what(),
+                  " (are threads or memory limited, as by ulimit -u or -v?)");
     std::_Exit(kExitFailed);
   } catch (const std::exception& error) {
-    WriteToStderr({"uncaught ", TypeOfException(), ": ", error.what(), "\n"});
+    WriteToStderr("uncaught ", TypeOfException(), ": ", error.what());
   } catch (...) {
-    WriteToStderr({"uncaught ", TypeOfException(), "\n"});
+    WriteToStderr("uncaught ", TypeOfException());
   }
   std::abort();
 }

@@ -1,4 +1,4 @@
-// Layouts and slices plans in messages.
+// Layouts and schedules in messages.
 #pragma once
 
 #include "absl/status/statusor.h"
@@ -35,7 +35,6 @@ inline Layout FromProto(const v1::ModelLayout& message) {
   return layout;
 }
 
-// Schedules in messages.
 inline v1::Schedule ToProto(const Schedule& schedule) {
   v1::Schedule message;
   message.set_name(ToString(schedule.kind));

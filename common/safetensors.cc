@@ -1,12 +1,7 @@
 #include "common/safetensors.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -137,19 +132,6 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
   return entries;
 }
 
-// All of them from this position on.
-absl::Status ReadAt(int file, uint64_t at, std::span<char> bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t got = pread(file, bytes.data(), bytes.size(), static_cast<off_t>(at));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return FileError(path, "reading");
-    if (got == 0) return absl::InvalidArgumentError(path + ": it has become shorter");
-    bytes = bytes.subspan(static_cast<size_t>(got));
-    at += static_cast<uint64_t>(got);
-  }
-  return absl::OkStatus();
-}
-
 constexpr size_t kConvertedElements = size_t{1} << 16;  // At a time.
 
 // `bytes` are as many elements of this type, F64, F16 or BF16.
@@ -169,22 +151,17 @@ void Convert(const char* bytes, const std::string& type, std::span<float> values
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  // Opening a pipe for reading would wait for its writer.
-  SafetensorsFile file(path, FileDescriptor(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)));
-  if (!file.file_.valid() && errno != ENOENT && errno != ENOTDIR) return FileError(path, "opening");
-  if (!file.file_.valid()) return absl::NotFoundError(path + ": the file cannot be opened: there is no such file");
-  struct stat about = {};
-  if (fstat(file.file_.get(), &about) != 0) return FileError(path, "reading");
-  if (!S_ISREG(about.st_mode)) return absl::InvalidArgumentError(path + ": not a regular file");
-  const auto size = static_cast<uint64_t>(about.st_size);
-  file.bytes_ = size;
+  absl::StatusOr<OpenFile> opened = OpenFile::Open(path);
+  if (!opened.ok()) return opened.status();
+  SafetensorsFile file(*std::move(opened));
+  const uint64_t size = file.bytes();
   const absl::Status no_such_file = absl::InvalidArgumentError(path + ": not a safetensors file, or truncated");
   uint64_t header_bytes = 0;
   if (size < sizeof(header_bytes)) return no_such_file;
-  PS_RETURN_IF_ERROR(ReadAt(file.file_.get(), 0, {reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes)}, path));
+  PS_RETURN_IF_ERROR(file.file_.Read(0, {reinterpret_cast<char*>(&header_bytes), sizeof(header_bytes)}));
   if (header_bytes > kMaxHeaderBytes || header_bytes > size - sizeof(header_bytes)) return no_such_file;
   std::string text(header_bytes, '\0');
-  PS_RETURN_IF_ERROR(ReadAt(file.file_.get(), sizeof(header_bytes), text, path));
+  PS_RETURN_IF_ERROR(file.file_.Read(sizeof(header_bytes), text));
   const uint64_t data = sizeof(header_bytes) + header_bytes;
   absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, size - data, &file.metadata_);
   if (!entries.ok()) return Annotate(entries.status(), path);
@@ -200,36 +177,23 @@ absl::Status SafetensorsFile::Read(size_t i, int64_t first, std::span<float> val
   const std::string& type = types_[i];
   if (type == "F32") {
     const uint64_t at = begins_[i] + static_cast<uint64_t>(first) * sizeof(float);
-    return ReadAt(file_.get(), at, {reinterpret_cast<char*>(values.data()), values.size_bytes()}, path_);
+    return file_.Read(at, {reinterpret_cast<char*>(values.data()), values.size_bytes()});
   }
   if (type != "F64" && type != "F16" && type != "BF16") {
     return absl::InvalidArgumentError(
-        absl::StrCat(path_, ": tensor ", tensors_[i].name, ": dtype ", type, ", expected F32, F64, F16 or BF16"));
+        absl::StrCat(path(), ": tensor ", tensors_[i].name, ": dtype ", type, ", expected F32, F64, F16 or BF16"));
   }
   const size_t element = type == "F64" ? sizeof(double) : sizeof(uint16_t);
   std::vector<char> buffer(std::min(values.size(), kConvertedElements) * element);
   uint64_t at = begins_[i] + static_cast<uint64_t>(first) * element;
   while (!values.empty()) {
     const size_t count = std::min(values.size(), kConvertedElements);
-    PS_RETURN_IF_ERROR(ReadAt(file_.get(), at, {buffer.data(), count * element}, path_));
+    PS_RETURN_IF_ERROR(file_.Read(at, {buffer.data(), count * element}));
     Convert(buffer.data(), type, values.first(count));
     values = values.subspan(count);
     at += count * element;
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path) {
-  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-  if (!file.ok()) return file.status();
-  std::vector<NamedTensor> tensors;
-  for (size_t i = 0; i < file->tensors().size(); ++i) {
-    NamedTensor& tensor = tensors.emplace_back();
-    tensor.spec = file->tensors()[i];
-    tensor.values.resize(static_cast<size_t>(tensor.spec.elements()));
-    PS_RETURN_IF_ERROR(file->Read(i, 0, tensor.values));
-  }
-  return tensors;
 }
 
 std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,

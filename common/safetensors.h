@@ -26,11 +26,11 @@ class SafetensorsFile {
   // read. Tensors may be of any type.
   static absl::StatusOr<SafetensorsFile> Open(const std::string& path);
 
-  const std::string& path() const { return path_; }
-  uint64_t bytes() const { return bytes_; }
+  const std::string& path() const { return file_.path; }
+  uint64_t bytes() const { return file_.bytes; }
   // In the order of their data.
   const std::vector<TensorSpec>& tensors() const { return tensors_; }
-  // Of tensor number i, in the file's words: "F32".
+  // The type of tensor number i, in the file's words: "F32".
   const std::string& type(size_t i) const { return types_[i]; }
   // These are the texts that the file has besides tensors, by name.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
@@ -40,24 +40,14 @@ class SafetensorsFile {
   absl::Status Read(size_t i, int64_t first, std::span<float> values) const;
 
  private:
-  SafetensorsFile(std::string path, FileDescriptor file) : path_(std::move(path)), file_(std::move(file)) {}
+  explicit SafetensorsFile(OpenFile file) : file_(std::move(file)) {}
 
-  std::string path_;
-  FileDescriptor file_;
-  uint64_t bytes_ = 0;
+  OpenFile file_;
   std::vector<TensorSpec> tensors_;
   std::vector<std::string> types_;  // Of each tensor.
   std::map<std::string, std::string> metadata_;
   std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
 };
-
-struct NamedTensor {
-  TensorSpec spec;
-  std::vector<float> values;
-};
-
-// The whole file. Errors are those of Open.
-absl::StatusOr<std::vector<NamedTensor>> ReadSafetensors(const std::string& path);
 
 // What comes before the data of these tensors, which follow in this order without gaps.
 std::string SafetensorsHeader(const std::vector<TensorSpec>& tensors,

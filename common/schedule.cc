@@ -1,7 +1,6 @@
 #include "common/schedule.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <iterator>
 #include <numbers>
@@ -25,10 +24,37 @@ constexpr const char* kScheduleKinds[] = {"constant", "step", "cosine", "linear"
 // Which of several lengths in epochs is longer does not depend on an epoch's samples, if it has many.
 constexpr uint64_t kManySamples = 1 << 30;
 
-// The shortest text that only this number has.
-std::string ShortestText(double value) {
-  char text[32];
-  return {text, std::to_chars(std::begin(text), std::end(text), value).ptr};
+constexpr char kChoices[] = "constant, step, cosine, linear or polynomial";
+
+// One of the two is set.
+struct ScheduleLength {
+  uint64_t samples = 0;
+  double epochs = 0;
+
+  // In samples, at least 1; `samples_per_epoch` is not 0 where it is epochs.
+  uint64_t Resolve(uint64_t samples_per_epoch) const {
+    if (samples > 0) return samples;
+    const double resolved = std::round(epochs * static_cast<double>(samples_per_epoch));
+    return static_cast<uint64_t>(std::clamp(resolved, 1.0, kMaxSamples));
+  }
+};
+
+// INVALID_ARGUMENT, naming the flag, if the text is no length.
+absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, const std::string& text) {
+  ScheduleLength length;
+  absl::string_view number = text;
+  bool good = false;
+  if (absl::ConsumeSuffix(&number, "samples") || absl::ConsumeSuffix(&number, "sample")) {
+    good = absl::SimpleAtoi(number, &length.samples) && length.samples > 0 &&
+           static_cast<double>(length.samples) <= kMaxSamples;
+  } else if (absl::ConsumeSuffix(&number, "epochs") || absl::ConsumeSuffix(&number, "epoch")) {
+    good = absl::SimpleAtod(number, &length.epochs) && length.epochs > 0 && length.epochs <= kMaxEpochs;
+  }
+  if (good) return length;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--", flag, "=", Printable(text, kMaxShownBytes),
+                   ": expected samples (a whole number, at most 2^60) or epochs (at most 1e6), above "
+                   "0, as in 600000samples or 0.5epochs"));
 }
 
 // Above `low`, or from it on, to `high`.
@@ -59,7 +85,7 @@ struct ScheduleRow {
     return kinds.empty() || std::find(kinds.begin(), kinds.end(), kind) != kinds.end();
   }
   std::string Text(const ScheduleOptions& options) const {
-    return length != nullptr ? options.*length : ShortestText(options.*number);
+    return length != nullptr ? options.*length : ExactText(options.*number);
   }
 };
 
@@ -110,12 +136,15 @@ std::string ForWhich(const ScheduleRow& row) {
                       }));
 }
 
+void CheckNumber(const ScheduleRow& row, double value, Problems& problems) {
+  problems.Check(row.range.Contains(value),
+                 absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+}
+
 // Notes what is wrong with the row's value.
 void CheckRow(const ScheduleRow& row, const ScheduleOptions& options, Problems& problems) {
   if (row.number != nullptr) {
-    const double value = options.*row.number;
-    problems.Check(row.range.Contains(value),
-                   absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+    CheckNumber(row, options.*row.number, problems);
   } else if (const std::string& text = options.*row.length; !text.empty()) {
     problems.Check(ParseScheduleLength(row.flag, text).status());
   } else {
@@ -150,38 +179,13 @@ const ScheduleRow* FindRow(const std::string& flag) {
 
 }  // namespace
 
-uint64_t ScheduleLength::Resolve(uint64_t samples_per_epoch) const {
-  if (samples > 0) return samples;
-  const double resolved = std::round(epochs * static_cast<double>(samples_per_epoch));
-  return static_cast<uint64_t>(std::clamp(resolved, 1.0, kMaxSamples));
-}
-
-absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, const std::string& text) {
-  ScheduleLength length;
-  absl::string_view number = text;
-  bool good = false;
-  if (absl::ConsumeSuffix(&number, "samples") || absl::ConsumeSuffix(&number, "sample")) {
-    good = absl::SimpleAtoi(number, &length.samples) && length.samples > 0 &&
-           static_cast<double>(length.samples) <= kMaxSamples;
-  } else if (absl::ConsumeSuffix(&number, "epochs") || absl::ConsumeSuffix(&number, "epoch")) {
-    good = absl::SimpleAtod(number, &length.epochs) && length.epochs > 0 && length.epochs <= kMaxEpochs;
-  }
-  if (good) return length;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--", flag, "=", Printable(text, kMaxShownBytes),
-                   ": expected samples (a whole number, at most 2^60) or epochs (at most 1e6), above "
-                   "0, as in 600000samples or 0.5epochs"));
-}
-
-std::string ScheduleChoices() { return "constant, step, cosine, linear or polynomial"; }
-
 std::string ToString(Schedule::Kind kind) { return kScheduleKinds[static_cast<size_t>(kind)]; }
 
 absl::StatusOr<Schedule::Kind> ParseScheduleKind(const std::string& name) {
   const auto* const found = std::find(std::begin(kScheduleKinds), std::end(kScheduleKinds), name);
   if (found != std::end(kScheduleKinds)) return static_cast<Schedule::Kind>(found - std::begin(kScheduleKinds));
   return absl::InvalidArgumentError(
-      absl::StrCat("--schedule=", Printable(name, kMaxShownBytes), ": expected ", ScheduleChoices()));
+      absl::StrCat("--schedule=", Printable(name, kMaxShownBytes), ": expected ", kChoices));
 }
 
 std::vector<std::string> ScheduleFlags() {
@@ -192,8 +196,7 @@ std::vector<std::string> ScheduleFlags() {
 
 std::string ScheduleFlagHelp(const std::string& flag) {
   if (flag == "schedule") {
-    return absl::StrCat("how the learning rate changes with the samples that all workers have passed: ",
-                        ScheduleChoices());
+    return absl::StrCat("how the learning rate changes with the samples that all workers have passed: ", kChoices);
   }
   const ScheduleRow& row = *FindRow(flag);
   return absl::StrCat(row.meaning, ForWhich(row));
@@ -245,7 +248,7 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
   ScheduleOptions options;
   const auto name = texts.find("schedule");
   if (name == texts.end()) {
-    return absl::InvalidArgumentError("expected schedule=" + ScheduleChoices() + ": it is replaced as a whole");
+    return absl::InvalidArgumentError(absl::StrCat("expected schedule=", kChoices, ": it is replaced as a whole"));
   }
   options.schedule = name->second;
   const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(options.schedule);
@@ -306,9 +309,7 @@ absl::Status CheckSchedule(const Schedule& schedule) {
   for (const ScheduleRow& row : ScheduleRows()) {
     if (!row.UsedBy(schedule.kind)) continue;
     if (row.number != nullptr) {
-      const double value = schedule.*row.value;
-      problems.Check(row.range.Contains(value),
-                     absl::StrCat("--", row.flag, "=", value, ": expected ", row.range.ToString()));
+      CheckNumber(row, schedule.*row.value, problems);
     } else {
       const uint64_t samples = schedule.*row.samples;
       problems.Check((samples > 0 || !row.needed) && static_cast<double>(samples) <= kMaxSamples,

@@ -15,7 +15,8 @@
 
 namespace ps {
 
-// Fields are the flags of the same name. Lengths are texts (ParseScheduleLength), empty where there is none.
+// Fields are the flags of the same name. Lengths are texts ("600000samples", "10epochs", "0.5epochs"), empty where
+// there is none.
 struct ScheduleOptions {
   std::string schedule = "constant";
   std::string warmup;
@@ -25,21 +26,6 @@ struct ScheduleOptions {
   double schedule_power = 1;
   double schedule_end = 0;
 };
-
-// One of the two is set.
-struct ScheduleLength {
-  uint64_t samples = 0;
-  double epochs = 0;
-
-  // In samples, at least 1; `samples_per_epoch` is not 0 where it is epochs.
-  uint64_t Resolve(uint64_t samples_per_epoch) const;
-};
-
-// "600000samples", "10epochs" or "0.5epochs". INVALID_ARGUMENT, naming the flag.
-absl::StatusOr<ScheduleLength> ParseScheduleLength(const std::string& flag, const std::string& text);
-
-// "constant, step, cosine, linear or polynomial"
-std::string ScheduleChoices();
 
 // The flags, `schedule` first.
 std::vector<std::string> ScheduleFlags();
@@ -56,9 +42,9 @@ std::map<std::string, std::string> ScheduleSettings(const ScheduleOptions& optio
 // All but `schedule`, and whether the schedule leaves them without effect. It must be valid.
 std::vector<IdleFlag> IdleScheduleFlags(const ScheduleOptions& options);
 
-// Of values as text by flag, as in a request to set them. INVALID_ARGUMENT names every problem, one a line: an unknown
-// flag, a bad value, one that the schedule does not use, and that `schedule` itself is missing: a schedule is replaced
-// as a whole.
+// Reads a schedule from its values as text, by flag, as a request to set them has them. INVALID_ARGUMENT names every
+// problem, one a line: an unknown flag, a bad value, one that the schedule does not use, and that `schedule` itself is
+// missing: a schedule is replaced as a whole.
 absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::string>& texts);
 
 // In samples. FAILED_PRECONDITION, naming the flag, if a length is in epochs and `samples_per_epoch` is 0;
@@ -68,7 +54,7 @@ absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_
 // INVALID_ARGUMENT unless every number is one that a schedule of this kind may have.
 absl::Status CheckSchedule(const Schedule& schedule);
 
-// Of a kind: the value of the flag --schedule.
+// The value of the flag --schedule that stands for this kind.
 std::string ToString(Schedule::Kind kind);
 // INVALID_ARGUMENT with the choices, if there is none of this name.
 absl::StatusOr<Schedule::Kind> ParseScheduleKind(const std::string& name);

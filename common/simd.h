@@ -2,13 +2,13 @@
 // in the same order without fused multiply-add, so all give equal bits.
 #pragma once
 
-#include <xmmintrin.h>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 #if defined(__x86_64__)
+#include <xmmintrin.h>
 #endif
 
 namespace ps {
@@ -35,17 +35,15 @@ template <typename Kernel, typename... Args>
 [[gnu::target("avx2")]] void RunAvx2(Args... args) {
   Kernel::Run(args...);
 }
+template <typename Kernel, typename... Args>
 #if defined(__clang__)
-template <typename Kernel, typename... Args>
-[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq")]] void RunAvx512(Args... args) {
-  Kernel::Run(args...);
-}
+[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq")]]
 #else
-template <typename Kernel, typename... Args>
-[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq,prefer-vector-width=512")]] void RunAvx512(Args... args) {
+[[gnu::target("avx512f,avx512vl,avx512bw,avx512dq,prefer-vector-width=512")]]
+#endif
+void RunAvx512(Args... args) {
   Kernel::Run(args...);
 }
-#endif
 #endif
 
 template <typename Kernel, typename... Args>
@@ -67,7 +65,6 @@ inline constexpr uint32_t kFloatInfinity = 0x7F800000U;  // Its exponent is all 
   return std::bit_cast<uint32_t>(value) & 0x7FFFFFFFU;
 }
 
-// Looking for NaN and infinity.
 struct NotFiniteKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* values, uint32_t* found) {
     uint32_t bad = 0;
@@ -89,22 +86,17 @@ inline bool AllFinite(const void* values, size_t elements, Isa isa) {
 
 // Arithmetic without subnormal numbers. A running mean whose gradient has become 0 decays into them and stays there,
 // and Intel's processors take 10 times as long for a vector that has one.
-
+//
 // While it lives, this thread's vector arithmetic takes floats below 1.2e-38 for 0 and makes 0 of them, with AVX2,
 // AVX-512 and without either alike. On other processors than x86-64 it does nothing.
-class FlushSubnormals {
- public:
+class [[maybe_unused]] FlushSubnormals {
 #if defined(__x86_64__)
+ public:
   FlushSubnormals() : kept_(_mm_getcsr()) { _mm_setcsr(kept_ | kFlushToZero | kSubnormalsAreZero); }
   ~FlushSubnormals() { _mm_setcsr(kept_); }
-#else
-  FlushSubnormals() {}
-  ~FlushSubnormals() {}
-#endif
   FlushSubnormals(const FlushSubnormals&) = delete;
   FlushSubnormals& operator=(const FlushSubnormals&) = delete;
 
-#if defined(__x86_64__)
  private:
   static constexpr unsigned kFlushToZero = 0x8000;
   static constexpr unsigned kSubnormalsAreZero = 0x0040;

@@ -2,16 +2,27 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
+#include "absl/strings/str_join.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 
 namespace ps {
+
+std::string ToString(const TensorSpec& tensor) {
+  return absl::StrCat(tensor.name, " [", absl::StrJoin(tensor.shape, ", "), "]");
+}
+
+std::string ToString(TensorKind kind) {
+  constexpr const char* kNames[] = {"a weight", "a constant", "a buffer of the lowest rank", "a buffer of the mean"};
+  const auto number = static_cast<size_t>(kind);  // Perhaps none: it may come from the wire.
+  return number < std::size(kNames) ? kNames[number] : "";
+}
 
 SlicePlan::SlicePlan(Layout layout, uint32_t num_shards)
     : layout_(std::move(layout)), by_shard_(num_shards), pushed_by_shard_(num_shards) {
@@ -102,13 +113,6 @@ absl::Status ValidateLayout(const Layout& layout) {
     return absl::InvalidArgumentError("the model has no weights: all of its tensors are constants or buffers");
   }
   return absl::OkStatus();
-}
-
-std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice) {
-  Check(by_slice.size() == plan.slices().size(), "there is a sum of every slice");
-  std::vector<double> by_tensor(plan.layout().size(), 0.0);
-  for (const SliceInfo& slice : plan.slices()) by_tensor[slice.tensor] += by_slice[slice.index];
-  return by_tensor;
 }
 
 }  // namespace ps

@@ -1,8 +1,8 @@
-// How a model is cut into slices and spread over shards: a pure function of the layout and the number of shards.
+// What a layout (ps/tensor.h) may be, and how a model is cut into slices and spread over shards: a pure function of the
+// layout and the number of shards.
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -44,7 +44,7 @@ class SlicePlan {
   const std::vector<SliceInfo>& slices() const { return slices_; }
   // Indexes of the slices of one shard, ascending.
   const std::vector<uint32_t>& shard_slices(uint32_t shard) const { return by_shard_[shard]; }
-  // Those of them that a push carries: all but the slices of constants. Likewise ascending.
+  // Those of them that a push carries, ascending: all but the slices of constants.
   const std::vector<uint32_t>& pushed_shard_slices(uint32_t shard) const { return pushed_by_shard_[shard]; }
   // Elements of all slices of one shard; its buffer pads every slice to kSliceAlignment elements.
   int64_t shard_elements(uint32_t shard) const { return shard_elements_[shard]; }
@@ -66,8 +66,5 @@ inline constexpr int64_t kSliceAlignment = 16;
 // INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, without a weight, or has bad or repeated
 // names, bad dimensions, bad factors or an unknown kind.
 absl::Status ValidateLayout(const Layout& layout);
-
-// Each tensor's sum, from those of the model's slices, which are added in their order.
-std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice);
 
 }  // namespace ps

@@ -36,8 +36,6 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 
 class CondVar {
  public:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
   void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
     condition_.wait(lock);
@@ -57,18 +55,11 @@ class CondVar {
   std::condition_variable condition_;
 };
 
-// A thread that waits for a time, and for nothing else.
-
-// Returns at `when`, or as soon as a stop is requested.
+// Waits for a time, and for nothing else: returns at `when`, or as soon as a stop is requested.
 inline void PauseUntil(TimePoint when, const std::stop_token& stop = {}) {
-  Mutex mutex;
-  CondVar changed;
-  const std::stop_callback wake(stop, [&] {
-    const MutexLock lock(mutex);
-    changed.NotifyAll();
-  });
-  const MutexLock lock(mutex);
-  while (!stop.stop_requested() && changed.WaitUntil(mutex, when)) continue;
+  std::mutex mutex;
+  std::unique_lock<std::mutex> lock(mutex);
+  std::condition_variable_any().wait_until(lock, stop, when, [] { return false; });
 }
 
 }  // namespace ps

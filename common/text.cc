@@ -1,6 +1,5 @@
 #include "common/text.h"
 
-#include <charconv>
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
@@ -37,16 +36,9 @@ Character FirstOf(std::string_view text) {
 
 std::string Shown(const Character& character, std::string_view bytes) {
   if (character.valid && !character.control) return std::string(bytes);
-  switch (bytes[0]) {
-    case '\n':
-      return "\\n";
-    case '\r':
-      return "\\r";
-    case '\t':
-      return "\\t";
-    default:
-      break;
-  }
+  if (bytes == "\n") return "\\n";
+  if (bytes == "\r") return "\\r";
+  if (bytes == "\t") return "\\t";
   std::string shown;
   for (const char c : bytes) absl::StrAppendFormat(&shown, "\\x%02x", static_cast<uint8_t>(c));
   return shown;
@@ -65,11 +57,6 @@ std::string Printable(std::string_view text, size_t max_bytes) {
     text.remove_prefix(first.bytes);
   }
   return printable;
-}
-
-std::string ExactText(float value) {
-  char text[32];
-  return std::string(text, std::to_chars(text, text + sizeof(text), value).ptr);
 }
 
 absl::Status CheckText(const std::string& what, std::string_view text, size_t max_bytes) {

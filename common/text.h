@@ -2,6 +2,7 @@
 // must be valid UTF-8, and nobody's name may move a terminal's cursor or begin a line of a log.
 #pragma once
 
+#include <charconv>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -14,8 +15,12 @@ namespace ps {
 // bytes that are not valid UTF-8 as \xHH, and where it is cut an ellipsis stands.
 std::string Printable(std::string_view text, size_t max_bytes);
 
-// The shortest text that only this float has.
-std::string ExactText(float value);
+// The shortest text that only this float or double has.
+template <typename Float>
+std::string ExactText(Float value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof(text), value).ptr};
+}
 
 // INVALID_ARGUMENT, naming `what` (a flag, or what a field is), if the text is longer than `max_bytes`, is not valid
 // UTF-8 or has control characters.

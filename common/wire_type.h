@@ -59,7 +59,8 @@ struct WireFormat {
   bool only_rounds() const { return pushes.type != WireType::kFloat32 && pushes.top_k == 0 && !error_feedback; }
 };
 
-// Of the elements of a tensor of this kind, where weights are sent as `type`; likewise in pushes.
+// How the elements of a tensor of this kind are sent: as `type`, or in pushes as `format`, if they are weights, and
+// else as float32.
 constexpr WireType WireTypeOf(TensorKind kind, WireType type) {
   return kind == TensorKind::kWeight ? type : WireType::kFloat32;
 }

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/clock.h"
-#include "common/grpc_log.h"
+#include "common/endpoint.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "common/sync.h"

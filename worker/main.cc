@@ -4,7 +4,7 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_format.h"
-#include "common/grpc_log.h"
+#include "common/endpoint.h"
 #include "common/program.h"
 #include "common/status.h"
 #include "common/sync.h"
@@ -68,7 +68,7 @@ class Asked {
     return in_order_;
   }
 
-  // Of what is done before there is a trainer.
+  // Stops what is done before there is a trainer.
   std::stop_token stop() { return stop_.get_token(); }
 
  private:

@@ -228,12 +228,7 @@ absl::StatusOr<std::optional<CheckpointDir::NotFinite>> CheckpointDir::ReadNotFi
   if (absl::IsNotFound(checked.status())) return std::nullopt;
   if (!checked.ok()) return checked.status();
   JsonFields fields(checked->json);
-  NotFinite end;
-  end.reason = fields.Text("reason");
-  for (const auto& [flag, value] : fields.Object("settings").items()) {
-    if (!value.is_string()) return absl::InvalidArgumentError(path + ": settings: expected texts");
-    end.settings[flag] = value.get<std::string>();
-  }
+  const NotFinite end = {.reason = fields.Text("reason"), .settings = fields.Texts("settings")};
   PS_RETURN_IF_ERROR(Annotate(fields.End(), path));
   return end;
 }
@@ -275,17 +270,6 @@ std::string CheckpointDir::LockPath(uint32_t shard) const { return absl::StrCat(
 
 absl::Status CheckpointDir::Make(uint64_t number) const { return MakeFolders(PathOf(number)); }
 
-absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number, const MayRemove& may_remove) const {
-  const absl::StatusOr<std::vector<Entry>> entries = List();
-  if (!entries.ok()) return entries.status();
-  absl::Status result;
-  for (const Entry& entry : *entries) {
-    if (entry.complete || entry.number >= number || (may_remove && !may_remove(entry))) continue;
-    result.Update(RemoveCheckpoint(entry.path));
-  }
-  return result;
-}
-
 std::optional<CheckpointDir::Origin> CheckpointDir::OriginOf(const std::string& checkpoint) {
   if (const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint); manifest.ok()) {
     return Origin{.generation = manifest->generation, .version = manifest->version()};
@@ -304,28 +288,31 @@ std::optional<CheckpointDir::Origin> CheckpointDir::OriginOf(const std::string& 
   return std::nullopt;
 }
 
-absl::Status CheckpointDir::Reap(size_t keep, const MayRemove& may_remove) const {
-  Check(keep >= 1, "the newest complete checkpoint is kept");
+absl::Status CheckpointDir::RemoveThose(const MayRemove& are_old, const MayRemove& may_remove) const {
   const absl::StatusOr<std::vector<Entry>> entries = List();
   if (!entries.ok()) return entries.status();
-  size_t complete = 0;  // Newer than this one.
   absl::Status result;
   for (const Entry& entry : *entries) {
-    const bool superseded = entry.complete ? complete >= keep : complete >= 1;
-    if (superseded && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
-    if (entry.complete) ++complete;
+    if (are_old(entry) && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
   }
+  return result;
+}
+
+absl::Status CheckpointDir::RemoveIncompleteBelow(uint64_t number, const MayRemove& may_remove) const {
+  return RemoveThose([&](const Entry& entry) { return !entry.complete && entry.number < number; }, may_remove);
+}
+
+absl::Status CheckpointDir::Reap(size_t keep, const MayRemove& may_remove) const {
+  Check(keep >= 1, "the newest complete checkpoint is kept");
+  size_t complete = 0;  // Newer than this one.
+  const auto is_superseded = [&](const Entry& entry) { return entry.complete ? complete++ >= keep : complete >= 1; };
+  absl::Status result = RemoveThose(is_superseded, may_remove);
   result.Update(SyncFolder(path_));
   return result;
 }
 
 absl::Status CheckpointDir::ReapBelow(uint64_t number, const MayRemove& may_remove) const {
-  const absl::StatusOr<std::vector<Entry>> entries = List();
-  if (!entries.ok()) return entries.status();
-  absl::Status result;
-  for (const Entry& entry : *entries) {
-    if (entry.number < number && (!may_remove || may_remove(entry))) result.Update(RemoveCheckpoint(entry.path));
-  }
+  absl::Status result = RemoveThose([&](const Entry& entry) { return entry.number < number; }, may_remove);
   result.Update(SyncFolder(path_));
   return result;
 }

@@ -99,6 +99,7 @@ class CheckpointDir {
 
  private:
   std::string LockPath(uint32_t shard) const;
+  absl::Status RemoveThose(const MayRemove& are_old, const MayRemove& may_remove) const;
   explicit CheckpointDir(std::string path) : path_(std::move(path)) {}
 
   std::string path_;

@@ -1,7 +1,6 @@
 #include "common/checkpoint/json_fields.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <string_view>
 #include <utility>
@@ -23,20 +22,14 @@ const Json& Nothing() {
 
 bool IsHexDigit(char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); }
 
-using Json = nlohmann::ordered_json;
-
 constexpr uint64_t kMaxBytes = 256 << 20;  // A record of the largest model has 80 MiB.
 constexpr int kMaxDepth = 32;
 constexpr std::string_view kEnd = "\n}\n";
-constexpr std::string_view kBeforeChecksum = ",\n \"checksum\": \"";
 constexpr std::string_view kAfterChecksum = "\"\n}\n";
 constexpr size_t kDigits = 32;
 
-std::string HashOf(std::string_view text) {
-  RunningHash hash;
-  hash.Add(text);
-  return hash.Hex();
-}
+// What stands in place of kEnd in a text with its checksum.
+std::string EndWith(const std::string& checksum) { return (",\n \"checksum\": \"" + checksum).append(kAfterChecksum); }
 
 // Whether objects and lists lie in one another deeper than this. Text that is no JSON is for the parser to refuse.
 bool IsDeep(std::string_view text) {
@@ -92,42 +85,49 @@ float JsonFields::Float(const char* field) {
   return 0;
 }
 
-bool JsonFields::Bool(const char* field) {
+const Json& JsonFields::Take(const char* field, bool (Json::*is_good)() const, const char* expected) {
   const Json& value = Find(field);
-  if (value.is_boolean()) return value.get<bool>();
-  Wrong(field, "expected true or false");
-  return false;
+  if ((value.*is_good)()) return value;
+  Wrong(field, expected);
+  return Nothing();
+}
+
+bool JsonFields::Bool(const char* field) {
+  const Json& value = Take(field, &Json::is_boolean, "expected true or false");
+  return value.is_boolean() && value.get<bool>();
 }
 
 std::string JsonFields::Text(const char* field) {
-  const Json& value = Find(field);
-  if (value.is_string()) return value.get<std::string>();
-  Wrong(field, "expected a text");
-  return "";
+  const Json& value = Take(field, &Json::is_string, "expected a text");
+  return value.is_string() ? value.get<std::string>() : "";
 }
 
 std::string JsonFields::Checksum(const char* field) {
   std::string text = Text(field);
-  if (text.size() != 32 || !std::all_of(text.begin(), text.end(), IsHexDigit)) {
+  if (text.size() != kDigits || !std::all_of(text.begin(), text.end(), IsHexDigit)) {
     Wrong(field, "expected 32 hexadecimal digits");
   }
   return text;
 }
 
-const Json& JsonFields::List(const char* field) {
-  static const Json empty = Json::array();
-  const Json& value = Find(field);
-  if (value.is_array()) return value;
-  Wrong(field, "expected a list");
-  return empty;
+const Json& JsonFields::List(const char* field) { return Take(field, &Json::is_array, "expected a list"); }
+
+const Json& JsonFields::Object(const char* field) { return Take(field, &Json::is_object, "expected an object"); }
+
+std::map<std::string, std::string> JsonFields::Texts(const char* field) {
+  std::map<std::string, std::string> texts;
+  for (const auto& item : Object(field).items()) {
+    if (!item.value().is_string()) Wrong(absl::StrCat(field, ": ", item.key()), "expected a text");
+    if (item.value().is_string()) texts[item.key()] = item.value().get<std::string>();
+  }
+  return texts;
 }
 
-const Json& JsonFields::Object(const char* field) {
-  static const Json empty = Json::object();
-  const Json& value = Find(field);
-  if (value.is_object()) return value;
-  Wrong(field, "expected an object");
-  return empty;
+void JsonFields::Format(uint64_t known) {
+  const uint64_t format = Number("format");
+  if (format < 1) Wrong("format", "expected a number, at least 1");
+  if (format <= known || !wrong_.ok()) return;
+  wrong_ = absl::UnimplementedError(absl::StrCat("format: it is ", format, ", and this program reads ", known));
 }
 
 absl::Status JsonFields::End() const {
@@ -146,25 +146,18 @@ absl::StatusOr<std::string> CheckedText(const Json& json) {
     return absl::InvalidArgumentError("this cannot be written as JSON so that it is read back the same: " +
                                       text.substr(0, 200));
   }
-  const std::string checksum = HashOf(text);
+  const std::string checksum = HexHash(text);
   text.resize(text.size() - kEnd.size());
-  return absl::StrCat(text, std::string(kBeforeChecksum), checksum, std::string(kAfterChecksum));
-}
-
-std::string ChecksumOf(const std::string& text) {
-  if (text.size() < kDigits + kAfterChecksum.size()) return "";
-  return text.substr(text.size() - kAfterChecksum.size() - kDigits, kDigits);
+  return text + EndWith(checksum);
 }
 
 absl::StatusOr<CheckedJson> ParseChecked(const std::string& text) {
-  const std::string checksum = ChecksumOf(text);
-  const std::string trailer = absl::StrCat(std::string(kBeforeChecksum), checksum, std::string(kAfterChecksum));
-  if (checksum.empty() || !text.ends_with(trailer)) {
+  const size_t before = text.size() - std::min(text.size(), EndWith(std::string(kDigits, '0')).size());
+  const std::string without = text.substr(0, before).append(kEnd);
+  const std::string checksum = HexHash(without);
+  if (text.substr(before) != EndWith(checksum)) {
     return absl::InvalidArgumentError("damaged or truncated: it does not end with its checksum");
   }
-  std::string without = text.substr(0, text.size() - trailer.size());
-  without += kEnd;
-  if (HashOf(without) != checksum) return absl::InvalidArgumentError("damaged: its checksum is another one");
   Json json = Parse(without);
   if (json.is_null()) return absl::InvalidArgumentError("it is not a JSON object");
   return CheckedJson{.json = std::move(json), .checksum = checksum};
@@ -174,7 +167,7 @@ absl::StatusOr<std::string> WriteCheckedJson(const std::string& path, const Json
   const absl::StatusOr<std::string> text = CheckedText(json);
   if (!text.ok()) return Annotate(text.status(), path);
   PS_RETURN_IF_ERROR(WriteFileAtomically(path, {*text}));
-  return ChecksumOf(*text);
+  return text->substr(text->size() - kAfterChecksum.size() - kDigits, kDigits);
 }
 
 absl::StatusOr<CheckedJson> ReadCheckedJson(const std::string& path) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 
@@ -12,8 +13,8 @@
 
 namespace ps {
 
-// Takes them one by one. What is missing or of another type is given as 0, "" or an empty list or object; the first
-// such error is kept, and End tells it. For one thread; the object must outlive it.
+// Takes them one by one. What is missing or of another type is given as 0, "" or null; the first such error is kept,
+// and End tells it. For one thread; the object must outlive it.
 class JsonFields {
  public:
   // `place` is where the object is, for the errors: "shards: 2: "; or "".
@@ -28,8 +29,13 @@ class JsonFields {
   std::string Checksum(const char* field);
   const nlohmann::ordered_json& List(const char* field);
   const nlohmann::ordered_json& Object(const char* field);
+  // An object of texts.
+  std::map<std::string, std::string> Texts(const char* field);
+  // The field "format", a number from 1 on: UNIMPLEMENTED if it is above what this program knows.
+  void Format(uint64_t known);
 
-  // INVALID_ARGUMENT: a field was not as it was asked for, or the object has one that nobody asked for.
+  // INVALID_ARGUMENT: a field was not as it was asked for, or the object has one that nobody asked for. Or the error of
+  // Format.
   absl::Status End() const;
   // The same, once it is found that a field is wrong in another way.
   void Wrong(const std::string& field, const std::string& what);
@@ -37,6 +43,8 @@ class JsonFields {
  private:
   // Null if there is none.
   const nlohmann::ordered_json& Find(const char* field);
+  const nlohmann::ordered_json& Take(const char* field, bool (nlohmann::ordered_json::*is_good)() const,
+                                     const char* expected);
 
   const nlohmann::ordered_json& object_;
   const std::string place_;
@@ -54,9 +62,6 @@ struct CheckedJson {
 // INVALID_ARGUMENT for what could not be read back: texts that are not UTF-8, numbers that are not finite, nothing at
 // all, too many levels.
 absl::StatusOr<std::string> CheckedText(const nlohmann::ordered_json& json);
-// Of what CheckedText has given.
-std::string ChecksumOf(const std::string& text);
-
 // INVALID_ARGUMENT if this is no such text, or any byte of it is another one than was written.
 absl::StatusOr<CheckedJson> ParseChecked(const std::string& text);
 

@@ -1,8 +1,8 @@
 #include "common/checkpoint/manifest.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -19,19 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kFormat = 1;
 
-struct NamedKind {
-  TensorKind kind;
-  const char* name;
-};
-constexpr std::array kKinds = {NamedKind{TensorKind::kWeight, "weight"}, NamedKind{TensorKind::kConstant, "constant"},
-                               NamedKind{TensorKind::kBufferLowest, "buffer_lowest"},
-                               NamedKind{TensorKind::kBufferMean, "buffer_mean"}};
-
-std::string KindName(TensorKind kind) {
-  const auto* const found =
-      std::find_if(kKinds.begin(), kKinds.end(), [kind](const auto& k) { return k.kind == kind; });
-  return found == kKinds.end() ? "" : found->name;
-}
+constexpr const char* kKinds[] = {"weight", "constant", "buffer_lowest", "buffer_mean"};  // By TensorKind.
 
 // With as few digits as tell it from other floats, and not as many as tell it from other doubles.
 double Short(float value) { return std::strtod(ExactText(value).c_str(), nullptr); }
@@ -41,7 +29,7 @@ Json TensorToJson(const TensorSpec& tensor) {
   for (const int64_t dimension : tensor.shape) shape.push_back(static_cast<uint64_t>(dimension));
   return {{"name", tensor.name},
           {"shape", std::move(shape)},
-          {"kind", KindName(tensor.kind)},
+          {"kind", kKinds[static_cast<size_t>(tensor.kind)]},
           {"learning_rate_factor", Short(tensor.learning_rate_factor)},
           {"weight_decay_factor", Short(tensor.weight_decay_factor)}};
 }
@@ -56,9 +44,9 @@ absl::StatusOr<TensorSpec> TensorFromJson(const Json& json, size_t number) {
     tensor.shape.push_back(fits ? dimension.get<int64_t>() : 1);
   }
   const std::string kind = fields.Text("kind");
-  const auto* const found = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& k) { return k.name == kind; });
-  if (found == kKinds.end()) fields.Wrong("kind", "there is no kind " + kind);
-  if (found != kKinds.end()) tensor.kind = found->kind;
+  const auto* const found = std::find(std::begin(kKinds), std::end(kKinds), kind);
+  if (found == std::end(kKinds)) fields.Wrong("kind", "there is no kind " + kind);
+  tensor.kind = static_cast<TensorKind>(found - std::begin(kKinds));
   tensor.learning_rate_factor = fields.Float("learning_rate_factor");
   tensor.weight_decay_factor = fields.Float("weight_decay_factor");
   PS_RETURN_IF_ERROR(fields.End());
@@ -87,16 +75,6 @@ absl::Status ReadShards(const Json& json, std::vector<Manifest::Shard>* shards) 
   return absl::OkStatus();
 }
 
-absl::Status ReadSettings(const Json& json, std::map<std::string, std::string>* settings) {
-  for (const auto& item : json.items()) {
-    if (!item.value().is_string()) {
-      return absl::InvalidArgumentError(absl::StrCat("settings: ", item.key(), ": expected a text"));
-    }
-    (*settings)[item.key()] = item.value().get<std::string>();
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 uint64_t Manifest::version() const {
@@ -112,8 +90,6 @@ Json ToJson(const Manifest& manifest) {
   for (const Manifest::Shard& shard : manifest.shards) {
     shards.push_back({{"version", shard.version}, {"checksum", shard.checksum}});
   }
-  Json settings = Json::object();
-  for (const auto& [name, value] : manifest.settings) settings[name] = value;
   return {{"format", kFormat},
           {"job", manifest.job},
           {"generation", manifest.generation},
@@ -121,18 +97,14 @@ Json ToJson(const Manifest& manifest) {
           {"finished", manifest.finished},
           {"num_workers", manifest.num_workers},
           {"shards", std::move(shards)},
-          {"settings", std::move(settings)},
+          {"settings", manifest.settings},
           {"state", manifest.state},
           {"tensors", std::move(tensors)}};
 }
 
 absl::StatusOr<Manifest> ManifestFromJson(const Json& json) {
   JsonFields fields(json);
-  const uint64_t format = fields.Number("format");
-  if (format > kFormat) {
-    return absl::UnimplementedError(absl::StrCat("format: it is ", format, ", and this program reads ", kFormat));
-  }
-  if (format < kFormat) fields.Wrong("format", "expected a number, at least 1");
+  fields.Format(kFormat);
   Manifest manifest;
   manifest.job = fields.Text("job");
   manifest.generation = fields.Number("generation");
@@ -140,27 +112,14 @@ absl::StatusOr<Manifest> ManifestFromJson(const Json& json) {
   manifest.finished = fields.Bool("finished");
   manifest.num_workers = static_cast<uint32_t>(fields.Number("num_workers", std::numeric_limits<uint32_t>::max()));
   const Json& shards = fields.List("shards");
-  const Json& settings = fields.Object("settings");
+  manifest.settings = fields.Texts("settings");
   const Json& state = fields.Object("state");
   const Json& tensors = fields.List("tensors");
   PS_RETURN_IF_ERROR(fields.End());
   PS_RETURN_IF_ERROR(ReadShards(shards, &manifest.shards));
-  PS_RETURN_IF_ERROR(ReadSettings(settings, &manifest.settings));
   PS_RETURN_IF_ERROR(ReadTensors(tensors, &manifest.layout));
   manifest.state = state;
   return manifest;
-}
-
-absl::StatusOr<std::string> ManifestText(const Manifest& manifest) {
-  const Json json = ToJson(manifest);
-  PS_RETURN_IF_ERROR(ManifestFromJson(json).status());
-  return CheckedText(json);
-}
-
-absl::StatusOr<Manifest> ManifestFromText(const std::string& text) {
-  const absl::StatusOr<CheckedJson> checked = ParseChecked(text);
-  if (!checked.ok()) return checked.status();
-  return ManifestFromJson(checked->json);
 }
 
 std::string ManifestPath(const std::string& folder) { return folder + "/manifest.json"; }

@@ -44,15 +44,12 @@ nlohmann::ordered_json ToJson(const Manifest& manifest);
 // shard; UNIMPLEMENTED for another format version.
 absl::StatusOr<Manifest> ManifestFromJson(const nlohmann::ordered_json& json);
 
-// As the file has it, with a checksum of its own (json_fields.h). INVALID_ARGUMENT, naming the field, for what could
-// not be read back: no valid layout, no shards, a checksum that is none, texts that are not UTF-8.
-absl::StatusOr<std::string> ManifestText(const Manifest& manifest);
-// INVALID_ARGUMENT if a byte is another one than was written; else as ManifestFromJson.
-absl::StatusOr<Manifest> ManifestFromText(const std::string& text);
-
-// FOLDER/manifest.json: once it is there the checkpoint is. Waits for the disk. Errors name the file.
+// FOLDER/manifest.json, with a checksum of its own (json_fields.h): once it is there the checkpoint is. Waits for the
+// disk. INVALID_ARGUMENT, naming the field, for what could not be read back: no valid layout, no shards, a checksum
+// that is none, texts that are not UTF-8. Errors name the file.
 absl::Status WriteManifest(const std::string& folder, const Manifest& manifest);
-// NOT_FOUND: there is none, so the checkpoint is not complete. Else as ManifestFromText, naming the file.
+// NOT_FOUND: there is none, so the checkpoint is not complete. INVALID_ARGUMENT if a byte is another one than was
+// written; else as ManifestFromJson. Errors name the file.
 absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
 std::string ManifestPath(const std::string& folder);
 

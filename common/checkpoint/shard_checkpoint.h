@@ -1,10 +1,14 @@
-// One shard's two files of a checkpoint: the values (ShardFile), and beside them the record of what is where, with the
-// shard's own state. And reading values back, of a checkpoint that any number of shards has written.
+// One shard's two files of a checkpoint: a safetensors file with the values, which any reader of that format reads, and
+// beside it the record of what is where, with the shard's own state. And reading values back, of a checkpoint that any
+// number of shards has written.
+//
+// A part is a run of elements of one tensor, in row-major order. The file has it as NAME, with the tensor's shape,
+// where it is the whole tensor, and else as NAME[first:end]. The optimizer's state of these elements follows under the
+// same name and a suffix. Elements are named, and never slices or padding, so that another number of servers, or
+// another size of slices, can read it.
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,18 +18,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/checkpoint/manifest.h"
-#include "common/safetensors.h"
 #include "ps/tensor.h"
 
 namespace ps {
-
-// One shard's part of a checkpoint: a safetensors file, which any reader of that format reads, and the record of what
-// is in it.
-//
-// A part is a run of elements of one tensor, in row-major order. The file has it as NAME, with the tensor's shape,
-// where it is the whole tensor, and else as NAME[first:end]. The optimizer's state of these elements follows under the
-// same name and a suffix. Elements are named, and never slices or padding, so that another number of servers, or
-// another size of slices, can read it.
 
 // What is to be written; the memory is the caller's.
 struct ShardPart {
@@ -36,71 +31,17 @@ struct ShardPart {
   uint64_t skipped = 0;                       // Versions that were made without any gradient of it.
 };
 
-// What a file has.
-struct StoredPart {
-  struct Values {
-    std::string name;      // In the file.
-    std::string checksum;  // XXH3-128 of the bytes.
-
-    bool operator==(const Values&) const = default;
-  };
-  uint32_t tensor = 0;
-  int64_t first = 0;
-  int64_t elements = 0;
-  uint64_t skipped = 0;
-  Values weights;
-  std::vector<Values> state;
-
-  bool operator==(const StoredPart&) const = default;
-};
-
-struct ShardRecord {
-  uint64_t bytes = 0;  // Of the file.
-  std::vector<StoredPart> parts;
-
-  bool operator==(const ShardRecord&) const = default;
-};
-
-nlohmann::ordered_json ToJson(const ShardRecord& record, const Layout& layout);
-// INVALID_ARGUMENT, naming the field or part, for anything that ToJson does not give: parts of other tensors, or beyond
-// their ends.
-absl::StatusOr<ShardRecord> ShardRecordFromJson(const nlohmann::ordered_json& json, const Layout& layout);
-
-// Writes the file (as NewFile does, without holding more than the header in memory) and returns its record. Waits for
-// the disk. Errors name the file.
-absl::StatusOr<ShardRecord> WriteShardFile(const std::string& path, const Layout& layout,
-                                           const std::vector<ShardPart>& parts);
-
-// A file that is open for reading. Thread-safe.
-class ShardFile {
- public:
-  // NOT_FOUND, or INVALID_ARGUMENT, naming the file, if it is not what the record says: its size, its tensors.
-  static absl::StatusOr<ShardFile> Open(const std::string& path, const Layout& layout, const ShardRecord& record);
-
-  // Of the record that it was opened with. Gives the values in blocks, in their order, each with the number of its
-  // first element in the tensor. INVALID_ARGUMENT at the end, naming the file and the tensor, if they are not those of
-  // the checksum: then what was given is wrong.
-  using Block = std::function<void(int64_t first, std::span<const float> values)>;
-  absl::Status Read(const StoredPart& part, const StoredPart::Values& values, const Block& block) const;
-
- private:
-  explicit ShardFile(SafetensorsFile file);
-
-  SafetensorsFile file_;
-  std::map<std::string, size_t> numbers_;  // Of its tensors, by their names.
-};
-
+// What the record says beside where the values are.
 struct ShardCheckpoint {
   uint32_t shard = 0;
   uint32_t num_shards = 0;
   uint64_t version = 0;
   uint64_t generation = 0;
-  ShardRecord record;
   nlohmann::ordered_json state = nlohmann::ordered_json::object();  // Its fields are the server's business.
 };
 
-// Writes FOLDER/shard-I-of-S.safetensors and then FOLDER/shard-I-of-S.json (`record` of what is given is not used),
-// each as NewFile does. Returns the checksum of the latter, for the manifest. Waits for the disk. Errors name the file.
+// Writes FOLDER/shard-I-of-S.safetensors and then FOLDER/shard-I-of-S.json, each as NewFile does. Returns the checksum
+// of the latter, for the manifest. Waits for the disk. Errors name the file.
 absl::StatusOr<std::string> WriteShardCheckpoint(const std::string& folder, const Layout& layout,
                                                  const ShardCheckpoint& checkpoint,
                                                  const std::vector<ShardPart>& parts);

@@ -26,7 +26,7 @@ namespace ps {
 // a processor that has gone idle 50 us and more. If nothing came the last time it hardly looks, so an idle process
 // burns no core. The other side may be hostile: it can wake this one for nothing, or not at all, but no wait is longer
 // than its deadline.
-
+//
 // Lies in shared memory, all zero at first. Rung by one process and awaited by one thread of the other.
 struct Doorbell {
   std::atomic<uint32_t> rings = 0;
@@ -66,7 +66,7 @@ struct MessageRing {
   alignas(64) std::atomic<uint64_t> read = 0;
   alignas(64) Doorbell bell;  // Rung for the reader, after a message.
 
-  // Of a ring for so many bytes of messages, each of which takes up to 11 more.
+  // The bytes of memory that a ring takes for so many bytes of messages, each of which takes up to 11 more.
   static constexpr size_t SizeFor(size_t capacity) { return sizeof(MessageRing) + capacity; }
 };
 

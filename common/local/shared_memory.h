@@ -38,13 +38,13 @@ class SharedMemory {
 
   // Page-aligned; empty in one that was moved from. Written only with kReadWrite.
   std::span<uint8_t> bytes() const { return bytes_; }
-  // Of memory that was made here; what was attached has none.
+  // The file of memory that was made here; what was attached has none.
   const FileDescriptor& file() const { return file_; }
   // From now on writes here, into memory that Create made, are seen by nobody else; to others it stays as it is. What
   // is read here does not change by that. May be called while another thread writes: each of its writes falls before or
   // after.
   void MakePrivate();
-  // Of memory that was made here: a number that no other has which lives at the same time.
+  // A number of memory that was made here, which no other memory has at the same time.
   uint64_t identity() const;
 
  private:
@@ -58,9 +58,7 @@ class SharedMemory {
 
 // Where a model's tensors lie in one piece of shared memory: in the order of the layout, each beginning at a multiple
 // of 64 bytes. So a slice is named by its number alone. Of weights it is as pushes carry them (wire_type.h): elements
-// of two bytes, perhaps; where only the largest are sent, a slice is their positions and then their values.
-
-// Constant.
+// of two bytes, perhaps; where only the largest are sent, a slice is their positions and then their values. Constant.
 class ModelMemory {
  public:
   explicit ModelMemory(const Layout& layout, const PushFormat& weights = {}) : weights_(weights) {
@@ -104,7 +102,7 @@ class ModelMemory {
     size_t begin;
     PushFormat format;
   };
-  // Of a slice of so many elements.
+  // The bytes that a slice of so many elements takes.
   static size_t BytesOf(const PushFormat& format, int64_t elements) {
     const int64_t sent = format.Sent(elements);
     return static_cast<size_t>(sent) * (WireBytes(format.type) + (sent < elements ? sizeof(uint16_t) : 0));

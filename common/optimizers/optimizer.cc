@@ -29,12 +29,6 @@ float TrustRatio(const TrustSquares& squares) {
   return static_cast<float>(std::min<double>(ratio, std::numeric_limits<float>::max()));
 }
 
-TrustSquares Optimizer::Measure(const OptimizerBlock& /*block*/, const UpdateContext& /*context*/, Isa /*isa*/) const {
-  return {};
-}
-
-float Optimizer::InitialState(int /*k*/, const Hyperparameters& /*hyperparameters*/) const { return 0; }
-
 std::vector<std::string> OptimizerNames() {
   std::vector<std::string> names;
   for (const OptimizerEntry& entry : kOptimizers) names.emplace_back(entry.name);

@@ -35,7 +35,7 @@ struct UpdateContext {
   uint64_t update = 1;
   // Those of this update and tensor: the learning rate is the one to step with, whatever it was derived from.
   Hyperparameters hyperparameters;
-  // Of this tensor, TrustRatio of what its blocks measure, for an optimizer that uses one.
+  // This tensor's trust ratio (TrustRatio of what its blocks measure), for an optimizer that uses one.
   float trust_ratio = 1;
 };
 
@@ -56,7 +56,7 @@ class Optimizer {
   // Floats of state for each weight, at most kMaxStateTensors.
   virtual int state_tensors() const = 0;
   // What every float of state tensor k, below state_tensors(), is before the first update.
-  virtual float InitialState(int k, const Hyperparameters& hyperparameters) const;
+  virtual float InitialState(int /*k*/, const Hyperparameters& /*hyperparameters*/) const { return 0; }
   virtual void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const = 0;
   // Whether with these an element whose gradient is 0 stays as it is, to the bit.
   virtual bool keeps_still(const Hyperparameters& /*hyperparameters*/) const { return false; }
@@ -64,7 +64,9 @@ class Optimizer {
   virtual bool uses_trust_ratio() const { return false; }
   // What these elements add to the squares of their tensor. Nothing of the block is written. It depends on the elements
   // and their order alone.
-  virtual TrustSquares Measure(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const;
+  virtual TrustSquares Measure(const OptimizerBlock& /*block*/, const UpdateContext& /*context*/, Isa /*isa*/) const {
+    return {};
+  }
 };
 
 // w ← w − lr·(g + wd·w)
@@ -97,9 +99,9 @@ std::unique_ptr<Optimizer> MakeAdamW();
 // for Deep Learning, 2020 (arXiv:1904.00962), algorithm 2.
 std::unique_ptr<Optimizer> MakeLamb();
 
-// Of a difference of weights d in place of a gradient: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's momentum with
-// a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source: Douillard et al.,
-// DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
+// The gradient that it is given is a difference of weights d: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's
+// momentum with a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source:
+// Douillard et al., DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
 std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
 
 // The names that MakeOptimizer knows.

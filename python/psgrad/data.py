@@ -43,7 +43,7 @@ def _first_batch(
         return min(first + step * int(local.steps), total)
     if step == 0:
         return first
-    # What is exchanged after which batch: as in worker/train/steps/averaging.cc.
+    # What is exchanged after which batch: as in worker/train/steps/steps.cc (Averaging).
     every_steps = getattr(local, "average_every_steps", 0)
     weights_every = every_steps if every_steps > 0 else local.average_every_epochs * batches_per_epoch
     batch, exchanges = first, 0

@@ -98,7 +98,6 @@ absl::StatusOr<std::string> CheckpointStore::WritePart(const Part& part) {
                                       .num_shards = num_shards_,
                                       .version = part.snapshot.version(),
                                       .generation = part.generation,
-                                      .record = {},
                                       .state = part.state};
   return WriteShardCheckpoint(dir_.PathOf(part.number), part.snapshot.layout().plan().layout(), checkpoint,
                               PartsOf(part.snapshot));

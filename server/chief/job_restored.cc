@@ -101,7 +101,7 @@ void JobState::Restore(const RestoredJob& restored) {
   }
   members_.RestoreIncarnations(std::move(incarnations));
   Check(runs_.Load(restored.runs).ok(), "CheckRestored has loaded it");
-  Check(own_data_.Load(restored.job).ok(), "likewise");
+  Check(own_data_.Load(restored.job).ok(), "CheckRestored has loaded this, too");
   for (const v1::SavedJob::OwnFlags& own : restored.job.own_flags()) {
     if (own.rank() < options_.num_workers) own_flags_[own.rank()] = {own.flags().begin(), own.flags().end()};
   }

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "server/engine/shard_layout.h"
 
 namespace ps {
 namespace {

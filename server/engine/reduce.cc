@@ -103,7 +103,7 @@ void ReduceAs(std::span<const GradientTerm> terms, size_t begin, size_t elements
   }
 }
 
-// Likewise, of gradients of which some elements came.
+// The same, where only some elements of each gradient came.
 void ReduceSparse(std::span<const GradientTerm> terms, size_t begin, size_t elements, float* sum) {
   std::fill_n(sum, elements, 0.0F);
   for (const GradientTerm& term : terms) {

@@ -1,6 +1,7 @@
 #include "server/engine/shard_layout.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/status.h"
 
 namespace ps {
@@ -69,6 +70,13 @@ absl::StatusOr<size_t> ShardLayout::LocalIndex(const ReceivedSlice& received, Of
                                                    absent ? ", as it is absent" : ""));
   }
   return static_cast<size_t>(local_[received.index]);
+}
+
+std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice) {
+  Check(by_slice.size() == plan.slices().size(), "there is a sum of every slice");
+  std::vector<double> by_tensor(plan.layout().size(), 0.0);
+  for (const SliceInfo& slice : plan.slices()) by_tensor[slice.tensor] += by_slice[slice.index];
+  return by_tensor;
 }
 
 }  // namespace ps

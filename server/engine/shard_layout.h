@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,5 +52,8 @@ class ShardLayout {
   uint64_t pushed_bytes_ = 0;
   std::vector<int32_t> local_;  // Each of the model's slices has one; -1: it is another shard's.
 };
+
+// Each tensor's sum, from those of the model's slices, which are added in their order.
+std::vector<double> SumByTensor(const SlicePlan& plan, std::span<const double> by_slice);
 
 }  // namespace ps

@@ -22,7 +22,7 @@ constexpr std::chrono::seconds kJoinWaitMax(300);
 constexpr std::chrono::seconds kReplyMargin(1);
 
 constexpr std::chrono::seconds kTakeRunWaitMax(300);
-// Of other calls that say how long they wait.
+// The limits of other calls that say how long they wait.
 constexpr std::chrono::seconds kWaitDefault(10);
 constexpr std::chrono::seconds kWaitMax(300);
 

@@ -154,7 +154,7 @@ class PushCall final : public DataCall {
   const bool weights_;
 };
 
-// Of one small request, without slices.
+// A call whose request is one small message, without slices.
 template <typename Request>
 class ReadCall : public DataCall {
  public:

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/half_floats.h"
 #include "common/slices.h"
-#include "common/top_k.h"
+#include "worker/link/top_k.h"
 
 namespace ps {
 namespace {

@@ -8,7 +8,8 @@
 
 namespace ps {
 
-// Of a model of so many bytes as float32, on one thread; the ratio is a copy's time over the row's.
+// Measures the encodings of a model of so many bytes as float32, on one thread; the ratio is a copy's time over the
+// row's.
 std::vector<Measurement> RunEncodingBench(int64_t bytes, int repeats);
 
 }  // namespace ps

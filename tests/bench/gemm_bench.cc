@@ -60,7 +60,7 @@ class Product {
     return Upload();
   }
 
-  // Of one product. A device that queues has many of them at once, so that none waits for the host.
+  // The seconds that one product takes. A device that queues is given many at once, so that none waits for the host.
   absl::StatusOr<double> Compute() {
     const int products = backend_.unified() ? 1 : kQueuedProducts;
     const auto work = [&]() -> absl::Status {

@@ -105,7 +105,7 @@ class Servers {
   std::vector<v1::Identity> ids_;  // Of those that have joined, in the order of their answers.
   Chief chief_;
   std::unique_ptr<MetricsWriter> metrics_;
-  std::vector<std::deque<std::string>> reports_;  // Of each shard, on their way; likewise the next.
+  std::vector<std::deque<std::string>> reports_;  // By shard, on their way, as are the next.
   std::vector<std::deque<std::string>> updates_;
   std::vector<std::unique_ptr<Shard>> shards_;  // Last: their callbacks use the above.
 };

@@ -15,7 +15,7 @@
 
 namespace ps {
 
-// Of its servers, whose optimizer is plain sgd, in bsp.
+// The learning rate of the job's servers, whose optimizer is plain sgd, in bsp.
 inline constexpr float kKnownLearningRate = 1.0F / 1024;
 
 // Sends the initial values, from memory that is not needed later; the weights come back into `weights`.

@@ -148,7 +148,7 @@ class LinkJob {
     return Expect(worker, "end");
   }
 
-  // Of servers and workers; lines are not ours.
+  // The processor time of servers and workers; that of delay lines is not part of what is measured.
   double ProcessorSeconds() const {
     double seconds = 0;
     for (const auto* processes : {&servers_, &workers_}) {

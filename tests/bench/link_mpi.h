@@ -16,7 +16,7 @@ struct MpiAlgorithm {
   int number = 0;  // Of Open MPI's coll_tuned_allreduce_algorithm; 0: its own choice.
 };
 
-// Of MPI_Allreduce, whose first is Open MPI's own choice.
+// The algorithms of MPI_Allreduce that are measured; the first is what Open MPI chooses by itself.
 const std::vector<MpiAlgorithm>& MpiAlgorithms();
 
 // Where ranks run on hosts 0 to ranks − 1; what Open MPI needs for it is written to the hosts' folder.

@@ -53,10 +53,11 @@ ABSL_FLAG(uint32_t, burst, 1, "crowd: so many workers join at the same time, and
 ABSL_FLAG(std::string, op, "push_pull", "exchange: push, pull or push_pull; link: push or push_pull");
 ABSL_FLAG(std::string, wire_dtype, ps::WireOptions().wire_dtype,
           "exchange, link, train: as ps_server's flag of this name");
-ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype, "exchange, link, train: likewise");
-ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: likewise");
-ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link: likewise");
-ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link, train: likewise");
+ABSL_FLAG(std::string, weights_wire_dtype, ps::WireOptions().weights_wire_dtype,
+          "exchange, link, train: as ps_server's");
+ABSL_FLAG(std::string, compress, ps::WireOptions().compress, "exchange, link: as ps_server's");
+ABSL_FLAG(bool, weights_delta, ps::WireOptions().weights_delta, "exchange, link: as ps_server's");
+ABSL_FLAG(bool, error_feedback, ps::WireOptions().error_feedback, "exchange, link, train: as ps_server's");
 ABSL_FLAG(
     int, repeats, 30,
     "exchange, join, link, network, optimizers: number of measured repeats; faults: hundreds of steps, and kills");
@@ -198,7 +199,7 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   const bool rounds = sends || command == "train";
   problems.Check(!link || absl::GetFlag(FLAGS_op) != "pull", "--op: expected push or push_pull for link");
   problems.Check(CheckWire());
-  // Of exchange and link; other commands push and pull.
+  // Only exchange and link have an --op; other commands push and pull.
   const std::string op = sends ? absl::GetFlag(FLAGS_op) : "push_pull";
   const std::string why = absl::StrCat("--op=", op, " does not send that");
   problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},

@@ -31,7 +31,7 @@ absl::StatusOr<MpiAllreduce> MeasureMpiAllreduceIn(const MpiPlace& place, int64_
                                                    bool sgd = false);
 
 // samples/s of all ranks together, training the network: the better of an MPI_Iallreduce of each layer's gradient
-// during the backward pass, and one MPI_Allreduce of all of them after it. Likewise.
+// during the backward pass, and one MPI_Allreduce of all of them after it. Errors are those of MeasureMpiAllreduce.
 absl::StatusOr<double> MeasureMpiTraining(bool tcp, const std::vector<int64_t>& widths, int64_t batch, uint32_t ranks,
                                           int64_t steps);
 

@@ -28,7 +28,7 @@ struct WireOptions {
             error_feedback ? "--error_feedback" : "--noerror_feedback",
             weights_delta ? "--weights_delta" : "--noweights_delta"};
   }
-  // Of flags that servers would take.
+  // The format that servers with these flags would use.
   WireFormat Format() const {
     ServerOptions options;
     Set(options);

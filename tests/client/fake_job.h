@@ -200,7 +200,7 @@ class FakeJob {
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t checkpoint_version_ ABSL_GUARDED_BY(mutex_) = 0;
   Weights weights_ ABSL_GUARDED_BY(mutex_);     // Empty: they are not initialised.
-  Weights checkpoint_ ABSL_GUARDED_BY(mutex_);  // Likewise: there is none.
+  Weights checkpoint_ ABSL_GUARDED_BY(mutex_);  // Empty: there is none.
   size_t slices_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<v1::JoinRequest> joins_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> applied_ ABSL_GUARDED_BY(mutex_);

@@ -11,8 +11,8 @@
 
 #include "common/half_floats.h"
 #include "common/payload.h"
-#include "common/top_k.h"
 #include "tests/client/test_exchange.h"
+#include "worker/link/top_k.h"
 
 namespace ps {
 namespace push_encoding_test {

@@ -11,7 +11,7 @@
 namespace ps {
 namespace {
 
-// Of one column of these values, and of a target that is their double.
+// The summary of samples whose one feature has these values, and whose targets are their double.
 DataSummary Of(const std::vector<float>& values) {
   const auto stats = [](const std::vector<double>& column) {
     ColumnStatistics made = {.mean = {0}, .squares = {0}, .low = {}, .high = {}};

@@ -11,6 +11,7 @@
 #include "common/slices.h"
 #include "common/status.h"
 #include "tests/catch.h"
+#include "tests/read_safetensors.h"
 #include "tests/temp_folder.h"
 
 namespace ps {

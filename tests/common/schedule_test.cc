@@ -93,15 +93,18 @@ TEST_CASE("A learning rate is multiplied in double") {
 }
 
 TEST_CASE("Lengths are samples or epochs above 0") {
-  CHECK(ParseScheduleLength("warmup", "600000samples")->samples == 600000);
-  CHECK(ParseScheduleLength("warmup", "1sample")->Resolve(7) == 1);
-  CHECK(ParseScheduleLength("warmup", "1epoch")->Resolve(60000) == 60000);
-  CHECK(ParseScheduleLength("warmup", "0.5epochs")->Resolve(7) == 4);
-  CHECK(ParseScheduleLength("warmup", "0.001epochs")->Resolve(7) == 1);
-  for (const char* text : {"", "5", "0samples", "-1epochs", "0epochs", "nanepochs", "infepochs", "1.5samples", "epochs",
+  const auto resolve = [](const char* text, uint64_t samples_per_epoch) {
+    return ResolveSchedule({.warmup = text}, samples_per_epoch);
+  };
+  CHECK(resolve("600000samples", 0)->warmup == 600000);
+  CHECK(resolve("1sample", 7)->warmup == 1);
+  CHECK(resolve("1epoch", 60000)->warmup == 60000);
+  CHECK(resolve("0.5epochs", 7)->warmup == 4);
+  CHECK(resolve("0.001epochs", 7)->warmup == 1);
+  for (const char* text : {"5", "0samples", "-1epochs", "0epochs", "nanepochs", "infepochs", "1.5samples", "epochs",
                            "1e300epochs", "99999999999999999999samples"}) {
     CAPTURE(text);
-    CHECK(Message(ParseScheduleLength("warmup", text).status()).find("--warmup=") == 0);
+    CHECK(Message(resolve(text, 7).status()).find("--warmup=") == 0);
   }
 }
 
@@ -134,7 +137,7 @@ TEST_CASE("A warm-up ends before the decay does, and before the first step") {
   CHECK(ProblemsOf({.schedule = "step", .warmup = "3epochs", .schedule_step = "2epochs"}) ==
         "--warmup=3epochs: expected at most --schedule_step=2epochs");
   CHECK(ProblemsOf({.schedule = "step", .warmup = "2epochs", .schedule_step = "2epochs"}).empty());
-  // Of different units it depends on the epoch.
+  // Which of two lengths in different units is longer depends on the epoch.
   const ScheduleOptions mixed = {.schedule = "cosine", .warmup = "100samples", .schedule_length = "1epoch"};
   CHECK(ProblemsOf(mixed).empty());
   CHECK(ResolveSchedule(mixed, 101).ok());

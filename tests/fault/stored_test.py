@@ -17,7 +17,7 @@ STORED = pathlib.Path(__file__).resolve().parent.parent / "data" / "checkpoints"
 FLAGS = ["--optimizer=adam", "--learning_rate=0.01", "--checkpoint_every=1000000"]
 FLAGS += ["--schedule=cosine", "--schedule_length=20000samples"]
 SLOWLY = ["--experiment_step_time=1ms"]
-VERSION = 36  # Of the stored checkpoint; likewise the next.
+VERSION = 36  # The stored checkpoint's, as is the next.
 SHA256 = "e80a5b5c06748b7ecadde7ceac29a22433ae6974f52729bac0ebda0b1727f03b"  # Of its weights, as a file.
 
 

@@ -122,7 +122,7 @@ TEST_CASE("In every mode the workers together use the job's samples once an epoc
         if (result.ok()) samples += result->steps.samples;
       }
       CHECK(cluster.server_status == absl::OkStatus());
-      // Of a step that is STALE the samples are used, and counted as dropped.
+      // The samples of a step that is STALE are used, and counted as dropped.
       CHECK(samples == 3 * 410);
     }
   }

@@ -6,6 +6,7 @@
 #include "ps/v1/ps.grpc.pb.h"
 #include "tests/integration/cluster.h"
 #include "tests/integration/proxy.h"
+#include "tests/read_safetensors.h"
 #include "worker/link/weights_hash.h"
 
 namespace ps {

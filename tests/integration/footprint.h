@@ -19,7 +19,7 @@ struct Footprint {
   int64_t threads = 0;
 };
 
-// Of a file of lines like "Threads: 4" the number after this name.
+// The number after this name in a file of lines like "Threads: 4".
 inline int64_t ReadField(const std::string& file, const std::string& name) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -29,8 +29,8 @@ inline int64_t ReadField(const std::string& file, const std::string& name) {
   return 0;
 }
 
-// Of a process that runs. VmRSS in `status` is added up from counts of each processor, and is off by megabytes on a
-// machine with many of them; Rss in `smaps_rollup` is counted when it is read.
+// The footprint of a process that runs. VmRSS in `status` is added up from counts of each processor, and is off by
+// megabytes on a machine with many of them; Rss in `smaps_rollup` is counted when it is read.
 inline Footprint FootprintOf(pid_t process) {
   const std::string proc = "/proc/" + std::to_string(process);
   const std::filesystem::directory_iterator descriptors(proc + "/fd");

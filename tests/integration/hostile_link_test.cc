@@ -412,7 +412,7 @@ TEST_CASE("A member that never releases what it reads stops nobody, and its end 
       link.Send(request);
       const auto reply = link.Reply();
       REQUIRE(reply.has_value());
-      // Of the current version and an older one it may hold one each.
+      // It may hold one reference to the current version, and one to an older version.
       CHECK(reply->code() ==
             static_cast<uint32_t>(call < 3 ? absl::StatusCode::kOk : absl::StatusCode::kDeadlineExceeded));
       job.CheckOther();

@@ -30,7 +30,7 @@ float GradientAt(uint32_t rank, uint64_t step, size_t i) {
 }
 uint32_t SamplesOf(uint32_t rank) { return 1 + rank % 5; }
 
-// Of SGD with the mean over all samples, added up in the order of ranks.
+// The weights that SGD makes with the mean over all samples, added up in the order of ranks.
 std::vector<float> ExpectedWeights() {
   uint32_t samples = 0;
   for (uint32_t rank = 0; rank < kWorkers; ++rank) samples += SamplesOf(rank);

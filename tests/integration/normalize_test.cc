@@ -5,6 +5,7 @@
 
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
+#include "tests/read_safetensors.h"
 
 namespace ps {
 namespace {

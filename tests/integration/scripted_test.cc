@@ -45,7 +45,7 @@ std::string Play(
   return job.End();
 }
 
-// Of what needs norms, each has the same weights on one server and on three, and others than the rest.
+// Each setting that needs norms gives the same weights on one server and on three, and others than the rest.
 void CheckNorms(const std::string& mode) {
   std::set<std::string> hashes;
   const auto check = [&](const std::string& what, const std::function<void(ServerOptions*)>& change) {

@@ -7,6 +7,7 @@
 
 #include "common/safetensors.h"
 #include "tests/integration/cluster.h"
+#include "tests/read_safetensors.h"
 #include "worker/model/cpu_backend.h"
 #include "worker/model/cuda/backend.h"
 

@@ -14,7 +14,7 @@
 #include "server/shard/shard_cut.h"
 #include "tests/catch.h"
 
-// Of its own: the other interleavings use the same words.
+// This test has a namespace of its own, since the other interleavings use the same names.
 namespace ps::cut_interleavings {
 namespace {
 

@@ -66,7 +66,7 @@ class Job : public SmallJob {
     const uint32_t s = event.shard;
     switch (event.kind) {
       case Kind::kPush: {
-        // Of all that both have pushed here in this step, something is new.
+        // Once both have pushed something here in this step, something new can be built.
         const Worker& other = workers_[1 - event.worker];
         if (other.step == workers_[event.worker].step && other.pushed[s] > 0) to_build_[s] = true;
         Push(event.worker, s);

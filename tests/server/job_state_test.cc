@@ -128,7 +128,7 @@ struct TwoShards {
     job.NextView(now);
     return job.Find(joined->member.rank, joined->member.incarnation);
   }
-  // Of each shard: at which step ranks were left.
+  // Each shard reports at which step it was left by each rank.
   void Report(const std::vector<std::map<uint32_t, uint64_t>>& left, uint64_t highest) {
     for (uint32_t shard = 0; shard < 2; ++shard) {
       v1::ShardReport report;

@@ -13,8 +13,8 @@ namespace ps {
 constexpr uint32_t kDescentShards = 2;
 constexpr uint32_t kDescentRanks = 2;
 
-// Of a step five binary digits of the weight: 2 is rank 0's push, 8 is rank 1's. The mean of both, where they make one
-// version, is 5; where each makes one they are 10. Exact in float32 for four steps.
+// Each step has five binary digits of the weight: 2 is rank 0's push, 8 is rank 1's. The mean of both, where they make
+// one version, is 5; where each makes one they are 10. Exact in float32 for four steps.
 constexpr uint64_t kDescentBase = 32;
 inline float DescentGradient(uint32_t rank, uint64_t step) {
   uint64_t gradient = rank == 0 ? 2 : 8;

@@ -221,7 +221,7 @@ class Job {
     });
   }
 
-  // Of the live ranks that are not known to be empty the first max(1, L − b) pushes, in order of arrival.
+  // Expects the first max(1, L − b) pushes of live ranks that are not known to be empty, in order of arrival.
   void ExpectFirstOnes(const StepSet& set) {
     std::vector<uint32_t> full, empty;
     for (const uint32_t rank : arrivals_) (plan_.empty.contains({rank, set.step}) ? empty : full).push_back(rank);

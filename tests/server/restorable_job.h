@@ -298,7 +298,7 @@ class RestorableJob : public SmallJob {
   std::array<bool, kWorkers> gone_ = {};  // And not replaced.
   std::string problem_;
   std::string on_disk_;  // Empty: it is to be read.
-  // Of this generation.
+  // What has happened in this generation.
   std::array<bool, kWorkers> joining_ = {}, done_ = {}, may_leave_ = {};
   std::array<bool, kShards> running_ = {}, looked_ = {};  // The shard knows that the job runs; its weight was read.
   std::array<std::optional<v1::Cut>, kShards> part_due_;  // Of the checkpoint that this commits.

@@ -173,7 +173,7 @@ TEST_CASE("When the job has failed, its members are told why, and others may loo
   CHECK(test.PullUnnamed(std::nullopt)->weights()[0] == 1);
   CHECK(Hashes(test, {}, 0)->version() == 0);
   CHECK(Message(test.PullUnnamed(1).status()).find("rank 1 was lost") != std::string::npos);
-  // Of a job that failed before it had weights there is nothing to see.
+  // A job that failed before it had weights has nothing to show.
   TestShard early("asp", {}, {{"w", {4}}}, /*run=*/false);
   early.NextView(v1::PHASE_FAILED, [](v1::View* view) { view->set_failure("stopped"); });
   CHECK(absl::IsAborted(early.PullUnnamed(std::nullopt).status()));

@@ -120,7 +120,7 @@ TEST_CASE("Past its limits a shard answers RESOURCE_EXHAUSTED") {
   TestShard test("asp", options);
   REQUIRE(test.Add(TestShard::Header(0, 0), {}).ok());
   CHECK(absl::IsResourceExhausted(test.Add(1, 0, {1, 1, 1, 1})));
-  // Of far versions. Strangers have places together, and each worker has its own.
+  // Pulls of versions that are far off are parked. Strangers share places, and each worker has its own.
   const auto parked = [&](const v1::Identity& id) {
     const auto status = std::make_shared<absl::Status>(absl::OkStatus());  // Callbacks come later than this returns.
     int places = -1;

@@ -90,7 +90,7 @@ class SmallJob {
     std::array<CheckpointStore*, kShards> stores = {};
   };
 
-  // Of a job that is yet to be started; its time begins now.
+  // A job that is yet to be started; its time begins now.
   SmallJob(const Plan& plan, TimePoint now) : plan_(plan), now_(now), metrics_(*MetricsWriter::Open("", "shard")) {
     const SlicePlan slices(Model(), kShards);
     for (uint32_t shard = 0; shard < kShards; ++shard) {
@@ -235,7 +235,7 @@ class SmallJob {
   const Plan plan_;
   TimePoint now_;
   std::unique_ptr<Chief> chief_;
-  std::array<std::deque<v1::ShardReport>, kShards> reports_;  // On their way; likewise the next.
+  std::array<std::deque<v1::ShardReport>, kShards> reports_;  // On their way, as are the next.
   std::array<std::deque<v1::ChiefUpdate>, kShards> updates_;
   std::array<Worker, kWorkers> workers_;
 

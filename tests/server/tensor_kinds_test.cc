@@ -36,7 +36,7 @@ v1::PushRequest Header(uint32_t rank, uint64_t step, uint64_t version, uint32_t 
   return header;
 }
 
-// Of this version, once it is made, in the order of the layout.
+// The values of this version, once it is made, in the order of the layout.
 std::vector<float> Values(TestShard& job, uint64_t version, uint32_t rank = 0) {
   Reply<VersionPin> reply;
   job.AwaitPull({.id = TestShard::Id(rank), .peer = ""}, version, TestShard::kLong, reply.Callback());

@@ -17,12 +17,12 @@ v1::PushRequest Telling(uint32_t rank, uint64_t step, Rate rate, uint64_t versio
   return header;
 }
 
-// Of each weight the gradient is 1, so that a version takes its learning rate off the weights.
+// Pushes a gradient of 1 for each weight, so that a version takes its learning rate off the weights.
 absl::Status PushOnes(TestShard& job, const v1::PushRequest& header) {
   return job.Add(header, {TestShard::Slice(0, {1, 1, 1, 1})});
 }
 
-// Of a slice of this version, once it is made.
+// The first weight of a slice of this version, once it is made.
 float WeightOf(TestShard& job, uint64_t version, size_t slice = 0) {
   Reply<VersionPin> reply;
   job.AwaitPull({.id = TestShard::Id(0), .peer = ""}, version, TestShard::kLong, reply.Callback());

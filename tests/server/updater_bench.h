@@ -21,8 +21,8 @@ struct UpdaterBenchOptions {
   bool keeps_changes = false;
 };
 
-// Of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1 (unless
-// options say otherwise). Nothing is built but by hand.
+// An updater of shard 0's part of a model of two tensors of one weight each, all 0 at first, by SGD with a rate of 1
+// (unless options say otherwise). Nothing is built but by hand.
 class UpdaterBench {
  public:
   using Outcome = Updater::Ended::Outcome;

@@ -11,7 +11,7 @@ namespace version_changes_test {
 using Positions = std::vector<uint16_t>;
 constexpr size_t kElements = 1000;
 
-// Of one slice.
+// What an update has changed of the one slice.
 std::shared_ptr<const VersionChanges> Update(uint64_t from, uint64_t to, std::optional<Positions> changed) {
   auto update = std::make_shared<VersionChanges>();
   update->from = from;

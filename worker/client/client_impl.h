@@ -153,13 +153,13 @@ class ClientImpl final : public Client {
   const std::shared_ptr<ExchangeContext> context_ = std::make_shared<ExchangeContext>();
   std::vector<std::shared_ptr<grpc::Channel>> channels_;  // By shard, once joined; the first is also the chief's.
   v1::JoinReply joined_as_;                               // Constant once joined, but for addresses (FollowShards).
-  ModePolicy policy_;                                     // Likewise.
-  std::optional<DataSummary> data_of_all_;                // Likewise.
-  bool joined_ = false;                                   // Likewise.
-  std::atomic<uint64_t> begun_ = 0;                       // Pushes.
-  std::atomic<uint64_t> taken_runs_ = 0;                  // That the chief has handed to this worker.
-  bool has_shared_memory_ = false;                        // Likewise: to one shard at least.
-  std::atomic<bool> found_not_finite_ = false;            // A gradient of this worker.
+  ModePolicy policy_;                                     // Constant once joined, as are the next three.
+  std::optional<DataSummary> data_of_all_;
+  bool joined_ = false;
+  bool has_shared_memory_ = false;              // With one shard at least.
+  std::atomic<uint64_t> begun_ = 0;             // Pushes.
+  std::atomic<uint64_t> taken_runs_ = 0;        // That the chief has handed to this worker.
+  std::atomic<bool> found_not_finite_ = false;  // A gradient of this worker.
   std::atomic<bool> left_ = false;
   std::atomic<bool> rolled_back_ = false;
   std::atomic<bool> ran_ = false;                 // The job, in this generation.

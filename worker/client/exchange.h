@@ -40,8 +40,9 @@ struct ExchangeContext {
   // it does not say. The exchange goes on trying until somebody ends it, who knows why. Never blocks, and does not call
   // the exchange before it returns.
   std::function<void(uint64_t generation)> on_fenced;
-  std::function<void()> on_not_finite;  // A gradient is not finite, which ends its exchange. Likewise.
-  std::unique_ptr<TaskThread> sender;   // Looks at gradients and passes them on; null: whoever says they are ready.
+  // A gradient is not finite, which ends its exchange. Never blocks, and does not call the exchange either.
+  std::function<void()> on_not_finite;
+  std::unique_ptr<TaskThread> sender;  // Looks at gradients and passes them on; null: whoever says they are ready.
 };
 
 // Thread-safe.

@@ -8,7 +8,7 @@
 namespace ps {
 namespace {
 
-// Of tensors that are not moved, or whose memory is named later, there may be nothing.
+// Tensors that are not moved, or whose memory is named later, may be empty.
 template <typename Tensors>
 absl::Status CheckTensors(const Layout& layout, const Tensors& tensors, const std::string& what, bool constants,
                           bool may_be_missing) {

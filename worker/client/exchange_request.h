@@ -24,7 +24,8 @@ struct ExchangeRequest {
   std::shared_ptr<SharedTensors> shared;
   bool staged = false;
   bool encoded = false;
-  // Of a push that says so: where its caller has rounded it. It is copied to `shared`, if that is another memory.
+  // Where the caller of a push has rounded it, if it says that it has (PushInfo). It is copied to `shared`, if that is
+  // another memory.
   std::shared_ptr<const SharedTensors> rounded;
   // With `encoded`: what is not sent is kept here for the next push, and added to this one; null: it is lost.
   std::shared_ptr<Residuals> residuals;

@@ -45,7 +45,7 @@ absl::StatusOr<TensorMemory> GradientMemory::Buffers(bool shared) {
 }
 
 std::shared_ptr<SharedTensors> GradientMemory::FreeStaging() {
-  // Of earlier pushes; one that is held by an exchange is still being read.
+  // These were earlier pushes' memory; one that an exchange holds is still being read.
   std::erase_if(staging_, [](const auto& each) { return each->detached(); });
   const auto free =
       std::find_if(staging_.begin(), staging_.end(), [](const auto& each) { return each.use_count() == 1; });

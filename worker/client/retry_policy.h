@@ -20,7 +20,7 @@ struct RetryOptions {
   // Between an attempt that failed and the next: doubled from the first to the longest.
   std::chrono::nanoseconds pause_first{};
   std::chrono::nanoseconds pause_longest{};
-  // Of each pause up to half is left out, as this number decides, which differs between clients: so a thousand that
+  // Up to half of each pause is left out, as this number decides, which differs between clients: so a thousand that
   // lost a server at once do not return to it at once. 0: nothing is left out.
   uint64_t spread = 0;
 };

@@ -15,11 +15,12 @@ namespace ps {
 // Both write the file whole or not at all, with the version as its metadata, and return a line that says what is in it.
 // In memory there is the model once. Errors name the file, the folder or the shard.
 
-// Of a checkpoint's folder, or of the newest complete one in a folder of checkpoints.
+// Exports the weights of the checkpoint in this folder, or of the newest complete one in a folder of checkpoints.
 absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, const std::string& output);
 
-// Of a running job: of this version, or of the newest, which where the job is synchronous is one. `status` is the
-// chief's, with the layout; `served` are the servers that it names. Shards are waited for as PullWeights does.
+// Exports the weights of a running job at this version, or at the newest, which is one for all shards where the job is
+// synchronous. `status` is the chief's, with the layout; `served` are the servers that it names. Shards are waited for
+// as PullWeights does.
 absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const ServedModel& served,
                                       std::optional<uint64_t> version, std::chrono::nanoseconds timeout,
                                       const std::string& output);

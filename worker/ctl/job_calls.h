@@ -20,7 +20,7 @@ class JobCalls {
   absl::StatusOr<v1::StatusReply> Status(bool layout = false);
   // Waits at the chief for a change that is under way, and is answered a little before the timeout.
   absl::StatusOr<v1::SetHyperparametersReply> Set(v1::SetHyperparametersRequest request);
-  // Likewise, for a checkpoint.
+  // Waits at the chief for a checkpoint, and is answered a little before the timeout.
   absl::StatusOr<v1::CheckpointReply> Checkpoint();
   absl::StatusOr<v1::DrainReply> Drain(const std::string& worker);
   absl::StatusOr<v1::ShutdownReply> Shutdown();

@@ -86,13 +86,22 @@ absl::Status Shutdown(JobCalls& calls) {
   return absl::OkStatus();
 }
 
+// The chief's status, with all shards' addresses.
+absl::StatusOr<v1::StatusReply> StatusWithShards(JobCalls& calls, bool layout) {
+  absl::StatusOr<v1::StatusReply> status = calls.Status(layout);
+  if (!status.ok()) return status;
+  for (const v1::ShardInfo& info : status->shards()) {
+    if (!info.address().empty()) continue;
+    return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
+  }
+  return status;
+}
+
 absl::Status PrintWeightsHash(JobCalls& calls, TimePoint deadline) {
-  const absl::StatusOr<v1::StatusReply> status = calls.Status();
+  const absl::StatusOr<v1::StatusReply> status = StatusWithShards(calls, /*layout=*/false);
   if (!status.ok()) return status.status();
   HashJob job = {.channels = {}, .slices = 0, .one_version = status->synchronous(), .id = {}};
   for (const v1::ShardInfo& info : status->shards()) {
-    if (info.address().empty())
-      return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
     job.channels.push_back(calls.ShardChannel(info));
     job.slices += static_cast<size_t>(info.slices_size());
   }
@@ -110,13 +119,10 @@ absl::Status PrintWeightsHash(JobCalls& calls, TimePoint deadline) {
 }
 
 absl::StatusOr<std::string> ExportServed(JobCalls& calls, const std::string& output) {
-  const absl::StatusOr<v1::StatusReply> status = calls.Status(/*layout=*/true);
+  const absl::StatusOr<v1::StatusReply> status = StatusWithShards(calls, /*layout=*/true);
   if (!status.ok()) return status.status();
   ServedModel served = {.shards = {}, .one_version = status->synchronous()};
   for (const v1::ShardInfo& info : status->shards()) {
-    if (info.address().empty()) {
-      return absl::UnavailableError(absl::StrCat("shard ", info.shard(), " is not registered"));
-    }
     served.shards.push_back({.channel = calls.ShardChannel(info), .address = calls.ShardAddress(info)});
   }
   const int64_t version = absl::GetFlag(FLAGS_version);

@@ -68,7 +68,7 @@ class FileReader {
   absl::Status Error(const std::string& what) const {
     return absl::InvalidArgumentError(absl::StrCat(path_, ":", line_number_, ": ", what));
   }
-  // Of a field that must be there as a number of at least 0.
+  // The value of a field that must be there as a number of at least 0.
   absl::StatusOr<double> Number(const json& line, const char* field) const;
   absl::StatusOr<std::string> Text(const json& line, const char* field) const;
 

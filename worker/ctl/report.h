@@ -15,7 +15,8 @@ namespace ps {
 // For these test accuracies, the time until they are first reached is reported.
 inline constexpr std::array<double, 2> kAccuracyTargets = {0.80, 0.85};
 
-// Of all contributions applied on all shards. Percentiles are nearest-rank: values that occurred.
+// The staleness of all contributions that were applied on all shards. Percentiles are nearest-rank: values that
+// occurred.
 struct StalenessSummary {
   double p50 = 0;
   double p99 = 0;

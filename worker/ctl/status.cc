@@ -82,7 +82,7 @@ void PrintJob(const v1::StatusReply& job) {
   if (!job.waiting_for().empty()) std::cout << job.waiting_for() << "\n";
 }
 
-// Of ascending numbers: "0 to 3, 7".
+// Writes ascending numbers as "0 to 3, 7".
 std::string Runs(const google::protobuf::RepeatedField<uint32_t>& numbers) {
   std::vector<std::string> runs;
   for (int i = 0; i < numbers.size();) {

@@ -16,8 +16,9 @@ absl::Status PrintStatus(JobCalls& calls);
 
 // ps_ctl set: what its arguments ask for, and what is said of the answer.
 
-// Of NAME=VALUE arguments. INVALID_ARGUMENT names every one that is not of this form, or whose value is not a number,
-// one a line; the chief checks names and ranges, and what is said of a schedule (common/schedule.h), which is text.
+// Reads NAME=VALUE arguments. INVALID_ARGUMENT names every one that is not of this form, or whose value is not a
+// number, one a line; the chief checks names and ranges, and what is said of a schedule (common/schedule.h), which is
+// text.
 absl::StatusOr<v1::SetHyperparametersRequest> ParseAssignments(const std::vector<std::string>& arguments);
 
 // "learning_rate=0.01 momentum=0.5 from version 1234 on", or by shard where the versions differ:

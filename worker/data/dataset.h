@@ -72,7 +72,7 @@ class Dataset {
   }
   // What each class is called; it is empty where class k is called k.
   const std::vector<double>& class_labels() const { return content_->class_labels; }
-  // As of DatasetContent.
+  // DatasetContent's.
   std::optional<int32_t> first_index() const { return content_->first_index; }
 
   // Writes the samples `indices`, each in [0, size()), one after another: features to `features`
@@ -90,7 +90,7 @@ class Dataset {
   std::span<const int32_t> labels() const { return content_->labels; }
   std::span<const float> targets() const { return content_->targets; }
 
-  // Of the content, each time anew.
+  // The content's fingerprint, which is computed each time.
   uint64_t Fingerprint() const { return ps::Fingerprint(*content_); }
 
   // A new dataset of the samples `indices`, each in [0, size()), in that order; repeats are allowed.

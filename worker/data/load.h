@@ -48,7 +48,7 @@ struct DatasetOptions {
   // file does not have are none. For predictions.
   bool unlabelled_test = false;
 
-  // Of synthetic samples and of the choice for validation.
+  // It makes synthetic samples, and chooses those for validation.
   uint64_t seed = 1;
 
   // A file or table whose features would take more memory is refused.

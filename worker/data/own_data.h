@@ -8,7 +8,7 @@
 
 namespace ps {
 
-// Of the training samples. INVALID_ARGUMENT, naming --normalize, if there are statistics to tell of more than
+// The summary of the training samples. INVALID_ARGUMENT, naming --normalize, if it would need statistics of more than
 // kToldColumnsMax features.
 absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits);
 

@@ -20,7 +20,7 @@ int64_t DivideUp(int64_t value, int64_t divisor) { return (value + divisor - 1) 
 constexpr float kHigh = 0x1.01p-8F;
 constexpr float kLow = 0x1.010102p-24F;
 
-// Of the next row; in a longer row the processor sees the pattern by itself.
+// So much of the next row is prefetched; in a longer row the processor sees the pattern by itself.
 constexpr int64_t kPrefetchBytes = 2048;
 
 struct GatherBytesKernel {

@@ -56,7 +56,7 @@ class Sampler {
   int64_t SamplesOf(int64_t step) const { return ShareOf(step).end - ShareOf(step).begin; }
 
  private:
-  // Of a step's global batch: where it starts in the epoch, its samples, and which of them are this rank's.
+  // Where a step's global batch starts in the epoch, how many samples it has, and which of them are this rank's.
   struct Share {
     int64_t start = 0;
     int64_t global_samples = 0;

@@ -11,7 +11,7 @@
 #include "common/local/shared_memory.h"
 #include "common/proto_values.h"
 #include "common/simd.h"
-#include "common/top_k.h"
+#include "worker/link/top_k.h"
 
 namespace ps {
 namespace {

@@ -49,8 +49,8 @@ class OutgoingMessages {
   void Add(const std::vector<uint32_t>& slices) { queue_.insert(queue_.end(), slices.begin(), slices.end()); }
   bool empty() const { return queue_.empty(); }
   void Clear() { queue_.clear(); }
-  // Of a push, or of initial values: the next message, with as many of them as it takes; perhaps none. It refers to
-  // memory of the request, which it holds (memory_in_use).
+  // The next message of a push, or of initial values, with as many of the slices as it takes; perhaps none. It refers
+  // to memory of the request, which it holds (memory_in_use).
   grpc::ByteBuffer Next();
 
  private:

@@ -22,7 +22,7 @@ std::vector<std::vector<uint32_t>> SlicesOfTensors(const SlicePlan& plan);
 // is pushed may still be replaced, and no weights come that are made of it.
 class ReadySlices {
  public:
-  // Of a push, or of initial values, which have those of constants as well. The plan outlives it.
+  // The slices of a push, or, with those of constants, of initial values. The plan outlives it.
   ReadySlices(const SlicePlan& plan, bool with_constants);
 
   // This tensor's slices follow. False if there is no such tensor, it is not sent, or it was begun before.
@@ -53,7 +53,7 @@ class ReadySlices {
 // Slices that have arrived for good: another attempt would bring the same, and they may already be computed on.
 class ArrivedSlices {
  public:
-  // Of a pull, which brings constants as well, or of a push_pull.
+  // The slices that a push_pull brings, or, with those of constants, a pull.
   ArrivedSlices(const SlicePlan& plan, bool with_constants);
 
   bool Has(uint32_t slice) const { return arrived_[slice]; }

@@ -103,7 +103,7 @@ class GrpcShardCall final : public ShardCall,
   const TimePoint made_at_;
   std::atomic<TimePoint::rep> moved_at_;
   std::atomic<TimePoint::rep> reply_began_at_ = 0;  // The answer's first bytes are here; 0: none are.
-  // Of the reads, which gRPC reports one after the other, and of the end, which follows the last of them.
+  // These belong to the reads, which gRPC reports one after the other, and to the end, which follows the last of them.
   grpc::ByteBuffer received_;
   std::vector<bool> received_slices_;  // By slice of the model; empty before the first.
   EarlySlices early_;
@@ -271,7 +271,7 @@ absl::Status GrpcShardCall::TakeSlices(const std::vector<ReceivedSlice>& slices)
   return absl::OkStatus();
 }
 
-// Of a shard's slice it has the size, or is a part where this side has the rest.
+// Whether it is a slice of this shard: whole, or a part where this side has the rest.
 bool GrpcShardCall::Fits(const ReceivedSlice& slice) const {
   const auto& all = target_.plan.slices();
   const Payload& payload = slice.payload;

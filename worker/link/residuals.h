@@ -26,7 +26,7 @@ class Residuals {
   bool TryUse() { return !used_.exchange(true); }
   void EndUse() { used_ = false; }
 
-  // Of this slice: what the pushes that count have left, and where one that may count writes what it leaves.
+  // What the pushes that count have left of this slice, and where one that may count writes what it leaves.
   const float* kept(uint32_t slice) const { return At(slice, current_[slice]); }
   float* next(uint32_t slice) { return At(slice, 1 - current_[slice]); }
   // The same of velocities, if there are any.

@@ -33,7 +33,7 @@ inline bool ReceivesSlices(CallKind kind) { return kind == CallKind::kPull || ki
 
 struct CallRequest {
   CallKind kind = CallKind::kPull;
-  // Of a push: as in PushInfo, the version being the one on this shard.
+  // What a push says of itself, as in PushInfo; the version is the one on this shard.
   uint64_t step = 0;
   uint64_t version = 0;
   uint32_t samples = 0;
@@ -68,8 +68,8 @@ struct CallRequest {
   // What `out` holds, in memory that servers of this host may read where it lies; null: there is none. Of what was
   // sent, nothing changes there until a push is answered, and if it is not, ever.
   std::shared_ptr<SharedTensors> shared;
-  // Of a push_pull: slices may come, and be written to `in`, before the version that they are of is committed; on_slice
-  // follows when it is. A link need not make use of it.
+  // Slices of a push_pull may come, and be written to `in`, before the version that they belong to is committed;
+  // on_slice follows when it is. A link need not make use of it.
   bool stream = false;
   // The weights need not be written to `in` if the reply can have a view of them. Only where the link can_view.
   bool view = false;
@@ -92,7 +92,7 @@ struct ShardReply {
   uint64_t waited_us = 0;  // Parked at the server.
   size_t slices = 0;       // Received, wanted or not.
   std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
-  Schedule schedule;                             // Likewise.
+  Schedule schedule;                             // As in ExchangeResult, as is the next.
   uint64_t position = 0;
   WeightsView view;          // Instead of what would have been written.
   TimePoint first_reply_at;  // Its first bytes, not its first whole message; not set: none came.
@@ -136,7 +136,7 @@ class ShardLink {
   virtual bool can_view() const { return false; }
   // The server looks whether gradients in shared memory are finite as it applies them, so nobody else need.
   virtual bool server_looks() const { return false; }
-  // Of memory as of CallRequest.shared: whether calls may bring these gradients there. Else they are sent otherwise.
+  // Whether calls may bring gradients there from this memory, as CallRequest.shared. Else they are sent otherwise.
   virtual bool takes(const SharedTensors& /*gradients*/) const { return true; }
   // Does nothing before the call's Begin. The link must outlive the call.
   virtual std::shared_ptr<ShardCall> MakeCall(CallRequest request, ShardCall::EndFunction on_end) = 0;

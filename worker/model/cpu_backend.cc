@@ -179,7 +179,7 @@ class CpuBackend final : public Backend {
       return absl::OkStatus();
     }
     for (int64_t i = 0; i < count; ++i) {
-      // Of a NaN whose bits are all ones a zero is left.
+      // Rounding leaves a zero of a NaN whose bits are all ones.
       if (std::isnan(values[i])) halves[i] = type == WireType::kBfloat16 ? 0x7FC0 : 0x7E00;
     }
     return absl::OkStatus();

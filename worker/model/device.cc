@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kCardsMax = 1024;
 
-// Of "cuda:I"; nothing for "cuda".
+// The number in "cuda:I"; nothing for "cuda".
 std::optional<int> CardOf(const std::string& device) {
   int card = 0;
   if (!absl::StartsWith(device, "cuda:") || !absl::SimpleAtoi(device.substr(5), &card)) return std::nullopt;

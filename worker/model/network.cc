@@ -111,6 +111,18 @@ std::span<float> Network::gradients(size_t tensor) {
   return {Floats(tensors_[tensor].host_gradients), static_cast<size_t>(layout_[tensor].elements())};
 }
 
+std::vector<std::span<float>> Network::parameters() {
+  std::vector<std::span<float>> all;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) all.push_back(parameters(tensor));
+  return all;
+}
+
+std::vector<std::span<float>> Network::gradients() {
+  std::vector<std::span<float>> all;
+  for (size_t tensor = 0; tensor < tensors_.size(); ++tensor) all.push_back(gradients(tensor));
+  return all;
+}
+
 absl::Status Network::Check(const Batch& batch) const {
   if (batch.targets != nullptr && (options_.loss != Loss::kMse || options_.widths.back() != 1)) {
     return absl::InvalidArgumentError("regression needs one output and the mean squared error as its loss");

@@ -77,6 +77,9 @@ class Network {
   std::span<float> parameters(size_t tensor);
   // Empty where they are rounded.
   std::span<float> gradients(size_t tensor);
+  // Those of all tensors, in the layout's order.
+  std::vector<std::span<float>> parameters();
+  std::vector<std::span<float>> gradients();
   // The host gets gradients in two bytes each.
   bool rounds() const { return type_ != WireType::kFloat32; }
 
@@ -94,8 +97,8 @@ class Network {
   absl::Status LoadParameters();
   // The loss and the correct answers, summed over the batch, with the parameters that are on the device.
   absl::StatusOr<LossSums> Evaluate(const Batch& batch);
-  // The outputs of its last layer, [batch.size, widths.back()], to host memory, likewise. Labels and targets may be
-  // null.
+  // Writes the outputs of its last layer, [batch.size, widths.back()], with the parameters that are on the device, to
+  // host memory. Labels and targets may be null.
   absl::Status Predict(const Batch& batch, std::span<float> outputs);
   // What TrainStep computes, but parameters are those on the device, and gradients stay there. Queued; a batch of the
   // same size in the same place is captured once and launched again.
@@ -114,7 +117,7 @@ class Network {
     // On the device, as the host gets them.
     const std::byte* stored() const { return (rounded_gradients == nullptr ? gradients : rounded_gradients).get(); }
   };
-  // Of the work on a batch of one size in one place: ComputeStep's, and of each layer's part of TrainStep's backward
+  // The captured work on a batch of one size in one place: ComputeStep's, and each layer's part of TrainStep's backward
   // pass.
   struct Graphs {
     std::unique_ptr<Graph> step;

@@ -16,7 +16,7 @@ constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kIndexBytes = sizeof(int32_t);
 static_assert(sizeof(float) == sizeof(int32_t), "labels and targets share their memory");
 
-// Of a device's memory: for what libraries load and allocate as they go, and for other workers.
+// So much of a device's memory is left for what libraries load and allocate as they go, and for other workers.
 constexpr int64_t kReserveBytes = int64_t{1} << 30;
 
 int32_t* Integers(const Memory& memory) { return reinterpret_cast<int32_t*>(memory.get()); }

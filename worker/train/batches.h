@@ -92,7 +92,7 @@ class BatchSource {
   // batch that nothing is pushed for counts as used when the worker has passed it.
   virtual void Finished(int64_t batches) = 0;
 
-  // Of a job that hands out runs: so many of this worker's are among the batches that were taken; else 0.
+  // How many of this worker's runs are among the batches that were taken, in a job that hands out runs; else 0.
   virtual uint64_t taken_runs() const { return 0; }
 
   // The job has gone on to `step` without this worker (a push was STALE and named the step to continue at). Where each

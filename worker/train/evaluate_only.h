@@ -31,10 +31,11 @@ absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, cons
 
 // --predict: what a network says of each sample, as a CSV file.
 
-// Of the test split, in its order, one sample a line after a header: for regression `target,output`, in the units of
-// the targets as read; else `label,output_0,output_1,…`, by the labels as read, the outputs as the last layer gives
-// them. Without the first column if the test split has no labels. The parameters are those in the network's host
-// memory, and it must take batches of Evaluator::kBatch. The file appears whole or not at all. The errors name
+// Writes what the network says of the test split, in its order, one sample a line after a header: for regression
+// `target,output`, in the units of the targets as read; else `label,output_0,output_1,…`, by the labels as read, the
+// outputs as the last layer gives them. The first column is left out if the test split has no labels. The parameters
+// are those in the network's host memory, and it must take batches of Evaluator::kBatch. The file appears whole or not
+// at all. The errors name
 // --predict and the file.
 absl::Status WritePredictions(const std::string& path, const DataSplits& data, Backend& backend, Network& network);
 

@@ -173,7 +173,7 @@ class EvaluationThread {
   void Load(const Values& weights);
 
   const Context context_;
-  // Of the thread. In the order in which they are made.
+  // These are the thread's, in the order in which they are made.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Evaluator> evaluator_;

@@ -13,8 +13,8 @@
 namespace ps {
 
 struct HandedOutRunsOptions {
-  // Of the training split, as SamplerOptions. A batch is a run of batch_size samples of an epoch's permutation; `full`
-  // (0) is one worker's part of the samples.
+  // What SamplerOptions say of the training split. A batch is a run of batch_size samples of an epoch's permutation;
+  // `full` (0) is one worker's part of the samples.
   int64_t samples = 0;
   int64_t batch_size = 0;
   uint64_t seed = 1;

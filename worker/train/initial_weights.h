@@ -11,7 +11,7 @@
 
 namespace ps {
 
-// Of each tensor of a layout, in order.
+// The values of each tensor of a layout, in order.
 using Values = std::vector<std::vector<float>>;
 
 struct InitialWeights {

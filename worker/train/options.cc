@@ -106,7 +106,7 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options) {
   problems.Check(ValidateClientOptions(options.client));
   const absl::Status model = ValidateModelOptions(options.model);
   problems.Check(model);
-  // Of no model there are no tensors that a group could have.
+  // A model that is not valid has no tensors that a group could have.
   if (model.ok()) {
     problems.Check(WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases).status());
   }

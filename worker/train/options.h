@@ -32,8 +32,8 @@ struct WorkerOptions {
   std::vector<ParamGroup> param_groups;
   bool decay_biases = true;
   std::string init_weights;  // Safetensors, or a checkpoint; instead of init.
-  bool eval_only = false;    // Nothing is done but to evaluate those; likewise the next.
-  std::string predict;       // CSV, of what the network with those says of each sample.
+  bool eval_only = false;    // Nothing is done but to evaluate those weights.
+  std::string predict;       // CSV: nothing is done but to write what the network with those says of each sample.
   std::string save_weights;  // Safetensors; by the lead.
   std::string keep_best;     // What is tested and saved at the end: the last weights, or the best on "validation".
   int64_t batch_size = 64;   // 0: full.
@@ -58,7 +58,7 @@ absl::Status ValidateWorkerOptions(const WorkerOptions& options);
 // The flags that the workers of a job have in common: a worker tells the chief its own, and one that joins later takes
 // them from there, so that whoever takes a lost worker's place needs no more than the server's address.
 
-// Of the flags that were given, those that another worker of the job would need, as far as they can be told: by name.
+// Those of the given flags that another worker of the job would need, as far as they can be told, by name.
 std::map<std::string, std::string> GivenJobFlags(const CommandLine& line);
 
 // Takes from the job those of them that were not given, as if they had been. If none was given it waits for the server

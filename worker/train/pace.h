@@ -37,7 +37,7 @@ absl::StatusOr<std::optional<PaceOptions::Delays>> ParseDelays(const std::string
 // INVALID_ARGUMENT, naming the flags.
 absl::Status ValidatePace(const PaceOptions& options);
 
-// Of one worker, used by one thread.
+// The pace of one worker, used by one thread.
 class Pace {
  public:
   // Which batches are delayed depends on seed and rank alone. A stop ends the idling.

@@ -28,7 +28,7 @@ class Progress {
   double loss_sum_ = 0;  // Since the last line, weighted by samples.
 };
 
-// Of the steps after the warm-up: their samples, and the seconds in them, in all and by phase.
+// What the steps after the warm-up add up to: their samples, and the seconds in them, in all and by phase.
 struct StepTotals {
   int64_t samples = 0;
   double train_s = 0;

@@ -22,7 +22,7 @@ constexpr size_t kMaxReasonBytes = 1024;  // For leaving.
 constexpr std::chrono::seconds kLeaveTime(10);
 constexpr std::chrono::milliseconds kLookEvery(100);
 
-// Of TensorMemory or RoundedMemory: its tensors, which `owner` keeps.
+// The tensors of a TensorMemory or RoundedMemory, which `owner` keeps.
 template <typename TensorsMemory>
 std::vector<Memory> Blocks(const TensorsMemory& memory, const std::shared_ptr<void>& owner) {
   std::vector<Memory> blocks;
@@ -469,9 +469,7 @@ absl::Status Trainer::MakeNetwork() {
       Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
   if (!network.ok()) return network.status();
   network_ = *std::move(network);
-  for (size_t tensor = 0; tensor < network_->layout().size(); ++tensor) {
-    weights_.push_back(network_->parameters(tensor));
-  }
+  weights_ = network_->parameters();
   return absl::OkStatus();
 }
 

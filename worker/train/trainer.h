@@ -63,7 +63,7 @@ class Trainer {
   bool IsOver(const absl::Status& status) const;
   // `why`: how the last client ended.
   absl::Status JoinAgain(const absl::Status& why);
-  // Of the generation's steps, to the result.
+  // Adds the totals of the generation's steps to the result.
   void AddTotals();
   // With --data=own: prepares this worker's samples by what all workers have.
   absl::Status TakeDataOfAll();

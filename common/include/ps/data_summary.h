@@ -25,7 +25,7 @@ struct DataSummary {
   uint64_t samples = 0;
   uint64_t largest = 0;            // Those of the worker that has the most, in a summary of all workers. Else 0.
   uint64_t features = 0;           // The largest number that a worker has, in a summary of all workers.
-  uint32_t classes = 0;            // 0 stands for a regression; else likewise the largest number.
+  uint32_t classes = 0;            // The same of classes; 0 stands for a regression.
   ColumnStatistics feature_stats;  // One column a feature; empty if samples are not normalised.
   ColumnStatistics target_stats;   // One column, if a regression's samples are normalised.
   // These say what each class is called, ascending; a summary of all has those of any worker. There are none where

@@ -29,8 +29,8 @@ struct Schedule {
 
   bool operator==(const Schedule&) const = default;
 
-  // Of what is computed or applied when so many samples have passed. Machines whose C library and CPU are the same give
-  // the same bits.
+  // The factor for what is computed or applied when so many samples have passed. Machines whose C library and CPU are
+  // the same give the same bits.
   double Factor(uint64_t position) const;
   // The learning rate, times the factor, in double.
   float Scaled(float learning_rate, uint64_t position) const;

@@ -13,7 +13,7 @@ enum class WireType : uint8_t {
   kFloat16 = 2,   // IEEE 754 binary16.
 };
 
-// Of an element.
+// The bytes that an element of this type takes.
 constexpr size_t WireBytes(WireType type) { return type == WireType::kFloat32 ? 4 : 2; }
 
 }  // namespace ps

@@ -18,7 +18,7 @@
 namespace ps::checkpoint_test {
 namespace {
 
-// Of those that are there, newest first; "12" is complete, "(12)" is not.
+// Names the checkpoints that are there, newest first; "12" is complete, "(12)" is not.
 std::string Names(const CheckpointDir& dir) {
   const auto entries = dir.List();
   REQUIRE(entries.ok());

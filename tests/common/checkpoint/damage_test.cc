@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "tests/catch.h"
 #include "tests/common/checkpoint/test_checkpoint.h"
+#include "tests/read_safetensors.h"
 #include "tests/temp_folder.h"
 
 namespace ps::checkpoint_test {
@@ -105,7 +106,7 @@ DamageJson Edited(DamageJson json, Random& random) {
   return json;
 }
 
-// Of one that is written with two shards.
+// A checkpoint that two shards have written.
 class Stored {
  public:
   Stored() : manifest_(WriteCheckpoint(folder_.path(), model_, 2)) {}

@@ -73,7 +73,6 @@ inline Manifest WriteCheckpoint(const std::string& folder, const TestModel& mode
                                         .num_shards = num_shards,
                                         .version = 40 + shard,
                                         .generation = manifest.generation,
-                                        .record = {},
                                         .state = {{"applied", shard}}};
     const auto checksum = WriteShardCheckpoint(folder, model.layout, checkpoint, PartsOf(model, plan, shard));
     REQUIRE(checksum.ok());

@@ -11,7 +11,7 @@ MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
 PROGRAMS = [f"server-{shard}" for shard in range(SHARDS)] + [f"worker-{rank}" for rank in range(WORKERS)]
 STEPS = 400  # Of each worker, of 4 ms or more.
-# Of the finished job, where a step is a version; elsewhere it depends on who was lost.
+# The version of a finished job, where a step is a version; elsewhere it depends on who was lost.
 VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | {"local_sgd": STEPS // LOCAL_STEPS}
 LASTS_S = 1.5  # Events begin within this time.
 EVENTS = (2, 7)
@@ -31,7 +31,7 @@ FORMS = {
     "top-k, bfloat16": ["--compress=topk:0.05", *HALF],
 }
 FORM_WEIGHTS = [4, 2, 1, 1, 2]
-# Of these pushes are all of their gradients: nothing is kept for a later one, which a rollback or a loss would change.
+# These pushes carry their whole gradient: nothing is kept for a later one, which a rollback or a loss would change.
 WHOLE = ["float32", "bfloat16"]
 ANY_FORM = 4  # One in so many of bsp's runs has any; the others one whose weights are compared (weights.py).
 # The chief is out of everyone's reach for less than a lease. Else all workers are lost at once, and with them the job.

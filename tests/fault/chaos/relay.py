@@ -6,7 +6,7 @@ Prints `relay TARGET ADDRESS` for each target. It knows nothing of the messages:
 back. A call is doubled in one of three ways:
 
     again   the first one's answer is lost, and the client, which asked again, gets that of the second;
-    beside  likewise, but the second comes while the first one has no answer yet;
+    beside  the same, but the second comes while the first one has no answer yet;
     late    the client has the first one's answer, and then the call comes to the server once more.
 
 A Leave is doubled late only: servers end when they have answered the last one, so that nobody is left to answer

@@ -214,7 +214,7 @@ __global__ void RoundKernel(const float* values, int64_t count, Pair* rounded) {
   }
 }
 
-// Of a word of one float, or of two elements: where all bits of an exponent are set, it is not finite.
+// The exponents of a word of one float, or of two elements: where all bits of one are set, the value is not finite.
 struct Exponents {
   uint32_t low;
   uint32_t high;

@@ -27,7 +27,7 @@ struct SampleLoss {
 // Backend::LossAndGradient; samples [batch] is scratch memory.
 cudaError_t LossAndGradient(Loss loss, const float* outputs, const int32_t* labels, float* d_outputs, int64_t batch,
                             int64_t classes, SampleLoss* samples, LossSums* sums, cudaStream_t stream);
-// Backend::SquaredError; likewise.
+// Backend::SquaredError; samples [batch] is scratch memory.
 cudaError_t SquaredError(const float* outputs, const float* targets, float* d_outputs, int64_t batch,
                          SampleLoss* samples, LossSums* sums, cudaStream_t stream);
 

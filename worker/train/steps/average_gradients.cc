@@ -2,7 +2,6 @@
 
 #include "common/clock.h"
 #include "common/status.h"
-#include "worker/train/steps/averaging.h"
 #include "worker/train/steps/local_training.h"
 #include "worker/train/steps/steps.h"
 
@@ -43,7 +42,7 @@ class AverageGradients final : public Steps {
 };
 
 absl::Status AverageGradients::Train(const TrainingBatch& batch) {
-  absl::StatusOr<StepResult> computed = training_.Compute(batch);
+  absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, {});
   if (!computed.ok()) return computed.status();
   samples_ += batch.samples;
   passed_ += batch.samples;
@@ -90,9 +89,9 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& 
   absl::StatusOr<LocalTraining> training = LocalTraining::Create(context);
   if (!training.ok()) return training.status();
   absl::StatusOr<TensorMemory> pulled = training->AllocateCopy();
-  if (!pulled.ok()) return Annotate(pulled.status(), "a copy of the weights");
+  if (!pulled.ok()) return pulled.status();
   absl::StatusOr<TensorMemory> spare = training->AllocateCopy();
-  if (!spare.ok()) return Annotate(spare.status(), "a copy of the weights");
+  if (!spare.ok()) return spare.status();
   return std::make_unique<AverageGradients>(context, *std::move(training), *std::move(pulled), *std::move(spare));
 }
 

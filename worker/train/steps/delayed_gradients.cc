@@ -25,47 +25,30 @@ struct Held {
 class DelayedGradients final : public Steps {
  public:
   DelayedGradients(const StepsContext& context, std::vector<TensorMemory> memory)
-      : context_(context), free_(std::move(memory)) {
-    for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
-      gradients_.emplace_back(context.network.gradients(tensor));
-      weights_.push_back(context.network.parameters(tensor));
-    }
-  }
+      : context_(context),
+        gradients_(Read(context.network.gradients())),
+        weights_(context.network.parameters()),
+        free_(std::move(memory)) {}
 
   absl::Status Train(const TrainingBatch& batch) override;
   absl::Status Settle() override;
   bool at_exchange() const override { return exchanged_; }
-  absl::StatusOr<ConstTensors> ServersWeights() override { return ConstTensors(weights_.begin(), weights_.end()); }
+  absl::StatusOr<ConstTensors> ServersWeights() override { return Read(weights_); }
 
  private:
-  absl::StatusOr<StepResult> Compute(const TrainingBatch& batch);
-  // Of the oldest that is held.
+  // Pushes the oldest gradient that is held.
   absl::Status Push();
 
   StepsContext context_;
-  ConstTensors gradients_;  // The network's.
-  MutableTensors weights_;
+  const ConstTensors gradients_;  // The network's.
+  const MutableTensors weights_;
   std::deque<Held> held_;
   std::vector<TensorMemory> free_;
   bool exchanged_ = false;
 };
 
-absl::StatusOr<StepResult> DelayedGradients::Compute(const TrainingBatch& batch) {
-  const TimePoint began = Now();
-  absl::StatusOr<StepResult> computed = context_.network.TrainStep(batch.data, {});
-  if (!computed.ok()) return computed.status();
-  computed->loss *= context_.loss_unit;
-  computed->forward_s += batch.loading_s;
-  if (context_.pace != nullptr) {
-    const absl::StatusOr<double> idled = context_.pace->Idle(began);
-    if (!idled.ok()) return idled.status();
-    computed->idle_s = *idled;
-  }
-  return computed;
-}
-
 absl::Status DelayedGradients::Train(const TrainingBatch& batch) {
-  const absl::StatusOr<StepResult> computed = Compute(batch);
+  const absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, {});
   if (!computed.ok()) return computed.status();
   context_.feed.Finished(batch);  // Before it is pushed: the chief lets a worker hold two runs at most.
   held_.push_back({.gradients = std::move(free_.back()),
@@ -94,13 +77,7 @@ absl::Status DelayedGradients::Push() {
                                   oldest.gradients.Read(), weights_, passed);
   absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
   if (!exchanged.ok()) return exchanged.status();
-  context_.stats.Add({.batch = oldest.batch.place,
-                      .samples = oldest.batch.samples,
-                      .computed = oldest.computed,
-                      .push = exchanged->push,
-                      .exchanged = exchanged->result,
-                      .exposed_s = exchanged->exposed_s},
-                     Now());
+  context_.stats.Add(PushedRecord(oldest.batch, oldest.computed, *std::move(exchanged)), Now());
   free_.push_back(std::move(oldest.gradients));
   return absl::OkStatus();
 }

@@ -11,7 +11,8 @@
 namespace ps {
 namespace {
 
-// Of a worker that catches up: however fast the others are, one of so many pulls falls between two of their steps.
+// A worker that catches up pulls so often at most: however fast the others are, one of so many pulls falls between two
+// of their steps.
 constexpr int kMostPulls = 100;
 
 }  // namespace

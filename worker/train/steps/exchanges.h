@@ -55,16 +55,17 @@ class Exchanges {
   // After Client::Start, which brought this. `waiting` is told whenever it waits, and must outlive it.
   Exchanges(Client& client, ExchangeResult started, Waiting& waiting);
 
-  // Of the next push.
+  // The next push's step.
   uint64_t step() const { return step_; }
-  // Of the servers' weights as they came last: of all shards the lowest, and by shard.
+  // The version of the servers' weights as they came last: the lowest of all shards, and each shard's.
   uint64_t version() const { return latest_.version; }
   const std::vector<uint64_t>& versions() const { return latest_.versions; }
 
-  // That came with them: by the name of the flag, where the worker takes steps by itself; else empty.
+  // The hyperparameters that came with them, by the name of the flag, where the worker takes steps by itself; else
+  // none.
   const std::map<std::string, float>& hyperparameters() const { return latest_.hyperparameters; }
 
-  // Likewise: the schedule of the learning rate, and its position.
+  // The schedule of the learning rate that came with them, and its position.
   const Schedule& schedule() const { return latest_.schedule; }
   uint64_t position() const { return latest_.position; }
 
@@ -82,7 +83,7 @@ class Exchanges {
   // The same, but the weights may stay where the server has them, where view() then finds them: not in `in`.
   void StartView(uint32_t samples, const ConstTensors& out, const MutableTensors& in, bool deferred,
                  std::optional<uint64_t> passed);
-  // Of the weights that came last: where they are, if that is not where they were to be pulled to.
+  // Where the weights that came last are, if that is not where they were to be pulled to.
   const WeightsView& view() const { return latest_.view; }
   // The exchange under way is to bring a view: the weights are there at once, when it has ended.
   bool viewing() const { return viewing_; }

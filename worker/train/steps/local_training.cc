@@ -41,15 +41,14 @@ uint32_t TakeSamples(uint64_t& samples) {
 }
 
 LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimizer> optimizer)
-    : context_(context), optimizer_(std::move(optimizer)) {
+    : context_(context),
+      optimizer_(std::move(optimizer)),
+      weights_(context.network.parameters()),
+      gradients_(context.network.gradients()) {
   const LocalSteps& steps = *context.client.policy().local_steps;
   if (steps.clip_value > 0) clip_.value = steps.clip_value;
   if (steps.clip_tensor_norm > 0) clip_.tensor_norm = steps.clip_tensor_norm;
   if (steps.clip_norm > 0) clip_.norm = steps.clip_norm;
-  for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
-    weights_.push_back(context.network.parameters(tensor));
-    gradients_.push_back(context.network.gradients(tensor));
-  }
 }
 
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
@@ -62,7 +61,7 @@ absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context)
   LocalTraining training(context, *std::move(optimizer));
   training.SetPosition();
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
-    absl::StatusOr<TensorMemory> state = training.AllocateCopy();
+    absl::StatusOr<TensorMemory> state = AllocateTensors(context.network.layout());
     if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
     const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
     for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
@@ -77,23 +76,10 @@ Hyperparameters LocalTraining::CurrentHyperparameters() const {
                  context_.exchanges.hyperparameters());
 }
 
-absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const { return AllocateTensors(context_.network.layout()); }
-
-absl::StatusOr<StepResult> LocalTraining::Compute(const TrainingBatch& batch,
-                                                  const std::function<absl::Status()>& before_backward) {
-  const TimePoint began = Now();
-  StepHooks hooks;
-  hooks.before_backward = before_backward;
-  absl::StatusOr<StepResult> result = context_.network.TrainStep(batch.data, hooks);
-  if (!result.ok()) return result.status();
-  result->loss *= context_.loss_unit;
-  result->forward_s += batch.loading_s;
-  if (context_.pace != nullptr && batch.samples > 0) {
-    const absl::StatusOr<double> idled = context_.pace->Idle(began);
-    if (!idled.ok()) return idled.status();
-    result->idle_s = *idled;
-  }
-  return result;
+absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const {
+  absl::StatusOr<TensorMemory> copy = AllocateTensors(context_.network.layout());
+  if (!copy.ok()) return Annotate(copy.status(), "a copy of the weights");
+  return copy;
 }
 
 void LocalTraining::ClipGradients(Isa isa) {
@@ -164,6 +150,28 @@ absl::Status LocalTraining::EndExchange(StepRecord& record) {
   record.exchanged.pull_s += ended->result.pull_s;
   record.exposed_s += ended->exposed_s;
   return absl::OkStatus();
+}
+
+absl::Status Rounds::Train(const TrainingBatch& batch) {
+  StepHooks hooks;
+  hooks.before_backward = [this] { return Settle(); };
+  absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, hooks);
+  if (!computed.ok()) return computed.status();
+  PS_RETURN_IF_ERROR(Settle());  // A batch without samples has no backward pass.
+  if (batch.samples > 0) training_.Apply(*computed);
+  ++batches_;
+  samples_ += batch.samples;
+  training_.Passed(batch.samples);
+  const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
+  if (!next.ok()) return next.status();
+  StepRecord record = training_.Record(batch, *computed);
+  if (batches_ < context_.client.policy().local_steps->steps && *next == NextBatch::Kind::kBatch) {
+    context_.stats.Add(record, Now());
+  } else {
+    batches_ = 0;
+    PS_RETURN_IF_ERROR(EndRound(batch, TakeSamples(samples_), std::move(record)));
+  }
+  return context_.feed.Prefetch();
 }
 
 }  // namespace ps

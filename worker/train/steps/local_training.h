@@ -1,9 +1,8 @@
 // What the ways to take optimizer steps of one's own have in common: the optimizer, and copies of weights.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,8 +26,6 @@ void Subtract(const ConstTensors& a, const MutableTensors& x);
 // What a push says of so many samples, which are then 0: at most what its field holds.
 uint32_t TakeSamples(uint64_t& samples);
 
-inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(), tensors.end()}; }
-
 // A worker's own weights x, and what trains them. Used by the backend's thread.
 class LocalTraining {
  public:
@@ -36,11 +33,6 @@ class LocalTraining {
   // weights last. Errors as of MakeSteps.
   static absl::StatusOr<LocalTraining> Create(const StepsContext& context);
 
-  // The gradient of the batch's loss at x, to gradients(). `before_backward`, if there is one, is called before the
-  // first gradient is written, and before the first is there. The result's loss is in the targets' units, and its
-  // forward pass includes loading the batch. Where the worker has a pace, it idles afterwards.
-  absl::StatusOr<StepResult> Compute(const TrainingBatch& batch,
-                                     const std::function<absl::Status()>& before_backward = {});
   // One step of the optimizer: x from x and gradients(), which are clipped as the policy says, at the schedule's
   // position after the batches before. The time is added to the backward pass.
   void Apply(StepResult& result);
@@ -53,7 +45,7 @@ class LocalTraining {
   const MutableTensors& weights() const { return weights_; }      // x
   const MutableTensors& gradients() const { return gradients_; }  // Also the memory for other things to push.
 
-  // Memory for one more copy of the weights. RESOURCE_EXHAUSTED, naming the tensor.
+  // Memory for one more copy of the weights. RESOURCE_EXHAUSTED, naming it and the tensor.
   absl::StatusOr<TensorMemory> AllocateCopy() const;
   // What the metrics say of a batch that no exchange has followed yet.
   StepRecord Record(const TrainingBatch& batch, const StepResult& computed) const;
@@ -76,5 +68,36 @@ class LocalTraining {
   uint64_t position_ = 0;  // Of the schedule when weights came last,
   uint64_t passed_ = 0;    // and the samples that this worker has used since.
 };
+
+// Trains in rounds of `steps` batches, each of which ends with an exchange; the last round may be shorter.
+class Rounds : public Steps {
+ public:
+  Rounds(const StepsContext& context, LocalTraining training, TensorMemory servers)
+      : context_(context), training_(std::move(training)), servers_(std::move(servers)) {}
+
+  absl::Status Train(const TrainingBatch& batch) final;
+  bool at_exchange() const final { return batches_ == 0; }
+
+ protected:
+  // A round of so many samples has ended with this batch.
+  virtual absl::Status EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) = 0;
+
+  StepsContext context_;
+  LocalTraining training_;
+  const TensorMemory servers_;  // The servers' weights as they came last.
+
+ private:
+  uint32_t batches_ = 0;  // In the round so far.
+  uint64_t samples_ = 0;  // In the round so far.
+};
+
+template <typename Kind>
+absl::StatusOr<std::unique_ptr<Steps>> MakeRounds(const StepsContext& context) {
+  absl::StatusOr<LocalTraining> training = LocalTraining::Create(context);
+  if (!training.ok()) return training.status();
+  absl::StatusOr<TensorMemory> servers = training->AllocateCopy();
+  if (!servers.ok()) return servers.status();
+  return std::make_unique<Kind>(context, *std::move(training), *std::move(servers));
+}
 
 }  // namespace ps

@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "common/clock.h"
 #include "common/status.h"
 #include "worker/train/steps/steps.h"
@@ -10,11 +12,9 @@ class PushGradients final : public Steps {
   explicit PushGradients(const StepsContext& context)
       : context_(context),
         // An early layer's weights are computed on while later ones come only where they cannot be of another version.
-        into_forward_(context.overlap && context.client.policy().exact_versions) {
-    for (size_t tensor = 0; tensor < context.network.layout().size(); ++tensor) {
-      gradients_.emplace_back(context.network.gradients(tensor));
-      weights_.push_back(context.network.parameters(tensor));
-    }
+        into_forward_(context.overlap && context.client.policy().exact_versions),
+        gradients_(Read(context.network.gradients())),
+        weights_(context.network.parameters()) {
     context_.exchanges.SetRounded(context.network.rounds());
   }
 
@@ -37,8 +37,8 @@ class PushGradients final : public Steps {
 
   StepsContext context_;
   const bool into_forward_;
-  ConstTensors gradients_;
-  MutableTensors weights_;
+  const ConstTensors gradients_;
+  const MutableTensors weights_;
   TrainingBatch pushed_;  // The batch whose exchange is under way.
   StepResult computed_;   // Of it.
 };
@@ -60,7 +60,6 @@ absl::Status PushGradients::Compute(const TrainingBatch& batch) {
   const bool idles = context_.pace != nullptr && context_.pace->idles();
   const bool overlap = context_.overlap && batch.samples > 0 && !idles;
   if (idles) PS_RETURN_IF_ERROR(Settle());  // The batch's time begins when its weights are there.
-  const TimePoint began = Now();
   StepHooks hooks;
   hooks.parameters_needed = [this](size_t tensor) { return AwaitWeights(tensor); };
   hooks.before_backward = [&]() -> absl::Status {
@@ -74,18 +73,11 @@ absl::Status PushGradients::Compute(const TrainingBatch& batch) {
       return absl::OkStatus();
     };
   }
-  absl::StatusOr<StepResult> computed = context_.network.TrainStep(batch.data, hooks);
+  const absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, hooks);
   if (!computed.ok()) return computed.status();
-  if (idles && batch.samples > 0) {
-    const absl::StatusOr<double> idled = context_.pace->Idle(began);
-    if (!idled.ok()) return idled.status();
-    computed->idle_s = *idled;
-  }
   if (batch.samples == 0) PS_RETURN_IF_ERROR(Settle());
   if (!overlap) Start(batch.samples, /*deferred=*/false);
   computed_ = *computed;
-  computed_.loss *= context_.loss_unit;
-  computed_.forward_s += batch.loading_s;
   return absl::OkStatus();
 }
 
@@ -96,13 +88,7 @@ absl::Status PushGradients::Settle() {
   if (!exchanged.ok()) return exchanged.status();
   const WeightsView& view = context_.exchanges.view();
   context_.network.ReadParameters(view.tensors, view.pages);
-  context_.stats.Add({.batch = pushed_.place,
-                      .samples = pushed_.samples,
-                      .computed = computed_,
-                      .push = exchanged->push,
-                      .exchanged = exchanged->result,
-                      .exposed_s = exchanged->exposed_s},
-                     Now());
+  context_.stats.Add(PushedRecord(pushed_, computed_, *std::move(exchanged)), Now());
   context_.feed.Finished(pushed_);
   const bool left_behind = context_.client.synchronous() && context_.exchanges.step() > next_step;
   if (left_behind) {
@@ -115,7 +101,7 @@ absl::Status PushGradients::Settle() {
 absl::StatusOr<ConstTensors> PushGradients::ServersWeights() {
   PS_RETURN_IF_ERROR(Settle());
   const ConstTensors& view = context_.exchanges.view().tensors;
-  return view.empty() ? ConstTensors(weights_.begin(), weights_.end()) : view;
+  return view.empty() ? Read(weights_) : view;
 }
 
 }  // namespace

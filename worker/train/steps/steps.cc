@@ -1,10 +1,36 @@
 #include "worker/train/steps/steps.h"
 
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
-#include "worker/train/steps/averaging.h"
+#include "common/clock.h"
 
 namespace ps {
+
+absl::StatusOr<StepResult> ComputeBatch(const StepsContext& context, const TrainingBatch& batch,
+                                        const StepHooks& hooks) {
+  const TimePoint began = Now();
+  absl::StatusOr<StepResult> computed = context.network.TrainStep(batch.data, hooks);
+  if (!computed.ok()) return computed.status();
+  if (context.pace != nullptr && batch.samples > 0) {
+    const absl::StatusOr<double> idled = context.pace->Idle(began);
+    if (!idled.ok()) return idled.status();
+    computed->idle_s = *idled;
+  }
+  computed->loss *= context.loss_unit;
+  computed->forward_s += batch.loading_s;
+  return computed;
+}
+
+StepRecord PushedRecord(const TrainingBatch& batch, const StepResult& computed, EndedExchange exchanged) {
+  return {.batch = batch.place,
+          .samples = batch.samples,
+          .computed = computed,
+          .push = std::move(exchanged.push),
+          .exchanged = std::move(exchanged.result),
+          .exposed_s = exchanged.exposed_s};
+}
 
 bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes) {
   return delayed_pushes == 0 && !policy.local_steps.has_value();
@@ -23,6 +49,21 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context) {
       break;
   }
   return MakeElastic(context);
+}
+
+Averaging::Averaging(const LocalSteps& local, double batches_per_epoch)
+    : gradients_every_(local.steps),
+      weights_every_(local.average_every_steps > 0 ? static_cast<double>(local.average_every_steps)
+                                                   : local.average_every_epochs * batches_per_epoch) {}
+
+// With a margin for what rounding takes, so that a whole number is reached.
+int64_t Averaging::Averagings(int64_t batches) const {
+  return static_cast<int64_t>(std::floor(static_cast<double>(batches) / weights_every_ + 1e-9));
+}
+
+Averaging::What Averaging::After(int64_t number) const {
+  if (Averagings(number) > Averagings(number - 1)) return What::kWeights;
+  return gradients_every_ > 0 && number % gradients_every_ == 0 ? What::kGradients : What::kNothing;
 }
 
 ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch) {

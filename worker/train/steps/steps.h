@@ -21,14 +21,16 @@
 
 namespace ps {
 
-// Of a fixed share: which batch a step is trained on, from which all others are counted. It is the first of both,
-// unless the job was restored with another number of workers.
+// The step and the batch that it is trained on from which a fixed share counts all others. They are the first step and
+// the first batch, unless the job was restored with another number of workers.
 struct ShareOrigin {
   uint64_t step = 0;
   int64_t batch = 0;
 };
-// Of an epoch of so many samples and batches.
+// The origin where an epoch has so many samples and batches.
 ShareOrigin OriginOf(const Client::Resized& resized, int64_t epoch_samples, int64_t batches_per_epoch);
+
+inline ConstTensors Read(const MutableTensors& tensors) { return {tensors.begin(), tensors.end()}; }
 
 // What steps work with. All of it must outlive them.
 struct StepsContext {
@@ -44,6 +46,14 @@ struct StepsContext {
   uint32_t delayed_pushes = 0;  // MakeDelayedGradients.
   ShareOrigin origin = {};
 };
+
+// The loss of a batch at the network's parameters, in the targets' units, and its gradients, in the network's memory.
+// The forward pass includes loading the batch. Where the worker has a pace, it idles afterwards.
+absl::StatusOr<StepResult> ComputeBatch(const StepsContext& context, const TrainingBatch& batch,
+                                        const StepHooks& hooks);
+
+// What the metrics say of a batch whose gradient was pushed by this exchange.
+StepRecord PushedRecord(const TrainingBatch& batch, const StepResult& computed, EndedExchange exchanged);
 
 // Used by the backend's thread.
 class Steps {
@@ -84,6 +94,26 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeElastic(const StepsContext& context);
 bool PushesGradients(const ModePolicy& policy, uint32_t delayed_pushes);
 // What the client's policy, or an experiment, asks for.
 absl::StatusOr<std::unique_ptr<Steps>> MakeSteps(const StepsContext& context);
+
+// What is exchanged after which batch while gradients are averaged (LocalSteps::Exchange::kAverageGradients). Pure.
+class Averaging {
+ public:
+  enum class What { kNothing, kGradients, kWeights };
+
+  // Epochs have so many batches of each worker.
+  Averaging(const LocalSteps& local, double batches_per_epoch);
+
+  // After the batch of this number, from 1; a batch after which both are due averages weights. After the last batch,
+  // weights are averaged whatever this says.
+  What After(int64_t number) const;
+
+ private:
+  // Averagings of weights that are due after so many batches.
+  int64_t Averagings(int64_t batches) const;
+
+  const int64_t gradients_every_;  // 0: never.
+  const double weights_every_;     // Batches.
+};
 
 // The batch, of a fixed share, that a worker begins with which joins at `start_step`. `samples_of`: how many samples a
 // batch has; where the mode has no empty contributions, what has none made no step. Empty: all have some.

@@ -6,7 +6,7 @@
 #include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 #include "tests/catch.h"
-#include "tests/worker/metrics_lines.h"
+#include "tests/worker/train/metrics_lines.h"
 
 namespace ps {
 namespace {

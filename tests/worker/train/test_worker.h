@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "tests/catch.h"
-#include "tests/worker/fake_client.h"
-#include "tests/worker/metrics_lines.h"
+#include "tests/worker/train/fake_client.h"
+#include "tests/worker/train/metrics_lines.h"
 #include "worker/model/cpu_backend.h"
 #include "worker/train/evaluator.h"
 #include "worker/train/steps/steps.h"

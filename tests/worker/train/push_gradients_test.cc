@@ -5,7 +5,7 @@
 #include "common/half_floats.h"
 #include "tests/catch.h"
 #include "tests/worker/model/queued_backend.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 
 namespace ps {
 namespace {

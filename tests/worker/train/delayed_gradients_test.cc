@@ -1,6 +1,6 @@
-// Of the experiment that enforces staleness.
+// The experiment that enforces staleness.
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 
 namespace ps {
 namespace {

@@ -1,6 +1,6 @@
 // What all kinds of steps have in common.
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 
 namespace ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/top_k.h"
+#include "worker/link/top_k.h"
 
 #include <algorithm>
 #include <functional>

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 
 namespace ps {
 namespace {

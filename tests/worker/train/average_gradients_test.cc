@@ -2,8 +2,8 @@
 #include <string>
 
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
-#include "worker/train/steps/averaging.h"
+#include "tests/worker/train/test_worker.h"
+#include "worker/train/steps/steps.h"
 
 namespace ps {
 namespace {

@@ -1,6 +1,6 @@
 // Workers whose weights and the servers' draw each other.
 #include "tests/catch.h"
-#include "tests/worker/test_worker.h"
+#include "tests/worker/train/test_worker.h"
 
 namespace ps {
 namespace {
