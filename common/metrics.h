@@ -13,6 +13,12 @@
 
 namespace ps {
 
+// What MetricsWriter::Write is given.
+struct MetricsEvent {
+  std::string event;
+  nlohmann::ordered_json fields;
+};
+
 // Writes events to a file, which belongs to it alone. Thread-safe; nothing that it does after Open waits for the file
 // (common/line_writer.h), so it may be called under a lock. A writer without a file drops what it is given.
 class MetricsWriter {

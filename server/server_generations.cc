@@ -12,7 +12,7 @@
 #include "common/checkpoint/manifest.h"
 #include "common/grpc_call.h"
 #include "common/status.h"
-#include "server/chief/restored_job.h"
+#include "server/checkpoint/restored_job.h"
 #include "server/server.h"
 
 namespace ps {
@@ -82,6 +82,7 @@ absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_tok
                          .next_number = next_number,
                          .complete = NumbersOfComplete(*entries),
                          .server_timeout = ToChrono(options_.server_timeout),
+                         .path = store_->dir().path(),
                          .dir = AbsolutePath(options_.checkpoint_dir),
                          .any_descent = once,
                          .again = lineage_.again,
@@ -134,12 +135,11 @@ Chief::CheckpointCalls Server::MakeCheckpointCalls() {
               [this](Manifest manifest, std::function<void(absl::Status)> committed) {
                 store_->Commit(std::move(manifest), options_.keep_checkpoints, std::move(committed));
               },
-          .path_of = [this](uint64_t number) { return store_->dir().PathOf(number); },
           .roll_back =
-              [this](const std::string& reason, const std::string& damaged, uint64_t heard_of) {
-                if (!damaged.empty()) lineage_.damaged[damaged] = reason;
-                lineage_.generation = std::max(lineage_.generation, heard_of);
-                RollBack(reason);
+              [this](const ps::RollBack& back) {
+                if (!back.damaged.empty()) lineage_.damaged[back.damaged] = back.reason;
+                lineage_.generation = std::max(lineage_.generation, back.heard_of);
+                RollBack(back.reason);
               }};
 }
 

@@ -15,11 +15,6 @@ bool CheckpointRounds::Due(uint64_t version, TimePoint now) const {
   return !last_at_.has_value() || now - *last_at_ >= every_.time;
 }
 
-void CheckpointRounds::Restored(uint64_t version, TimePoint now) {
-  last_version_ = version;
-  last_at_ = now;
-}
-
 uint64_t CheckpointRounds::Begin() {
   Check(idle(), "there is one checkpoint at a time");
   number_ = next_number_++;

@@ -44,13 +44,12 @@ class CheckpointRounds {
   // It is long enough since one failed.
   bool MayRetry(TimePoint now) const { return now >= next_at_; }
 
-  // The job begins with a checkpoint of this version.
-  void Restored(uint64_t version, TimePoint now);
   // Returns the number of the checkpoint that begins.
   uint64_t Begin();
   // Every shard's part, by number, once all are there; or that the checkpoint failed, and why.
   std::optional<absl::StatusOr<std::vector<v1::CheckpointWritten>>> OnWritten(uint32_t shard,
                                                                               const v1::CheckpointWritten& written);
+  // It is complete, or the job begins with one of this version.
   void Committed(uint64_t version, TimePoint now);
   void Failed(TimePoint now);
   // The checkpoint that is under way is forgotten: another one is to be begun at once, or none any more.

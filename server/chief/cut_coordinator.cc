@@ -42,7 +42,9 @@ CutCoordinator::Outcome CutCoordinator::OnReport(uint32_t shard, const v1::CutRe
   reports_[shard] = report;
   if (std::any_of(reports_.begin(), reports_.end(), [](const auto& each) { return !each.has_value(); })) return outcome;
   if (phase_ != v1::Cut::COMMIT) {
-    outcome.tell = NextPhase();
+    const bool advanced = phase_ == v1::Cut::ADVANCE;
+    if (!advanced) Merge();
+    outcome.tell = Enter(advanced ? v1::Cut::COMMIT : v1::Cut::ADVANCE);
     return outcome;
   }
   std::vector<uint64_t> versions;
@@ -50,12 +52,6 @@ CutCoordinator::Outcome CutCoordinator::OnReport(uint32_t shard, const v1::CutRe
   phase_ = v1::Cut::UNSPECIFIED;
   outcome.ended = std::move(versions);
   return outcome;
-}
-
-v1::Cut CutCoordinator::NextPhase() {
-  if (phase_ == v1::Cut::ADVANCE) return Enter(v1::Cut::COMMIT);
-  Merge();
-  return Enter(v1::Cut::ADVANCE);
 }
 
 void CutCoordinator::Merge() {

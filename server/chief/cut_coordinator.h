@@ -54,7 +54,7 @@ class CutCoordinator {
 
  private:
   v1::Cut Enter(v1::Cut::Phase phase);
-  v1::Cut NextPhase();
+  // From what the shards report at the freeze.
   void Merge();
   // Whom the phase waits for.
   std::string WaitingFor() const;

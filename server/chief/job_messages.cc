@@ -17,8 +17,8 @@ void AddShardInfo(const JobState& job, google::protobuf::RepeatedPtrField<v1::Sh
   for (uint32_t shard = 0; shard < job.shards().size(); ++shard) {
     v1::ShardInfo* info = shards->Add();
     info->set_shard(shard);
-    info->set_address(job.shards().address(shard));
-    info->set_local_socket(job.shards().local_socket(shard));
+    info->set_address(job.shards()[shard].address);
+    info->set_local_socket(job.shards()[shard].local_socket);
     if (!job.plan().has_value()) continue;
     for (const uint32_t slice : job.plan()->shard_slices(shard)) info->add_slices(slice);
   }
@@ -33,7 +33,7 @@ bool Same(const google::protobuf::MessageLite& one, const google::protobuf::Mess
 
 std::string WaitingForRuns(const JobState& job, TimePoint now) {
   return absl::StrCat("all runs are handed out: waiting for ",
-                      job.members().Describe(job.runs().dealer().RanksWithOpen(), now), " to finish theirs");
+                      job.members().Describe(job.runs().RanksWithOpen(), now), " to finish theirs");
 }
 
 v1::View MakeView(const JobState& job, TimePoint now) {

@@ -27,10 +27,7 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
       members_(options.num_workers, options.lease),
       replacements_(options.replacement_timeout),
       shards_(options.job, options.num_shards, options.settings),
-      terms_(options.job, options.num_shards, options.max_shard_elements,
-             OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode,
-                            options.num_shards, options.wire.pushes.top_k > 0),
-             options.schedule),
+      terms_(MakeTerms(options)),
       steps_(std::move(mode), options.num_shards),
       norms_(options.num_shards),
       runs_(options.hands_out_runs, steps_.mode().policy()),
@@ -40,8 +37,15 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
   if (restored() != nullptr) Restore(*restored());
 }
 
+JobTerms JobState::MakeTerms(const ChiefOptions& options) {
+  return {options.job, options.num_shards, options.max_shard_elements,
+          OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode, options.num_shards,
+                         options.wire.pushes.top_k > 0),
+          options.schedule};
+}
+
 absl::Status JobState::Serving() const {
-  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
+  if (superseded()) return absl::UnavailableError(superseded_);
   if (phase_ == v1::PHASE_FAILED) return absl::AbortedError("the job failed: " + failure_);
   if (phase_ == v1::PHASE_FINISHED) return absl::FailedPreconditionError("the job is finished");
   if (phase_ == v1::PHASE_SHUT_DOWN) return JobShutDown();
@@ -50,6 +54,10 @@ absl::Status JobState::Serving() const {
 
 bool JobState::MayInitialise(uint32_t rank) const {
   return initialiser_ == rank && !shards_.AllInitialised() && shards_.AllAcknowledge(initialiser_view_);
+}
+
+bool JobState::MayAnswerJoin(uint64_t view) const {
+  return tells_layout() && shards_.AllAcknowledge(terms_.own_data() ? std::max(view, layout_view_) : view);
 }
 
 bool JobState::IsLead(const Member& member) const {
@@ -70,13 +78,13 @@ absl::Status JobState::RegisterShard(const v1::Registration& registration, TimeP
 void JobState::ResumeShard(uint32_t shard, TimePoint now) {
   last_progress_ = now;
   shards_.Resume(shard);
-  spdlog::info("shard {} at {}: connected again", shard, shards_.address(shard));
+  spdlog::info("shard {} at {}: connected again", shard, shards_[shard].address);
 }
 
 void JobState::OnShardGone(uint32_t shard, TimePoint now) {
   shards_.Gone(shard, now);
-  if (ended() || !superseded_.empty()) return;
-  spdlog::warn("shard {} at {}: connection lost", shard, shards_.address(shard));
+  if (over()) return;
+  spdlog::warn("shard {} at {}: connection lost", shard, shards_[shard].address);
 }
 
 JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport& report, TimePoint now) {
@@ -105,20 +113,16 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
-  OnNorms(shard, report, &outcome);
-  return outcome;
-}
-
-void JobState::OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome) {
   norms_.OnApplied(shards_.lowest_applied_version());
   for (const v1::NormSums& sums : report.norms()) {
     absl::StatusOr<std::optional<v1::NormTotals>> totals = norms_.OnSums(shard, sums, *plan());
     if (!totals.ok()) {
-      outcome->view_is_due = Fail(Message(totals.status()));
-      return;
+      outcome.view_is_due = Fail(Message(totals.status()));
+      break;
     }
-    if (totals->has_value()) outcome->norms.push_back(*std::move(*totals));
+    if (totals->has_value()) outcome.norms.push_back(*std::move(*totals));
   }
+  return outcome;
 }
 
 // ---- Members
@@ -211,17 +215,13 @@ std::optional<uint64_t> JobState::OwnStep(const Member& member) const {
 void JobState::Begin(Member* member, TimePoint now) {
   const std::optional<uint64_t> own = OwnStep(*member);
   member->starts_with_others = !own.has_value() && !mode().synchronous() && phase_ == v1::PHASE_RUNNING;
-  member->start_step = own.value_or(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+  member->start_step = own.value_or(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));
   members_.Change(member, [](Member& changed) { changed.step = changed.start_step; });
   member->last_heard = now;
   if (member->watches && member->watch == 0) {
     member->watch_due = now + std::max<std::chrono::nanoseconds>(options_.reconnect_grace, kOpenWatchMin);
   }
   spdlog::info("{} starts at step {}", member->ToString(), member->start_step);
-}
-
-void JobState::OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now) {
-  if (Member* const member = members_.Find(rank, incarnation); member != nullptr) member->suspect_since = now;
 }
 
 absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
@@ -294,7 +294,7 @@ bool JobState::OnDone(Member* member, bool counts_as_empty, TimePoint now) {
   if (member->done) return false;
   members_.Change(member, [](Member& changed) { changed.done = true; });
   member->counts_as_empty = counts_as_empty;
-  runs_.OnDone({.rank = member->rank, .incarnation = member->incarnation});
+  runs_.FinishAll({.rank = member->rank, .incarnation = member->incarnation});
   last_progress_ = now;
   spdlog::info("{} is done", member->ToString());
   return true;
@@ -306,10 +306,10 @@ absl::Status JobState::OnTakeRun(const Member& member, const v1::TakeRunRequest&
   return runs_.OnRequest({.rank = member.rank, .incarnation = member.incarnation}, request);
 }
 
-absl::StatusOr<RunDealer::Deal> JobState::TakeRun(const Member& member, uint64_t number, TimePoint now) {
-  const auto deal = runs_.Take({.rank = member.rank, .incarnation = member.incarnation}, number);
-  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun) last_progress_ = now;
-  return deal;
+absl::StatusOr<v1::TakeRunReply> JobState::TakeRun(const Member& member, uint64_t number, TimePoint now) {
+  absl::StatusOr<v1::TakeRunReply> reply = runs_.Take({.rank = member.rank, .incarnation = member.incarnation}, number);
+  if (reply.ok() && reply->outcome() == v1::TakeRunReply::RUN) last_progress_ = now;
+  return reply;
 }
 
 absl::StatusOr<bool> JobState::Leave(const v1::LeaveRequest& request, TimePoint now) {
@@ -379,13 +379,13 @@ void JobState::LoseMember(const Member& member, const std::string& why, TimePoin
 // ---- The end, and views
 
 bool JobState::Fail(const std::string& reason) {
-  if (ended() || !superseded_.empty()) return false;
+  if (over()) return false;
   SetPhase(v1::PHASE_FAILED, reason);
   return true;
 }
 
 absl::Status JobState::ShutDown() {
-  if (!superseded_.empty()) return absl::UnavailableError(superseded_);
+  if (superseded()) return absl::UnavailableError(superseded_);
   if (phase_ != v1::PHASE_SHUT_DOWN) SetPhase(v1::PHASE_SHUT_DOWN, "");
   return absl::OkStatus();
 }
@@ -403,14 +403,14 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
 
 bool JobState::NothingIsLeft() const {
   return phase_ == v1::PHASE_RUNNING && !finishing_ && members_.all_done() &&
-         (replacements_.empty() || runs_.dealer().AllUsed());
+         (replacements_.empty() || runs_.AllUsed());
 }
 
 std::vector<StepSet> JobState::NextView(TimePoint now) {
   const bool initialised = shards_.AllInitialised();
   if (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now)) {
     last_progress_ = now;
-    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_.next_version(0)));
+    members_.SetFirstStep(mode().StartStep(shards_.highest_step(), shards_[0].next_version()));
     SetPhase(v1::PHASE_RUNNING, "");
   }
   if (NothingIsLeft()) {
@@ -523,8 +523,7 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
                                      " ago (--reconnect_grace=", FormatSeconds(options_.reconnect_grace), ")"),
                now);
   }
-  if (phase_ == v1::PHASE_RUNNING) CheckShards(now);
-  if (phase_ == v1::PHASE_RUNNING) CheckReplacements(now);
+  if (phase_ == v1::PHASE_RUNNING) CheckAbsent(now);
   // When all are done there are no more steps: the lead evaluates, for as long as it renews its lease. A server that is
   // gone, and a worker that is to be replaced, have times of their own.
   const bool may_progress =
@@ -539,17 +538,14 @@ bool JobState::CheckTimes(TimePoint now, const std::function<bool(const Member&)
          (phase_ == v1::PHASE_GATHERING && !awaits_first_checkpoint_ && Complete(now));
 }
 
-void JobState::CheckShards(TimePoint now) {
+void JobState::CheckAbsent(TimePoint now) {
   const bool comes_back = options_.checkpoints.has_value();
   const auto time = comes_back ? options_.checkpoints->server_timeout : options_.lease;
-  const std::optional<std::string> lost = shards_.Lost(now, time);
-  if (!lost.has_value()) return;
-  SetPhase(v1::PHASE_FAILED,
-           absl::StrCat(*lost, comes_back ? ", and did not come back (--server_timeout=" : " (--lease=",
-                        FormatSeconds(time), ")"));
-}
-
-void JobState::CheckReplacements(TimePoint now) {
+  if (const std::optional<std::string> lost = shards_.Lost(now, time); lost.has_value()) {
+    return SetPhase(v1::PHASE_FAILED,
+                    absl::StrCat(*lost, comes_back ? ", and did not come back (--server_timeout=" : " (--lease=",
+                                 FormatSeconds(time), ")"));
+  }
   if (!replacements_.empty()) last_progress_ = now;  // What is waited for is known.
   if (const std::optional<std::string> overdue = replacements_.Overdue(now); overdue.has_value()) {
     SetPhase(v1::PHASE_FAILED, *overdue);

@@ -23,10 +23,10 @@
 #include "common/clock.h"
 #include "common/schedule.h"
 #include "ps/v1/ps.pb.h"
+#include "server/checkpoint/restored_job.h"
 #include "server/chief/job_terms.h"
 #include "server/chief/membership.h"
 #include "server/chief/norm_totals.h"
-#include "server/chief/restored_job.h"
 #include "server/chief/run_dealer.h"
 #include "server/chief/shard_table.h"
 #include "server/chief/step_coordinator.h"
@@ -65,7 +65,8 @@ struct ChiefOptions {
     uint64_t next_number = 1;
     std::vector<uint64_t> complete;  // Numbers of those that there are, in their order.
     std::chrono::nanoseconds server_timeout = std::chrono::seconds(60);
-    std::string dir;           // Where; empty: nobody is told.
+    std::string path;          // The folder as this server names it; their own paths begin with it.
+    std::string dir;           // The same as it is told to others; empty: nobody is told.
     bool any_descent = false;  // It was told not to go on from what was there (--restore=none, or a path).
     bool again = false;        // This process has served an earlier generation of the job.
     std::shared_ptr<const RestoredJob> restored;  // This generation begins with it; null: it begins anew.
@@ -108,22 +109,22 @@ class JobState {
   bool ended() const {
     return phase_ == v1::PHASE_FAILED || phase_ == v1::PHASE_FINISHED || phase_ == v1::PHASE_SHUT_DOWN;
   }
+  bool superseded() const { return !superseded_.empty(); }  // The job goes on as another generation.
+  bool over() const { return ended() || superseded(); }
   // All are done: the lead evaluates and saves, then all leave.
   bool finishing() const { return finishing_; }
   bool lead_left() const { return lead_left_; }  // In order, in that time.
   uint64_t view() const { return view_; }
   const Membership& members() const { return members_; }
-  const Replacements& replacements() const { return replacements_; }
   const ShardTable& shards() const { return shards_; }
-  const NormTotals& norms() const { return norms_; }
-  const StepCoordinator& steps() const { return steps_; }
   const std::optional<SlicePlan>& plan() const { return terms_.plan(); }
-  const JobRuns& runs() const { return runs_; }
+  const RunDealer& runs() const { return runs_; }
+  RunDealer& runs() { return runs_; }
   const OwnData& own_data() const { return own_data_; }
   // Shards are told the model once it is known how many samples an epoch has.
   bool tells_layout() const { return plan().has_value() && (!terms_.own_data() || own_data_.of_all().has_value()); }
-  // The view from which on a member of this view may be answered.
-  uint64_t AnswersJoinFrom(uint64_t view) const { return terms_.own_data() ? std::max(view, layout_view_) : view; }
+  // Whether a member that came with this view may be answered.
+  bool MayAnswerJoin(uint64_t view) const;
   std::optional<uint32_t> initialiser() const { return initialiser_; }
   // Whether this rank is the one to send initial values, and every shard knows that it is.
   bool MayInitialise(uint32_t rank) const;
@@ -186,7 +187,7 @@ class JobState {
   // Its join could not be answered yet; it asks again.
   void OnJoinLate(Member* member, TimePoint now) { member->last_heard = now; }
   // The caller of this member's join is gone, and no other call waits for the join's answer.
-  void OnJoinGone(uint32_t rank, uint64_t incarnation, TimePoint now);
+  void OnJoinGone(Member* member, TimePoint now) { member->suspect_since = now; }
   // The member of this identity, which counts as heard from now; FAILED_PRECONDITION (fenced), naming the new owner, if
   // there is none. The pointer lasts until the next event.
   absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
@@ -201,15 +202,10 @@ class JobState {
   // Returns whether that is new; then a view is due.
   bool OnDone(Member* member, bool counts_as_empty, TimePoint now);
   // The member asks for a run: notes what the request says. UNAVAILABLE if the job does not run yet; else the errors of
-  // JobRuns::OnRequest.
+  // RunDealer::OnRequest.
   absl::Status OnTakeRun(const Member& member, const v1::TakeRunRequest& request);
   // What it gets, if it need not wait. Errors are of RunDealer::Take.
-  absl::StatusOr<RunDealer::Deal> TakeRun(const Member& member, uint64_t number, TimePoint now);
-  // These begin and end the cut of a checkpoint that is under way, as RunDealer's.
-  void BeginRunsCut() { runs_.BeginCut(); }
-  void EndRunsCut() { runs_.EndCut(); }
-  // What is to be recorded of what became of runs since the last call.
-  std::vector<JobRuns::Record> TakeRunRecords() { return runs_.TakeRecords(); }
+  absl::StatusOr<v1::TakeRunReply> TakeRun(const Member& member, uint64_t number, TimePoint now);
   // Returns whether a view is due. The error is that of Hear.
   absl::StatusOr<bool> Leave(const v1::LeaveRequest& request, TimePoint now);
   // The member of this rank knows how the job ended.
@@ -235,7 +231,6 @@ class JobState {
   bool Fail(const std::string& reason);
   // An operator ends the job; it may have ended by itself. UNAVAILABLE if this generation is over.
   absl::Status ShutDown();
-  // The job goes on as another generation.
   void Supersede(const std::string& reason) { superseded_ = reason; }
   // The first checkpoint is taken, or cannot be. A view is due.
   void HasFirstCheckpoint() { awaits_first_checkpoint_ = false; }
@@ -250,6 +245,7 @@ class JobState {
   std::vector<StepSet> NextView(TimePoint now);
 
  private:
+  static JobTerms MakeTerms(const ChiefOptions& options);
   // Checks a join, as this rank, of a worker whose samples are its own. Errors are those of OwnData::Check and
   // JobTerms::CheckSchedule; FAILED_PRECONDITION if the job hands out runs.
   absl::Status CheckOwnData(uint32_t rank, const v1::DataSummary& data) const;
@@ -258,20 +254,16 @@ class JobState {
   std::string ChooseName();
   // If the last member leaves before the job runs, model and experiment are reset.
   void RemoveMember(const Member& member);
-  // Takes what a report says of norms, while the job runs.
-  void OnNorms(uint32_t shard, const v1::ShardReport& report, ReportOutcome* outcome);
   void LoseMember(const Member& member, const std::string& why, TimePoint now);
   // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
   std::optional<uint64_t> OwnStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
   // A hyperparameter that was set before does not hold any more if its flag is not what it was then.
   void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
-  // A server that died, or whose connection broke, has to come back in its time: while the job runs, and before.
-  void CheckShards(TimePoint now);
   // Whether the job is to end: all workers are done, and no other has to come.
   bool NothingIsLeft() const;
-  // A lost worker has to be replaced in time.
-  void CheckReplacements(TimePoint now);
+  // A server that died, or whose connection broke, has to come back in its time, and a lost worker to be replaced.
+  void CheckAbsent(TimePoint now);
   void CheckRestoring(TimePoint now);
   // After a rollback the workers come back. Fails the job if a rank that it waits for is still free when the first
   // worker has been back for as long as the others have time.
@@ -296,7 +288,7 @@ class JobState {
   uint64_t checkpoint_version_ = 0;
   bool not_finite_ = false;
   Resized resized_;
-  JobRuns runs_;
+  RunDealer runs_;
   OwnData own_data_;
   v1::Phase phase_ = v1::PHASE_GATHERING;
   std::string failure_;

@@ -61,12 +61,6 @@ absl::StatusOr<uint32_t> Membership::RankFor(const std::string& name, std::optio
       absl::StrCat("the job already has all of its workers (--num_workers=", num_workers_, ")"));
 }
 
-absl::StatusOr<Member*> Membership::Join(const std::string& name, std::optional<uint32_t> claim,
-                                         const std::string& host, TimePoint now) {
-  const absl::StatusOr<uint32_t> rank = RankFor(name, claim);
-  return rank.ok() ? Hand(*rank, name, host, now) : absl::StatusOr<Member*>(rank.status());
-}
-
 absl::StatusOr<uint32_t> Membership::RankToRejoin(const std::string& name, uint32_t former) const {
   for (const auto& [rank, member] : members_) {
     if (member.name != name) continue;

@@ -57,9 +57,6 @@ class Membership {
   absl::StatusOr<uint32_t> RankToRejoin(const std::string& name, uint32_t former) const;
   // Gives the rank to this worker, with a higher incarnation.
   Member* Hand(uint32_t rank, const std::string& name, const std::string& host, TimePoint now);
-  // RankFor, and Hand.
-  absl::StatusOr<Member*> Join(const std::string& name, std::optional<uint32_t> claim, const std::string& host,
-                               TimePoint now);
 
   // Sets the last incarnation that each rank had in an earlier generation.
   void RestoreIncarnations(std::map<uint32_t, uint64_t> incarnations) { incarnations_ = std::move(incarnations); }
@@ -115,8 +112,6 @@ class Membership {
 
   const std::map<uint32_t, Member>& members() const { return members_; }
   bool full() const { return members_.size() == num_workers_; }
-  uint32_t num_workers() const { return num_workers_; }
-  std::chrono::nanoseconds lease() const { return lease_; }
   bool all_done() const { return !members_.empty() && working_.empty(); }
   // The ranks at the lowest step, of members that are not done.
   const std::set<uint32_t>& LowestStep() const;

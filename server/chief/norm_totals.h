@@ -42,8 +42,6 @@ class NormTotals {
   // sums and others have not; empty if there is none.
   std::string WaitingFor() const;
 
-  size_t rounds() const { return of_versions_.size() + of_pushes_.size(); }
-
  private:
   struct Round {
     v1::NormRound which;

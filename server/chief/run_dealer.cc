@@ -47,6 +47,8 @@ uint64_t MaxOpen(const v1::ModePolicy& policy) {
 
 }  // namespace
 
+RunDealer::RunDealer(bool hands_out, const v1::ModePolicy& policy) : RunDealer(hands_out ? MaxOpen(policy) : 0) {}
+
 absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
   PS_RETURN_IF_ERROR(CheckTerms(terms));
   if (!terms_.has_value()) {
@@ -55,6 +57,21 @@ absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
   }
   if (terms == *terms_) return false;
   return absl::FailedPreconditionError("the worker's runs differ from the job's: " + Differences(terms, *terms_));
+}
+
+absl::Status RunDealer::OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request) {
+  if (!hands_out()) return absl::FailedPreconditionError("--budget=share: this job hands out no runs");
+  const RunTerms terms = {.samples = request.samples(), .batch_size = request.batch_size(), .runs = request.runs()};
+  const absl::StatusOr<bool> fixed = Agree(terms);
+  if (!fixed.ok()) return fixed.status();
+  if (*fixed) {
+    records_.push_back({"runs",
+                        {{"samples", terms.samples},
+                         {"batch_size", terms.batch_size},
+                         {"runs", terms.runs},
+                         {"runs_per_epoch", terms.runs_per_epoch()}}});
+  }
+  return Finish(taker, request.finished());
 }
 
 absl::Status RunDealer::Finish(const RunTaker& taker, uint64_t finished) {
@@ -90,11 +107,14 @@ std::optional<uint64_t> RunDealer::NextRun() const {
   return fresh ? std::optional<uint64_t>(next_) : std::nullopt;
 }
 
-absl::StatusOr<RunDealer::Deal> RunDealer::Take(const RunTaker& taker, uint64_t number) {
+absl::StatusOr<v1::TakeRunReply> RunDealer::Take(const RunTaker& taker, uint64_t number) {
   Check(terms_.has_value(), "runs are dealt once it is known what they are");
+  v1::TakeRunReply reply;
   Hand& hand = hands_[taker];
   if (number == hand.taken && !hand.open.empty()) {
-    return Deal{.kind = Deal::Kind::kRun, .run = hand.open.back(), .is_repeat = true};
+    reply.set_outcome(v1::TakeRunReply::RUN);
+    reply.set_run(hand.open.back());
+    return reply;
   }
   if (number != hand.taken + 1) {
     return absl::InvalidArgumentError(
@@ -106,11 +126,16 @@ absl::StatusOr<RunDealer::Deal> RunDealer::Take(const RunTaker& taker, uint64_t 
                                                       " are allowed"));
   }
   const std::optional<uint64_t> run = NextRun();
-  if (!run.has_value()) return Deal{.kind = AllUsed() ? Deal::Kind::kDone : Deal::Kind::kWait};
+  reply.set_outcome(run.has_value() ? v1::TakeRunReply::RUN
+                    : AllUsed()     ? v1::TakeRunReply::DONE
+                                    : v1::TakeRunReply::WAIT);
+  if (!run.has_value()) return reply;
   if (returned_.erase(*run) == 0) ++next_;
   ++hand.taken;
   hand.open.push_back(*run);
-  return Deal{.kind = Deal::Kind::kRun, .run = *run};
+  Note(*run, taker, false);
+  reply.set_run(*run);
+  return reply;
 }
 
 bool RunDealer::AllUsed() const { return terms_.has_value() && !NextRun().has_value() && RanksWithOpen().empty(); }
@@ -125,18 +150,39 @@ std::vector<uint64_t> RunDealer::Return(const RunTaker& taker) {
   hand->second.open.clear();
   if (in_cut_) left_.insert(*hand);
   hands_.erase(hand);
+  for (const uint64_t run : open) Note(run, taker, true);
   return open;
+}
+
+void RunDealer::Note(uint64_t run, const RunTaker& taker, bool returned) {
+  records_.push_back({"run",
+                      {{"run", run},
+                       {"epoch", terms_->EpochOf(run)},
+                       {"worker", taker.rank},
+                       {"incarnation", taker.incarnation},
+                       {"returned", returned}}});
+}
+
+void RunDealer::OnView(uint64_t view, const std::set<RunTaker>& members) {
+  for (const auto& [taker, hand] : hands_) {
+    if (!members.contains(taker)) gone_.emplace(taker, view);
+  }
+}
+
+void RunDealer::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                               const std::function<uint64_t(const RunTaker&)>& used) {
+  std::erase_if(gone_, [&](const auto& gone) {
+    const auto& [taker, view] = gone;
+    if (!in_force(view)) return false;
+    (void)Finish(taker, used(taker));  // More than it took nobody believes.
+    Return(taker);
+    return true;
+  });
 }
 
 bool RunDealer::HasOpen(const RunTaker& taker) const {
   const auto hand = hands_.find(taker);
   return hand != hands_.end() && !hand->second.open.empty();
-}
-
-std::set<RunTaker> RunDealer::Takers() const {
-  std::set<RunTaker> takers;
-  for (const auto& [taker, hand] : hands_) takers.insert(taker);
-  return takers;
 }
 
 std::set<uint32_t> RunDealer::RanksWithOpen() const {
@@ -173,6 +219,7 @@ uint64_t UsedOf(const RunTaker& taker, const std::map<RunTaker, uint64_t>& used)
 }  // namespace
 
 nlohmann::ordered_json RunDealer::Save(const std::map<RunTaker, uint64_t>& used) const {
+  if (!hands_out()) return {};
   if (!terms_.has_value()) return nlohmann::ordered_json::object();
   std::set<uint64_t> returned = returned_;
   for (const auto* hands : {&hands_, &left_}) {
@@ -221,6 +268,11 @@ absl::Status ReadRuns(const nlohmann::ordered_json& state, const char* field, ui
 }  // namespace
 
 absl::Status RunDealer::Load(const nlohmann::ordered_json& state) {
+  if (hands_out() == state.is_null()) {
+    return absl::InvalidArgumentError(hands_out() ? "there is no state of the job's runs"
+                                                  : "--budget=share has no runs");
+  }
+  if (!hands_out()) return absl::OkStatus();
   RunDealer loaded(max_open_);
   if (!state.is_object()) return Bad("the state", "expected an object");
   if (!state.empty()) {
@@ -238,65 +290,6 @@ absl::Status RunDealer::Load(const nlohmann::ordered_json& state) {
   hands_.clear();
   EndCut();
   return absl::OkStatus();
-}
-
-JobRuns::JobRuns(bool hands_out, const v1::ModePolicy& policy) : hands_out_(hands_out), dealer_(MaxOpen(policy)) {}
-
-absl::Status JobRuns::OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request) {
-  if (!hands_out_) return absl::FailedPreconditionError("--budget=share: this job hands out no runs");
-  const RunTerms terms = {.samples = request.samples(), .batch_size = request.batch_size(), .runs = request.runs()};
-  const absl::StatusOr<bool> fixed = dealer_.Agree(terms);
-  if (!fixed.ok()) return fixed.status();
-  if (*fixed) {
-    records_.push_back({"runs",
-                        {{"samples", terms.samples},
-                         {"batch_size", terms.batch_size},
-                         {"runs", terms.runs},
-                         {"runs_per_epoch", terms.runs_per_epoch()}}});
-  }
-  return dealer_.Finish(taker, request.finished());
-}
-
-absl::StatusOr<RunDealer::Deal> JobRuns::Take(const RunTaker& taker, uint64_t number) {
-  absl::StatusOr<RunDealer::Deal> deal = dealer_.Take(taker, number);
-  if (deal.ok() && deal->kind == RunDealer::Deal::Kind::kRun && !deal->is_repeat) Note(deal->run, taker, false);
-  return deal;
-}
-
-absl::Status JobRuns::Load(const nlohmann::ordered_json& state) {
-  if (hands_out_ == state.is_null()) {
-    return absl::InvalidArgumentError(hands_out_ ? "there is no state of the job's runs"
-                                                 : "--budget=share has no runs");
-  }
-  return hands_out_ ? dealer_.Load(state) : absl::OkStatus();
-}
-
-void JobRuns::OnView(uint64_t view, const std::set<RunTaker>& members) {
-  for (const RunTaker& taker : dealer_.Takers()) {
-    if (!members.contains(taker)) gone_.emplace(taker, view);
-  }
-}
-
-void JobRuns::OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
-                             const std::function<uint64_t(const RunTaker&)>& used) {
-  for (auto gone = gone_.begin(); gone != gone_.end();) {
-    if (!in_force(gone->second)) {
-      ++gone;
-      continue;
-    }
-    (void)dealer_.Finish(gone->first, used(gone->first));  // More than it took nobody believes.
-    for (const uint64_t run : dealer_.Return(gone->first)) Note(run, gone->first, true);
-    gone = gone_.erase(gone);
-  }
-}
-
-void JobRuns::Note(uint64_t run, const RunTaker& taker, bool returned) {
-  records_.push_back({"run",
-                      {{"run", run},
-                       {"epoch", dealer_.terms()->EpochOf(run)},
-                       {"worker", taker.rank},
-                       {"incarnation", taker.incarnation},
-                       {"returned", returned}}});
 }
 
 }  // namespace ps

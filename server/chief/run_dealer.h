@@ -6,6 +6,9 @@
 // (the worker's push was answered) or returned (the worker was lost). A returned run is dealt again at the end of its
 // epoch, before the first run of the next; if that has been dealt already, next.
 //
+// The runs of a member that is gone come back once no shard takes a push of it any more. What is dealt and comes back
+// is recorded, so that the division can be replayed.
+//
 // A deterministic core: no locks, no I/O, no clock. Its memory grows with the workers and their open runs, and not with
 // the number of runs.
 #pragma once
@@ -24,6 +27,7 @@
 #include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/metrics.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {
@@ -53,13 +57,18 @@ struct RunTaker {
 class RunDealer {
  public:
   // A worker may have so many runs open. At least 2, so that it can ask for the next while the push of the last is
-  // under way.
+  // under way. 0: the job hands out no runs.
   explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
+  // As many as the mode asks of workers to have.
+  RunDealer(bool hands_out, const v1::ModePolicy& policy);
+  bool hands_out() const { return max_open_ > 0; }
 
   // The first call fixes what is dealt; returns whether this call did. FAILED_PRECONDITION, naming all that differs, if
   // something else was fixed; INVALID_ARGUMENT if no job can have such terms.
   absl::StatusOr<bool> Agree(const RunTerms& terms);
-  const std::optional<RunTerms>& terms() const { return terms_; }
+  // A member's request has come: takes what it says of the job's runs, and of the member's own that are finished.
+  // Errors are those of Agree and Finish; FAILED_PRECONDITION if the job hands out no runs.
+  absl::Status OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request);
 
   // ---- Once terms are fixed
 
@@ -69,32 +78,32 @@ class RunDealer {
   // All runs that the taker took are used.
   void FinishAll(const RunTaker& taker);
 
-  struct Deal {
-    enum class Kind {
-      kRun,
-      kWait,  // None is free, but one that is open may come back. The same request may be made again.
-      kDone,  // All are finished.
-    };
-    Kind kind = Kind::kWait;
-    uint64_t run = 0;
-    bool is_repeat = false;  // An earlier request got this run.
-  };
   // The run that this worker takes with its request of this number, from 1; a repeat of the last that got a run gets
-  // the same. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
-  absl::StatusOr<Deal> Take(const RunTaker& taker, uint64_t number);
+  // the same. WAIT: none is free, but one that is open may come back, and the same request may be made again. DONE: all
+  // are finished. INVALID_ARGUMENT for any other number, FAILED_PRECONDITION if it has too many runs open.
+  absl::StatusOr<v1::TakeRunReply> Take(const RunTaker& taker, uint64_t number);
 
   // The taker takes and finishes no more runs: its open ones are given back, and it is forgotten. Returns these runs,
   // ascending.
   std::vector<uint64_t> Return(const RunTaker& taker);
+
+  // From the view of this number on these are the members.
+  void OnView(uint64_t view, const std::set<RunTaker>& members);
+  // Shards have acknowledged views: takes back open runs of each taker whose absence is in force (`in_force`, of the
+  // first view without it). `used` says how many of its runs, counted from its first one, went into pushes that a shard
+  // has; these are not taken back.
+  void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
+                      const std::function<uint64_t(const RunTaker&)>& used);
 
   // ---- What is
 
   // No run is left, and none can come back; false before terms are fixed.
   bool AllUsed() const;
   bool HasOpen(const RunTaker& taker) const;
-  // Who has asked for runs and was not forgotten.
-  std::set<RunTaker> Takers() const;
   std::set<uint32_t> RanksWithOpen() const;
+  // What became of runs since the last call, in order: `runs` (what is dealt), or `run` (one that was dealt or
+  // returned; `worker` is the rank).
+  std::vector<MetricsEvent> TakeRecords() { return std::exchange(records_, {}); }
 
   // ---- For a checkpoint. Its cut lies between BeginCut and Save, which undoes what is not part of it.
 
@@ -103,7 +112,7 @@ class RunDealer {
   void EndCut();
   // The state at the cut. `used`: for the last owner of each rank that had used any runs by then, how many of its runs
   // are used, counted from its first one. Runs that were finished before BeginCut are used, too. All others are to be
-  // dealt again.
+  // dealt again. Null if the job hands out no runs.
   nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const;
   // What Save gave. INVALID_ARGUMENT, naming the field, for anything else; then nothing has changed.
   absl::Status Load(const nlohmann::ordered_json& state);
@@ -116,8 +125,8 @@ class RunDealer {
   };
 
   void FinishOne(Hand& hand);
-
   std::optional<uint64_t> NextRun() const;
+  void Note(uint64_t run, const RunTaker& taker, bool returned);
 
   const uint64_t max_open_;
   std::optional<RunTerms> terms_;
@@ -125,65 +134,9 @@ class RunDealer {
   std::set<uint64_t> returned_;  // Those that were not dealt again yet.
   std::map<RunTaker, Hand> hands_;
   bool in_cut_ = false;
-  std::map<RunTaker, Hand> left_;  // Since BeginCut; without the open runs, which were returned.
-};
-
-// --budget=job as its chief keeps it: deals runs of samples to members (RunDealer), takes back the runs of members that
-// are gone once no shard takes a push of theirs any more, and records both, so that the division can be replayed.
-//
-// Pure: no locks, no I/O, no clock.
-class JobRuns {
- public:
-  // What the mode asks of workers says how many runs one may have open.
-  JobRuns(bool hands_out, const v1::ModePolicy& policy);
-
-  // Whether the job has this budget at all; else every request is refused.
-  bool hands_out() const { return hands_out_; }
-  const RunDealer& dealer() const { return dealer_; }
-
-  // A member's request has come: takes what it says of the job's runs, and of the member's own that are finished.
-  // Errors are those of RunDealer::Agree and Finish; FAILED_PRECONDITION if the job hands out no runs.
-  absl::Status OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request);
-  // What the member gets; its owner asks again for as long as the answer is to wait. Errors are those of
-  // RunDealer::Take.
-  absl::StatusOr<RunDealer::Deal> Take(const RunTaker& taker, uint64_t number);
-  // It has used all that it took.
-  void OnDone(const RunTaker& taker) { dealer_.FinishAll(taker); }
-
-  // From the view of this number on these are the members.
-  void OnView(uint64_t view, const std::set<RunTaker>& members);
-  // Shards have acknowledged views: takes back open runs of each taker whose absence is in force (`in_force`, of the
-  // first view without it). `used` says how many of its runs, counted from its first one, went into pushes that a shard
-  // has; these are not taken back.
-  void OnAcknowledged(const std::function<bool(uint64_t view)>& in_force,
-                      const std::function<uint64_t(const RunTaker&)>& used);
-
-  // ---- For a checkpoint, as of RunDealer
-
-  void BeginCut() { dealer_.BeginCut(); }
-  void EndCut() { dealer_.EndCut(); }
-  // Null if the job hands out no runs.
-  nlohmann::ordered_json Save(const std::map<RunTaker, uint64_t>& used) const {
-    return hands_out_ ? dealer_.Save(used) : nlohmann::ordered_json();
-  }
-  absl::Status Load(const nlohmann::ordered_json& state);
-
-  // An event of the metrics file: `runs` (what is dealt), or `run` (one that was dealt or returned; `worker` is the
-  // rank).
-  struct Record {
-    std::string event;
-    nlohmann::ordered_json fields;
-  };
-  // Those since the last call, in order.
-  std::vector<Record> TakeRecords() { return std::exchange(records_, {}); }
-
- private:
-  void Note(uint64_t run, const RunTaker& taker, bool returned);
-
-  const bool hands_out_;
-  RunDealer dealer_;
+  std::map<RunTaker, Hand> left_;      // Since BeginCut; without the open runs, which were returned.
   std::map<RunTaker, uint64_t> gone_;  // Each with the first view without it; their runs are still open.
-  std::vector<Record> records_;
+  std::vector<MetricsEvent> records_;
 };
 
 }  // namespace ps

@@ -15,48 +15,46 @@ bool ShardStreams::CanResume(const v1::Registration& registration) const {
   return stream.process == registration.process() && stream.end.resumable();
 }
 
-uint64_t ShardStreams::Open(const v1::Registration& registration, SendFunction send) {
+std::vector<ToShard> ShardStreams::Open(uint64_t connection, const v1::Registration& registration) {
   Stream& stream = streams_[registration.shard()];
-  if (CanResume(registration)) {
-    stream.send = std::move(send);
-    stream.connection = ++last_connection_;
-    stream.end.OnReceived(registration.received());
-    v1::ChiefUpdate first;  // Before anything is sent again, it says what was received.
-    stream.end.Tell(&first);
-    Send(stream, std::move(first));
-    stream.end.ForEachKept([&](const v1::ChiefUpdate& update) { Send(stream, update); });
-    return stream.connection;
+  if (!CanResume(registration)) {
+    stream = {.process = registration.process(),
+              .connection = connection,
+              .takes_changes = registration.takes_changes(),
+              .end = {}};
+    return {};
   }
-  stream = {.process = registration.process(),
-            .connection = ++last_connection_,
-            .send = std::move(send),
-            .takes_changes = registration.takes_changes(),
-            .end = {}};
-  return stream.connection;
+  stream.connection = connection;
+  stream.end.OnReceived(registration.received());
+  std::vector<ToShard> missed(1, {.connection = connection, .update = {}});
+  stream.end.Tell(&missed[0].update);  // Before anything is sent again, it says what was received.
+  stream.end.ForEachKept(
+      [&](const v1::ChiefUpdate& update) { missed.push_back({.connection = connection, .update = update}); });
+  return missed;
 }
 
 bool ShardStreams::Close(uint32_t shard, uint64_t connection) {
   Stream& stream = streams_[shard];
   if (connection == 0 || stream.connection != connection) return false;
   stream.connection = 0;
-  stream.send = nullptr;
   return true;
 }
 
-bool ShardStreams::Receive(uint32_t shard, const v1::ShardReport& report) {
+std::optional<std::vector<ToShard>> ShardStreams::Receive(uint32_t shard, const v1::ShardReport& report) {
   Stream& stream = streams_[shard];
-  if (stream.process == 0) return true;
+  std::vector<ToShard> answer;
+  if (stream.process == 0) return answer;
   stream.end.OnReceived(report.received());
-  if (report.number() == 0 || !stream.end.Receive(report.number())) return false;
+  if (report.number() == 0 || !stream.end.Receive(report.number())) return std::nullopt;
   if (stream.end.MustTell()) {
     v1::ChiefUpdate received;
     stream.end.Tell(&received);
-    Send(stream, std::move(received));
+    if (stream.connection != 0) answer.push_back({.connection = stream.connection, .update = std::move(received)});
   }
-  return true;
+  return answer;
 }
 
-void ShardStreams::Broadcast(v1::ChiefUpdate update) {
+std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update) {
   const bool has_view = update.has_view();
   std::optional<v1::View> changes;
   if (has_view) {
@@ -64,20 +62,18 @@ void ShardStreams::Broadcast(v1::ChiefUpdate update) {
     view_ = std::move(*update.mutable_view());
     update.clear_view();
   }
+  std::vector<ToShard> sent;
   for (Stream& stream : streams_) {
-    if (stream.process == 0 && !stream.send) continue;
+    if (stream.process == 0 && stream.connection == 0) continue;
     v1::ChiefUpdate numbered = update;
     if (has_view) {
       const bool knows = std::exchange(stream.has_view, true) && stream.takes_changes;
       *numbered.mutable_view() = knows && changes.has_value() ? *changes : view_;
     }
     if (stream.process != 0) stream.end.Add(&numbered);
-    Send(stream, std::move(numbered));
+    if (stream.connection != 0) sent.push_back({.connection = stream.connection, .update = std::move(numbered)});
   }
-}
-
-void ShardStreams::Send(const Stream& stream, v1::ChiefUpdate update) {
-  if (stream.send) outbox_.Add([send = stream.send, update = std::move(update)] { send(update); });
+  return sent;
 }
 
 }  // namespace ps

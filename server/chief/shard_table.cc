@@ -26,7 +26,8 @@ absl::Status CheckTexts(const v1::Registration& registration) {
 
 }  // namespace
 
-absl::Status ShardTable::CheckSettings(const v1::Registration& registration) const {
+absl::Status ShardTable::Check(const v1::Registration& registration) const {
+  PS_RETURN_IF_ERROR(CheckTexts(registration));
   if (registration.protocol() != v1::PROTOCOL_VERSION_1) {
     return absl::UnimplementedError(absl::StrCat("the shard uses protocol version ", registration.protocol(),
                                                  "; the chief supports version ", int{v1::PROTOCOL_VERSION_1}));
@@ -36,15 +37,11 @@ absl::Status ShardTable::CheckSettings(const v1::Registration& registration) con
     differences = absl::StrCat("--job=", registration.job(), " (the chief has ", job_, ")",
                                differences.empty() ? "" : ", ", differences);
   }
-  if (differences.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "shard ", registration.shard(), " was started with settings that differ from the chief's: ", differences));
-}
-
-absl::Status ShardTable::Check(const v1::Registration& registration) const {
-  PS_RETURN_IF_ERROR(CheckTexts(registration));
-  PS_RETURN_IF_ERROR(CheckSettings(registration));
   const uint32_t number = registration.shard();
+  if (!differences.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("shard ", number, " was started with settings that differ from the chief's: ", differences));
+  }
   if (number < shards_.size()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("--shard=", number, ": expected 0 to ", shards_.size() - 1));
 }

@@ -17,6 +17,24 @@ namespace ps {
 
 class ShardTable {
  public:
+  struct Shard {
+    bool registered = false;
+    bool ever_registered = false;
+    std::string address;       // Empty: never registered.
+    std::string local_socket;  // Empty: none.
+    uint64_t acknowledged_view = 0;
+    bool initialised = false;
+    uint64_t applied_version = 0;
+    uint64_t gathering_step = 0;
+    uint64_t highest_step = 0;
+    std::map<uint32_t, v1::RankStep> left_steps;  // By rank.
+    std::string waiting_for;
+    TimePoint gone_since;
+
+    // The step that it gathers, or, where it gathers none, its version.
+    uint64_t next_version() const { return std::max(applied_version, gathering_step); }
+  };
+
   // `settings`: the flags that all servers must share, by name.
   ShardTable(std::string job, uint32_t num_shards, std::map<std::string, std::string> settings)
       : job_(std::move(job)), settings_(std::move(settings)), shards_(num_shards) {}
@@ -45,8 +63,7 @@ class ShardTable {
   void ForgetInitialValues();
 
   uint32_t size() const { return static_cast<uint32_t>(shards_.size()); }
-  const std::string& address(uint32_t shard) const { return shards_[shard].address; }  // Empty: never registered.
-  const std::string& local_socket(uint32_t shard) const { return shards_[shard].local_socket; }  // Empty: none.
+  const Shard& operator[](uint32_t shard) const { return shards_[shard]; }
   std::vector<uint32_t> Missing() const;
   bool AllInitialised() const;
   // Whether this view is in force: every shard acts on it or on a later one.
@@ -60,16 +77,10 @@ class ShardTable {
   // How many of the runs that this owner of the rank took, counted from its first one, are used by its last push that
   // any shard has, once a view without that owner is in force (--budget=job).
   uint64_t LeftRuns(uint32_t rank, uint64_t incarnation) const;
-  uint64_t applied_version(uint32_t shard) const { return shards_[shard].applied_version; }
-  // The step that the shard gathers, or, where it gathers none, its version.
-  uint64_t next_version(uint32_t shard) const {
-    return std::max(shards_[shard].applied_version, shards_[shard].gathering_step);
-  }
   uint64_t lowest_applied_version() const;
   // What an update has been waiting for for long, on the first shard where one has; else empty.
   std::string waiting_for() const;
 
-  bool ever_registered(uint32_t shard) const { return shards_[shard].ever_registered; }
   // Names a shard that is missing: "shard 1 at HOST:PORT, lost 12 s ago"; or that it never registered.
   std::string DescribeMissing(TimePoint now) const;
   // The first shard that has been gone for as long as this: "shard 1 at HOST:PORT was lost 12 s ago".
@@ -78,22 +89,6 @@ class ShardTable {
   void Extend(std::chrono::nanoseconds time, TimePoint now);
 
  private:
-  struct Shard {
-    bool registered = false;
-    bool ever_registered = false;
-    std::string address;
-    std::string local_socket;
-    uint64_t acknowledged_view = 0;
-    bool initialised = false;
-    uint64_t applied_version = 0;
-    uint64_t gathering_step = 0;
-    uint64_t highest_step = 0;
-    std::map<uint32_t, v1::RankStep> left_steps;  // By rank.
-    std::string waiting_for;
-    TimePoint gone_since;
-  };
-
-  absl::Status CheckSettings(const v1::Registration& registration) const;
   void SetInForce();
 
   const std::string job_;

@@ -1,75 +1,82 @@
-// Calls of members that wait for an answer of the chief, each with its deadline. Not thread-safe: its owner locks, and
-// answers through an outbox.
+// Calls that wait for an answer of the chief, each with its deadline. A value: what it ends, it returns.
 #pragma once
 
 #include <algorithm>
-#include <functional>
-#include <list>
+#include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "common/outbox.h"
+#include "server/chief/chief_action.h"
 
 namespace ps {
+
+struct WaitingCall {
+  uint64_t number = 0;
+  uint32_t rank = 0;  // This and the next are the member's, if it is one's.
+  uint64_t incarnation = 0;
+  uint64_t waits_for = 0;  // A view, a run or a checkpoint, by its number.
+  TimePoint deadline;
+};
 
 template <typename Reply>
 class WaitingCalls {
  public:
-  using Callback = std::function<void(absl::StatusOr<Reply>)>;
+  void Add(const WaitingCall& call) { calls_.push_back(call); }
 
-  struct Call {
-    uint64_t number = 0;  // The caller chooses it.
-    uint32_t rank = 0;
-    uint64_t incarnation = 0;
-    uint64_t view = 0;  // The call waits for it.
-    TimePoint deadline;
-    Callback callback;
-  };
-
-  void Add(Call call) { calls_.push_back(std::move(call)); }
+  // Where a member has one such call: nobody listens to its earlier one any more. Returns that one's end.
+  std::vector<Answer<Reply>> Replace(const WaitingCall& call) {
+    std::vector<Answer<Reply>> ended =
+        AnswerWhere([&](const WaitingCall& other) -> std::optional<absl::StatusOr<Reply>> {
+          if (!IsOf(other, call.rank, call.incarnation)) return std::nullopt;
+          return absl::CancelledError("the worker asked again");
+        });
+    Add(call);
+    return ended;
+  }
 
   size_t size() const { return calls_.size(); }
 
-  bool Has(uint32_t rank, uint64_t incarnation) const { return Find(rank, incarnation) != calls_.end(); }
-
-  // Takes out the call with this number, or the first one of this member; nothing if there is none.
-  std::optional<Call> Take(uint64_t number) {
-    return Take(std::find_if(calls_.begin(), calls_.end(), [&](const Call& call) { return call.number == number; }));
-  }
-  std::optional<Call> Take(uint32_t rank, uint64_t incarnation) { return Take(Find(rank, incarnation)); }
-
-  // Asks `answer` for each call's answer, in their order; those that get one are answered and taken out. It returns
-  // std::optional<absl::StatusOr<Reply>>.
-  template <typename Answer>
-  void AnswerWhere(Answer answer, CallOutbox& outbox) {
-    for (auto call = calls_.begin(); call != calls_.end();) {
-      std::optional<absl::StatusOr<Reply>> reply = answer(*call);
-      if (!reply.has_value()) {
-        ++call;
-        continue;
-      }
-      outbox.Add([callback = std::move(call->callback), reply = *std::move(reply)] { callback(reply); });
-      call = calls_.erase(call);
-    }
+  bool Has(uint32_t rank, uint64_t incarnation) const {
+    return std::any_of(calls_.begin(), calls_.end(),
+                       [&](const WaitingCall& call) { return IsOf(call, rank, incarnation); });
   }
 
- private:
-  using Iterator = typename std::list<Call>::const_iterator;
-
-  Iterator Find(uint32_t rank, uint64_t incarnation) const {
-    return std::find_if(calls_.begin(), calls_.end(),
-                        [&](const Call& call) { return call.rank == rank && call.incarnation == incarnation; });
-  }
-  std::optional<Call> Take(Iterator call) {
+  // Takes out the call with this number; nothing if there is none.
+  std::optional<WaitingCall> Take(uint64_t number) {
+    const auto call =
+        std::find_if(calls_.begin(), calls_.end(), [&](const WaitingCall& each) { return each.number == number; });
     if (call == calls_.end()) return std::nullopt;
-    std::optional<Call> taken = *call;
+    const WaitingCall taken = *call;
     calls_.erase(call);
     return taken;
   }
 
-  std::list<Call> calls_;
+  void AllWaitFor(uint64_t number) {
+    for (WaitingCall& call : calls_) call.waits_for = number;
+  }
+
+  // Asks `answer` for each call's answer, in their order; those that get one are taken out. It returns
+  // std::optional<absl::StatusOr<Reply>>.
+  template <typename AnswerTo>
+  std::vector<Answer<Reply>> AnswerWhere(const AnswerTo& answer) {
+    std::vector<Answer<Reply>> answers;
+    std::erase_if(calls_, [&](const WaitingCall& call) {
+      std::optional<absl::StatusOr<Reply>> reply = answer(call);
+      if (!reply.has_value()) return false;
+      answers.push_back({.call = call.number, .reply = *std::move(reply)});
+      return true;
+    });
+    return answers;
+  }
+
+ private:
+  static bool IsOf(const WaitingCall& call, uint32_t rank, uint64_t incarnation) {
+    return call.rank == rank && call.incarnation == incarnation;
+  }
+
+  std::vector<WaitingCall> calls_;
 };
 
 }  // namespace ps

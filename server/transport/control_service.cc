@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "common/codec.h"
 #include "common/endpoint.h"
@@ -84,79 +85,52 @@ class WatchCall final : public StateCall<v1::WatchRequest> {
   std::atomic<uint64_t> opened_ = 0;  // 0: not yet.
 };
 
-class DoneCall final : public RequestCall<v1::DoneRequest> {
+// Waits for its answer at the chief, which keeps one a member, or a few, and refuses others at once. `kAsk` asks it.
+template <typename Request, auto kAsk>
+class AskCall final : public RequestCall<Request> {
  public:
-  DoneCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+  AskCall(CallWatch& watch, const Context& context, Chief& chief)
+      : RequestCall<Request>(watch, context), chief_(chief) {}
 
  private:
-  absl::Status OnRequest(const v1::DoneRequest& request) override {
-    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
-    const TimePoint now = Now();
-    chief_.Done(request, now, WaitDeadline(request.wait_ms(), now),
-                [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
+  absl::Status OnRequest(const Request& request) override {
+    this->watch().Adopt(this);
+    kAsk(chief_, request, Now(), [self = this->Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
     return absl::OkStatus();
   }
 
   Chief& chief_;
 };
 
-class TakeRunCall final : public RequestCall<v1::TakeRunRequest> {
- public:
-  TakeRunCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
+void AskDone(Chief& chief, const v1::DoneRequest& request, TimePoint now, Chief::Callback<v1::DoneReply> answer) {
+  chief.Done(request, now, WaitDeadline(request.wait_ms(), now), std::move(answer));
+}
 
- private:
-  absl::Status OnRequest(const v1::TakeRunRequest& request) override {
-    watch().Adopt(this);  // The chief keeps one a member, and refuses others at once.
-    const TimePoint now = Now();
-    const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
-    chief_.TakeRun(request, now, now + wait, [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
-    return absl::OkStatus();
-  }
+void AskForRun(Chief& chief, const v1::TakeRunRequest& request, TimePoint now,
+               Chief::Callback<v1::TakeRunReply> answer) {
+  const auto wait = std::min<std::chrono::nanoseconds>(std::chrono::milliseconds(request.wait_ms()), kTakeRunWaitMax);
+  chief.TakeRun(request, now, now + wait, std::move(answer));
+}
 
-  Chief& chief_;
-};
+void AskToSet(Chief& chief, const v1::SetHyperparametersRequest& request, TimePoint now,
+              Chief::Callback<v1::SetHyperparametersReply> answer) {
+  chief.SetHyperparameters(request, now, WaitDeadline(request.wait_ms(), now), std::move(answer));
+}
 
-class SetCall final : public RequestCall<v1::SetHyperparametersRequest> {
- public:
-  SetCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
-
- private:
-  absl::Status OnRequest(const v1::SetHyperparametersRequest& request) override {
-    watch().Adopt(this);  // The chief keeps one, and refuses others at once.
-    const TimePoint now = Now();
-    chief_.SetHyperparameters(request, now, WaitDeadline(request.wait_ms(), now),
-                              [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
-    return absl::OkStatus();
-  }
-
-  Chief& chief_;
-};
-
-class CheckpointCall final : public RequestCall<v1::CheckpointRequest> {
- public:
-  CheckpointCall(CallWatch& watch, const Context& context, Chief& chief) : RequestCall(watch, context), chief_(chief) {}
-
- private:
-  absl::Status OnRequest(const v1::CheckpointRequest& request) override {
-    watch().Adopt(this);  // The chief keeps a few, and refuses others at once.
-    const TimePoint now = Now();
-    chief_.Checkpoint(now, WaitDeadline(request.wait_ms(), now),
-                      [self = Self(this)](const auto& reply) { self->AnswerOrEnd(reply); });
-    return absl::OkStatus();
-  }
-
-  Chief& chief_;
-};
+void AskForCheckpoint(Chief& chief, const v1::CheckpointRequest& request, TimePoint now,
+                      Chief::Callback<v1::CheckpointReply> answer) {
+  chief.Checkpoint(now, WaitDeadline(request.wait_ms(), now), std::move(answer));
+}
 
 }  // namespace
 
 void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
-  router.HandleWith<DoneCall>("/ps.v1.Chief/Done", chief);
-  router.HandleWith<SetCall>("/ps.v1.Chief/SetHyperparameters", chief);
-  router.HandleWith<CheckpointCall>("/ps.v1.Chief/Checkpoint", chief);
-  router.HandleWith<TakeRunCall>("/ps.v1.Chief/TakeRun", chief);
+  router.HandleWith<AskCall<v1::DoneRequest, AskDone>>("/ps.v1.Chief/Done", chief);
+  router.HandleWith<AskCall<v1::SetHyperparametersRequest, AskToSet>>("/ps.v1.Chief/SetHyperparameters", chief);
+  router.HandleWith<AskCall<v1::CheckpointRequest, AskForCheckpoint>>("/ps.v1.Chief/Checkpoint", chief);
+  router.HandleWith<AskCall<v1::TakeRunRequest, AskForRun>>("/ps.v1.Chief/TakeRun", chief);
   router.HandleWith<FollowCall>("/ps.v1.Chief/Follow", chief);
   HandleRequests<v1::HeartbeatRequest, v1::HeartbeatReply>(
       router, "/ps.v1.Chief/Heartbeat",

@@ -38,7 +38,7 @@ TEST_CASE("A checkpoint is due after a time, if there is a new version by then")
   const TimePoint now = Now();
   CheckpointRounds rounds({.versions = 0, .time = 30 * kSecond}, 1, 1);
   CHECK(rounds.Due(0, now));
-  rounds.Restored(5, now);
+  rounds.Committed(5, now);
   CHECK_FALSE(rounds.Due(6, now + 29 * kSecond));
   CHECK_FALSE(rounds.Due(5, now + 30 * kSecond));
   CHECK(rounds.Due(6, now + 30 * kSecond));

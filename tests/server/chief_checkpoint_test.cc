@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/checkpoint/restored_job.h"
 #include "server/checkpoint/saved_state.h"
-#include "server/chief/restored_job.h"
 #include "tests/server/test_job.h"
 
 namespace ps {
@@ -16,7 +16,7 @@ using std::chrono::seconds;
 
 ChiefOptions WithCheckpoints(const std::string& mode, uint32_t workers, uint32_t shards) {
   ChiefOptions options = TestJob::Options(mode, workers, shards, /*hands_out_runs=*/false);
-  options.checkpoints = {.every = {.versions = 1000000}};
+  options.checkpoints = {.every = {.versions = 1000000}, .path = "folder"};
   return options;
 }
 
@@ -32,8 +32,7 @@ struct Disk {
                   manifests.push_back(std::move(manifest));
                   told = [this, committed = std::move(committed)] { committed(answer); };
                 },
-            .path_of = [](uint64_t number) { return "checkpoint-" + std::to_string(number); },
-            .roll_back = [](const std::string&, const std::string&, uint64_t) {}};
+            .roll_back = [](const RollBack&) {}};
   }
 };
 
@@ -305,7 +304,7 @@ TEST_CASE("Who asks for a checkpoint when the last one is complete gets that one
   for (const auto& answer : {waits, late}) {
     REQUIRE(answer->has_value());
     REQUIRE((*answer)->ok());
-    CHECK((**answer)->path() == "checkpoint-2");
+    CHECK((**answer)->path() == "folder/checkpoint-000002");
     CHECK((**answer)->version() == 3);
   }
 }

@@ -93,9 +93,9 @@ TEST_CASE("What a shard sends twice counts once, and what was told is told again
   REQUIRE(again.has_value());
   CHECK(again->SerializeAsString() == told->SerializeAsString());
   totals.OnApplied(1);
-  CHECK(totals.rounds() == 0);
+  CHECK(totals.WaitingFor().empty());
   CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, Version(1))).has_value());
-  CHECK(totals.rounds() == 0);
+  CHECK(totals.WaitingFor().empty());
 }
 
 TEST_CASE("A push that one shard refuses before all have measured it is refused by all, late ones too") {
@@ -125,14 +125,14 @@ TEST_CASE("A push of who owns its rank no more, and an earlier one, are of no us
   totals.SetMembers({{0, {.incarnation = 1}}, {1, {.incarnation = 2}}});
   CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, PushRound(1, 4, 1))).has_value());
   CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, PushRound(3, 4, 1))).has_value());
-  CHECK(totals.rounds() == 0);
+  CHECK(totals.WaitingFor().empty());
   Send(totals, plan, 0, SumsOf(plan, 0, PushRound(1, 5, 2)));
   CHECK_FALSE(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(1, 4, 2))).has_value());
   CHECK(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(1, 5, 2))).has_value());
   Send(totals, plan, 0, SumsOf(plan, 0, PushRound(0, 7)));
-  CHECK(totals.rounds() == 2);
+  CHECK(totals.WaitingFor() == "rank 0, step 7: waiting for shard 1 to measure its slices");
   totals.SetMembers({{1, {.incarnation = 3}}});
-  CHECK(totals.rounds() == 0);
+  CHECK(totals.WaitingFor().empty());
   CHECK_FALSE(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(0, 7))).has_value());
 }
 
@@ -146,7 +146,7 @@ TEST_CASE("Sums that are not those of the shard's slices are refused with the sh
   sums = SumsOf(plan, 1, PushRound(1, 4));
   sums.add_weight_squares(1);
   CHECK(Message(totals.OnSums(1, sums, plan).status()).find("rank 1, step 4: shard 1 sent ") == 0);
-  CHECK(totals.rounds() == 0);
+  CHECK(totals.WaitingFor().empty());
 }
 
 TEST_CASE("Who a round waits for is named, from the first sums to the last, and of pushes by rank and step") {

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "server/chief/restored_job.h"
+#include "server/checkpoint/restored_job.h"
 #include "tests/server/held_disk.h"
 #include "tests/server/invariants.h"
 #include "tests/server/line_of_descent.h"
@@ -184,7 +184,7 @@ class RestorableJob : public SmallJob {
     Expect(invariants::GenerationsGrow(generation_, *generation));
     generation_ = *generation;
     ++generations_;
-    ChiefOptions::Checkpoints checkpoints = {.every = {.versions = 1000000}, .restored = *restored};
+    ChiefOptions::Checkpoints checkpoints = {.every = {.versions = 1000000}, .path = folder_, .restored = *restored};
     if (!entries->empty()) checkpoints.next_number = entries->front().number + 1;
     for (const CheckpointDir::Entry& entry : *entries) {
       if (entry.complete) checkpoints.complete.insert(checkpoints.complete.begin(), entry.number);
@@ -215,9 +215,7 @@ class RestorableJob : public SmallJob {
               Expect(line_.AddCut(manifest.number, versions, lost_) ? "" : "a checkpoint is of no version");
               disks_[0]->store()->Commit(manifest, 3, committed);
             },
-        .path_of = [this](uint64_t number) { return CheckpointDir::Existing(folder_).PathOf(number); },
-        .roll_back = [this](const std::string& reason, const std::string&,
-                            uint64_t) { Expect("the chief gave up the generation: " + reason); }};
+        .roll_back = [this](const RollBack& back) { Expect("the chief gave up the generation: " + back.reason); }};
   }
 
   void OnReport(uint32_t s, const v1::ShardReport& report) override {

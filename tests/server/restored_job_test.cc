@@ -1,5 +1,5 @@
 // Which checkpoint a job begins with.
-#include "server/chief/restored_job.h"
+#include "server/checkpoint/restored_job.h"
 
 #include <filesystem>
 #include <fstream>

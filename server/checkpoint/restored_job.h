@@ -22,7 +22,7 @@ struct RestoredJob {
   std::string path;    // Its folder.
   bool is_own = true;  // It is in the job's own folder.
   v1::SavedJob job;
-  nlohmann::ordered_json runs;  // As JobRuns saves them; null: none were handed out.
+  nlohmann::ordered_json runs;  // As RunDealer saves them; null: none were handed out.
 };
 
 // The state that a manifest has of the chief.

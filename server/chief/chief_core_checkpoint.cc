@@ -4,9 +4,9 @@
 
 #include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "common/checkpoint/checkpoint_dir.h"
 #include "common/status.h"
-#include "server/chief/chief.h"
+#include "server/chief/chief_core.h"
 #include "server/chief/job_messages.h"
 
 namespace ps {
@@ -23,9 +23,7 @@ double SecondsOf(std::chrono::nanoseconds time) { return std::chrono::duration<d
 
 // ---- Taking one
 
-void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback callback) {
-  const OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
+void ChiefCore::Checkpoint(uint64_t call, TimePoint now, TimePoint deadline) {
   absl::Status refused = job_.Serving();
   if (!takes_checkpoints()) refused = absl::FailedPreconditionError("this job takes no checkpoints (--checkpoint_dir)");
   if (refused.ok() && job_.phase() != v1::PHASE_RUNNING) {
@@ -34,38 +32,34 @@ void Chief::Checkpoint(TimePoint now, TimePoint deadline, CheckpointCallback cal
   if (refused.ok() && asked_.size() >= kMaxAsked) {
     refused = absl::ResourceExhaustedError("too many others have asked for a checkpoint");
   }
-  if (!refused.ok()) return outbox_.Add([callback = std::move(callback), refused] { callback(refused); });
+  if (!refused.ok()) return Add(Answer<v1::CheckpointReply>{.call = call, .reply = refused});
   if (job_.finishing() && saved_the_end_ && rounds_.last_version().has_value()) {  // Nothing comes after the last one.
     v1::CheckpointReply last;
     last.set_path(checkpoint_path_);
     last.set_version(*rounds_.last_version());
-    return outbox_.Add([callback = std::move(callback), last] { callback(last); });
+    return Add(Answer<v1::CheckpointReply>{.call = call, .reply = last});
   }
   const bool is_last = !rounds_.idle() && manifest_.finished;
-  asked_.push_back({.number = is_last ? *rounds_.number() : 0, .deadline = deadline, .callback = std::move(callback)});
+  asked_.Add({.number = call, .waits_for = is_last ? *rounds_.number() : 0, .deadline = deadline});
   MoveCheckpoint(now);
 }
 
-void Chief::MoveCheckpoint(TimePoint now) {
-  if (!takes_checkpoints() || superseded_ || job_.ended()) return;
-  const auto expired = std::stable_partition(asked_.begin(), asked_.end(),
-                                             [now](const AskedFor& asked) { return asked.deadline > now; });
-  for (auto asked = expired; asked != asked_.end(); ++asked) {
+void ChiefCore::MoveCheckpoint(TimePoint now) {
+  if (!takes_checkpoints() || job_.over()) return;
+  Add(asked_.AnswerWhere([&](const WaitingCall& asked) -> std::optional<absl::StatusOr<v1::CheckpointReply>> {
+    if (asked.deadline > now) return std::nullopt;
     const std::string waiting = job_.WaitingFor(now);
-    outbox_.Add([callback = std::move(asked->callback), waiting] {
-      callback(absl::DeadlineExceededError(
-          absl::StrCat("the checkpoint is not complete yet", waiting.empty() ? "" : ": ", waiting)));
-    });
-  }
-  asked_.erase(expired, asked_.end());
+    return absl::DeadlineExceededError(
+        absl::StrCat("the checkpoint is not complete yet", waiting.empty() ? "" : ": ", waiting));
+  }));
   // A job that was restored when it had finished has gone on.
-  if (!finishing_since_.has_value() && rounds_.last_version() < job_.shards().applied_version(0))
+  if (!finishing_since_.has_value() && rounds_.last_version() < job_.shards()[0].applied_version)
     saved_the_end_ = false;
   const bool last = job_.finishing() && !saved_the_end_;
   if (last && !finishing_since_.has_value()) finishing_since_ = now;
   // The version that it is to be of may never come.
   if (last && cut_.idle() && !rounds_.idle() && !manifest_.finished) {
-    for (AskedFor& asked : asked_) asked.number = 0;
+    asked_.AllWaitFor(0);
     rounds_.Abandon();
   }
   if (!rounds_.idle()) {
@@ -75,16 +69,16 @@ void Chief::MoveCheckpoint(TimePoint now) {
   }
   if (!cut_.idle()) return;
   const bool runs = job_.phase() == v1::PHASE_RUNNING && !job_.finishing();
-  const bool due = runs && (!asked_.empty() || rounds_.Due(job_.shards().applied_version(0), now));
+  const bool due = runs && (asked_.size() > 0 || rounds_.Due(job_.shards()[0].applied_version, now));
   const bool at_once = last ? !tried_the_end_ || rounds_.MayRetry(now) : job_.AwaitsFirstCheckpoint(now);
   if (at_once) return BeginCheckpoint(/*at_once=*/true, now);
   if (due) BeginCheckpoint(/*at_once=*/false, now);
 }
 
-void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
+void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   const uint64_t number = rounds_.Begin();
-  job_.BeginRunsCut();
-  for (AskedFor& asked : asked_) asked.number = number;
+  job_.runs().BeginCut();
+  asked_.AllWaitFor(number);
   checkpoint_began_ = now;
   manifest_ = {.job = job_.options().job,
                .generation = job_.options().generation,
@@ -106,15 +100,12 @@ void Chief::BeginCheckpoint(bool at_once, TimePoint now) {
                      now + std::max<std::chrono::nanoseconds>(kCutTime, job_.options().cut_timeout)));
 }
 
-void Chief::OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now) {
-  if (superseded_ || job_.ended()) return;
+void ChiefCore::OnCheckpointWritten(uint32_t shard, const v1::CheckpointWritten& written, TimePoint now) {
+  if (job_.over()) return;
   const auto outcome = rounds_.OnWritten(shard, written);
   if (!outcome.has_value()) return;
   if (!outcome->ok()) return EndCheckpoint(outcome->status(), now);
-  CommitCheckpoint(**outcome, now);
-}
-
-void Chief::CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, TimePoint now) {
+  const std::vector<v1::CheckpointWritten>& parts = **outcome;
   const bool same = std::all_of(parts.begin(), parts.end(),
                                 [&](const auto& part) { return part.version() == parts.front().version(); });
   if (!same && job_.mode().synchronous()) {
@@ -133,17 +124,11 @@ void Chief::CommitCheckpoint(const std::vector<v1::CheckpointWritten>& parts, Ti
   }
   ToProto(steps, saved_job_.mutable_steps());
   manifest_.state = ManifestState(saved_job_, job_.runs().Save(runs));
-  outbox_.Add([this, manifest = manifest_] {
-    checkpoint_calls_.commit(
-        manifest, [this, number = manifest.number](const absl::Status& committed) { OnCommitted(number, committed); });
-  });
+  Add(CommitCheckpoint{.manifest = manifest_});
 }
 
-void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
-  const OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (superseded_ || rounds_.number() != number) return;
-  const TimePoint now = Now();
+void ChiefCore::OnCommitted(uint64_t number, const absl::Status& committed, TimePoint now) {
+  if (job_.superseded() || rounds_.number() != number) return;
   if (!committed.ok()) return EndCheckpoint(committed, now);
   kept_.push_back(number);
   while (kept_.size() > job_.options().checkpoints->keep) kept_.pop_front();
@@ -151,18 +136,18 @@ void Chief::OnCommitted(uint64_t number, const absl::Status& committed) {
   update.set_keep_checkpoints_from(kept_.front());
   update.set_newest_checkpoint(number);
   update.set_newest_version(manifest_.version());
-  Broadcast(update);
+  Add(shard_streams_.Broadcast(update));
   job_.HasCheckpoint(manifest_.version());
-  streams_.Tell(job_, now, outbox_);
+  TellMembers(now);
   EndCheckpoint(absl::OkStatus(), now);
 }
 
-void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
+void ChiefCore::EndCheckpoint(const absl::Status& status, TimePoint now) {
   const uint64_t number = *rounds_.number();
-  job_.EndRunsCut();
+  job_.runs().EndCut();
   const double seconds = SecondsOf(now - checkpoint_began_);
   v1::CheckpointReply reply;
-  reply.set_path(checkpoint_calls_.path_of(number));
+  reply.set_path(CheckpointDir::Existing(job_.options().checkpoints->path).PathOf(number));
   reply.set_version(manifest_.version());
   nlohmann::ordered_json fields = {{"number", number}, {"seconds", seconds}};
   if (status.ok()) {
@@ -179,7 +164,7 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
         rounds_.last_at().has_value() ? nlohmann::ordered_json(SecondsOf(now - *rounds_.last_at())) : nullptr;
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }
-  if (metrics_ != nullptr) metrics_->Write("checkpoint", fields);
+  Add(MetricsEvent{.event = "checkpoint", .fields = std::move(fields)});
   AnswerAsked(number, status.ok() ? absl::StatusOr<v1::CheckpointReply>(reply) : status);
   if (manifest_.finished) {
     tried_the_end_ = true;
@@ -193,12 +178,7 @@ void Chief::EndCheckpoint(const absl::Status& status, TimePoint now) {
   AnswerDones(now);
 }
 
-std::string Chief::WaitingForLastCheckpoint() const {
-  return absl::StrCat("the last checkpoint to be complete",
-                      checkpoint_failure_.empty() ? "" : absl::StrCat("; tried again, since ", checkpoint_failure_));
-}
-
-v1::CheckpointStatus Chief::CheckpointsStatus(TimePoint now) const {
+v1::CheckpointStatus ChiefCore::CheckpointsStatus(TimePoint now) const {
   v1::CheckpointStatus status;
   status.set_failure(checkpoint_failure_);
   if (!rounds_.idle()) {
@@ -214,42 +194,35 @@ v1::CheckpointStatus Chief::CheckpointsStatus(TimePoint now) const {
   return status;
 }
 
-void Chief::AbandonCheckpoint() {
-  rounds_.Abandon();
-  for (AskedFor& asked : asked_) asked.number = 0;
-  AnswerAsked(0, job_.Serving());
+void ChiefCore::AnswerAsked(uint64_t checkpoint, const absl::StatusOr<v1::CheckpointReply>& reply) {
+  Add(asked_.AnswerWhere(
+      [&](const WaitingCall& asked) { return asked.waits_for == checkpoint ? std::optional(reply) : std::nullopt; }));
 }
 
-void Chief::AnswerAsked(uint64_t number, const absl::StatusOr<v1::CheckpointReply>& reply) {
-  const auto answered = std::stable_partition(asked_.begin(), asked_.end(),
-                                              [number](const AskedFor& asked) { return asked.number != number; });
-  for (auto asked = answered; asked != asked_.end(); ++asked) {
-    outbox_.Add([callback = std::move(asked->callback), reply] { callback(reply); });
-  }
-  asked_.erase(answered, asked_.end());
+void ChiefCore::AbandonCuts() {
+  cut_.Abandon();
+  if (change_.has_value()) AnswerSet(job_.Serving());
+  rounds_.Abandon();
+  asked_.AllWaitFor(0);
+  AnswerAsked(0, job_.Serving());
 }
 
 // ---- Going back to one
 
-void Chief::RollBack(const std::string& reason, TimePoint now, const std::string& damaged, uint64_t heard_of) {
-  if (superseded_ || job_.ended()) return;
-  spdlog::warn("{}; the job goes back to its last checkpoint", reason);
-  EndGeneration(reason, now);
-  outbox_.Add([this, reason, damaged, heard_of] { checkpoint_calls_.roll_back(reason, damaged, heard_of); });
+void ChiefCore::GoBack(RollBack back, TimePoint now) {
+  if (job_.over()) return;
+  spdlog::warn("{}; the job goes back to its last checkpoint", back.reason);
+  EndGeneration(back.reason, now);
+  Add(std::move(back));
 }
 
-void Chief::Supersede(const std::string& reason, TimePoint now) {
-  const OutboxDrain drain(outbox_);
-  MutexLock lock(mutex_);
-  if (!superseded_ && !job_.ended()) EndGeneration(reason, now);
+void ChiefCore::Supersede(const std::string& reason, TimePoint now) {
+  if (!job_.over()) EndGeneration(reason, now);
 }
 
-void Chief::EndGeneration(const std::string& reason, TimePoint now) {
-  superseded_ = true;
+void ChiefCore::EndGeneration(const std::string& reason, TimePoint now) {
   job_.Supersede(absl::StrCat("generation ", job_.options().generation, " of the job is over: ", reason));
-  cut_.Abandon();
-  if (set_callback_) AnswerSet(job_.Serving());
-  AbandonCheckpoint();
+  AbandonCuts();
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);

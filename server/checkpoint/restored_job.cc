@@ -1,4 +1,4 @@
-#include "server/chief/restored_job.h"
+#include "server/checkpoint/restored_job.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -53,10 +53,11 @@ absl::StatusOr<RestoredJob> ReadRestored(const std::string& path) {
 
 // The newest of them that can be read; null: there is none. FAILED_PRECONDITION if there are some and none can be read:
 // to begin anew instead would in time remove them. UNIMPLEMENTED if a later version of this program has written one.
-absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std::string>& paths,
-                                                          const ServerOptions& options, const Lineage& lineage) {
+absl::StatusOr<std::shared_ptr<RestoredJob>> Newest(const absl::StatusOr<std::vector<std::string>>& paths,
+                                                    const ServerOptions& options, const Lineage& lineage) {
+  if (!paths.ok()) return paths.status();
   std::vector<std::string> problems;
-  for (const std::string& path : paths) {
+  for (const std::string& path : *paths) {
     if (const auto damaged = lineage.damaged.find(path); damaged != lineage.damaged.end()) {
       problems.push_back(damaged->second);
       continue;
@@ -72,7 +73,7 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> Newest(const std::vector<std:
       continue;
     }
     PS_RETURN_IF_ERROR(CheckSameJob(restored->manifest, options, path));
-    return std::make_shared<const RestoredJob>(*std::move(restored));
+    return std::make_shared<RestoredJob>(*std::move(restored));
   }
   if (problems.empty()) return nullptr;
   // Where one server has lost its folder all have the same problem; each was logged.
@@ -119,24 +120,17 @@ absl::StatusOr<std::shared_ptr<const RestoredJob>> ChooseRestored(const ServerOp
   const bool named = how != "auto" && how != "latest" && how != "none";
   // Where a folder had other jobs before, a job goes back to its own checkpoints.
   const bool only_own = named || how == "none";
-  std::shared_ptr<const RestoredJob> found;
+  std::shared_ptr<RestoredJob> found;
   if (!only_own || lineage.again) {
-    const absl::StatusOr<std::vector<std::string>> paths = CompleteIn(dir, only_own ? lineage.first_number : 0);
-    if (!paths.ok()) return paths.status();
-    const auto newest = Newest(*paths, options, lineage);
-    if (!newest.ok()) return newest.status();
-    found = *newest;
+    auto own = Newest(CompleteIn(dir, only_own ? lineage.first_number : 0), options, lineage);
+    if (!own.ok()) return own.status();
+    found = *std::move(own);
   }
   if (found == nullptr && named) {
-    const absl::StatusOr<std::vector<std::string>> paths = PathsOf(how);
-    if (!paths.ok()) return paths.status();
-    const auto newest = Newest(*paths, options, lineage);
-    if (!newest.ok()) return newest.status();
-    if (*newest != nullptr) {
-      auto given = std::make_shared<RestoredJob>(**newest);
-      given->is_own = false;
-      found = std::move(given);
-    }
+    auto given = Newest(PathsOf(how), options, lineage);
+    if (!given.ok()) return given.status();
+    found = *std::move(given);
+    if (found != nullptr) found->is_own = false;
   }
   if (found == nullptr && (named || how == "latest" || !lineage.damaged.empty())) {
     return absl::NotFoundError(absl::StrCat("--restore=", how, ": there is no checkpoint in ", named ? how : dir.path(),

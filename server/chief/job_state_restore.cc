@@ -38,15 +38,11 @@ const RestoredJob* JobState::restored() const {
 absl::Status JobState::CheckRestored(const ChiefOptions& options) {
   if (!options.checkpoints.has_value() || options.checkpoints->restored == nullptr) return absl::OkStatus();
   const RestoredJob& restored = *options.checkpoints->restored;
-  const JobTerms terms(options.job, options.num_shards, options.max_shard_elements,
-                       OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode,
-                                      options.num_shards, options.wire.pushes.top_k > 0),
-                       options.schedule);
   const v1::JoinRequest request = TermsOf(restored, options.job);
   PS_RETURN_IF_ERROR(Annotate(CheckJoinTexts(request), restored.path));
-  PS_RETURN_IF_ERROR(Annotate(terms.CheckSame(request), restored.path));
+  PS_RETURN_IF_ERROR(Annotate(MakeTerms(options).CheckSame(request), restored.path));
   const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
-  PS_RETURN_IF_ERROR(Annotate(JobRuns(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
+  PS_RETURN_IF_ERROR(Annotate(RunDealer(options.hands_out_runs, mode->policy()).Load(restored.runs), restored.path));
   const Manifest& manifest = restored.manifest;
   if (restored.job.has_own_data() && manifest.num_workers != options.num_workers) {
     return absl::FailedPreconditionError(absl::StrCat(
