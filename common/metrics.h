@@ -13,8 +13,8 @@
 
 namespace ps {
 
-// What MetricsWriter::Write is given.
-struct MetricsEvent {
+// That MetricsWriter::Write is to be called with this: what a core without I/O says that there is to do.
+struct WriteMetric {
   std::string event;
   nlohmann::ordered_json fields;
 };

@@ -25,7 +25,7 @@ struct Chief::Performer {
   }
   void operator()(const RollBack& back) { chief.checkpoint_calls_.roll_back(back); }
   void operator()(const Ended& end) { chief.on_end_(end.phase, end.failure); }
-  void operator()(const MetricsEvent& event) {
+  void operator()(const WriteMetric& event) {
     if (chief.metrics_ != nullptr) chief.metrics_->Write(event.event, event.fields);
   }
 

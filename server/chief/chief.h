@@ -139,7 +139,7 @@ class Chief {
     MutexLock lock(mutex_);
     return (core_.*question)(args...);
   }
-  // As Do, with an event that gets a number for the listener, who listens no longer than it is OK.
+  // As Do, for an event that takes the number of a listener. If it is refused, nobody listens.
   template <typename Event, typename Function, typename... Args>
   absl::StatusOr<uint64_t> Open(Event event, Function listener, const Args&... args) {
     const uint64_t number = Listen(std::move(listener));

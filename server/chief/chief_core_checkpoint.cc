@@ -164,7 +164,7 @@ void ChiefCore::EndCheckpoint(const absl::Status& status, TimePoint now) {
         rounds_.last_at().has_value() ? nlohmann::ordered_json(SecondsOf(now - *rounds_.last_at())) : nullptr;
     spdlog::warn("checkpoint {} failed, and the job goes on without it: {}", reply.path(), Message(status));
   }
-  Add(MetricsEvent{.event = "checkpoint", .fields = std::move(fields)});
+  Add(WriteMetric{.event = "checkpoint", .fields = std::move(fields)});
   AnswerAsked(number, status.ok() ? absl::StatusOr<v1::CheckpointReply>(reply) : status);
   if (manifest_.finished) {
     tried_the_end_ = true;

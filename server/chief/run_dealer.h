@@ -103,7 +103,7 @@ class RunDealer {
   std::set<uint32_t> RanksWithOpen() const;
   // What became of runs since the last call, in order: `runs` (what is dealt), or `run` (one that was dealt or
   // returned; `worker` is the rank).
-  std::vector<MetricsEvent> TakeRecords() { return std::exchange(records_, {}); }
+  std::vector<WriteMetric> TakeRecords() { return std::exchange(records_, {}); }
 
   // ---- For a checkpoint. Its cut lies between BeginCut and Save, which undoes what is not part of it.
 
@@ -136,7 +136,7 @@ class RunDealer {
   bool in_cut_ = false;
   std::map<RunTaker, Hand> left_;      // Since BeginCut; without the open runs, which were returned.
   std::map<RunTaker, uint64_t> gone_;  // Each with the first view without it; their runs are still open.
-  std::vector<MetricsEvent> records_;
+  std::vector<WriteMetric> records_;
 };
 
 }  // namespace ps

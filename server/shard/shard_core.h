@@ -10,10 +10,10 @@
 #include <variant>
 #include <vector>
 
-#include <nlohmann/json.hpp>
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/metrics.h"
 #include "ps/v1/ps.pb.h"
 #include "server/checkpoint/checkpoint_store.h"
 #include "server/config/shard_options.h"
@@ -48,10 +48,6 @@ struct ReadCheckpoint {
 struct KeepCheckpoints {
   uint64_t from = 0;
   uint64_t newest = 0;
-};
-struct WriteMetric {
-  std::string event;
-  nlohmann::ordered_json fields;
 };
 // The end of these may be long, or call the parameters' release hook, which wants the lock.
 struct LetGo {

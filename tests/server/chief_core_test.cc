@@ -15,7 +15,7 @@ namespace ps {
 namespace {
 
 // What an action is, and to whom.
-struct Naming {
+struct ActionName {
   std::string operator()(const ToShard& to) const {
     const std::string what = to.update.has_view() ? "view" : to.update.decisions_size() > 0 ? "decision" : "other";
     return absl::StrCat(what, " to ", to.connection);
@@ -33,13 +33,14 @@ struct Naming {
   }
   std::string operator()(const RollBack&) const { return "roll back"; }
   std::string operator()(const Ended& end) const { return v1::Phase_Name(end.phase); }
-  std::string operator()(const MetricsEvent& event) const { return event.event; }
+  std::string operator()(const WriteMetric& event) const { return event.event; }
 };
 
 // A job of two workers. Shard s has connection 10 + s.
-class Core {
+class CoreJob {
  public:
-  explicit Core(uint32_t shards, const std::string& mode = "bsp") : shards_(shards), core(Options(shards, mode), now) {
+  explicit CoreJob(uint32_t shards, const std::string& mode = "bsp")
+      : shards_(shards), core(Options(shards, mode), now) {
     for (uint32_t shard = 0; shard < shards; ++shard) REQUIRE(core.RegisterShard(10 + shard, Of(shard), now).ok());
     (void)core.TakeActions();
   }
@@ -47,7 +48,7 @@ class Core {
   std::string Actions() {
     actions = core.TakeActions();
     return absl::StrJoin(actions, ", ", [](std::string* out, const ChiefAction& action) {
-      absl::StrAppend(out, std::visit(Naming(), action));
+      absl::StrAppend(out, std::visit(ActionName(), action));
     });
   }
   v1::Registration Of(uint32_t shard) const {
@@ -131,7 +132,7 @@ class Core {
 };
 
 TEST_CASE("A join makes a view for every shard, and is answered by the report with which the last of them has it") {
-  Core job(2);
+  CoreJob job(2);
   job.Join(5, "a");
   CHECK(job.Actions() == "view to 10, view to 11");
   job.view = std::get<ToShard>(job.actions[0]).update.view().number();
@@ -146,7 +147,7 @@ TEST_CASE("A join makes a view for every shard, and is answered by the report wi
 
 TEST_CASE(
     "The set that the last push of a step makes goes to all shards, in the event of the report that completes it") {
-  Core job(2, "backup");
+  CoreJob job(2, "backup");
   job.Run();
   const auto complete = [&](uint32_t shard, uint32_t rank) {
     v1::ShardReport report = job.Report(shard);
@@ -165,7 +166,7 @@ TEST_CASE(
 }
 
 TEST_CASE("A failure is told to shards, to who waits and to members before the server ends, and told once") {
-  Core job(1);
+  CoreJob job(1);
   job.Run();
   job.Watch(20, job.ids[0]);
   CHECK(job.Actions() == "state to 20");
@@ -180,7 +181,7 @@ TEST_CASE("A failure is told to shards, to who waits and to members before the s
 }
 
 TEST_CASE("A member that opens another stream, or asks again, ends its earlier stream or call") {
-  Core job(1);
+  CoreJob job(1);
   job.Run();
   job.Watch(20, job.ids[0]);
   (void)job.Actions();
@@ -193,7 +194,7 @@ TEST_CASE("A member that opens another stream, or asks again, ends its earlier s
 }
 
 TEST_CASE("What a shard has not received goes to the connection by which its process comes back, and nothing before") {
-  Core job(2);
+  CoreJob job(2);
   job.Run();
   job.core.OnShardGone(1, 11, job.now);
   job.Done(30, job.ids[0]);
