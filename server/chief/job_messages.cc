@@ -32,8 +32,8 @@ bool Same(const google::protobuf::MessageLite& one, const google::protobuf::Mess
 }  // namespace
 
 std::string WaitingForRuns(const JobState& job, TimePoint now) {
-  return absl::StrCat("all runs are handed out: waiting for ",
-                      job.members().Describe(job.runs().RanksWithOpen(), now), " to finish theirs");
+  return absl::StrCat("all runs are handed out: waiting for ", job.members().Describe(job.runs().RanksWithOpen(), now),
+                      " to finish theirs");
 }
 
 v1::View MakeView(const JobState& job, TimePoint now) {

@@ -42,7 +42,9 @@ class CoreJob {
   explicit CoreJob(uint32_t shards, const std::string& mode = "bsp")
       : shards_(shards), core(Options(shards, mode), now) {
     for (uint32_t shard = 0; shard < shards; ++shard) REQUIRE(core.RegisterShard(10 + shard, Of(shard), now).ok());
-    (void)core.TakeActions();
+    TakeAll();
+    for (uint32_t shard = 0; shard < shards; ++shard) core.OnReport(shard, Report(shard, /*initialised=*/false), now);
+    TakeAll();
   }
 
   std::string Actions() {

@@ -10,7 +10,7 @@ using Ranks = std::set<uint32_t>;
 
 class Job {
  public:
-  Member* Join(uint32_t rank) { return *members.Join("w" + std::to_string(++joins_), rank, "host", kNow); }
+  Member* Join(uint32_t rank) { return members.Hand(rank, "w" + std::to_string(++joins_), "host", kNow); }
   void SetStep(uint32_t rank, uint64_t step) {
     members.Change(members.At(rank), [step](Member& member) { member.step = step; });
   }
