@@ -398,6 +398,14 @@ TEST_CASE("A rank whose last push is an earlier owner's was left, until its pres
   CHECK(table.left() == std::set<uint32_t>{0});
   CHECK(table.Last(0)->incarnation == 1);
   CHECK(table.Last(0)->step == 0);
+  // A push that was given up as it was applied does not count.
+  Follow(asp, {{"0:1 ab", "new: a b, complete, 16 B"}, {"take 1: 0", "taken, 16 B"}});
+  CHECK(table.left().empty());
+  CHECK(table.HighestStep() == 2);
+  Follow(asp, {{"release", "released, 0 B"}});
+  CHECK(table.left() == std::set<uint32_t>{0});
+  CHECK(table.HighestStep() == 1);
+  CHECK(asp.table().TakeAnswered() == std::vector<uint32_t>{0, 0});
 }
 
 TEST_CASE("Of what is here that is refused which was computed on too old a version, or is of an earlier step") {
