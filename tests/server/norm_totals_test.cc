@@ -4,6 +4,7 @@
 #include <random>
 
 #include "common/status.h"
+#include "server/engine/shard_layout.h"
 #include "tests/catch.h"
 
 namespace ps {
