@@ -34,8 +34,12 @@ void HyperparameterTimeline::Restore(const Saved& saved) {
 
 void HyperparameterTimeline::Tell(uint64_t version, float learning_rate) {
   // A job that has failed does not make the versions that were committed, and others may take their numbers.
-  while (!pending_told_.empty() && pending_told_.back().version >= version) pending_told_.pop_back();
+  ForgetTold(version - 1);
   pending_told_.push_back({.version = version, .learning_rate = learning_rate});
+}
+
+void HyperparameterTimeline::ForgetTold(uint64_t version) {
+  while (!pending_told_.empty() && pending_told_.back().version > version) pending_told_.pop_back();
 }
 
 Hyperparameters HyperparameterTimeline::At(uint64_t version) const {

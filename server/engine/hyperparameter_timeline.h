@@ -34,6 +34,10 @@ class HyperparameterTimeline {
   void Add(Change change);
   // The version is going to be made of a push that tells this rate. Versions come in their order.
   void Tell(uint64_t version, float learning_rate);
+  // Versions after this one will be made of other pushes than those that have told.
+  void ForgetTold(uint64_t version);
+  // The version of the last change that is pending; 0: none is.
+  uint64_t last_pending() const { return pending_.empty() ? 0 : pending_.back().version; }
 
   // The hyperparameters that this version, which is not made yet, will be made with.
   Hyperparameters At(uint64_t version) const;

@@ -324,6 +324,12 @@ Updater::Ended Updater::RefuseNotFinite() {
   }
   committed_.insert(committed_.begin(), others.begin(), others.end());
   current_.reset();
+  uint64_t number = parameters_->version();
+  timeline_.ForgetTold(number);
+  for (const Version& version : committed_) {
+    ++number;
+    if (version.learning_rate.has_value()) timeline_.Tell(number, *version.learning_rate);
+  }
   return ended;
 }
 

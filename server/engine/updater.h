@@ -23,6 +23,7 @@
 // The owner locks every method but Update::Build, and learns what ended by TakeEnded after each event.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -229,6 +230,8 @@ class Updater {
   uint64_t first_not_begun() const {
     return parameters_->version() + (current_ == nullptr ? 0 : current_->versions.size()) + 1;
   }
+  // The first version that a change may be for: none that was begun, and none before that of an earlier change.
+  uint64_t first_to_change() const { return std::max(first_not_begun(), timeline_.last_pending()); }
   // The changes that took effect with this version. Asked once for each version that is published, in their order.
   std::vector<HyperparameterTimeline::Change> TakeEffective(const Version& version) {
     return timeline_.TakeMade(version.context.update);

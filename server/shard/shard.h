@@ -82,9 +82,10 @@ class Shard {
 
   // Whether gradients in shared memory are looked at only as they are applied, once the model is known.
   bool applies_in_place() const { return applies_in_place_; }
-  // Whether a member may hold one version until it has the next: each member may then hold one, and there is a buffer
-  // for the version in the making. Where all members read the same version that takes three buffers, else two more than
-  // there are workers; a slow member may hold its version for any time, as long as it is a member.
+  // Whether a member may hold one version until it has the next. Where all members read the same version that takes
+  // three buffers. Else it takes two for each worker: whoever has got its next version lets go of the last one with its
+  // next push, and the one that pushes leaves a buffer for the version in the making. A slow member may then hold its
+  // version for any time, as long as it is a member.
   bool allows_views() const { return allows_views_; }
   // Whether a version that is not the newest is never needed for long.
   bool exact_versions() const { return exact_versions_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include <spdlog/spdlog.h>
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/proto_values.h"
@@ -91,13 +92,15 @@ absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
 }
 
 bool ShardState::applies_in_place() const {
-  return (!mode->synchronous() || mode->OnLoss() == LossAction::kFail) && !setup.clip.needs_norms() &&
-         !optimizer->uses_trust_ratio() && options.max_versions > 1;
+  const bool may = mode->synchronous() ? mode->OnLoss() == LossAction::kFail && options.max_versions > 1
+                                       : options.max_versions > options.num_workers + 1;
+  return may && !setup.clip.needs_norms() && !optimizer->uses_trust_ratio();
 }
 
 void ShardState::RefuseNotFinite(const Push& push, absl::Status why) {
   pushes.Release(push);
   mode->Refused({.step = push.step, .ranks = {push.rank}});
+  spdlog::warn("{}; nothing of it is applied", Message(why));
   not_finite_pushes[push.rank] = {.incarnation = push.incarnation, .step = push.step, .why = std::move(why)};
 }
 
@@ -353,7 +356,8 @@ ShardState::Answer ShardState::AnswerPush(Wait& wait, TimePoint now) {
   PS_RETURN_IF_ERROR(job.Serving());
   if (pushes.ledger().Seen(id.rank(), step)) return Tell(wait, pushes.Tell(id.rank(), step), now);
   if (!job.Owns(id.rank(), id.incarnation())) return Tell(wait, v1::ANSWER_FENCED, now);
-  if (const auto bad = not_finite_pushes.find(id.rank()); bad != not_finite_pushes.end() && bad->second.step == step) {
+  if (const auto bad = not_finite_pushes.find(id.rank());
+      bad != not_finite_pushes.end() && bad->second.step == step && bad->second.incarnation == id.incarnation()) {
     return bad->second.why;
   }
   return std::nullopt;
@@ -494,7 +498,7 @@ std::vector<ShardCut::Push> ShardState::OnCut(const v1::Cut& message, TimePoint 
 // Ahead of what workers may have read, where all of them make the next version together: they may use the values too.
 uint64_t ShardState::CommitVersion(const v1::Cut& message) const {
   if (message.has_version()) return message.version();
-  return mode->synchronous() ? mode->step() + 2 : updater.first_not_begun();
+  return mode->synchronous() ? mode->step() + 2 : updater.first_to_change();
 }
 
 CutSteps ShardState::Progress() const {

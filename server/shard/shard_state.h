@@ -112,7 +112,8 @@ struct ShardState {
   bool MeasuresFirst(const Push& push) const;
   // Whether gradients in shared memory are read there as they are applied. Else they are copied as they arrive: so it
   // is where gradients are read more than once, and where a bad one among several of a version could not be left out,
-  // though the job is to go on without its worker. Where each push makes a version, a bad one is refused alone.
+  // though the job is to go on without its worker. Where each push makes a version, a bad one is refused alone;
+  // they are copied there if there are so few buffers that a version may have to be made in place.
   bool applies_in_place() const;
   // This push was applied and was not finite: it is answered why, and nothing of it counts.
   void RefuseNotFinite(const Push& push, absl::Status why);

@@ -130,6 +130,7 @@ void LocalService::Run(Entries::iterator entry) {
     return entry->link;
   }();
   const absl::Status status = link->Run([&](const v1::Identity& id) { return Admit(id, *entry); });
+  View earlier;  // Released without the lock.
   MutexLock lock(mutex_);
   if (!entry->admitted) {
     --strangers_;
@@ -137,7 +138,13 @@ void LocalService::Run(Entries::iterator entry) {
   } else if (!status.ok() && !absl::IsCancelled(status)) {
     spdlog::warn("{}", Message(Annotate(status, link->Name())));
   }
-  std::erase_if(members_, [&](const auto& member) { return member.second.link == link; });
+  for (auto member = members_.begin(); member != members_.end(); ++member) {
+    if (member->second.link != link) continue;
+    earlier =
+        std::exchange(views_[member->first], View{.incarnation = member->second.incarnation, .pin = link->TakeView()});
+    members_.erase(member);
+    break;
+  }
   entry->over = true;
 }
 
@@ -178,12 +185,19 @@ void LocalService::Tick() {
   const std::map<uint32_t, uint64_t> members = shard_.MemberIncarnations();
   const uint64_t version = shard_.version();
   const TimePoint now = Now();
+  std::vector<std::optional<VersionPin>> released;  // Without the lock: the shard may go on with them.
   {
     MutexLock lock(mutex_);
+    std::erase_if(views_, [&](auto& view) {
+      const auto found = members.find(view.first);
+      if (found != members.end() && found->second == view.second.incarnation) return false;
+      released.push_back(std::move(view.second.pin));
+      return true;
+    });
     for (const auto& [rank, member] : members_) {
       const auto found = members.find(rank);
       if (found == members.end() || found->second != member.incarnation) member.link->Close();
-      if (shard_.exact_versions()) member.link->Tick(now, version);
+      member.link->Tick(now, version);
     }
   }
   Collect();
@@ -463,16 +477,17 @@ absl::StatusOr<uint32_t> LocalLink::Tell(const SharedMemory& memory) {
 void LocalLink::Tick(TimePoint now, uint64_t version) {
   {
     MutexLock lock(mutex_);
-    bool late = false;
+    const size_t may_hold = keeps_views() ? 1 : 0;
+    size_t late = 0;
     for (auto& [call, held] : pins_) {
       if (held.pin.version() == version) continue;
       if (!held.old_since.has_value()) held.old_since = now;
-      late = late || now - *held.old_since > kLongestPin;
+      if (now - *held.old_since > kLongestPin) ++late;
     }
-    if (!late || closed_) return;
+    if (late <= may_hold || closed_) return;
   }
-  spdlog::warn("rank {} has held an older version for {}; its link through shared memory is ended", rank_.load(),
-               FormatSeconds(kLongestPin));
+  spdlog::warn("rank {} has held {} for {}; its link through shared memory is ended", rank_.load(),
+               keeps_views() ? "two older versions" : "an older version", FormatSeconds(kLongestPin));
   Close();
 }
 
@@ -485,6 +500,13 @@ void LocalLink::End() {
     MutexLock lock(mutex_);
     calls.swap(calls_);
     pins.swap(pins_);
+  }
+  // Where versions are not exact the others go on, but the member may be computing on the last one that it got.
+  if (keeps_views() && !pins.empty()) {
+    const auto newest = std::max_element(pins.begin(), pins.end(), [](const auto& one, const auto& other) {
+      return one.second.pin.version() < other.second.pin.version();
+    });
+    view_ = std::move(newest->second.pin);
   }
   for (const auto& [number, call] : calls) call->session.Gone();
 }

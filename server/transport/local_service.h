@@ -42,13 +42,17 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   absl::Status Run(const std::function<absl::Status(const v1::Identity& id)>& admit);
   // For messages: whose link it is. Only Run's thread may ask, once that is known.
   std::string Name() const;
-  // Where all members read the same version: ends the link if the member holds on to one that is not the newest any
-  // more. From any thread.
+  // Ends the link if the member holds on to more versions that are not the newest than it may. From any thread.
   void Tick(TimePoint now, uint64_t version);
   // Ends Run soon. From any thread.
   void Close();
+  // After Run: the version that the member may still be reading, though its link is gone; nothing where all read the
+  // same one, which then stays.
+  std::optional<VersionPin> TakeView() { return std::exchange(view_, std::nullopt); }
 
  private:
+  // A member may read a version for any time while the others go on: there is a buffer for that.
+  bool keeps_views() const { return shard_.allows_views() && !shard_.exact_versions(); }
   struct Call;
   struct Pinned {
     VersionPin pin;
@@ -78,6 +82,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   std::map<uint32_t, std::shared_ptr<SharedMemory>> memories_;  // The member's, by its number.
   std::shared_ptr<const ShardLayout> layout_;
   std::optional<ModelMemory> model_;
+  std::optional<VersionPin> view_;  // Set at the end.
 
   Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
@@ -144,6 +149,13 @@ class LocalService {
     std::shared_ptr<LocalLink> link;
   };
   std::map<uint32_t, Member> members_ ABSL_GUARDED_BY(mutex_);  // By rank.
+  // What members whose link has ended may still be reading, for as long as they are members: one version each, which
+  // counts as one that they hold (Readers::May).
+  struct View {
+    uint64_t incarnation = 0;
+    std::optional<VersionPin> pin;
+  };
+  std::map<uint32_t, View> views_ ABSL_GUARDED_BY(mutex_);  // By rank.
   std::thread accepting_;
 };
 

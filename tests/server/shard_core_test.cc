@@ -204,6 +204,54 @@ TEST_CASE("Of versions that are made at once, the bad one goes, and the others a
 }
 
 TEST_CASE(
+    "What is set while a push is made that turns out bad, and set again after it, counts from the same version on") {
+  Core shard("asp");
+  const auto set = [&](uint64_t number, float learning_rate) {
+    v1::ChiefUpdate update;
+    v1::Cut* const cut = update.mutable_cut();
+    cut->set_number(number);
+    cut->set_phase(v1::Cut::COMMIT);
+    cut->add_hyperparameters()->set_name("learning_rate");
+    cut->mutable_hyperparameters(0)->set_value(learning_rate);
+    absl::StatusOr<ShardMemory> none = absl::UnavailableError("");
+    shard.core->OnChiefUpdate(update, none);
+  };
+  const Member bad;
+  (*bad.gradient)[0] = std::nanf("");
+  auto [status, ready] = shard.core->AddSlices(nullptr, TestShard::Header(1, 0), {bad.Slice()}, std::nullopt);
+  REQUIRE(status.ok());
+  set(1, 0.5F);
+  ready.part.update->Build(ready.part.slices);
+  shard.core->OnBuilt(ready.part.slices, true);
+  set(2, 0.25F);
+  for (uint64_t step = 0; step < 2; ++step) {
+    const ShardReady pushed = shard.Push(0, step, 1);
+    REQUIRE(pushed.part.update != nullptr);
+    pushed.part.update->Build(pushed.part.slices);
+    shard.core->OnBuilt(pushed.part.slices, true);
+  }
+  CHECK(shard.weight() == 0 - 0.25F);
+}
+
+TEST_CASE("A learning rate that a refused push has told counts for nobody") {
+  Core shard("asp");
+  const Member bad;
+  (*bad.gradient)[0] = std::nanf("");
+  v1::PushRequest header = TestShard::Header(0, 0);  // Of the lowest rank, which tells.
+  header.set_learning_rate(0.5F);
+  auto [status, ready] = shard.core->AddSlices(nullptr, header, {bad.Slice()}, std::nullopt);
+  REQUIRE(status.ok());
+  ready.part.update->Build(ready.part.slices);
+  shard.core->OnBuilt(ready.part.slices, true);
+  const ShardReady pushed = shard.Push(1, 0, 1);
+  REQUIRE(pushed.part.update != nullptr);
+  pushed.part.update->Build(pushed.part.slices);
+  shard.core->OnBuilt(pushed.part.slices, true);
+  CHECK(shard.weight() == 0);
+  CHECK_FALSE(shard.core->state().updater.told_learning_rate().has_value());
+}
+
+TEST_CASE(
     "What a member writes into a gradient after it was sent changes its own push until it is applied, and nothing "
     "else") {
   Core shard("asp");

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/endpoint.h"
@@ -50,6 +51,8 @@ RetryingExchange::RetryingExchange(std::shared_ptr<const ExchangeContext> contex
       // Values that are copied are in the cache: to look at them costs nothing more.
       servers_look_(request_.pushes() && !request_.push.skip_not_finite && request_.shared != nullptr &&
                     !request_.staged && !request_.encoded &&
+                    // Where each shard makes its own versions, a push is to be refused by all of them.
+                    (context_->exact_versions || context_->plan.num_shards() == 1) &&
                     std::all_of(context_->links.begin(), context_->links.end(),
                                 [](const auto& link) { return link->server_looks(); })),
       // A pull says which version it wants; what a push brings, its first attempt shows.
@@ -268,6 +271,9 @@ std::string RetryingExchange::OnFailure(uint32_t shard, const absl::Status& ende
   const TimePoint now = timer_.now();
   const RetryDecision decision = state.retry.ClassifyFailure(status, now, all_ready_at_, state.stalled);
   if (decision.outcome != RetryDecision::Outcome::kRetry) {
+    const bool not_finite =
+        servers_look_ && absl::IsInvalidArgument(status) && absl::StrContains(status.message(), "is not finite");
+    if (not_finite && context_->on_not_finite) context_->on_not_finite();
     End(EndStatus(shard, decision, status));
     return "";
   }
