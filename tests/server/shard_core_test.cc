@@ -51,6 +51,9 @@ class Core {
   std::optional<ShardCore> core;
 };
 
+// Those of this kind; they are the batch's.
+template <typename Action>
+std::vector<const Action*> Only(ShardReady&&) = delete;
 template <typename Action>
 std::vector<const Action*> Only(const ShardReady& ready) {
   std::vector<const Action*> found;
@@ -175,7 +178,8 @@ TEST_CASE(
   REQUIRE(again.part.update != nullptr);
   again.part.update->Build(again.part.slices);
   shard.core->OnBuilt(again.part.slices, true);
-  const auto told = Only<AnswerClient>(shard.Ask(session, 1, 0));
+  const ShardReady asked = shard.Ask(session, 1, 0);
+  const auto told = Only<AnswerClient>(asked);
   REQUIRE(told.size() == 1);
   CHECK(told[0]->answer->push->answer() == v1::ANSWER_APPLIED);
 }
@@ -290,7 +294,8 @@ TEST_CASE("Who has gone is answered CANCELLED, once") {
   Core bsp("bsp");
   const int session = 0;
   bsp.Push(0, 0, 1);
-  CHECK(Only<AnswerClient>(bsp.Ask(session, 0, 0)).empty());
+  const ShardReady asked = bsp.Ask(session, 0, 0);
+  CHECK(Only<AnswerClient>(asked).empty());
   const ShardReady gone = bsp.core->Gone(&session);
   REQUIRE(Only<AnswerClient>(gone).size() == 1);
   CHECK(absl::IsCancelled(Only<AnswerClient>(gone)[0]->answer.status()));
