@@ -26,7 +26,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
 readonly logs=$root/build/logs
-readonly build_timeout_s=2400 test_timeout_s=1800 analysis_timeout_s=1800
+readonly build_timeout_s=2400 analysis_timeout_s=1800
+test_timeout_s=1800
 readonly sources=(common server worker tests)
 
 all=false full=false python=false
@@ -34,7 +35,7 @@ for argument in "$@"; do
   case "$argument" in
     --python) python=true ;;
     --all) all=true python=true ;;
-    --full) all=true full=true python=true ;;
+    --full) all=true full=true python=true test_timeout_s=5400 ;;
     -h | --help) sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "tests/run.sh: unknown argument '$argument' (the options are --python, --all and --full)" >&2; exit 2 ;;
   esac

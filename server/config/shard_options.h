@@ -43,8 +43,8 @@ struct ShardOptions {
   ScheduleOptions schedule;
   ClipOptions clip;
   int apply_threads = 1;  // 0: updates wait for ApplyPosted.
-  // Whoever brings the last contribution to a shard of no more elements than this builds the version; larger ones are
-  // shared out among the pool's threads.
+  // Whoever brings the last contribution to a version of no more elements than this builds it; larger ones are shared
+  // out among the pool's threads.
   size_t max_inline_elements = 262144;
   size_t max_versions = 4;          // Buffers of weights that may exist at once.
   uint64_t max_inflight_bytes = 0;  // Gradients take so many at most; 0: twice num_workers pushes.

@@ -14,8 +14,7 @@ namespace {
 
 constexpr size_t kMaxVersionsAtOnce = 16;  // Each has a bit in Update::not_finite_versions.
 
-// Half a slice: of a large model's slices no more than this is built by whoever brought them, as it is the pool that
-// shares out the others.
+// Half a slice. Before a step is decided on, no more than this is built by whoever brought it.
 constexpr size_t kLittleElements = 16384;
 
 // A shard's weights from which on what is written is not in a cache any more when it is read (tests/bench/TRIALS.md).
@@ -253,7 +252,8 @@ Updater::Part Updater::InlineOrPost(std::vector<size_t> slices) {
   ++current_->parts;
   size_t elements = 0;
   for (const size_t local : slices) elements += static_cast<size_t>(layout_->slice(local).elements);
-  if (small() || elements <= std::min(kLittleElements, max_inline_elements_))
+  // The other contributions are still coming, on threads that would wait for this one.
+  if (elements <= std::min(kLittleElements, max_inline_elements_))
     return {.update = current_, .slices = std::move(slices)};
   Post(slices);
   return {};

@@ -152,8 +152,9 @@ class Updater {
   // All arguments outlive it. `gradients` applies gradients and `differences` differences of weights, whichever pushes
   // carry (v1::Contribution); the parameters have the state of the one that has more of it. `on_built` is called by the
   // pool's threads without the owner's lock; it calls OnBuilt. Gradients are clipped by `clip`; differences are not. A
-  // shard of at most `max_inline_elements` is built by whoever brought the last slice that it needs, since to wake
-  // another thread takes longer. What is larger is spread over the pool, but for what is little in it.
+  // version of at most `max_inline_elements` that is committed is built by whoever brought its last slice, since to
+  // wake another thread takes longer; so are, before it is committed, slices of half a slice together. What is larger
+  // is spread over the pool.
   Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& differences,
           const Hyperparameters& hyperparameters, const ClipOptions& clip, size_t max_inline_elements, ThreadPool& pool,
           std::function<void(const std::vector<size_t>& slices)> on_built);
