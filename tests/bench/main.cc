@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<uint32_t>> ReadWorkers(uint32_t least, uint32_t most,
 // The flag was checked.
 uint32_t Workers() { return ReadWorkers(0, UINT32_MAX, "").value().front(); }
 
-int64_t Steps(int64_t unless_given) {
+int64_t StepsOr(int64_t unless_given) {
   const int64_t steps = absl::GetFlag(FLAGS_steps);
   return steps > 0 ? steps : unless_given;
 }
@@ -367,7 +367,7 @@ absl::Status RunCrowd() {
                                                         .tensors = absl::GetFlag(FLAGS_tensors),
                                                         .mode = absl::GetFlag(FLAGS_mode),
                                                         .burst = absl::GetFlag(FLAGS_burst),
-                                                        .steps = Steps(10)});
+                                                        .steps = StepsOr(10)});
     if (!row.ok()) return Annotate(row.status(), absl::StrCat("crowd of ", workers));
     rows.push_back(*row);
   }
@@ -428,7 +428,7 @@ absl::Status Run(const std::string& command) {
                                                                       .workers = Workers(),
                                                                       .servers = absl::GetFlag(FLAGS_servers),
                                                                       .mode = absl::GetFlag(FLAGS_mode),
-                                                                      .steps = Steps(300),
+                                                                      .steps = StepsOr(300),
                                                                       .device = *device,
                                                                       .wire = Wire()});
     if (rows.ok()) PrintTraining(*rows);

@@ -47,8 +47,8 @@ def moved_shard():
 def limited():
     """Where memory is limited no exception ends a program that nobody catches: it says in a line what it lacks.
 
-    gRPC 1.51 itself may crash where it gets no thread, and ends a program without a word where it gets no memory; that is
-    not ours to catch.
+    gRPC 1.51 itself may crash where it gets no thread, and ends a program without a word where it gets no memory. That
+    is not ours to catch.
     """
     told = 0
     with Job("bsp", 1, workers=1, checkpoints=False) as job:
