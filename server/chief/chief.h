@@ -20,9 +20,9 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/metrics.h"
-#include "common/outbox.h"
 #include "common/sync.h"
 #include "ps/v1/ps.pb.h"
+#include "server/base/outbox.h"
 #include "server/chief/chief_action.h"
 #include "server/chief/chief_core.h"
 

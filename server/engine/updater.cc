@@ -493,13 +493,15 @@ std::string Updater::Update::NotFinite() const {
 
 absl::Status Updater::Update::NotFinite(const Push& push) const {
   std::string what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the gradient");
+  std::string hint = "; the learning rate may be too large";
   if (not_finite != SIZE_MAX && !push.slices[not_finite].absent() &&
       !AllFinite(push.slices[not_finite], UpdaterIsa())) {
     const TensorSpec& tensor = layout->tensor(not_finite);
     what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the ",
                         tensor.kind == TensorKind::kWeight ? "gradient" : "value", " of tensor ", tensor.name);
+    if (tensor.kind != TensorKind::kWeight) hint.clear();
   }
-  return absl::InvalidArgumentError(what + " is not finite");
+  return absl::InvalidArgumentError(absl::StrCat(what, " is not finite", hint));
 }
 
 nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint now) {

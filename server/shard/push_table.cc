@@ -315,13 +315,14 @@ void PushTable::Record(const Push& push, v1::Answer answer) {
 }
 
 void PushTable::Release(const Push& push) {
+  Check(taken_.contains({push.rank, push.step}), "a push is recorded or given up once, after it was taken");
   answered_.push_back(push.rank);
   GiveBack(push);
   const auto step = steps_.find(push.step);
   if (--step->second.taken == 0 && step->second.begun.empty()) steps_.erase(step);
   const uint32_t rank = push.rank;
   const uint64_t incarnation = push.incarnation;
-  Check(taken_.erase({rank, push.step}) == 1, "a push is recorded or given up once, after it was taken");
+  taken_.erase({rank, push.step});
   if (const std::optional<Ledger::Last> last = Last(rank); last.has_value() && last->incarnation < incarnation) {
     left_.insert(rank);
   }

@@ -161,7 +161,8 @@ TEST_CASE(
   const auto answers = Only<AnswerClient>(refused);
   REQUIRE(answers.size() == 1);
   CHECK(absl::IsInvalidArgument(answers[0]->answer.status()));
-  CHECK(answers[0]->answer.status().message() == "rank 1, step 0: the gradient of tensor w is not finite");
+  CHECK(answers[0]->answer.status().message() ==
+        "rank 1, step 0: the gradient of tensor w is not finite; the learning rate may be too large");
   CHECK(shard.core->state().pushes.inflight_bytes() == (beside_others ? 16 : 0));
   if (beside_others) {
     REQUIRE(refused.part.update != nullptr);

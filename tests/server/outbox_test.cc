@@ -1,6 +1,7 @@
-#include "common/outbox.h"
+#include "server/base/outbox.h"
 
 #include <atomic>
+#include <functional>
 #include <thread>
 #include <vector>
 
@@ -11,6 +12,10 @@ namespace ps {
 namespace {
 
 const std::chrono::minutes kLong(2);
+
+// Its actions are calls.
+using CallOutbox = Outbox<std::function<void()>>;
+void MakeCall(std::function<void()>& call) { call(); }
 
 TEST_CASE("Calls are made in their order, and what a call adds is made after it, not in it") {
   CallOutbox outbox{MakeCall};

@@ -104,10 +104,6 @@ class Outbox {
   bool has_next_ ABSL_GUARDED_BY(mutex_) = false;  // A thread waits to take over.
 };
 
-// Whose actions are calls.
-using CallOutbox = Outbox<std::function<void()>>;
-inline void MakeCall(std::function<void()>& call) { call(); }
-
 // Drains at the end of its scope. Declare it before the lock, so that the lock is released first.
 template <typename Action>
 class OutboxDrain {
