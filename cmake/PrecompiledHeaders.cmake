@@ -28,4 +28,8 @@ function(ps_precompiled name libs)
   add_library(${name} STATIC ${PROJECT_SOURCE_DIR}/cmake/precompiled/empty.cc)
   target_link_libraries(${name} PRIVATE ${libs})
   target_precompile_headers(${name} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_LAUNCHER)
+    set_target_properties(${name} PROPERTIES
+      CXX_COMPILER_LAUNCHER "sh;${PROJECT_SOURCE_DIR}/cmake/precompiled/anew.sh;${CMAKE_CXX_COMPILER_LAUNCHER}")
+  endif()
 endfunction()

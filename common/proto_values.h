@@ -8,30 +8,36 @@
 
 namespace ps {
 
+inline v1::Tensor TensorToProto(const TensorSpec& tensor) {
+  v1::Tensor message;
+  message.set_name(tensor.name);
+  message.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
+  if (tensor.learning_rate_factor != 1) message.set_learning_rate_factor(tensor.learning_rate_factor);
+  if (tensor.weight_decay_factor != 1) message.set_weight_decay_factor(tensor.weight_decay_factor);
+  message.set_kind(static_cast<v1::TensorKind>(tensor.kind));
+  return message;
+}
+
 inline v1::ModelLayout ToProto(const Layout& layout) {
   v1::ModelLayout message;
-  for (const TensorSpec& tensor : layout) {
-    v1::Tensor* out = message.add_tensors();
-    out->set_name(tensor.name);
-    for (int64_t dimension : tensor.shape) out->add_shape(dimension);
-    if (tensor.learning_rate_factor != 1) out->set_learning_rate_factor(tensor.learning_rate_factor);
-    if (tensor.weight_decay_factor != 1) out->set_weight_decay_factor(tensor.weight_decay_factor);
-    out->set_kind(static_cast<v1::TensorKind>(tensor.kind));
-  }
+  for (const TensorSpec& tensor : layout) *message.add_tensors() = TensorToProto(tensor);
   return message;
+}
+
+inline TensorSpec TensorFromProto(const v1::Tensor& message) {
+  TensorSpec tensor;
+  tensor.name = message.name();
+  tensor.shape.assign(message.shape().begin(), message.shape().end());
+  if (message.has_learning_rate_factor()) tensor.learning_rate_factor = message.learning_rate_factor();
+  if (message.has_weight_decay_factor()) tensor.weight_decay_factor = message.weight_decay_factor();
+  tensor.kind = static_cast<TensorKind>(message.kind());
+  return tensor;
 }
 
 inline Layout FromProto(const v1::ModelLayout& message) {
   Layout layout;
   layout.reserve(static_cast<size_t>(message.tensors_size()));
-  for (const v1::Tensor& tensor : message.tensors()) {
-    TensorSpec& out = layout.emplace_back();
-    out.name = tensor.name();
-    out.shape.assign(tensor.shape().begin(), tensor.shape().end());
-    if (tensor.has_learning_rate_factor()) out.learning_rate_factor = tensor.learning_rate_factor();
-    if (tensor.has_weight_decay_factor()) out.weight_decay_factor = tensor.weight_decay_factor();
-    out.kind = static_cast<TensorKind>(tensor.kind());
-  }
+  for (const v1::Tensor& tensor : message.tensors()) layout.push_back(TensorFromProto(tensor));
   return layout;
 }
 

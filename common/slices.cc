@@ -1,7 +1,9 @@
 #include "common/slices.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <numeric>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/hash.h"
 #include "common/safetensors.h"
 #include "common/status.h"
 
@@ -79,8 +82,10 @@ absl::Status ValidateLayout(const Layout& layout) {
         absl::StrCat("the model has ", layout.size(), " tensors; at most ", kMaxTensors, " are supported"));
   }
   absl::flat_hash_set<std::string> names;
+  size_t name_bytes = 0;
   int64_t total = 0;
   for (const TensorSpec& tensor : layout) {
+    name_bytes += tensor.name.size();
     if (tensor.name.empty()) return absl::InvalidArgumentError("a tensor of the model has no name");
     if (tensor.name == kMetadataName) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -108,11 +113,34 @@ absl::Status ValidateLayout(const Layout& layout) {
           absl::StrCat("the model has more than 2^36 elements (reached at tensor ", tensor.name, ")"));
     }
   }
+  if (name_bytes > kMaxNamesBytes) {
+    return absl::InvalidArgumentError(absl::StrCat("the names of the model's tensors have ", name_bytes,
+                                                   " bytes together; at most ", kMaxNamesBytes, " are supported"));
+  }
   const auto is_weight = [](const TensorSpec& tensor) { return tensor.kind == TensorKind::kWeight; };
   if (std::none_of(layout.begin(), layout.end(), is_weight)) {
     return absl::InvalidArgumentError("the model has no weights: all of its tensors are constants or buffers");
   }
   return absl::OkStatus();
+}
+
+std::string LayoutHash(const Layout& layout) {
+  RunningHash hash;
+  const auto add = [&hash](auto value) {
+    std::array<char, sizeof(value)> bytes;
+    std::memcpy(bytes.data(), &value, sizeof(value));
+    hash.Add(bytes);
+  };
+  for (const TensorSpec& tensor : layout) {
+    add(static_cast<uint32_t>(tensor.name.size()));
+    hash.Add(tensor.name);
+    add(static_cast<uint32_t>(tensor.shape.size()));
+    for (const int64_t dimension : tensor.shape) add(dimension);
+    add(static_cast<uint32_t>(tensor.kind));
+    add(tensor.learning_rate_factor);
+    add(tensor.weight_decay_factor);
+  }
+  return hash.Hex();
 }
 
 }  // namespace ps

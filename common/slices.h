@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,7 +17,8 @@ namespace ps {
 inline constexpr int64_t kSliceElements = 32768;
 
 // Limits of a layout that a server accepts from the wire.
-inline constexpr size_t kMaxTensors = 65536;
+inline constexpr size_t kMaxTensors = 524288;
+inline constexpr size_t kMaxNamesBytes = 32 << 20;  // The names of all tensors together.
 inline constexpr int64_t kMaxModelElements = int64_t{1} << 36;
 
 // A run of consecutive elements of one tensor.
@@ -66,5 +68,8 @@ inline constexpr int64_t kSliceAlignment = 16;
 // INVALID_ARGUMENT, naming the tensor, if the layout is empty, too large, without a weight, or has bad or repeated
 // names, bad dimensions, bad factors or an unknown kind.
 absl::Status ValidateLayout(const Layout& layout);
+
+// What tells it from other layouts, as LayoutPart (ps.proto) says: 32 hexadecimal digits.
+std::string LayoutHash(const Layout& layout);
 
 }  // namespace ps

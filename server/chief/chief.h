@@ -69,6 +69,10 @@ class Chief {
     return Do(&ChiefCore::Join, Listen(std::move(callback)), request, now, deadline);
   }
   void OnJoinGone(uint64_t join, TimePoint now) { Do(&ChiefCore::OnJoinGone, join, now); }
+  absl::StatusOr<bool> OfferLayout(const std::string& hash) { return Do(&ChiefCore::OfferLayout, hash); }
+  void OnLayout(const std::string& hash, const std::shared_ptr<const Layout>& layout) {
+    Do(&ChiefCore::OnLayout, hash, layout);
+  }
   absl::StatusOr<v1::WorkerFlagsReply> FlagsFor(const v1::WorkerFlagsRequest& request) {
     return Read(&ChiefCore::FlagsFor, request);
   }

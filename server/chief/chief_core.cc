@@ -144,7 +144,7 @@ void ChiefCore::ChangeView(TimePoint now) {
   v1::ChiefUpdate update;
   *update.mutable_view() = MakeView(job_, now);
   AddDecisions(decided, job_.dropped_samples(), update);
-  Add(shard_streams_.Broadcast(update));
+  Add(shard_streams_.Broadcast(update, [this](v1::View* view) { AddModel(job_, view); }));
   AnswerJoins(now);
   AnswerDones(now);
   AnswerTakes(now);
@@ -196,6 +196,11 @@ uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoin
               .deadline = deadline});
   job_.NewcomersAreDue() ? ChangeView(now) : AnswerJoins(now);
   return call;
+}
+
+void ChiefCore::OnLayout(const std::string& hash, std::shared_ptr<const Layout> layout) {
+  if (layout == nullptr) return job_.told_layouts().End();
+  job_.told_layouts().Add(hash, std::move(layout));
 }
 
 void ChiefCore::OnJoinGone(uint64_t call, TimePoint now) {

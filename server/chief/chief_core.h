@@ -61,6 +61,9 @@ class ChiefCore {
   // Answered when the view with the new member is in force on every shard, or at the deadline with what is missing.
   // Returns the call's number; 0 if the join was refused.
   uint64_t Join(uint64_t call, const v1::JoinRequest& request, TimePoint now, TimePoint deadline);
+  // A worker is about to tell a layout with this hash, or has told it: as ToldLayouts says. Null: it has not.
+  absl::StatusOr<bool> OfferLayout(const std::string& hash) { return job_.told_layouts().Offer(hash); }
+  void OnLayout(const std::string& hash, std::shared_ptr<const Layout> layout);
   absl::StatusOr<v1::WorkerFlagsReply> FlagsFor(const v1::WorkerFlagsRequest& request) const;
   // The caller that waited for this join's answer disconnected: the member is suspect, unless it has retried. Nothing
   // if it is answered.

@@ -42,7 +42,7 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   view.set_generation(job.options().generation);
   view.set_phase(job.phase());
   view.set_failure(job.failure());
-  if (job.tells_layout()) *view.mutable_layout() = ToProto(job.plan()->layout());
+  if (job.tells_layout()) view.mutable_layout();
   for (const auto& [rank, member] : job.members().members()) {
     v1::Member* out = view.add_members();
     out->set_rank(rank);
@@ -62,7 +62,6 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   if (const RestoredJob* const restored = job.restored(); restored != nullptr && !job.shards().AllInitialised()) {
     view.mutable_restore()->set_path(restored->path);
     view.mutable_restore()->set_number(restored->manifest.number);
-    view.mutable_restore()->set_manifest(ToJson(restored->manifest).dump());
   }
   if (job.options().checkpoints.has_value()) {
     view.set_checkpoint_dir(job.options().checkpoints->dir);
@@ -72,9 +71,14 @@ v1::View MakeView(const JobState& job, TimePoint now) {
   return view;
 }
 
+void AddModel(const JobState& job, v1::View* view) {
+  if (view->has_layout()) *view->mutable_layout() = ToProto(job.plan()->layout());
+  if (view->has_restore()) view->mutable_restore()->set_manifest(ToJson(job.restored()->manifest).dump());
+}
+
 std::optional<v1::View> ViewChanges(const v1::View& before, const v1::View& view) {
-  if (before.number() == 0 || !Same(before.layout(), view.layout()) || !Same(before.optimizer(), view.optimizer()) ||
-      before.has_restore() != view.has_restore() || !Same(before.restore(), view.restore())) {
+  if (before.number() == 0 || before.has_layout() != view.has_layout() || before.has_restore() != view.has_restore() ||
+      !Same(before.optimizer(), view.optimizer()) || !Same(before.restore(), view.restore())) {
     return std::nullopt;
   }
   v1::View changes = view;

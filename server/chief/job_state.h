@@ -95,6 +95,7 @@ class JobState {
   bool names_sets() const { return steps_.leads(); }
   // The optimizer that the job began with, and whether workers brought it.
   const OptimizerTerms& optimizer() const { return terms_.optimizer(); }
+  ToldLayouts& told_layouts() { return terms_.told_layouts(); }
   // The hyperparameters as they were last set, or, for the learning rate, told by a push, as shard 0 knows it; none as
   // long as there is no optimizer.
   HyperparameterValues hyperparameters() const;

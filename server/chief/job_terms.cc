@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kMaxTextBytes = 256;          // Of a name, host or setting from the wire.
 constexpr size_t kMaxExperimentSettings = 64;  // Of a join.
 constexpr int kMaxDimensions = 16;             // Of a tensor.
+constexpr size_t kMaxMeasuredSlices = 250000;  // A shard reports two sums of 8 bytes of each, in 4 MiB at most.
 constexpr size_t kMaxWorkerFlags = 64;
 constexpr size_t kMaxWorkerFlagBytes = 16 << 10;  // All together.
 
@@ -66,7 +67,11 @@ absl::Status CheckJoinTexts(const v1::JoinRequest& request) {
     PS_RETURN_IF_ERROR(CheckText("--" + flag, value, kMaxTextBytes));
   }
   PS_RETURN_IF_ERROR(CheckWorkerFlags(request));
-  for (const v1::Tensor& tensor : request.layout().tensors()) {
+  return CheckTensorTexts(request.layout().tensors());
+}
+
+absl::Status CheckTensorTexts(const google::protobuf::RepeatedPtrField<v1::Tensor>& tensors) {
+  for (const v1::Tensor& tensor : tensors) {
     PS_RETURN_IF_ERROR(CheckText("the name of a tensor", tensor.name(), kMaxTextBytes));
     if (tensor.shape_size() <= kMaxDimensions) continue;
     return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name(), " has ", tensor.shape_size(),
@@ -84,10 +89,7 @@ absl::Status JobTerms::CheckSame(const v1::JoinRequest& request) const {
     return absl::FailedPreconditionError(absl::StrCat("--job=", request.job(), ": this server runs job ", job_));
   }
   PS_RETURN_IF_ERROR(CheckData(request));
-  const Layout layout = FromProto(request.layout());
-  PS_RETURN_IF_ERROR(ValidateLayout(layout));
-  if (!plan_.has_value()) PS_RETURN_IF_ERROR(CheckMemory(layout));
-  if (plan_.has_value()) PS_RETURN_IF_ERROR(CheckLayout(layout));
+  PS_RETURN_IF_ERROR(CheckModel(request));
   PS_RETURN_IF_ERROR(optimizer_.CheckSame(request));
   if (!plan_.has_value()) return CheckEpoch(request);
   if (request.counts_steps() != counts_steps_) {
@@ -136,6 +138,36 @@ absl::Status JobTerms::CheckEpoch(const v1::JoinRequest& request) const {
   return request.has_own_data() && known == 0 ? absl::OkStatus() : CheckSchedule(known);
 }
 
+absl::Status JobTerms::CheckModel(const v1::JoinRequest& request) const {
+  if (request.layout_hash().empty()) {
+    const Layout layout = FromProto(request.layout());
+    PS_RETURN_IF_ERROR(ValidateLayout(layout));
+    return CheckModel(request, layout);
+  }
+  if (plan_.has_value() && request.layout_hash() == layout_hash_) return absl::OkStatus();
+  const Layout* const told = told_layouts_.Find(request.layout_hash());
+  if (told == nullptr) {
+    return absl::NotFoundError("layout_hash: the chief does not have this layout; tell it (TellLayout) and join again");
+  }
+  return CheckModel(request, *told);
+}
+
+absl::Status JobTerms::CheckModel(const v1::JoinRequest& request, const Layout& layout) const {
+  if (plan_.has_value()) return CheckLayout(layout);
+  PS_RETURN_IF_ERROR(CheckMemory(layout));
+  if (num_shards_ == 1 || !optimizer_.UsesNorms(request)) return absl::OkStatus();
+  const SlicePlan plan(layout, num_shards_);
+  for (uint32_t shard = 0; shard < num_shards_; ++shard) {
+    const size_t slices = plan.shard_slices(shard).size();
+    if (slices <= kMaxMeasuredSlices) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--model: server ", shard, " of ", num_shards_, " would hold ", slices, " tensors or slices of 128 KiB; where ",
+        "norms are added up over servers (--clip_norm, --clip_tensor_norm, --optimizer=lamb), each can hold ",
+        kMaxMeasuredSlices, ": start one server, or more of them"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status JobTerms::CheckLayout(const Layout& layout) const {
   const Layout& ours = plan_->layout();
   for (size_t i = 0; i < std::max(layout.size(), ours.size()); ++i) {
@@ -170,7 +202,9 @@ void JobTerms::Fix(const v1::JoinRequest& request) {
   if (samples_per_epoch_ == 0) samples_per_epoch_ = request.samples_per_epoch();
   optimizer_.Fix(request);
   if (plan_.has_value()) return;
-  plan_.emplace(FromProto(request.layout()), num_shards_);
+  const Layout* const told = told_layouts_.Find(request.layout_hash());
+  plan_.emplace(told != nullptr ? *told : FromProto(request.layout()), num_shards_);
+  layout_hash_ = LayoutHash(plan_->layout());
   experiment_ = {request.experiment().begin(), request.experiment().end()};
   worker_flags_ = {request.flags().begin(), request.flags().end()};
   counts_steps_ = request.counts_steps();
@@ -191,6 +225,7 @@ v1::JoinRequest JobTerms::Save() const {
 
 void JobTerms::Reset() {
   plan_.reset();
+  layout_hash_.clear();
   optimizer_.Reset();
   experiment_.clear();
   worker_flags_.clear();

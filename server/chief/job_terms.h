@@ -16,6 +16,7 @@
 #include "common/slices.h"
 #include "ps/v1/checkpoint.pb.h"
 #include "ps/v1/ps.pb.h"
+#include "server/chief/told_layouts.h"
 #include "server/config/optimizer_setup.h"
 
 namespace ps {
@@ -23,6 +24,8 @@ namespace ps {
 // Checks the texts that a join carries, before anything else is done with them or they are logged: INVALID_ARGUMENT,
 // naming what is too long or would garble a log.
 absl::Status CheckJoinTexts(const v1::JoinRequest& request);
+// The same of the tensors of a layout.
+absl::Status CheckTensorTexts(const google::protobuf::RepeatedPtrField<v1::Tensor>& tensors);
 
 using WorkerFlags = std::map<std::string, std::string>;  // Values by name.
 
@@ -42,8 +45,10 @@ class JobTerms {
   // the job, whether data are shared, the tensor, the samples of an epoch, whether pushes count samples or steps, or
   // all settings of the optimizer or the experiment; or that the model does not fit into the servers' memory, or that
   // the schedule cannot be with these samples of an epoch, or with pushes that count steps. It also returns the errors
-  // of OptimizerTerms::CheckSame.
+  // of OptimizerTerms::CheckSame. NOT_FOUND if it names a layout that was not told.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
+
+  ToldLayouts& told_layouts() { return told_layouts_; }
 
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
@@ -70,6 +75,8 @@ class JobTerms {
  private:
   absl::Status CheckEpoch(const v1::JoinRequest& request) const;
   absl::Status CheckData(const v1::JoinRequest& request) const;
+  absl::Status CheckModel(const v1::JoinRequest& request) const;
+  absl::Status CheckModel(const v1::JoinRequest& request, const Layout& layout) const;
   absl::Status CheckLayout(const Layout& layout) const;
   absl::Status CheckMemory(const Layout& layout) const;
 
@@ -78,7 +85,9 @@ class JobTerms {
   const int64_t max_shard_elements_;
   OptimizerTerms optimizer_;
   const ScheduleOptions schedule_;
+  ToldLayouts told_layouts_;
   std::optional<SlicePlan> plan_;
+  std::string layout_hash_;  // Of the plan's.
   std::map<std::string, std::string> experiment_;
   WorkerFlags worker_flags_;
   uint64_t samples_per_epoch_ = 0;

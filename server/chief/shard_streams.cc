@@ -54,9 +54,10 @@ std::optional<std::vector<ToShard>> ShardStreams::Receive(uint32_t shard, const 
   return answer;
 }
 
-std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update) {
+std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update, absl::FunctionRef<void(v1::View*)> add_model) {
   const bool has_view = update.has_view();
   std::optional<v1::View> changes;
+  std::optional<v1::View> whole;  // Once somebody needs it.
   if (has_view) {
     changes = ViewChanges(view_, update.view());
     view_ = std::move(*update.mutable_view());
@@ -68,7 +69,12 @@ std::vector<ToShard> ShardStreams::Broadcast(v1::ChiefUpdate update) {
     v1::ChiefUpdate numbered = update;
     if (has_view) {
       const bool knows = std::exchange(stream.has_view, true) && stream.takes_changes;
-      *numbered.mutable_view() = knows && changes.has_value() ? *changes : view_;
+      if (knows && changes.has_value()) {
+        *numbered.mutable_view() = *changes;
+      } else {
+        if (!whole.has_value()) add_model(&whole.emplace(view_));
+        *numbered.mutable_view() = *whole;
+      }
     }
     if (stream.process != 0) stream.end.Add(&numbered);
     if (stream.connection != 0) sent.push_back({.connection = stream.connection, .update = std::move(numbered)});

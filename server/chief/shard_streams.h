@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "ps/v1/ps.pb.h"
 #include "server/base/resumable_end.h"
 #include "server/chief/chief_action.h"
@@ -26,9 +27,10 @@ class ShardStreams {
 
   // A report came. Returns what is to be sent because of it, or nullopt if there is nothing new in it.
   std::optional<std::vector<ToShard>> Receive(uint32_t shard, const v1::ShardReport& report);
-  // To every shard that is registered, or whose connection broke. A view is whole; who has the one before gets what has
-  // changed, if it can read that.
-  std::vector<ToShard> Broadcast(v1::ChiefUpdate update);
+  // To every shard that is registered, or whose connection broke. A view is as MakeView makes it: who has the one
+  // before gets what has changed, if it can read that, and others the whole one, to which `add_model` adds the model.
+  std::vector<ToShard> Broadcast(
+      v1::ChiefUpdate update, absl::FunctionRef<void(v1::View*)> add_model = [](v1::View*) {});
 
  private:
   struct Stream {

@@ -247,6 +247,13 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
                                                     from_worker_ ? "the job's: " : "the servers': ", differences));
 }
 
+bool OptimizerTerms::UsesNorms(const v1::JoinRequest& request) const {
+  const auto setup = setup_.has_value() ? *setup_ : SetupOf(request.optimizer(), mode_, num_shards_);
+  if (!setup.ok()) return false;
+  const auto optimizer = MakeOptimizer(setup->optimizer);
+  return setup->clip.needs_norms() || (optimizer.ok() && (*optimizer)->uses_trust_ratio());
+}
+
 void OptimizerTerms::Fix(const v1::JoinRequest& request) {
   if (!setup_.has_value()) setup_ = *SetupOf(request.optimizer(), mode_, num_shards_);
 }

@@ -109,6 +109,8 @@ class OptimizerTerms {
   // INVALID_ARGUMENT, naming all that cannot be; FAILED_PRECONDITION, naming all that differs, or if neither the worker
   // nor anybody else names an optimizer.
   absl::Status CheckSame(const v1::JoinRequest& request) const;
+  // Whether it uses norms of whole tensors with what this join says, as far as that can be.
+  bool UsesNorms(const v1::JoinRequest& request) const;
   // Takes from a join that was checked what no join has fixed yet.
   void Fix(const v1::JoinRequest& request);
   // The next join says it anew.

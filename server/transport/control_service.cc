@@ -4,9 +4,13 @@
 #include <atomic>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
+#include "common/proto_values.h"
+#include "common/slices.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "server/transport/server_call.h"
 
 namespace ps {
@@ -16,6 +20,8 @@ using Context = grpc::GenericCallbackServerContext;
 
 // A join carries the model's layout; all other requests are small.
 constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
+
+constexpr size_t kHashDigits = 32;
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
 // A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
@@ -58,6 +64,60 @@ class JoinCall final : public RequestCall<v1::JoinRequest> {
 
   Chief& chief_;
   std::atomic<uint64_t> join_ = 0;  // 0: none that waits.
+};
+
+// Takes a layout that comes in parts.
+class TellLayoutCall final : public ServerCall {
+ public:
+  TellLayoutCall(CallWatch& watch, const Context& context, Chief& chief) : ServerCall(watch, context), chief_(chief) {}
+
+ private:
+  void OnBegin() override { Read(kMaxMessageBytes); }
+  absl::Status OnMessage(const grpc::ByteBuffer& message) override {
+    v1::LayoutPart part;
+    PS_RETURN_IF_ERROR(DecodeMessage(message, &part));
+    if (hash_.empty()) {
+      PS_RETURN_IF_ERROR(CheckText("the hash of a layout", part.hash(), kHashDigits));
+      const absl::StatusOr<bool> known = chief_.OfferLayout(part.hash());
+      if (!known.ok()) return known.status();
+      if (*known) {
+        Answer(EncodeMessage(v1::TellLayoutReply()));
+        return absl::OkStatus();
+      }
+      hash_ = part.hash();
+      offers_ = true;
+    }
+    PS_RETURN_IF_ERROR(CheckTensorTexts(part.tensors()));
+    for (const v1::Tensor& tensor : part.tensors()) names_ += tensor.name().size();
+    if (layout_->size() + static_cast<size_t>(part.tensors_size()) > kMaxTensors || names_ > kMaxNamesBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("the model has more than ", kMaxTensors,
+                                                     " tensors, or names of more than ", kMaxNamesBytes, " bytes"));
+    }
+    for (const v1::Tensor& tensor : part.tensors()) layout_->push_back(TensorFromProto(tensor));
+    Read(kMaxMessageBytes);
+    return absl::OkStatus();
+  }
+  void OnMessagesEnd() override {
+    if (gone() || !offers_) return End(absl::InvalidArgumentError("the call ended without a layout"));
+    if (const absl::Status valid = ValidateLayout(*layout_); !valid.ok()) return End(valid);
+    if (const std::string found = LayoutHash(*layout_); found != hash_) {
+      return End(absl::InvalidArgumentError(
+          absl::StrCat("the hash of the layout is ", found, ", and not ", hash_, ", as its first part says")));
+    }
+    offers_ = false;
+    chief_.OnLayout(hash_, std::move(layout_));
+    Answer(EncodeMessage(v1::TellLayoutReply()));
+  }
+  void OnOver() override {
+    if (std::exchange(offers_, false)) chief_.OnLayout(hash_, nullptr);
+  }
+
+  Chief& chief_;
+  // Reactions on messages use these, one at a time, and OnOver after them.
+  std::string hash_;     // Empty: no part has come.
+  bool offers_ = false;  // The chief waits for OnLayout.
+  size_t names_ = 0;     // Bytes.
+  std::shared_ptr<Layout> layout_ = std::make_shared<Layout>();
 };
 
 // The stream that a member keeps open.
@@ -126,6 +186,7 @@ void AskForCheckpoint(Chief& chief, const v1::CheckpointRequest& request, TimePo
 
 void HandleChiefCalls(CallRouter& router, Chief& chief) {
   router.HandleWith<JoinCall>("/ps.v1.Chief/Join", chief);
+  router.HandleWith<TellLayoutCall>("/ps.v1.Chief/TellLayout", chief);
   router.HandleWith<WatchCall>("/ps.v1.Chief/Watch", chief);
   router.HandleWith<AskCall<v1::DoneRequest, AskDone>>("/ps.v1.Chief/Done", chief);
   router.HandleWith<AskCall<v1::SetHyperparametersRequest, AskToSet>>("/ps.v1.Chief/SetHyperparameters", chief);

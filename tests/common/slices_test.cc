@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "common/status.h"
 #include "tests/catch.h"
@@ -101,6 +102,31 @@ TEST_CASE("A tensor's factors are finite numbers of 0 or more") {
   constexpr float kInfinite = std::numeric_limits<float>::infinity();
   CHECK_FALSE(ValidateLayout({{"a", {1}, kInfinite}}).ok());
   CHECK_FALSE(ValidateLayout({{"a", {1}, std::numeric_limits<float>::quiet_NaN()}}).ok());
+}
+
+TEST_CASE("The names of a model's tensors have a length that messages and files can hold") {
+  Layout layout;
+  for (int i = 0; i < 33; ++i) layout.push_back({std::string(1 << 20, static_cast<char>('A' + i)), {1}});
+  CHECK(Message(ValidateLayout(layout)) ==
+        "the names of the model's tensors have 34603008 bytes together; at most 33554432 are supported");
+  layout.pop_back();
+  CHECK(ValidateLayout(layout).ok());
+}
+
+TEST_CASE("Whatever a layout says changes its hash") {
+  const Layout layout = {{"a", {2, 3}}, {"b", {4}}};
+  std::set<std::string> hashes = {
+      LayoutHash(layout),
+      LayoutHash({{"a", {2, 3}}}),
+      LayoutHash({{"b", {4}}, {"a", {2, 3}}}),
+      LayoutHash({{"ab", {2, 3}}, {"", {4}}}),
+      LayoutHash({{"a", {2}}, {"b", {3, 4}}}),
+      LayoutHash({{"a", {2, 3}, 0.5F}, {"b", {4}}}),
+      LayoutHash({{"a", {2, 3}, 1, 0.5F}, {"b", {4}}}),
+      LayoutHash({{"a", {2, 3}}, {.name = "b", .shape = {4}, .kind = TensorKind::kConstant}}),
+  };
+  CHECK(hashes.size() == 8);
+  CHECK(hashes.contains(LayoutHash(Layout(layout))));
 }
 
 }  // namespace

@@ -7,8 +7,11 @@
 
 #include <grpcpp/server_builder.h>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/codec.h"
 #include "common/proto_values.h"
+#include "common/slices.h"
 #include "common/status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "ps/v1/ps.grpc.pb.h"
@@ -175,6 +178,78 @@ TEST_CASE("A join with a large layout is let in") {
   context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
   const absl::Status status = FromGrpc(v1::Chief::NewStub(lone.channel)->Join(&context, request, &reply));
   CHECK(Message(status) == "--job=another: this server runs job default");
+}
+
+// Tells the layout in parts of one tensor; `hash` in the first.
+absl::Status Tell(v1::Chief::Stub& chief, const std::string& hash, const Layout& layout) {
+  grpc::ClientContext context;
+  SetDeadline(context);
+  v1::TellLayoutReply reply;
+  const auto call = chief.TellLayout(&context, &reply);
+  v1::LayoutPart part;
+  part.set_hash(hash);
+  for (const TensorSpec& tensor : layout) {
+    *part.add_tensors() = TensorToProto(tensor);
+    if (!call->Write(part)) break;
+    part.Clear();
+  }
+  call->WritesDone();
+  return FromGrpc(call->Finish());
+}
+
+TEST_CASE("A layout that comes in parts is what its hash says, or no join gets it") {
+  LoneChief lone;
+  const auto chief = v1::Chief::NewStub(lone.channel);
+  const Layout layout = {{"a", {2}}, {"b", {3, 1}}};
+  const auto join = [&](const std::string& hash) {
+    v1::JoinRequest request;
+    request.set_protocol(v1::PROTOCOL_VERSION_1);
+    request.set_job("default");
+    request.set_layout_hash(hash);
+    grpc::ClientContext context;
+    SetDeadline(context);
+    v1::JoinReply reply;
+    return FromGrpc(chief->Join(&context, request, &reply));
+  };
+  const std::string hash = LayoutHash(layout);
+  const std::string missing = "layout_hash: the chief does not have this layout; tell it (TellLayout) and join again";
+  CHECK(Message(join(hash)) == missing);
+  CHECK(Message(Tell(*chief, hash, {{"a", {2}}, {"b", {3, 2}}})) ==
+        absl::StrCat("the hash of the layout is ", LayoutHash({{"a", {2}}, {"b", {3, 2}}}), ", and not ", hash,
+                     ", as its first part says"));
+  CHECK(Message(Tell(*chief, LayoutHash({{"a", {0}}}), {{"a", {0}}})) ==
+        "tensor a: dimension 0 is not in 1 .. 2^36 elements of the whole model");
+  CHECK(absl::IsInvalidArgument(Tell(*chief, std::string(33, 'a'), layout)));
+  CHECK(absl::IsNotFound(join(hash)));
+  CHECK(Tell(*chief, hash, layout).ok());
+  CHECK(Tell(*chief, hash, {{"c", {1}}}).ok());  // By its first part the chief sees that it has the layout.
+}
+
+TEST_CASE("Layouts are told few at a time, and one whose caller goes away makes room") {
+  LoneChief lone;
+  const auto chief = v1::Chief::NewStub(lone.channel);
+  const Layout layout = {{"a", {2}}};
+  struct Half {
+    grpc::ClientContext context;
+    v1::TellLayoutReply reply;
+    std::unique_ptr<grpc::ClientWriter<v1::LayoutPart>> call;
+  };
+  std::vector<std::unique_ptr<Half>> halves;
+  const auto tell = [&] { return Tell(*chief, LayoutHash(layout), layout); };
+  for (size_t i = 0; i < ToldLayouts::kMostAtOnce; ++i) {
+    Half& half = *halves.emplace_back(std::make_unique<Half>());
+    SetDeadline(half.context);
+    half.call = chief->TellLayout(&half.context, &half.reply);
+    v1::LayoutPart part;
+    part.set_hash(absl::StrFormat("%032d", i));
+    REQUIRE(half.call->Write(part));
+  }
+  // The writes may still be on their way.
+  REQUIRE(Eventually([&] { return absl::IsUnavailable(Tell(*chief, std::string(32, 'f'), layout)); }));
+  CHECK(absl::IsUnavailable(tell()));
+  for (const auto& half : halves) half->context.TryCancel();
+  CHECK(Eventually([&] { return tell().ok(); }));
+  for (const auto& half : halves) CHECK_FALSE(half->call->Finish().ok());
 }
 
 TEST_CASE("Joins that wait are limited by the chief, not as strangers, and leave with their callers") {

@@ -11,7 +11,7 @@
 namespace ps::many_tensors_test {
 namespace {
 
-constexpr size_t kTensors = 40000;  // Each has one element.
+constexpr size_t kTensors = 200000;  // Each has one element.
 
 Layout ManyTensors() {
   Layout layout;
@@ -98,7 +98,7 @@ class Worker {
   uint64_t step_ = 0;
 };
 
-TEST_CASE("With 40,000 tensors of one element, a server that is killed comes back with its part of the checkpoint") {
+TEST_CASE("With 200,000 tensors of one element, a server that is killed comes back with its part of the checkpoint") {
   const TempFolder folder;
   ServerProcesses servers(folder, 2,
                           {"--num_workers=1", "--mode=bsp", "--optimizer=sgd", "--learning_rate=0.5", "--lease=60s",

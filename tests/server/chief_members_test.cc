@@ -30,6 +30,37 @@ v1::HeartbeatRequest Beat(const v1::Identity& id) {
   return beat;
 }
 
+TEST_CASE("A join names a layout that was told, or the one that the job has, by its hash") {
+  TestJob job("bsp", 3);
+  const Layout told = {{"w", {4}}};
+  const auto named = [&](const std::string& name, const Layout& layout) {
+    v1::JoinRequest request = job.Request(name);
+    request.clear_layout();
+    request.set_layout_hash(LayoutHash(layout));
+    return job.Join(request);
+  };
+  const auto tell = [&](const Layout& layout) {
+    REQUIRE_FALSE(*job.chief.OfferLayout(LayoutHash(layout)));
+    job.chief.OnLayout(LayoutHash(layout), std::make_shared<const Layout>(layout));
+  };
+  CHECK(absl::IsNotFound(named("a", told).status()));
+  tell(told);
+  CHECK(*job.chief.OfferLayout(LayoutHash(told)));
+  REQUIRE(named("a", told).ok());
+  CHECK(job.view.layout().tensors_size() == 1);
+  // Whoever has the layout in its join is as good.
+  REQUIRE(job.Join(job.Request("b")).ok());
+  const Layout other = {{"w", {5}}};
+  CHECK(absl::IsNotFound(named("c", other).status()));
+  tell(other);
+  CHECK(Message(named("c", other).status()) ==
+        "--model: tensor 0 of the worker's model is w [5], but the job's is w [4]");
+  // Others take its place among what was told, but not in the job.
+  for (size_t i = 0; i < ToldLayouts::kMost; ++i) tell({{"x", {static_cast<int64_t>(i) + 1}}});
+  CHECK_FALSE(*job.chief.OfferLayout(LayoutHash(told)));
+  CHECK(named("c", told).ok());
+}
+
 TEST_CASE("When all are done the lowest rank evaluates and leaves first, then the others are answered") {
   for (const std::string mode : {"bsp", "asp"}) {
     TestJob job(mode, 3);

@@ -221,5 +221,22 @@ TEST_CASE("Shards apply the optimizer that the workers brought, with its state a
   CHECK(by_norm.Weight(1) == by_norm.Weight(0));
 }
 
+TEST_CASE("Where norms are added up over servers, a model of more tensors than a report holds is refused at the join") {
+  ChiefOptions options = OptimizerJob::With("lamb", "bsp", 2);
+  options.max_shard_elements = int64_t{1} << 40;
+  const auto refusal = [](const ChiefOptions& of, int64_t slices) {
+    TestJob job(of);
+    v1::JoinRequest request = job.Request("a");
+    *request.mutable_layout() = ToProto({{"w", {slices * kSliceElements}}});
+    return Message(job.Join(request).status());
+  };
+  CHECK(refusal(options, 500001) ==
+        "--model: server 0 of 2 would hold 250001 tensors or slices of 128 KiB; where norms are added up over servers "
+        "(--clip_norm, --clip_tensor_norm, --optimizer=lamb), each can hold 250000: start one server, or more of them");
+  CHECK(refusal(options, 500000).empty());
+  options.optimizer = "sgd";
+  CHECK(refusal(options, 500001).empty());
+}
+
 }  // namespace
 }  // namespace ps

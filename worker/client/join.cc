@@ -11,6 +11,7 @@
 #include "common/grpc_call.h"
 #include "common/metrics.h"
 #include "common/proto_values.h"
+#include "common/slices.h"
 #include "common/status.h"
 
 namespace ps {
@@ -63,6 +64,33 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   }
   request.mutable_flags()->insert(options.flags.begin(), options.flags.end());
   return request;
+}
+
+// A longer layout is told by itself, in parts of about so many bytes.
+constexpr size_t kLayoutPartBytes = 1 << 20;
+constexpr std::chrono::seconds kLayoutCallTime(120);
+// The chief forgets a layout if others tell theirs.
+constexpr int kTellsMax = 16;
+
+// One call.
+absl::Status TellLayout(v1::Chief::Stub& stub, grpc::ClientContext& context, const std::string& hash,
+                        const Layout& layout) {
+  v1::TellLayoutReply reply;
+  const auto call = stub.TellLayout(&context, &reply);
+  v1::LayoutPart part;
+  part.set_hash(hash);
+  bool taken = true;
+  size_t bytes = 0;
+  for (size_t i = 0; taken && i < layout.size(); ++i) {
+    *part.add_tensors() = TensorToProto(layout[i]);
+    bytes += part.tensors().rbegin()->ByteSizeLong();
+    if (bytes < kLayoutPartBytes && i + 1 < layout.size()) continue;
+    taken = call->Write(part);  // False: the chief has answered. It may know the layout.
+    part.Clear();
+    bytes = 0;
+  }
+  if (taken) call->WritesDone();
+  return FromGrpc(call->Finish());
 }
 
 // One call. If it does not arrive, the join's deadline and then the lease have the same effect, later.
@@ -127,17 +155,32 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
 }  // namespace
 
 absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout) {
-  const v1::JoinRequest request = MakeJoinRequest(options, layout);
+  v1::JoinRequest request = MakeJoinRequest(options, layout);
+  if (request.layout().ByteSizeLong() > kLayoutPartBytes) {
+    request.set_layout_hash(LayoutHash(layout));
+    request.clear_layout();
+  }
   v1::JoinReply reply;
-  const absl::Status joined = chief.UntilAnswered(
-      {.what = options.rejoin_timeout > absl::ZeroDuration() || options.yields ? "joining again" : "joining",
-       .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
-       .give_up = Now() + ToChrono(std::max(options.start_timeout, options.rejoin_timeout)),
-       .stop = options.stop,
-       .shortens = true},
-      [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
-        return FromGrpc(stub.Join(&context, request, &reply));
-      });
+  const ChiefCalls::Wait wait = {
+      .what = options.rejoin_timeout > absl::ZeroDuration() || options.yields ? "joining again" : "joining",
+      .call_time = std::min<std::chrono::nanoseconds>(kControlCallTime, ToChrono(options.connect_timeout)),
+      .give_up = Now() + ToChrono(std::max(options.start_timeout, options.rejoin_timeout)),
+      .stop = options.stop,
+      .shortens = true};
+  const ChiefCalls::Wait telling = {
+      .what = "telling the layout", .call_time = kLayoutCallTime, .give_up = wait.give_up, .stop = options.stop};
+  const auto join = [&] {
+    return chief.UntilAnswered(wait, [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
+      return FromGrpc(stub.Join(&context, request, &reply));
+    });
+  };
+  absl::Status joined = join();
+  for (int tells = 0; absl::IsNotFound(joined) && !request.layout_hash().empty() && tells < kTellsMax; ++tells) {
+    joined = chief.UntilAnswered(telling, [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
+      return TellLayout(stub, context, request.layout_hash(), layout);
+    });
+    if (joined.ok()) joined = join();
+  }
   if (joined.ok()) return reply;
   // The chief may have accepted it all the same.
   const bool unanswered = absl::IsCancelled(joined) || absl::IsDeadlineExceeded(joined) ||
