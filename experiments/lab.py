@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from experiments.shared.metrics import Event, Events, read_events
 from experiments.shared.processes import Child, Stop
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Hashable)
 
 
 class ExperimentFailed(Exception):
@@ -91,10 +92,7 @@ class Lab:
         return stored
 
     def file_hash(self, program: str) -> str:
-        return _file_hash(self.bin / program)
-
-
-_file_hash = cache(machine.file_hash)
+        return machine.file_hash(self.bin / program)
 
 
 def _kept(stored: dict[str, Any], file: Path) -> Made:
@@ -135,6 +133,17 @@ def _date(unix_s: float) -> str:
 
 
 # ---- Jobs
+
+
+def by_turns(rounds: int, setups: Iterable[S], run: Callable[[S, int], Mapping[str, Any]]) -> dict[S, pd.DataFrame]:
+    """What `run` finds of each setup, a row a round, from round 1 on. The setups take turns, since a machine's speed
+    drifts.
+    """
+    rows: dict[S, list[Mapping[str, Any]]] = {setup: [] for setup in setups}
+    for number in range(1, rounds + 1):
+        for setup, own in rows.items():
+            own.append(run(setup, number))
+    return {setup: pd.DataFrame(own) for setup, own in rows.items()}
 
 
 @dataclass

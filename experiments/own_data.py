@@ -5,19 +5,19 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.accuracy import Accuracies, signed
 from experiments.lab import ExperimentFailed, JobResult, JobSpec, Lab, Skipped, run_job
 from experiments.page import Claim, Page
 from experiments.shared.charts import SERIES, Colours, Figure
 from experiments.shared.data import IdxError, mnist_files, read_idx
-from experiments.shared.intervals import Interval, paired_difference, spread_text
-from experiments.shared.pages import NONE, Table
+from experiments.shared.intervals import Interval
+from experiments.shared.pages import Table
 
 MODEL = "mlp:784,128,10"
 LEARNING_RATE = 0.1
@@ -36,8 +36,6 @@ MODES = {
 }
 _RANK_COLOURS = ("compute", "idle", "pull", "wait")
 
-Indices = np.ndarray
-
 
 # ---- The files, one pair of IDX files for each worker
 
@@ -52,8 +50,7 @@ class Samples:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def select(self, indices: Indices) -> Samples:
-        """Those samples, in that order."""
+    def select(self, indices: np.ndarray) -> Samples:
         return Samples(self.images[indices], self.labels[indices])
 
 
@@ -61,7 +58,7 @@ def read_splits(lab: Lab) -> list[Samples]:
     """Training and test samples; a twentieth of both in the quick form. Skipped if they are not here."""
     try:
         files = mnist_files("fashion-mnist", "")
-        both = [Samples(*(_read(path) for path in files[split])) for split in ("train", "t10k")]
+        both = [Samples(*map(_read, files[split])) for split in ("train", "t10k")]
     except (IdxError, OSError) as error:
         raise Skipped(f"Fashion-MNIST cannot be read (Debian's package dataset-fashion-mnist): {error}") from None
     return [one.select(np.arange(len(one) // lab.pick(1, 20))) for one in both]
@@ -72,34 +69,18 @@ def _read(path: Path) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
-def _runs(order: Indices, ends: list[int]) -> list[Indices]:
-    return [order[begin:end] for begin, end in pairwise(ends)]
-
-
-def as_shared(labels: np.ndarray) -> list[Indices]:
-    """What each rank takes of the whole with --shuffle=false, in its order: a run of each global batch."""
-    order = np.arange(len(labels))
-    return [order[order // BATCH % RANKS == rank] for rank in range(RANKS)]
-
-
-def quarters(labels: np.ndarray) -> list[Indices]:
-    """Runs of the file, as long as each other."""
-    return _runs(np.arange(len(labels)), [len(labels) * rank // RANKS for rank in range(RANKS + 1)])
-
-
-def uneven(labels: np.ndarray) -> list[Indices]:
-    """The last worker has a small part, and the others share the rest."""
-    rest = len(labels) - len(labels) // SMALL_PART
-    return _runs(np.arange(len(labels)), [*(rest * rank // (RANKS - 1) for rank in range(RANKS)), len(labels)])
-
-
-def by_class(labels: np.ndarray) -> list[Indices]:
-    """Quarters of the samples in the order of their classes, the highest first: each worker lacks most classes."""
-    order = np.argsort(-labels.astype(int), kind="stable")
-    return [order[indices] for indices in quarters(labels)]
-
-
-CUTS = {"as shared": as_shared, "quarters": quarters, "uneven": uneven, "by class": by_class}
+def cuts(labels: np.ndarray) -> dict[str, list[np.ndarray]]:
+    """By name: the samples of each rank."""
+    order, rest = np.arange(len(labels)), len(labels) - len(labels) // SMALL_PART
+    classes = np.argsort(-labels.astype(int), kind="stable")  # The highest first.
+    quarters = [len(labels) * rank // RANKS for rank in range(1, RANKS)]
+    return {
+        # What each rank takes of the whole with --shuffle=false, in its order: a run of each global batch.
+        "as shared": [order[order // BATCH % RANKS == rank] for rank in range(RANKS)],
+        "quarters": np.split(order, quarters),
+        "uneven": np.split(order, [rest * rank // (RANKS - 1) for rank in range(1, RANKS)]),
+        "by class": np.split(classes, quarters),
+    }
 
 
 def write_files(folder: Path, samples: Samples) -> str:
@@ -120,7 +101,7 @@ class Data:
     """What there is on disk. Files are pairs, as a flag has them."""
 
     train: Samples
-    parts: dict[str, list[Indices]]  # Each cut has one for each rank.
+    parts: dict[str, list[np.ndarray]]  # Of each cut, the samples of each rank.
     own: dict[str, list[str]]
     whole: str
     test: str
@@ -135,11 +116,11 @@ def prepare(lab: Lab) -> Data:
     train, test = read_splits(lab)
     folder = lab.folder / "files"
 
-    def write(indices: Indices) -> str:
+    def write(indices: np.ndarray) -> str:
         name = f"{len(indices)}-{zlib.crc32(array('q', indices.tolist())):08x}"
         return write_files(folder / name, train.select(indices))
 
-    parts = {name: cut(train.labels) for name, cut in CUTS.items()}
+    parts = cuts(train.labels)
     own = {name: list(map(write, cut)) for name, cut in parts.items()}
     whole = write_files(folder / f"whole-{len(train)}", train)
     return Data(train, parts, own, whole, write_files(folder / f"test-{len(test)}", test))
@@ -195,27 +176,15 @@ def train_exact(lab: Lab, data: Data, normalize: str) -> Exact:
     return Exact((jobs[0].weights_hash(), jobs[1].weights_hash()), apart, steps)
 
 
-@dataclass
-class Outcome:
-    """Test accuracy of a cut in a mode, in percent, by seed."""
-
-    cut: str
-    mode: str
-    percent: dict[int, float] = field(default_factory=dict)
-
-
-Outcomes = dict[tuple[str, str], Outcome]  # By cut and mode.
-
-
-def train_shuffled(lab: Lab, data: Data) -> Outcomes:
+def train_shuffled(lab: Lab, data: Data) -> Accuracies:
     """All cuts in all modes."""
-    found = {(cut, mode): Outcome(cut, mode) for mode in MODES for cut in SHUFFLED}
+    percent: dict[tuple[str, str], dict[int, float]] = {(cut, mode): {} for mode in MODES for cut in SHUFFLED}
     for mode in MODES:
         for seed in seeds(lab, mode):
             for cut in SHUFFLED:
                 job = train(lab, data, cut, _name(cut, mode, seed), mode, [f"--seed={seed}"])
-                found[cut, mode].percent[seed] = 100 * job.last()["accuracy"]
-    return found
+                percent[cut, mode][seed] = 100 * job.last()["accuracy"]
+    return Accuracies(WHOLE, 1, percent)
 
 
 def _name(cut: str, mode: str, seed: int) -> str:
@@ -259,7 +228,7 @@ def run(lab: Lab) -> Page:
     """Cuts, trains all, and compares."""
     data = prepare(lab)
     plain, scaled = (train_exact(lab, data, normalize) for normalize in ("none", "standard"))
-    outcomes = train_shuffled(lab, data)
+    accuracies = train_shuffled(lab, data)
     steps, each = contributions(lab, data, "uneven"), data.steps_of_epoch("uneven")
     small = len(data.parts["uneven"][-1])
 
@@ -275,20 +244,15 @@ def run(lab: Lab) -> Page:
         ),
     }
     same = "the same weights as" if plain.equal else "OTHER weights than"
-    apart = {mode: signed(_paired(outcomes, "by class", mode).mean) for mode in ("bsp", "asp")}
+    apart = {mode: signed(accuracies.apart("by class", mode).mean, 1) for mode in ("bsp", "asp")}
     return Page(
         "Data that no machine has whole",
         f"Four workers whose files hold what each takes of the whole get {same} from the whole; where each lacks most "
         f"classes, bsp is {apart['bsp']} points from the whole, and asp {apart['asp']}.",
         "own_data.md.j2",
-        expected=[
-            _same_weights(plain),
-            _same_statistics(scaled),
-            _same_accuracy(outcomes),
-            _all_samples_once(data, steps),
-        ],
-        tables={"parts": _parts(data), "accuracy": _accuracy(outcomes)},
-        figures=[_accuracy_figure(outcomes), _contributions_figure(steps, each)],
+        expected=[*_exactly_equal(plain, scaled), _same_accuracy(accuracies), _all_samples_once(data, steps)],
+        tables={"parts": _parts(data), "accuracy": accuracies.table("data")},
+        figures=[_accuracy_figure(accuracies.percent), _contributions_figure(steps, each)],
         values={
             "samples": len(data.train),
             "small": small,
@@ -304,37 +268,27 @@ def run(lab: Lab) -> Page:
 # ---- What is expected
 
 
-def _same_weights(exact: Exact) -> Claim:
-    same, hashes = exact.equal, exact.hashes
+def _exactly_equal(plain: Exact, scaled: Exact) -> list[Claim]:
+    same, hashes = plain.equal, plain.hashes
     said = f"equal, bit for bit: {hashes[0]}" if same else f"{hashes[0]} and {hashes[1]}"
     why = (
-        f"In bsp gradients are added in the order of ranks, and in all {exact.steps} steps every rank had the samples "
+        f"In bsp gradients are added in the order of ranks, and in all {plain.steps} steps every rank had the samples "
         "that it takes of the whole."
         if same
-        else f"The weights differ; the losses of a step by {exact.apart:.1e} at most. Nothing should differ."
+        else f"The weights differ; the losses of a step by {plain.apart:.1e} at most. Nothing should differ."
     )
-    return Claim("weights of files in the ranks' order, and of the whole", "equal, bit for bit", said, same, why)
-
-
-def _same_statistics(exact: Exact) -> Claim:
-    close = exact.apart <= ROUNDING
+    weights = Claim("weights of files in the ranks' order, and of the whole", "equal, bit for bit", said, same, why)
+    close = scaled.apart <= ROUNDING
     why = (
         "Each pixel is scaled by its mean and deviation over all workers' samples, of which each worker tells its "
         f"own part. Losses of a step may differ by {ROUNDING:g} of their value, since what is added up in another "
-        f"order may be rounded otherwise; here the weights' {'bits are' if exact.equal else 'last bits are not'} the "
+        f"order may be rounded otherwise; here the weights' {'bits are' if scaled.equal else 'last bits are not'} the "
         "same."
         if close
         else f"The losses differ by more than {ROUNDING:g}, which rounding does not explain."
     )
-    ours = f"the losses of a step differ by {exact.apart:.1e} at most" if exact.apart else "the losses are equal"
-    return Claim("the same with --normalize=standard", "equal but for rounding", ours, close, why)
-
-
-def _paired(outcomes: Outcomes, cut: str, mode: str) -> Interval:
-    """From the whole, in points of test accuracy, seed by seed."""
-    found = paired_difference(outcomes[cut, mode].percent, outcomes[WHOLE, mode].percent)
-    assert found is not None  # Both have the same seeds.
-    return found
+    ours = f"the losses of a step differ by {scaled.apart:.1e} at most" if scaled.apart else "the losses are equal"
+    return [weights, Claim("the same with --normalize=standard", "equal but for rounding", ours, close, why)]
 
 
 def within_margin(found: Interval, margin: float) -> bool | None:
@@ -346,13 +300,13 @@ def within_margin(found: Interval, margin: float) -> bool | None:
     return True if -margin <= found.low and found.high <= margin else None
 
 
-def _same_accuracy(outcomes: Outcomes) -> Claim:
+def _same_accuracy(accuracies: Accuracies) -> Claim:
     """Decided by the 95 % interval of the difference."""
-    found = _paired(outcomes, "quarters", "bsp")
+    found = accuracies.apart("quarters", "bsp")
     agrees = within_margin(found, MARGIN)
-    ours, said = f"{signed(found.mean)} points", "One seed has no interval."
+    ours, said = f"{signed(found.mean, 1)} points", "One seed has no interval."
     if found.low is not None and found.high is not None:
-        ours += f" ({signed(found.low)} to {signed(found.high)})"
+        ours += f" ({signed(found.low, 1)} to {signed(found.high, 1)})"
         said = {
             True: "All of the interval is within the margin.",
             False: "All of the interval is beyond the margin.",
@@ -378,11 +332,6 @@ def _all_samples_once(data: Data, steps: np.ndarray) -> Claim:
 # ---- Tables and figures
 
 
-def signed(value: float) -> str:
-    """With its sign, which what is rounded to nothing does not have."""
-    return f"{value:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0").replace("-", "−")
-
-
 def _parts(data: Data) -> Table:
     """A row for each cut."""
     columns = ["cut", *(f"rank {rank}" for rank in range(RANKS)), "steps of an epoch"]
@@ -399,29 +348,14 @@ def _classes(labels: np.ndarray) -> str:
     return f"{there[0]} to {there[-1]}" if whole else " and ".join(map(str, there))
 
 
-def _accuracy(outcomes: Outcomes) -> Table:
-    """A row for each cut, and for each mode its mean, and the difference from the whole, seed by seed."""
-    columns = [column for mode in MODES for column in (mode, f"{mode}, points from the whole")]
-    table = Table("Test accuracy, %", ["data", *columns])
-    for cut in SHUFFLED:
-        row = [cut]
-        for mode in MODES:
-            apart = _paired(outcomes, cut, mode)
-            half = "" if apart.half is None else f" ± {apart.half:.1f}"
-            row.append(spread_text(list(outcomes[cut, mode].percent.values()), 1))
-            row.append(NONE if cut == WHOLE else signed(apart.mean) + half)
-        table.rows.append(row)
-    return table
-
-
-def _accuracy_figure(outcomes: Outcomes) -> Figure:
+def _accuracy_figure(percent: dict[tuple[str, str], dict[int, float]]) -> Figure:
     """A dot for each seed, a stroke for the mean."""
 
     def draw(axes: Any, colours: Colours) -> None:
         shift = 0.8 / len(SHUFFLED)
         for number, (cut, series) in enumerate(zip(SHUFFLED, ("bsp", *SERIES), strict=False)):
             for place, mode in enumerate(MODES):
-                values = list(outcomes[cut, mode].percent.values())
+                values = list(percent[cut, mode].values())
                 x = place + shift * (number - (len(SHUFFLED) - 1) / 2)
                 look = {"color": colours[series], "label": cut if place == 0 else None}
                 axes.plot([x] * len(values), values, "o", **look, markersize=4, alpha=0.6)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from experiments.function_training import BATCH, DESCRIPTION, FLAGS, SERVER_FLAGS
-from experiments.lab import JobResult, JobSpec, Lab, run_job
+from experiments.lab import JobSpec, Lab, by_turns, run_job
 from experiments.page import Claim, Page
 from experiments.shared import machine
 from experiments.shared.charts import DASHED, SERIES, Colours, Figure
-from experiments.shared.intervals import mean, spread_text
+from experiments.shared.intervals import spread_text
 from experiments.shared.pages import Table, plural
 
 PUBLISHED_S = {1: 1403, 2: 1748, 4: 3003, 8: 4801}  # By processes.
 # Batches, of all processes together. A slow setup runs fewer than a fast one, and all are scaled to the same work.
 WORK = 8_000
+FIRST_BATCHES = 80, 24  # Of a first short run, in the full and the quick form; it decides how many the rounds have.
+ROUNDS = 4, 1
 _BATCHES_MAX = 2_400
 _PIECE_S = 3.0
 
@@ -39,68 +42,68 @@ class Setup:
         return f"{self.processes} of {plural(self.threads, 'thread')}{way}"
 
 
-@dataclass
-class Measured:
-    """A setup's rounds. A value of each, but for `first_hash`."""
-
-    setup: Setup
-    batches: int  # All processes together make so many in a round.
-    first_hash: str  # The weights have it after the first short run, which is as long in every setup.
-    samples_per_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)  # A batch takes so much.
-    busy: list[float] = field(default_factory=list)  # Share of all cores.
-    handovers: list[float] = field(default_factory=list)  # A batch has so many.
-
-    @property
-    def seconds(self) -> list[float]:
-        """For WORK."""
-        return [WORK * BATCH / rate for rate in self.samples_per_s]
-
-    def add(self, job: JobResult) -> None:
-        rate, training_s = job.samples_per_s, job.training_s
-        self.samples_per_s.append(rate)
-        self.cpu_s.append(job.training_cpu_s / (rate * training_s / BATCH))
-        self.busy.append(job.training_cpu_s / (training_s * cores()))
-        self.handovers.append(sum(used["handovers"] for used in job.used.values()) / self.batches)
-
-
 def cores() -> int:
     return len(machine.cores())
 
 
-def setups(lab: Lab) -> list[Setup]:
-    """All products; one thread each over TCP; and all cores' threads each that do not look again and again."""
-    processes = lab.pick((1, 2, 4, 8), (1, 2, 8))
-    return [
-        *(Setup(count, each) for count in processes for each in sorted({*processes, cores()})),
-        *(Setup(count, 1, shared_memory=False) for count in processes),
-        *(Setup(count, cores(), passive=True) for count in processes),
-    ]
+class Results:
+    """Every setup's rounds."""
 
+    def __init__(self, lab: Lab) -> None:
+        """A first short run of every setup, then every setup once in each round."""
+        counts = lab.pick((1, 2, 4, 8), (1, 2, 8))
+        setups = [Setup(count, each) for count in counts for each in sorted({*counts, cores()})]
+        setups += [Setup(count, 1, shared_memory=False) for count in counts]
+        setups += [Setup(count, cores(), passive=True) for count in counts]
+        least = lab.pick(*FIRST_BATCHES)
+        self.batches: dict[Setup, int] = {}
+        self.first_hashes: dict[Setup, str] = {}  # Of the weights after the first run, which is as long in every setup.
+        for setup in setups:
+            first = run_job(lab, _spec(setup, "first", least))
+            enough = max(1, min(int(first.samples_per_s * _PIECE_S / BATCH), _BATCHES_MAX) // least) * least
+            self.batches[setup], self.first_hashes[setup] = lab.pick(enough, least), first.weights_hash()
 
-def rounds(lab: Lab) -> int:
-    """How often each setup runs, by turns."""
-    return lab.pick(4, 1)
+        def one_round(setup: Setup, number: int) -> dict[str, float]:
+            batches = self.batches[setup]
+            part = "first" if number == 1 and batches == least else f"r{number}"  # A first run as long is a round.
+            job = run_job(lab, _spec(setup, part, batches))
+            rate, training_s = job.samples_per_s, job.training_s
+            return {
+                "samples_per_s": rate,
+                "seconds": WORK * BATCH / rate,
+                "batch_cpu_ms": 1000 * job.training_cpu_s / (rate * training_s / BATCH),
+                "busy": job.training_cpu_s / (training_s * cores()),
+                "handovers": sum(used["handovers"] for used in job.used.values()) / batches,
+            }
 
+        self.rounds = by_turns(lab.pick(*ROUNDS), setups, one_round)
+        self.means = {setup: rounds.mean() for setup, rounds in self.rounds.items()}
+        self.processes = list(counts)
+        self.threads = sorted({*counts, cores()})
+        self.fastest = min((Setup(count, each) for count in counts for each in self.threads), key=self.seconds)
 
-def first_batches(lab: Lab) -> int:
-    """A first short run has so many, and decides how many the rounds have."""
-    return lab.pick(80, 24)
+    def seconds(self, setup: Setup) -> float:
+        """For the whole work, the mean of the rounds."""
+        return float(self.means[setup]["seconds"])
 
+    def longer(self, setup: Setup, than: Setup) -> float:
+        """How many times as long it takes."""
+        return self.seconds(setup) / self.seconds(than)
 
-def measure(lab: Lab) -> list[Measured]:
-    """A first short run of every setup, then every setup once in each round."""
-    found, least = [], first_batches(lab)
-    for setup in setups(lab):
-        first = run_job(lab, _spec(setup, "first", least))
-        enough = max(1, min(int(first.samples_per_s * _PIECE_S / BATCH), _BATCHES_MAX) // least) * least
-        found.append(Measured(setup, lab.pick(enough, least), first.weights_hash()))
-    for number in range(1, rounds(lab) + 1):
-        for one in found:
-            # A first run of as many batches is a round.
-            part = "first" if number == 1 and one.batches == least else f"r{number}"
-            one.add(run_job(lab, _spec(one.setup, part, one.batches)))
-    return found
+    def same_weights(self) -> bool:
+        """Whether as many processes with as many threads had the same ones, over TCP and however threads waited."""
+        keys = pd.DataFrame([(each.processes, each.threads, one) for each, one in self.first_hashes.items()])
+        return bool((keys.groupby([0, 1])[2].nunique() == 1).all())
+
+    def kinds(self) -> dict[str, list[Setup]]:
+        """Setups that are compared with the published ones, one for each number of processes."""
+        every = cores()
+        return {
+            "as many threads each as cores": [Setup(count, every) for count in self.processes],
+            "the same, asleep when they wait": [Setup(count, every, passive=True) for count in self.processes],
+            "one thread each": [Setup(count, 1) for count in self.processes],
+            "one thread each, TCP": [Setup(count, 1, shared_memory=False) for count in self.processes],
+        }
 
 
 def _spec(setup: Setup, part: str, batches: int) -> JobSpec:
@@ -115,51 +118,31 @@ def _spec(setup: Setup, part: str, batches: int) -> JobSpec:
     )
 
 
-class Results:
-    """All setups."""
-
-    def __init__(self, found: Sequence[Measured]) -> None:
-        self.by_setup = {one.setup: one for one in found}
-        self.processes = sorted({one.setup.processes for one in found})
-        self.threads = sorted({one.setup.threads for one in found})
-        grid = [setup for setup in self.by_setup if setup.shared_memory and not setup.passive]
-        self.fastest = min(grid, key=self.seconds)
-
-    def seconds(self, setup: Setup) -> float:
-        """For the whole work, the mean of the rounds."""
-        return mean(self.by_setup[setup].seconds) or 0.0
-
-    def longer(self, setup: Setup, than: Setup) -> float:
-        """How many times as long it takes."""
-        return self.seconds(setup) / self.seconds(than)
-
-    def same_weights(self) -> bool:
-        """Whether as many processes with as many threads had the same ones, over TCP and however threads waited."""
-        hashes = {(each.processes, each.threads, one.first_hash) for each, one in self.by_setup.items()}
-        return len(hashes) == len({(each.processes, each.threads) for each in self.by_setup})
-
-
-def kinds() -> dict[str, list[Setup]]:
-    """Setups by the number of processes that are compared with the published ones: name → that of each number."""
-    every = cores()
-    return {
-        "as many threads each as cores": [Setup(count, every) for count in PUBLISHED_S],
-        "the same, asleep when they wait": [Setup(count, every, passive=True) for count in PUBLISHED_S],
-        "one thread each": [Setup(count, 1) for count in PUBLISHED_S],
-        "one thread each, TCP": [Setup(count, 1, shared_memory=False) for count in PUBLISHED_S],
-    }
-
-
 def run(lab: Lab) -> Page:
     """Measures all products of processes and threads, and two variants."""
-    results = Results(measure(lab))
-    most, every = results.processes[-1], cores()
+    results = Results(lab)
+    best, most, every = results.fastest, results.processes[-1], cores()
     times = results.longer(Setup(most, every), Setup(most, every, passive=True))
+    finding = (
+        f"On {every} cores the fastest is {best.processes} process{'es' * (best.processes > 1)} of "
+        f"{plural(best.threads, 'thread')}; {most} processes of {every} threads take "
+        f"{results.longer(Setup(most, every), Setup(1, every)):.1f} times as long as one (published: "
+        f"{_published_longer(most):.1f}), {most} of one thread {results.longer(Setup(most, 1), Setup(1, 1)):.2f} times."
+    )
+    why = (
+        "Other hardware, another program and another amount of work, which was not published with the times: seconds "
+        "cannot agree. What several processes cost depends on the number of cores, too, which was not published: only "
+        "the order is compared, and ratios are in a table."
+    )
+    ours = f"{results.seconds(Setup(1, every)):.1f} s"
     return Page(
         "Processes and threads",
-        _finding(results),
+        finding,
         "processes.md.j2",
-        [_seconds(results), *(_order(name, results) for name in ("as many threads each as cores", "one thread each"))],
+        [
+            Claim("seconds of one process", f"{PUBLISHED_S[1]} s", ours, None, why),
+            *(_order(name, results) for name in ("as many threads each as cores", "one thread each")),
+        ],
         tables={"grid": _grid(results), "published": _beside_published(results), "details": _details(results)},
         figures=[_times_figure(results)],
         values={
@@ -177,45 +160,24 @@ def _published_longer(processes: int) -> float:
     return PUBLISHED_S[processes] / PUBLISHED_S[1]
 
 
-def _finding(results: Results) -> str:
-    best, most, every = results.fastest, results.processes[-1], cores()
-    return (
-        f"On {every} cores the fastest is {best.processes} process{'es' * (best.processes > 1)} of "
-        f"{plural(best.threads, 'thread')}; {most} processes of {every} threads take "
-        f"{results.longer(Setup(most, every), Setup(1, every)):.1f} times as long as one (published: "
-        f"{_published_longer(most):.1f}), {most} of one thread {results.longer(Setup(most, 1), Setup(1, 1)):.2f} times."
-    )
-
-
-def _seconds(results: Results) -> Claim:
-    ours = results.seconds(Setup(1, cores()))
-    why = (
-        "Other hardware, another program and another amount of work, which was not published with the times: seconds "
-        "cannot agree. What several processes cost depends on the number of cores, too, which was not published: only "
-        "the order is compared, and ratios are in a table."
-    )
-    return Claim("seconds of one process", f"{PUBLISHED_S[1]} s", f"{ours:.1f} s", None, why)
-
-
 def _order(name: str, results: Results) -> Claim:
     """Agrees if every larger number of processes takes longer than one."""
-    line = [setup for setup in kinds()[name] if setup.processes in results.processes]
+    line = results.kinds()[name]
     times = list(map(results.seconds, line))
     agrees = min(times[1:]) > times[0]
     start = "One process is" if agrees else f"{min(line, key=results.seconds).processes} processes are"
-    few, many = results.by_setup[line[0]], results.by_setup[line[-1]]
+    few, many = results.means[line[0]], results.means[line[-1]]
     why = (
-        f"{start} the fastest of these: a batch takes {_ms(few.cpu_s)} ms of processor time with one process and "
-        f"{_ms(many.cpu_s)} ms with {many.setup.processes}, and {mean(few.busy) or 0:.0%} and "
-        f"{mean(many.busy) or 0:.0%} of the cores are busy."
+        f"{start} the fastest of these: a batch takes {_ms(few['batch_cpu_ms'])} ms of processor time with one process "
+        f"and {_ms(many['batch_cpu_ms'])} ms with {line[-1].processes}, and {few['busy']:.0%} and {many['busy']:.0%} "
+        "of the cores are busy."
     )
     what = f"several processes take longer than one; {name}; {', '.join(str(setup.processes) for setup in line)}"
     published = ", ".join(str(PUBLISHED_S[setup.processes]) for setup in line) + " s"
     return Claim(what, published, ", ".join(f"{time:.1f}" for time in times) + " s", agrees, why)
 
 
-def _ms(values: Sequence[float]) -> str:
-    value = 1000 * (mean(values) or 0)
+def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
@@ -231,11 +193,10 @@ def _grid(results: Results) -> Table:
 
 
 def _beside_published(results: Results) -> Table:
-    columns = ["processes", "published seconds", "published", *kinds()]
+    columns = ["processes", "published seconds", "published", *results.kinds()]
     table = Table("Times as long as one process of the same kind", columns)
-    for count in results.processes:
-        lines = [(next(one for one in line if one.processes == count), line[0]) for line in kinds().values()]
-        ours = [f"{results.longer(*pair):.2f}" for pair in lines]
+    for place, count in enumerate(results.processes):
+        ours = [f"{results.longer(line[place], line[0]):.2f}" for line in results.kinds().values()]
         table.rows.append([str(count), str(PUBLISHED_S[count]), f"{_published_longer(count):.2f}", *ours])
     return table
 
@@ -243,27 +204,26 @@ def _beside_published(results: Results) -> Table:
 def _details(results: Results) -> Table:
     columns = ["processes", "samples/s", "seconds", "batches in a round"]
     table = Table("What it costs", [*columns, "processor time of a batch, ms", "cores busy", "handovers a batch"])
-    for one in results.by_setup.values():
-        row = [str(one.setup), f"{mean(one.samples_per_s) or 0:,.0f}", spread_text(one.seconds), f"{one.batches:,}"]
-        row += [_ms(one.cpu_s), f"{mean(one.busy) or 0:.0%}", f"{mean(one.handovers) or 0:.2f}"]
-        table.rows.append(row)
+    for setup, mean in results.means.items():
+        seconds = spread_text(results.rounds[setup]["seconds"])
+        row = [str(setup), f"{mean['samples_per_s']:,.0f}", seconds, f"{results.batches[setup]:,}"]
+        table.rows.append([*row, _ms(mean["batch_cpu_ms"]), f"{mean['busy']:.0%}", f"{mean['handovers']:.2f}"])
     return table
 
 
 def _times_figure(results: Results) -> Figure:
     """Processes against threads, and both."""
-    counts, every = results.processes, cores()
-    alone = results.seconds(Setup(1, every))
+    counts, every, kinds = results.processes, cores(), results.kinds()
     lines = (
-        ("N processes of 1 thread", "-", [Setup(count, 1) for count in counts]),
-        ("the same over TCP", DASHED, [Setup(count, 1, shared_memory=False) for count in counts]),
+        ("N processes of 1 thread", "-", kinds["one thread each"]),
+        ("the same over TCP", DASHED, kinds["one thread each, TCP"]),
         ("1 process of N threads", "-", [Setup(1, count) for count in counts]),
-        (f"N processes of {every} threads", "-", [Setup(count, every) for count in counts]),
-        ("the same, asleep when waiting", DASHED, [Setup(count, every, passive=True) for count in counts]),
+        (f"N processes of {every} threads", "-", kinds["as many threads each as cores"]),
+        ("the same, asleep when waiting", DASHED, kinds["the same, asleep when they wait"]),
     )
 
     def draw(axes: Any, colours: Colours) -> None:
-        published = [alone * _published_longer(count) for count in counts]
+        published = [results.seconds(Setup(1, every)) * _published_longer(count) for count in counts]
         axes.plot(counts, published, color=colours["bsp"], linewidth=2.4, marker="s", label="published, scaled")
         for (label, dash, setups), series in zip(lines, SERIES, strict=False):
             look = {"color": colours[series], "linestyle": dash, "marker": "o", "markersize": 4}

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import pandas as pd
+
 from experiments.function_training import BATCH, DESCRIPTION, FLAGS, SAMPLES, SERVER_FLAGS
-from experiments.lab import JobResult, JobSpec, Lab, run_job
+from experiments.lab import JobResult, JobSpec, Lab, by_turns, run_job
 from experiments.page import NOT_MEASURED, Claim, Page
 from experiments.shared.charts import DASHED, SERIES, Colours, Figure
-from experiments.shared.intervals import Ratio, mean, paired_ratio, spread_text
+from experiments.shared.intervals import paired_ratio, spread_text
 from experiments.shared.machine import cores
 from experiments.shared.pages import Table, plural
 
 PUBLISHED_S = {1: 934, 2: 489, 4: 249, 8: 139}  # By GPUs.
 PUBLISHED_SPEED_UP = {1: 1.0, 2: 1.91, 4: 3.75, 8: 6.74}  # As it is printed.
 TOLERANCE = 0.10
+# In the full and the quick form: how many workers there are, setup by setup; the fixed work, which is passes over the
+# data by all workers together; and how often each setup runs.
+WORKERS = (1, 2, 4, 8), (1, 2, 8)
+PASSES = 64, 2
+ROUNDS = 4, 1
 PLAYED_BATCHES = (BATCH, 10 * BATCH)
 STAND_IN = 10  # Samples of a batch whose worker idles for the rest of a played batch's time.
 BUSY_SHARE = 0.70  # As comparing the modes has it: beyond this share of all cores they may set the pace.
@@ -32,11 +39,6 @@ class Setup:
     server_alone: bool = False  # In the form on real cores: the server has a core to itself.
     idle: bool = False
 
-    @property
-    def of_one(self) -> Setup:
-        """The setup that its speed-up refers to."""
-        return replace(self, workers=1)
-
     def __str__(self) -> str:
         """In tables and plots, but for the number of workers."""
         way = "shared memory" if self.shared_memory else "TCP"
@@ -46,65 +48,27 @@ class Setup:
         return f"real cores, server on {place}, {way}"
 
 
-@dataclass
 class Measured:
-    """A setup's rounds. A value of each."""
+    """A setup beside the same one with one worker."""
 
-    setup: Setup
-    seconds: list[float] = field(default_factory=list)  # For the fixed work.
-    busy: list[float] = field(default_factory=list)  # Share of all cores.
-    exchange_busy: list[float] = field(default_factory=list)  # The same, as if nobody needed a core while computing.
-    step_s: list[float] = field(default_factory=list)
-    computing_s: list[float] = field(default_factory=list)  # A step's: medians, with idling.
-    hashes: set[str] = field(default_factory=set)
-    speed_up: Ratio | None = None  # Once all rounds are there.
+    def __init__(self, setup: Setup, rounds: pd.DataFrame, of_one: pd.DataFrame) -> None:
+        self.setup, self.workers, self.rounds = setup, setup.workers, rounds
+        self.speed_up = paired_ratio(of_one["seconds"], rounds["seconds"])  # No round takes no time.
+        self.longer = self.workers / self.speed_up.mean  # A step takes so many times as long as with one worker.
+        # Whether as many machines, with one more for the server, might be faster. In the idle-time form the exchange
+        # may have waited for cores; else the server runs on the workers' cores, if it has none to itself.
+        crowded = rounds["exchange_busy"].max() > BUSY_SHARE if setup.idle else not setup.server_alone
+        self.at_least = bool(self.workers > 1 and crowded)
 
-    @property
-    def workers(self) -> int:
-        return self.setup.workers
+    def mean(self, column: str) -> float:
+        return float(self.rounds[column].mean())
 
-    @property
-    def at_least(self) -> bool:
-        """Whether as many machines, with one more for the server, might be faster. In the idle-time form the exchange
-        may have waited for cores; else the server runs on the workers' cores, if it has none to itself.
-        """
-        crowded = max(self.exchange_busy) > BUSY_SHARE if self.setup.idle else not self.setup.server_alone
-        return self.workers > 1 and crowded
+    def ms(self, column: str) -> str:
+        return f"{1000 * self.mean(column):.2f}"
 
     @property
-    def longer(self) -> float:
-        """How many times as long as with one worker a step takes."""
-        return self.workers / self.speed_up.mean
-
-    def add(self, lab: Lab, job: JobResult) -> None:
-        """A round."""
-        step_s = job.training_s / (job.steps.groupby("rank").size()[0] - 1)
-        computing_s = _computing_s(job)
-        self.step_s.append(step_s)
-        self.computing_s.append(computing_s)
-        self.seconds.append(step_s * _steps(lab, self.setup))
-        self.busy.append(job.training_cpu_s / (job.training_s * len(cores())))
-        self.exchange_busy.append(min(1.0, self.busy[-1] * step_s / max(step_s - computing_s, 1e-9)))
-        self.hashes.add(job.weights_hash())
-
-
-def workers(lab: Lab) -> tuple[int, ...]:
-    """How many there are, setup by setup."""
-    return lab.pick((1, 2, 4, 8), (1, 2, 8))
-
-
-def passes(lab: Lab) -> int:
-    """Over the data, by all workers together: the fixed work."""
-    return lab.pick(64, 2)
-
-
-def rounds(lab: Lab) -> int:
-    """How often each setup runs, by turns."""
-    return lab.pick(4, 1)
-
-
-def _steps(lab: Lab, setup: Setup) -> int:
-    return passes(lab) * SAMPLES // (setup.batch * setup.workers)
+    def speed_up_text(self) -> str:
+        return f"{'at least ' * self.at_least}{self.speed_up.mean:.2f}"
 
 
 def _computing_s(job: JobResult) -> float:
@@ -139,27 +103,36 @@ def setups(lab: Lab) -> list[Setup]:
         Setup(number, BATCH, shared_memory, server_alone)
         for shared_memory in (True, False)
         for server_alone in (True, False)
-        for number in workers(lab)
+        for number in lab.pick(*WORKERS)
         if number <= len(cores()) - server_alone
     ]
     return real + [
         Setup(number, batch, shared_memory, idle=True)
         for batch in PLAYED_BATCHES
         for shared_memory in (True, False)
-        for number in workers(lab)
+        for number in lab.pick(*WORKERS)
     ]
 
 
 def measure(lab: Lab, compute_s: dict[int, float]) -> list[Measured]:
     """Every setup once in each round. `compute_s` is of a batch, by its samples."""
-    found = {setup: Measured(setup) for setup in setups(lab)}
-    for number in range(1, rounds(lab) + 1):
-        for setup, one in found.items():
-            one.add(lab, run_job(lab, _spec(lab, setup, compute_s, number)))
-    for setup, one in found.items():
-        seconds = (dict(enumerate(each.seconds)) for each in (found[setup.of_one], one))
-        one.speed_up = paired_ratio(*seconds)  # Both have all rounds, and none takes no time.
-    return list(found.values())
+
+    def one_round(setup: Setup, number: int) -> dict[str, Any]:
+        steps = lab.pick(*PASSES) * SAMPLES // (setup.batch * setup.workers)
+        job = run_job(lab, _spec(setup, steps, compute_s, number))
+        step_s = job.training_s / (job.steps.groupby("rank").size()[0] - 1)
+        computing_s, busy = _computing_s(job), job.training_cpu_s / (job.training_s * len(cores()))
+        return {
+            "seconds": step_s * steps,  # For the fixed work.
+            "step_s": step_s,
+            "computing_s": computing_s,  # A step's, with idling.
+            "busy": busy,  # Share of all cores; and the same, as if nobody needed a core while computing.
+            "exchange_busy": min(1.0, busy * step_s / max(step_s - computing_s, 1e-9)),
+            "hash": job.weights_hash(),
+        }
+
+    found = by_turns(lab.pick(*ROUNDS), setups(lab), one_round)
+    return [Measured(setup, rounds, found[replace(setup, workers=1)]) for setup, rounds in found.items()]
 
 
 def step_time(seconds: float) -> str:
@@ -167,7 +140,7 @@ def step_time(seconds: float) -> str:
     return f"{round(seconds * 1e6)}us"
 
 
-def _spec(lab: Lab, setup: Setup, compute_s: dict[int, float], number: int) -> JobSpec:
+def _spec(setup: Setup, steps: int, compute_s: dict[int, float], number: int) -> JobSpec:
     on: dict[str, Any] = {}
     if setup.idle:
         size = [f"--batch_size={STAND_IN}", f"--experiment_step_time={step_time(compute_s[setup.batch])}"]
@@ -175,15 +148,14 @@ def _spec(lab: Lab, setup: Setup, compute_s: dict[int, float], number: int) -> J
     else:
         size = [f"--batch_size={setup.batch}"]
         name = "beside-a-server" if setup.server_alone else "with-the-server"
-        first = 1 if setup.server_alone else 0
         server = cores()[: 1 if setup.server_alone else setup.workers]
         on["server_on"] = lambda shard: _pinned(server)
-        on["worker_on"] = lambda rank: _pinned([cores()[first + rank]])
+        on["worker_on"] = lambda rank: _pinned([cores()[setup.server_alone + rank]])
     return JobSpec(
         f"{name}-{'shm' if setup.shared_memory else 'tcp'}-{setup.workers}-r{number}",
         setup.workers,
         list(SERVER_FLAGS),
-        [*FLAGS, *size, f"--steps={_steps(lab, setup)}"],
+        [*FLAGS, *size, f"--steps={steps}"],
         shared_memory=setup.shared_memory,
         **on,
     )
@@ -196,36 +168,30 @@ def _pinned(to: list[int]) -> list[str]:
 def run(lab: Lab) -> Page:
     """Measures what a batch takes to compute, then all setups by turns."""
     compute_s = {batch: measure_compute(lab, batch) for batch in PLAYED_BATCHES}
-    found = measure(lab, compute_s)
-    lines: dict[Setup, list[Measured]] = {}
+    found, numbers = measure(lab, compute_s), lab.pick(*WORKERS)
+    lines: dict[str, list[Measured]] = {}
     for one in found:
-        lines.setdefault(one.setup.of_one, []).append(one)
-    real, idle = ([own for line, own in lines.items() if line.idle == form] for form in (False, True))
+        lines.setdefault(str(one.setup), []).append(one)
+    real, idle = ([own for own in lines.values() if own[0].setup.idle == form] for form in (False, True))
     details = {f"line{number}": _details(own) for number, own in enumerate([*idle, *real])}
+    hashes: dict[int, set[str]] = {}  # Of the last weights on real cores, by workers: each number must have one.
+    for one in (own for line in real for own in line):
+        hashes.setdefault(one.workers, set()).update(one.rounds["hash"])
     return Page(
         "Scaling",
         _finding([own for own in [*idle, *real] if not own[0].setup.shared_memory]),
         "scaling.md.j2",
         [_gpus(), _seconds(found), *(claim for own in [*idle, *real] for claim in _claims(own))],
-        tables={"overview": _overview(list(lines.values()), workers(lab)), **details},
-        figures=[_speed_up_figure(list(lines.values()), workers(lab))],
+        tables={"overview": _overview(list(lines.values()), numbers), **details},
+        figures=[_speed_up_figure(list(lines.values()), numbers)],
         values={
             "description": DESCRIPTION,
             "played": [(batch, 1000 * compute_s[batch], step_time(compute_s[batch])) for batch in PLAYED_BATCHES],
             "idle_tables": list(details)[: len(idle)],
             "real_tables": list(details)[len(idle) :],
-            "hashes": _hashes(found),
+            "hashes": {number: sorted(own) for number, own in sorted(hashes.items())},
         },
     )
-
-
-def _hashes(found: list[Measured]) -> dict[int, list[str]]:
-    """The hashes of the last weights on real cores, by workers: each number must have one."""
-    by_workers: dict[int, set[str]] = {}
-    for one in found:
-        if not one.setup.idle:
-            by_workers.setdefault(one.workers, set()).update(one.hashes)
-    return {number: sorted(hashes) for number, hashes in sorted(by_workers.items())}
 
 
 def _finding(lines: list[list[Measured]]) -> str:
@@ -233,7 +199,7 @@ def _finding(lines: list[list[Measured]]) -> str:
     for *_, last in lines:
         if last.workers > 1:
             played = "played by idling" if last.setup.idle else "on real cores"
-            found.append(f"{_speed_up(last)} with {last.workers} {played}, batch {last.setup.batch:,}")
+            found.append(f"{last.speed_up_text} with {last.workers} {played}, batch {last.setup.batch:,}")
     return f"Speed-ups over TCP: {'; '.join(found)} (published: 6.74 with 8 GPUs, 1.91 with 2)."
 
 
@@ -249,7 +215,7 @@ def _seconds(found: list[Measured]) -> Claim:
         "Other hardware, another program, and a number of passes that was not published with the times: seconds "
         "cannot agree, so ratios are compared. The published 6.74 is not 934 over 139, which is 6.72."
     )
-    ours = f"{mean(one.seconds):.1f} s (one core)"
+    ours = f"{one.mean('seconds'):.1f} s (one core)"
     return Claim("seconds of one worker", f"{PUBLISHED_S[1]} s (one GPU)", ours, None, why)
 
 
@@ -271,17 +237,13 @@ def _claims(line: list[Measured]) -> list[Claim]:
     return found
 
 
-def _speed_up(one: Measured) -> str:
-    return f"{'at least ' * one.at_least}{one.speed_up.mean:.2f}"
-
-
 def _why(one: Measured, many: Measured, agrees: bool | None, off: float) -> str:
     idle, published = many.setup.idle, many.workers / PUBLISHED_SPEED_UP[many.workers]
     hidden = "the exchange that is not hidden behind computing, the server's work and waiting for the slowest"
     said = (
         f"A step gets {many.longer:.2f} times as long as with one worker (published: {published:.2f}), from "
-        f"{_ms(one.step_s)} to {_ms(many.step_s)} ms, of which a worker computes for {_ms(many.computing_s)} ms; the "
-        f"rest is {'the exchange' if idle else hidden}."
+        f"{one.ms('step_s')} to {many.ms('step_s')} ms, of which a worker computes for {many.ms('computing_s')} ms; "
+        f"the rest is {'the exchange' if idle else hidden}."
     )
     if agrees is None:
         shared = "the workers share them for the exchange" if idle else "the server runs on them too"
@@ -293,10 +255,6 @@ def _why(one: Measured, many: Measured, agrees: bool | None, off: float) -> str:
     return f"{said} It is more than {TOLERANCE:.0%} {side} than there."
 
 
-def _ms(seconds: Sequence[float]) -> str:
-    return f"{1000 * (mean(seconds) or 0):.2f}"
-
-
 def _overview(lines: list[list[Measured]], numbers: Sequence[int]) -> Table:
     """A row for each line, a column for each number of workers."""
     table = Table("Speed-ups over one worker", ["form", *(plural(number, "worker") for number in numbers)])
@@ -304,7 +262,7 @@ def _overview(lines: list[list[Measured]], numbers: Sequence[int]) -> Table:
     table.rows.append(["published: GPUs, seconds", *(str(PUBLISHED_S[number]) for number in numbers)])
     table.rows.append(["GPUs, here", *(NOT_MEASURED for _ in numbers)])
     for line in lines:
-        by_number = {one.workers: _speed_up(one) for one in line}
+        by_number = {one.workers: one.speed_up_text for one in line}
         table.rows.append([str(line[0].setup), *(by_number.get(number, "no cores") for number in numbers)])
     return table
 
@@ -316,9 +274,9 @@ def _details(line: list[Measured]) -> Table:
     columns += ["cores busy", "in the rest of a step", "speed-up is"]
     table = Table(name[0].upper() + name[1:], columns)
     for one in line:
-        row = [str(one.workers), spread_text(one.seconds), str(one.speed_up) if one.workers > 1 else "1.00"]
-        row += [f"{1 / one.longer:.0%}", _ms(one.step_s), _ms(one.computing_s)]
-        row += [f"{mean(one.busy) or 0:.0%}", f"{mean(one.exchange_busy) or 0:.0%}"]
+        speed_up = str(one.speed_up) if one.workers > 1 else "1.00"
+        row = [str(one.workers), spread_text(one.rounds["seconds"]), speed_up, f"{1 / one.longer:.0%}"]
+        row += [one.ms("step_s"), one.ms("computing_s"), f"{one.mean('busy'):.0%}", f"{one.mean('exchange_busy'):.0%}"]
         table.rows.append([*row, "a lower bound" if one.at_least else "measured"])
     return table
 

@@ -7,21 +7,25 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
 from scipy import stats
 
+Values = Sequence[float] | pd.Series
+BySeed = Mapping[int, float] | pd.Series
 
-def mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
+
+def mean(values: Values) -> float | None:
+    return statistics.fmean(values) if len(values) else None
 
 
-def deviation(values: Sequence[float]) -> float | None:
+def deviation(values: Values) -> float | None:
     """The sample standard deviation (n - 1); None of fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
+def percentile(values: Values, share: float) -> float | None:
     """Nearest rank: a value that occurred."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else None
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if len(values) else None
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,17 @@ class Interval:
         return f"{self.mean:{sign}.{digits}f}{half}"
 
 
-def interval(values: Sequence[float]) -> Interval | None:
+def interval(values: Values) -> Interval | None:
     """The mean of the values with its 95 % interval; None of nothing."""
-    if not values:
+    if not len(values):
         return None
     half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else None
     return Interval(statistics.fmean(values), half, len(values))
 
 
-def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Interval | None:
+def paired_difference(values: BySeed, reference: BySeed) -> Interval | None:
     """`values` minus `reference`, both by seed, over the seeds that both have; None if they share none."""
-    return interval([values[seed] - reference[seed] for seed in sorted(set(values) & set(reference))])
+    return interval((pd.Series(values, dtype=float) - pd.Series(reference, dtype=float)).dropna())
 
 
 @dataclass(frozen=True)
@@ -86,17 +90,17 @@ class Ratio:
         return f"{self.mean:.2f}" + (f" ({self.range})" if self.range else "")
 
 
-def paired_ratio(values: Mapping[int, float], reference: Mapping[int, float]) -> Ratio | None:
+def paired_ratio(values: BySeed, reference: BySeed) -> Ratio | None:
     """`values` over `reference`, both positive and by seed, over the seeds that both have; None if they share none."""
-    logs = paired_difference(*({seed: math.log(one) for seed, one in each.items() if one > 0}
-                               for each in (values, reference)))  # fmt: skip
+    each = (pd.Series(one, dtype=float) for one in (values, reference))
+    logs = paired_difference(*(one[one > 0].map(math.log) for one in each))
     if logs is None:
         return None
     ends = [None if end is None else math.exp(min(end, 700.0)) for end in (logs.low, logs.high)]
     return Ratio(math.exp(logs.mean), *ends, logs.count)
 
 
-def spread_text(values: Sequence[float], digits: int = 2) -> str:
+def spread_text(values: Values, digits: int = 2) -> str:
     """The mean and half of its 95 % interval, or the one value that there is."""
     found = interval(values)
     return "—" if found is None else found.text(digits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -60,6 +61,7 @@ def _git(*arguments: str) -> str:
     return done.stdout.decode(errors="replace").strip()
 
 
+@functools.cache
 def file_hash(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
