@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ import pandas as pd
 
 from experiments import REPOSITORY
 from experiments.hosts import Hosts, burst_bytes, stream_bytes_per_s
-from experiments.lab import JobResult, JobSpec, Lab, Skipped, run_job
+from experiments.lab import JobSpec, Lab, Skipped, run_job
 from experiments.page import NOT_MEASURED, Claim, Page
 from experiments.shared.charts import SERIES, Colours, Figure
 from experiments.shared.data import IdxError, mnist_files
@@ -26,6 +27,10 @@ REFERENCE_RATE = 2.0
 TIMED_RATE = 0.1
 LINK_MBIT_PER_S = 1_000
 TIMED_WORKERS = (1, 2, 4)
+# In the full and the quick form: steps of the reference's training, and of one whose iterations are timed. The first,
+# which is longer than others, is left out.
+REFERENCE_STEPS = 1_000, 60
+TIMED_STEPS = 61, 16
 PARTS = {"forward": "compute", "backward": "idle", "exchange": "push"}  # With their colours.
 MEMORY, LOOPBACK, LINK = "one host, shared memory", "one host, TCP", "hosts of their own, 1 Gbit/s"
 LINK_MODEL = (2048, 2038, 10)  # 16 MiB, by which the link is filled.
@@ -97,43 +102,29 @@ class Curve:
 
 
 @dataclass
-class Timing:
-    """Some workers in one place: the iterations of all rounds and workers, without each worker's first."""
-
-    place: str
-    workers: int
-    rounds: list[pd.DataFrame] = field(default_factory=list)
-
-    def median_ms(self, part: str) -> float:
-        """An iteration's part, or its total."""
-        return 1e3 * float(pd.concat(self.rounds)[part].median())
-
-    @property
-    def computing_ms(self) -> float:
-        return self.median_ms("forward") + self.median_ms("backward")
-
-
-@dataclass
 class Results:
     """What was measured; a part that this machine could not run is empty."""
 
     digits: Digits
     numpy: Curve
     curves: list[Curve] = field(default_factory=list)
-    timings: list[Timing] = field(default_factory=list)
+    # By place and number of workers: the iterations of all rounds and workers, without each worker's first.
+    timings: dict[tuple[str, int], pd.DataFrame] = field(default_factory=dict)
     filled: tuple[float, float] | None = None  # Bytes/s of an exchange over the link, and of a plain TCP connection.
     no_link: str = ""  # Why nothing was measured over links.
     cores: int = field(default_factory=lambda: len(cores()))
 
-    def timing(self, place: str, workers: int) -> Timing | None:
-        """None if it was not measured."""
-        return next((one for one in self.timings if (one.place, one.workers) == (place, workers)), None)
+    def median_ms(self, place: str, workers: int) -> pd.Series:
+        """An iteration's parts, its total, and `computing`."""
+        found = 1e3 * self.timings[place, workers][["forward", "backward", "exchange", "total"]].median()
+        return pd.concat([found, pd.Series({"computing": found["forward"] + found["backward"]})])
 
     @property
     def speed_up(self) -> float | None:
-        """One worker's iteration on one host over that of two on hosts of their own."""
-        one, two = self.timing(MEMORY, 1), self.timing(LINK, 2)
-        return one.median_ms("total") / two.median_ms("total") if one and two else None
+        """One worker's iteration on one host over that of two on hosts of their own; None if it was not measured."""
+        if (LINK, 2) not in self.timings:
+            return None
+        return self.median_ms(MEMORY, 1)["total"] / self.median_ms(LINK, 2)["total"]
 
     @property
     def is_lower_bound(self) -> bool:
@@ -150,27 +141,11 @@ class Results:
         return [(steps, curve.accuracy[steps], self.numpy.accuracy[steps]) for steps in both]
 
 
-def reference_steps(lab: Lab) -> int:
-    return lab.pick(1_000, 60)
-
-
-def timed_steps(lab: Lab) -> int:
-    """So many has a training whose iterations are timed. The first, which is longer than others, is left out."""
-    return lab.pick(61, 16)
-
-
 def _numpy() -> Curve:
     """The trace that the tests have. Its key n is the accuracy before step n, counted from 1."""
     trace = json.loads((_REFERENCE / "dt42_trace.json").read_text())
     accuracy = {int(key) - 1: value for key, value in trace["accuracy_before_step"].items()}
     return Curve(0, trace["cost_before_step"], accuracy)
-
-
-def mean_losses(job: JobResult) -> list[float]:
-    """Each step has one, over the samples of all workers."""
-    steps = job.steps.assign(sum=job.steps["loss"] * job.steps["samples"])
-    sums = steps.groupby("step")[["sum", "samples"]].sum()
-    return (sums["sum"] / sums["samples"]).tolist()
 
 
 def _training(digits: Digits, steps: int) -> list[str]:
@@ -181,27 +156,31 @@ def _training(digits: Digits, steps: int) -> list[str]:
 
 def _follow(lab: Lab, digits: Digits, workers: int) -> Curve:
     """The reference's training."""
-    flags = [*_training(digits, reference_steps(lab)), "--eval_every=1"]
+    flags = [*_training(digits, lab.pick(*REFERENCE_STEPS)), "--eval_every=1"]
     rate = f"--learning_rate={REFERENCE_RATE}"
     job = run_job(lab, JobSpec(f"reference-{workers}", workers, [rate], flags, shared_memory=True))
-    return Curve(workers, mean_losses(job), {event["step"]: event["accuracy"] for event in job.evaluations()})
+    # A step's cost is over the samples of all workers.
+    steps = job.steps.assign(sum=job.steps["loss"] * job.steps["samples"]).groupby("step")[["sum", "samples"]].sum()
+    accuracy = {event["step"]: event["accuracy"] for event in job.evaluations()}
+    return Curve(workers, (steps["sum"] / steps["samples"]).tolist(), accuracy)
 
 
-def _time(lab: Lab, digits: Digits, places: list[str], hosts: Hosts | None = None) -> list[Timing]:
+def _time(
+    lab: Lab, digits: Digits, places: Sequence[str], hosts: Hosts | None = None
+) -> dict[tuple[str, int], pd.DataFrame]:
     """All setups by turns. Over links each worker is on a host of its own; the server is on the first one's, or, of one
     worker, on another.
     """
-    found = [Timing(place, workers) for place in places for workers in TIMED_WORKERS]
     server = [f"--learning_rate={TIMED_RATE}"]
-    worker = [*_training(digits, timed_steps(lab)), "--overlap=false"]
+    worker = [*_training(digits, lab.pick(*TIMED_STEPS)), "--overlap=false"]
+    found = {(place, workers): [] for place in places for workers in TIMED_WORKERS}
     for number in range(lab.pick(5, 1)):
-        for one in found:
-            name = f"{ {MEMORY: 'memory', LOOPBACK: 'loopback', LINK: 'link'}[one.place] }-{one.workers}-r{number}"
-            memory = one.place == MEMORY
-            on = {} if hosts is None else _on(hosts, shift=1 if one.workers == 1 else 0)
-            spec = JobSpec(name, one.workers, server, worker, shared_memory=memory, **on)
-            one.rounds.append(run_job(lab, spec).iterations)
-    return found
+        for (place, workers), rounds in found.items():
+            name = f"{ {MEMORY: 'memory', LOOPBACK: 'loopback', LINK: 'link'}[place] }-{workers}-r{number}"
+            on = {} if hosts is None else _on(hosts, shift=1 if workers == 1 else 0)
+            spec = JobSpec(name, workers, server, worker, shared_memory=place == MEMORY, **on)
+            rounds.append(run_job(lab, spec).iterations.assign(round=number))
+    return {setup: pd.concat(rounds) for setup, rounds in found.items()}
 
 
 def _on(hosts: Hosts, shift: int) -> dict[str, Any]:
@@ -232,7 +211,7 @@ def run(lab: Lab) -> Page:
     results.timings = _time(lab, digits, [MEMORY, LOOPBACK])
     try:
         with Hosts(max(TIMED_WORKERS), LINK_MBIT_PER_S) as hosts:
-            results.timings += _time(lab, digits, [LINK], hosts)
+            results.timings |= _time(lab, digits, [LINK], hosts)
             results.filled = _fill_link(lab, hosts)
     except Skipped as skipped:
         results.no_link = str(skipped)
@@ -250,7 +229,7 @@ def run(lab: Lab) -> Page:
             "results": results,
             "burst": burst_bytes(LINK_MBIT_PER_S),
             "accuracy_steps": [number for one in results.curves[:1] for number, _, _ in results.accuracies(one)],
-            "alone": results.timing(MEMORY, 1),
+            "computing_ms": results.median_ms(MEMORY, 1)["computing"],
             "wire_ms": 1e3 * model_bytes(WIDTHS) / (LINK_MBIT_PER_S * 1e6 / 8),
         },
     )
@@ -328,22 +307,22 @@ def _of_cpus(results: Results) -> Claim:
     what = "an iteration on one machine and on two, CPUs"
     one_s, two_s = _PUBLISHED_CPU_S
     published = f"{one_s} → {two_s:.2f} s ({_PUBLISHED_RATIO:.2f} times as fast)"
-    one, two, speed_up = results.timing(MEMORY, 1), results.timing(LINK, 2), results.speed_up
-    if one is None or two is None or speed_up is None:
+    speed_up = results.speed_up
+    if speed_up is None:
         return Claim(what, published, NOT_MEASURED, None, sentence(results.no_link))
+    one, two = results.median_ms(MEMORY, 1), results.median_ms(LINK, 2)
     agrees: bool | None = abs(speed_up / _PUBLISHED_RATIO - 1) <= _RATIO_TOLERANCE
     least = results.is_lower_bound
     if least and speed_up < _PUBLISHED_RATIO:
         agrees = None
-    total_ms = one.median_ms("total")
     why = (
         "Compared are the ratios, which may differ by a fifth: the processors are others, so seconds cannot agree. "
-        f"Computing, which each machine does on its share of the samples, went from {one.computing_ms:.2f} to "
-        f"{two.computing_ms:.2f} ms; the exchange of {model_bytes(WIDTHS) / 1e3:.0f} KB each way, which one machine "
-        f"has in its own memory, from {one.median_ms('exchange'):.2f} to {two.median_ms('exchange'):.2f} ms. The "
-        f"published iteration took {1e3 * one_s / total_ms:.0f} times as long as ours, so that as long an exchange "
+        f"Computing, which each machine does on its share of the samples, went from {one['computing']:.2f} to "
+        f"{two['computing']:.2f} ms; the exchange of {model_bytes(WIDTHS) / 1e3:.0f} KB each way, which one machine "
+        f"has in its own memory, from {one['exchange']:.2f} to {two['exchange']:.2f} ms. The "
+        f"published iteration took {1e3 * one_s / one['total']:.0f} times as long as ours, so that as long an exchange "
         "weighed that much less in it. Half the computing, with the same exchange, would be "
-        f"{total_ms / (total_ms - one.computing_ms / 2):.2f} times as fast."
+        f"{one['total'] / (one['total'] - one['computing'] / 2):.2f} times as fast."
     )
     if least:
         why += (
@@ -351,7 +330,7 @@ def _of_cpus(results: Results) -> Claim:
             "share, so that this is the least that two machines have."
         )
     times = f"{'at least ' * least}{speed_up:.2f} times as fast"
-    return Claim(what, published, f"{total_ms:.2f} → {two.median_ms('total'):.2f} ms ({times})", agrees, why)
+    return Claim(what, published, f"{one['total']:.2f} → {two['total']:.2f} ms ({times})", agrees, why)
 
 
 def _of_gpus() -> Claim:
@@ -394,11 +373,11 @@ def _curves(results: Results) -> Table:
 def _times(results: Results) -> Table:
     columns = ["where", "workers", *PARTS, "total", "times as fast as one"]
     table = Table("Milliseconds of an iteration, medians", columns)
-    alone = results.timing(MEMORY, 1)
-    for one in results.timings:
-        parts = [f"{one.median_ms(part):.2f}" for part in (*PARTS, "total")]
-        faster = f"{alone.median_ms('total') / one.median_ms('total'):.2f}" if alone else "—"
-        table.rows.append([one.place, str(one.workers), *parts, faster])
+    alone = results.median_ms(MEMORY, 1)
+    for place, workers in results.timings:
+        ms = results.median_ms(place, workers)
+        parts = ms[[*PARTS, "total"]].map("{:.2f}".format)
+        table.rows.append([place, str(workers), *parts, f"{alone['total'] / ms['total']:.2f}"])
     if results.no_link:
         table.rows += [[LINK, str(number), *[NOT_MEASURED] * (len(PARTS) + 2)] for number in TIMED_WORKERS]
     return table
@@ -426,14 +405,14 @@ def _cost_figure(results: Results) -> Figure:
 
 
 def _parts_figure(results: Results) -> Figure:
-    shown = results.timings[::-1]
+    shown = list(results.timings)[::-1]
 
     def draw(axes: Any, colours: Colours) -> None:
-        labels, left = [f"{one.place}: {one.workers}" for one in shown], pd.Series(0.0, range(len(shown)))
+        labels = [f"{place}: {workers}" for place, workers in shown]
+        widths = pd.DataFrame([results.median_ms(*setup) for setup in shown])[list(PARTS)]
+        left = widths.cumsum(axis=1) - widths
         for part, colour in PARTS.items():
-            widths = pd.Series([one.median_ms(part) for one in shown])
-            axes.barh(labels, widths, left=left, color=colours[colour], label=part)
-            left += widths
+            axes.barh(labels, widths[part], left=left[part], color=colours[colour], label=part)
         axes.grid(visible=False, axis="y")
 
     caption = "Medians of each part; behind the place, the number of workers."
@@ -442,20 +421,21 @@ def _parts_figure(results: Results) -> Figure:
 
 
 def _iterations_figure(results: Results) -> Figure:
-    shown = [one for one in results.timings if one.place == (LINK if results.filled else MEMORY)]
+    shown = LINK if results.filled else MEMORY
 
     def draw(all_axes: list[Any], colours: Colours) -> None:
-        for axes, one in zip(all_axes, shown, strict=True):
-            first = one.rounds[0][one.rounds[0]["rank"] == 0]
+        for axes, workers in zip(all_axes, TIMED_WORKERS, strict=True):
+            found = results.timings[shown, workers]
+            first = found[(found["round"] == 0) & (found["rank"] == 0)]
             parts, shades = [1e3 * first[part] for part in PARTS], [colours[colour] for colour in PARTS.values()]
             numbers = range(2, len(first) + 2)
             axes.stackplot(numbers, parts, labels=list(PARTS), colors=shades, step="mid", linewidth=0)
-            axes.set_title(plural(one.workers, "worker"), loc="left")
+            axes.set_title(plural(workers, "worker"), loc="left")
             axes.set_ylim(0, 1.2e3 * (percentile(first["total"].tolist(), 0.95) or 0))
 
     caption = (
         "The iterations of rank 0 in the first round, without the very first. Where a bar leaves the panel, something "
         "else had the processor."
     )
-    title, more = f"Each iteration, {shown[0].place}", {"height_inches": 5.2, "panels": len(shown)}
+    title, more = f"Each iteration, {shown}", {"height_inches": 5.2, "panels": len(TIMED_WORKERS)}
     return Figure("iterations", title, caption, "iteration", "ms", draw, **more)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.lab import ExperimentFailed, JobResult, JobSpec, Lab, run_job
+from experiments.lab import ExperimentFailed, JobSpec, Lab, by_turns, run_job
 from experiments.page import Claim, Page
 from experiments.shared.charts import Colours, Figure
 from experiments.shared.data import TRAINING_SAMPLES
@@ -24,33 +24,24 @@ LARGE_RATE = 0.5  # With which the validation loss rises again, long before the 
 BATCH = 64  # All workers together have so many, in mini-batches.
 VALIDATION_SHARE = 0.1
 FULL, MINI = "full batch", "mini-batches"
-STAGES = ("forward", "backward", "exchange", "total")
+STAGES = ["forward", "backward", "exchange", "total"]
+COMPARED = ["forward", "backward", "total"]
 NEARLY_HALF = (0.40, 0.55)  # What is still called nearly 50 %: of the time that is saved, or of speed that is won.
 LOSS_AGREEMENT = 1e-4  # Relative, of the losses of a pass with any number of workers: they differ by rounding alone.
 _PUBLISHED = "nearly 50 %"
 _SMOOTHED = 0.15  # A point of the loss's curve is the mean over so large a share of the updates before it.
 _QUICK_PER_CLASS = 100  # Training images of each class in the quick form.
+# In the full and the quick form: iterations, of which each is a pass over the training split in full batch; how many
+# workers train; and how often each timed training runs.
+PASSES = 60, 6
+WORKERS = (1, 2, 4), (1, 2)
+ROUNDS = 5, 1
 _BSP = ["--mode=bsp", "--optimizer=sgd"]
-
-
-def passes(lab: Lab) -> int:
-    """Iterations, as published: in full batch, each is a pass over the training split."""
-    return lab.pick(60, 6)
-
-
-def workers(lab: Lab) -> tuple[int, ...]:
-    """How many of them train."""
-    return lab.pick((1, 2, 4), (1, 2))
 
 
 def samples(lab: Lab) -> int:
     """The training split has so many, without those for validation."""
     return round(lab.pick(TRAINING_SAMPLES, 10 * _QUICK_PER_CLASS) * (1 - VALIDATION_SHARE))
-
-
-def rounds(lab: Lab) -> int:
-    """So often each timed training runs."""
-    return lab.pick(5, 1)
 
 
 def updates_per_pass(lab: Lab, batches: str) -> int:
@@ -97,13 +88,13 @@ class Training:
 def train(lab: Lab, batches: str, number: int, seed: int = 1, learning_rate: float = LEARNING_RATE) -> Training:
     """Trains for all passes, evaluates after each, and keeps the best weights by the loss on the validation split."""
     name = f"learn-{_name(batches)}-{number}-s{seed}" + ("" if learning_rate == LEARNING_RATE else "-large")
-    kept = [f"--epochs={passes(lab)}", "--eval_every=1", "--keep_best=validation", f"--seed={seed}"]
+    kept = [f"--epochs={lab.pick(*PASSES)}", "--eval_every=1", "--keep_best=validation", f"--seed={seed}"]
     server, worker = [*_BSP, f"--learning_rate={learning_rate}"], [*_worker(lab, batches, number), *kept]
     job = run_job(lab, JobSpec(name, number, server, worker, shared_memory=True, all_metrics=False))
     validation, test = job.evaluations("validation"), job.workers[0].named("eval")
     test = [event for event in test if event["split"] == "test"]
-    if len(validation) != passes(lab) or not test:
-        raise ExperimentFailed(f"{name}: {len(validation)} evaluations of {passes(lab)} passes in its metrics")
+    if len(validation) != lab.pick(*PASSES) or not test:
+        raise ExperimentFailed(f"{name}: {len(validation)} evaluations of {lab.pick(*PASSES)} passes in its metrics")
     losses = job.steps["loss"].tolist() if number == 1 else []
     per_pass = updates_per_pass(lab, batches)
     return Training(batches, number, seed, learning_rate, per_pass, validation, test[:-1], test[-1], losses)
@@ -113,7 +104,7 @@ def train_all(lab: Lab) -> list[Training]:
     """With the published learning rate: each number of workers, and more seeds with two."""
     found = []
     for batches in (FULL, MINI):
-        found += [train(lab, batches, number) for number in workers(lab)]
+        found += [train(lab, batches, number) for number in lab.pick(*WORKERS)]
         found += [train(lab, batches, 2, seed) for seed in lab.pick((2, 3), (2,))]
     return found
 
@@ -130,53 +121,36 @@ def apart(trainings: list[Training]) -> float:
     return max(abs(theirs / ours - 1) for ours, theirs in pairs)
 
 
-@dataclass
-class Timing:
-    """All rounds of one setup: where the time of a pass went, in seconds, the mean over the workers and all updates but
-    the first; a row a round, a column a stage, and `computing`, forward and backward.
+Timings = dict[tuple[str, int], pd.DataFrame]  # By batches and workers.
+
+
+def time_all(lab: Lab) -> Timings:
+    """All setups by turns, without evaluations, and with stages that do not overlap. A row a round: where the time of a
+    pass went, in seconds, the mean over the workers and all updates but the first; `computing` is forward and backward.
     """
 
-    batches: str
-    workers: int
-    rows: list[pd.Series] = field(default_factory=list)
-
-    def add(self, job: JobResult, per_pass: int) -> None:
-        """A round, of any number of updates above one."""
+    def one_round(setup: tuple[str, int], number: int) -> dict[str, float]:
+        batches, workers = setup
+        length = f"--epochs={lab.pick(2, 1)}" if batches == MINI else f"--steps={lab.pick(12, 4)}"
+        name = f"time-{_name(batches)}-{workers}-r{number}"
+        worker = [*_worker(lab, batches, workers), length, "--overlap=false"]
+        server = [*_BSP, f"--learning_rate={LEARNING_RATE}"]
+        job = run_job(lab, JobSpec(name, workers, server, worker, shared_memory=True))
         if job.iterations.empty:
-            raise ExperimentFailed(f"{job.folder.name}: no step in its metrics but the first")
-        row = per_pass * job.iterations[["forward", "backward", "total"]].mean()
-        row["computing"] = row["forward"] + row["backward"]
-        row["exchange"] = max(0.0, row["total"] - row["computing"])
-        self.rows.append(row)
+            raise ExperimentFailed(f"{name}: no step in its metrics but the first")
+        found = updates_per_pass(lab, batches) * job.iterations[["forward", "backward", "total"]].mean()
+        computing = found["forward"] + found["backward"]
+        return {**found, "computing": computing, "exchange": max(0.0, found["total"] - computing)}
 
-    def seconds(self, stage: str) -> list[float]:
-        return [float(row[stage]) for row in self.rows]
-
-    def mean(self, stage: str) -> float:
-        return mean(self.seconds(stage)) or 0.0
-
-    def ratio(self, stage: str, sequential: Timing) -> Ratio:
-        """A stage's time to that of one worker; the total is compared with computing alone, round by round."""
-        alone = sequential.seconds("computing" if stage == "total" else stage)
-        found = paired_ratio(dict(enumerate(self.seconds(stage))), dict(enumerate(alone)))
-        assert found is not None  # Both have all rounds, and none takes no time.
-        return found
+    setups = [(batches, number) for batches in (FULL, MINI) for number in lab.pick(*WORKERS)]
+    return by_turns(lab.pick(*ROUNDS), setups, one_round)
 
 
-def time_all(lab: Lab) -> dict[tuple[str, int], Timing]:
-    """All setups by turns, without evaluations, and with stages that do not overlap. By batches and workers."""
-    found = {(batches, number): Timing(batches, number) for batches in (FULL, MINI) for number in workers(lab)}
-    for number in range(1, rounds(lab) + 1):
-        for one in found.values():
-            length = f"--epochs={lab.pick(2, 1)}" if one.batches == MINI else f"--steps={lab.pick(12, 4)}"
-            spec = JobSpec(
-                f"time-{_name(one.batches)}-{one.workers}-r{number}",
-                one.workers,
-                [*_BSP, f"--learning_rate={LEARNING_RATE}"],
-                [*_worker(lab, one.batches, one.workers), length, "--overlap=false"],
-                shared_memory=True,
-            )
-            one.add(run_job(lab, spec), updates_per_pass(lab, one.batches))
+def ratio(timings: Timings, batches: str, workers: int, stage: str) -> Ratio:
+    """A stage's time to that of one worker, round by round; the total is compared with computing alone."""
+    alone = timings[batches, 1]["computing" if stage == "total" else stage]
+    found = paired_ratio(timings[batches, workers][stage], alone)
+    assert found is not None  # Both have all rounds, and none takes no time.
     return found
 
 
@@ -187,17 +161,17 @@ def run(lab: Lab) -> Page:
     large = train(lab, MINI, 2, learning_rate=LARGE_RATE)
     first = {(one.batches, one.workers): one for one in reversed(trainings)}
     full, mini, two = first[FULL, 1], first[MINI, 1], [first[batches, 2] for batches in (FULL, MINI)]
-    number, ours = len(full.losses), timings[MINI, 2]
+    number, ours = len(full.losses), timings[MINI, 2].mean()
     around = mini.losses[max(0, number - 10) : number + 10]
     of_two = {
         batches: [one for one in trainings if (one.batches, one.workers) == (batches, 2)] for batches in (FULL, MINI)
     }
-    saved = {stage: timings[FULL, 2].ratio(stage, timings[FULL, 1]) for stage in ("forward", "backward", "total")}
+    saved = {stage: ratio(timings, FULL, 2, stage) for stage in COMPARED}
     return Page(
         "Two hidden layers, in full batch and in mini-batches",
         _finding(lab, full, mini, saved),
         "hidden_layers.md.j2",
-        [_claim(timings[FULL, 2], stage, ratio) for stage, ratio in saved.items()],
+        [_claim(timings[FULL, 2].mean(), stage, found) for stage, found in saved.items()],
         tables={"learnt": _learnt([*trainings, large]), "times": _times(timings)},
         figures=[_loss_figure(full, mini), _passes_figure([*two, large]), _stages_figure(timings)],
         values={
@@ -213,8 +187,8 @@ def run(lab: Lab) -> Page:
             "accuracies": {
                 batches: spread_text([100 * one.best["accuracy"] for one in own], 1) for batches, own in of_two.items()
             },
-            "update_us": 1e6 * timings[MINI, 1].mean("computing") / updates_per_pass(lab, MINI),
-            "exchange_share": ours.mean("exchange") / ours.mean("total"),
+            "update_us": 1e6 * timings[MINI, 1]["computing"].mean() / updates_per_pass(lab, MINI),
+            "exchange_share": ours["exchange"] / ours["total"],
         },
     )
 
@@ -222,9 +196,9 @@ def run(lab: Lab) -> Page:
 def _finding(lab: Lab, full: Training, mini: Training, saved: dict[str, Ratio]) -> str:
     less = [percent(1 - saved[stage].mean) for stage in ("forward", "backward")]
     return (
-        f"{passes(lab)} iterations in full batch reach {percent(full.best['accuracy'], 1)} test accuracy, as many "
-        f"passes in mini-batches {percent(mini.best['accuracy'], 1)}; in full batch two workers take {less[0]} less "
-        f"time for the forward stage and {less[1]} for the backward one (published: {_PUBLISHED})."
+        f"{lab.pick(*PASSES)} iterations in full batch reach {percent(full.best['accuracy'], 1)} test accuracy, as "
+        f"many passes in mini-batches {percent(mini.best['accuracy'], 1)}; in full batch two workers take {less[0]} "
+        f"less time for the forward stage and {less[1]} for the backward one (published: {_PUBLISHED})."
     )
 
 
@@ -232,7 +206,7 @@ def percent(share: float, digits: int = 0) -> str:
     return f"{100 * share:.{digits}f} %".replace("-", "−")
 
 
-def _claim(two: Timing, stage: str, found: Ratio) -> Claim:
+def _claim(two: pd.Series, stage: str, found: Ratio) -> Claim:
     saved = 1 - found.mean
     several = found.low is not None and found.high is not None
     interval = f" ({percent(1 - found.high)} to {percent(1 - found.low)})" if several else ""
@@ -243,7 +217,7 @@ def _claim(two: Timing, stage: str, found: Ratio) -> Claim:
     return Claim(what, _PUBLISHED, less + interval, agrees, _why(two, stage, saved))
 
 
-def _why(two: Timing, stage: str, saved: float) -> str:
+def _why(two: pd.Series, stage: str, saved: float) -> str:
     low, high = NEARLY_HALF
     faster = 1 / (1 - saved) - 1
     other = "would agree too" if low <= faster <= high else "would not agree"
@@ -256,7 +230,7 @@ def _why(two: Timing, stage: str, saved: float) -> str:
     if stage == "total":
         said.append(
             "The exchange, which a sequential program does not have, is "
-            f"{percent(two.mean('exchange') / two.mean('total'))} of the iteration with two workers: waiting for the "
+            f"{percent(two['exchange'] / two['total'])} of the iteration with two workers: waiting for the "
             "slower one is in it."
         )
     if saved < 0.5:
@@ -283,21 +257,17 @@ def _learnt(trainings: Sequence[Training]) -> Table:
     return table
 
 
-def _times(timings: dict[tuple[str, int], Timing]) -> Table:
+def _times(timings: Timings) -> Table:
     """Sequential and with workers, in full batch and in mini-batches."""
-    columns = ["training", *STAGES, *(f"{stage}, ratio" for stage in ("forward", "backward", "total"))]
     caption = "Milliseconds of a pass over the training split, and their ratios to the sequential program's"
-    table = Table(caption, columns)
-    for (batches, number), each in timings.items():
-        one = timings[batches, 1]
+    table = Table(caption, ["training", *STAGES, *(f"{stage}, ratio" for stage in COMPARED)])
+    for (batches, number), rounds in timings.items():
+        ms = (1000 * rounds.mean()).map("{:.1f}".format)
         if number == 1:
-            forward, backward, total = (
-                f"{1000 * one.mean(stage):.1f}" for stage in ("forward", "backward", "computing")
-            )
-            table.rows.append([f"{batches}, sequential", forward, backward, NONE, total, "1", "1", "1"])
-        shown = [f"{1000 * each.mean(stage):.1f}" for stage in STAGES]
-        compared = [f"{each.ratio(stage, one).mean:.2f}" for stage in ("forward", "backward", "total")]
-        table.rows.append([f"{batches}, {plural(number, 'worker')}", *shown, *compared])
+            parts = [ms["forward"], ms["backward"], NONE, ms["computing"]]
+            table.rows.append([f"{batches}, sequential", *parts, "1", "1", "1"])
+        compared = [f"{ratio(timings, batches, number, stage).mean:.2f}" for stage in COMPARED]
+        table.rows.append([f"{batches}, {plural(number, 'worker')}", *ms[STAGES], *compared])
     return table
 
 
@@ -348,15 +318,15 @@ def _passes_figure(trainings: Sequence[Training]) -> Figure:
     return Figure("passes", "The best by validation loss", caption, "passes", "", draw, **options)
 
 
-def _stages_figure(timings: dict[tuple[str, int], Timing]) -> Figure:
+def _stages_figure(timings: Timings) -> Figure:
     """A bar for each setup."""
     names, bars = [], []
-    for (batches, number), each in timings.items():
+    for (batches, number), rounds in timings.items():
         if number == 1:
             names.append(f"{batches}, sequential")
-            bars.append([each.mean("forward"), each.mean("backward"), 0])
+            bars.append([*rounds[["forward", "backward"]].mean(), 0])
         names.append(plural(number, "worker"))
-        bars.append([each.mean(stage) for stage in STAGES[:3]])
+        bars.append(rounds[STAGES[:3]].mean().tolist())
 
     def draw(axes: Any, colours: Colours) -> None:
         places = [place + (0.5 if place >= len(bars) // 2 else 0) for place in range(len(bars))]
