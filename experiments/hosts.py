@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+import pandas as pd
 
 from experiments.lab import ExperimentFailed, Lab, Skipped, run_program, run_programs
 
@@ -39,22 +39,6 @@ _END_S = 2.0  # For what still runs on a host to end, before SIGKILL.
 _BURST_BYTES_MIN = 72 << 10
 _BURST_S = 0.001
 _QUEUE_BYTES = 16 << 20  # Longer than TCP's windows: nothing is lost.
-
-
-@dataclass(frozen=True)
-class Carried:
-    """Bytes that a host's link has carried, with all headers but Ethernet's preamble and checksum."""
-
-    sent: int
-    received: int
-
-    def __sub__(self, before: Carried) -> Carried:
-        return Carried(self.sent - before.sent, self.received - before.received)
-
-    @property
-    def fuller(self) -> int:
-        """In the direction that carried more."""
-        return max(self.sent, self.received)
 
 
 def check_available() -> None:
@@ -103,12 +87,15 @@ class Hosts:
         """Its IPv4 address, for the other hosts."""
         return f"{SUBNET}.{host + 1}"
 
-    def carried(self) -> list[Carried]:
-        """By the link of each host, since the beginning. Links without a rate have no counter of their own: zeros."""
+    def carried(self) -> pd.DataFrame:
+        """Bytes that each host's link has `sent` and `received`, since the beginning, with all headers but Ethernet's
+        preamble and checksum. Links without a rate have no counter of their own: zeros.
+        """
         if self.mbit_per_s is None:
-            return [Carried(0, 0)] * self.count
+            return pd.DataFrame(0, range(self.count), ["sent", "received"])
         ports = _sent(self._switch)
-        return [Carried(_sent(self.name(host))[INTERFACE], ports[f"p{host}"]) for host in range(self.count)]
+        rows = [(_sent(self.name(host))[INTERFACE], ports[f"p{host}"]) for host in range(self.count)]
+        return pd.DataFrame(rows, columns=["sent", "received"])
 
     def __enter__(self) -> Hosts:
         check_available()
@@ -122,9 +109,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     @property
@@ -139,9 +124,8 @@ class Hosts:
         for number in range(_LABORATORIES_MAX):
             lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                lock.bind(
-                    f"\0ps-experiments-hosts-{number}"
-                )  # One process at a time has it, and it is gone when that ends.
+                # One process at a time has it, and it is gone when that ends.
+                lock.bind(f"\0ps-experiments-hosts-{number}")
             except OSError:
                 lock.close()
                 continue
@@ -152,23 +136,24 @@ class Hosts:
 
     def _make(self) -> None:
         switch = self._switch
-        _run("ip", "netns", "add", switch)
-        _run("ip", "-n", switch, "link", "add", "br0", "type", "bridge")
-        _run("ip", "-n", switch, "link", "set", "br0", "up")
+        _run(f"ip netns add {switch}")
+        _run(f"ip -n {switch} link add br0 type bridge")
+        _run(f"ip -n {switch} link set br0 up")
         for host in range(self.count):
-            name, port = self.name(host), f"p{host}"
-            _run("ip", "netns", "add", name)
-            _run("ip", "-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-            _run("ip", "-n", switch, "link", "set", port, "master", "br0", "up")
-            _run("ip", "-n", name, "address", "add", f"{self.address(host)}/24", "dev", INTERFACE)
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            _run("ip", "-n", name, "link", "set", INTERFACE, "up")
+            name, port, address = self.name(host), f"p{host}", self.address(host)
+            _run(f"ip netns add {name}")
+            _run(f"ip -n {switch} link add {port} type veth peer name {INTERFACE} netns {name}")
+            _run(f"ip -n {switch} link set {port} master br0 up")
+            _run(f"ip -n {name} address add {address}/24 dev {INTERFACE}")
+            _run(f"ip -n {name} link set lo up")
+            _run(f"ip -n {name} link set {INTERFACE} up")
             # Said in the route, since a kernel may not let a namespace set it. BBR's speed scatters on such links.
-            route = ("route", "replace", SUBNET_RANGE, "dev", INTERFACE, "proto", "kernel", "scope", "link")
-            _run("ip", "-n", name, *route, "src", self.address(host), "congctl", "cubic")
-            if self.mbit_per_s is not None:
-                _limit(name, INTERFACE, self.mbit_per_s)
-                _limit(switch, port, self.mbit_per_s)
+            route = f"route replace {SUBNET_RANGE} dev {INTERFACE} proto kernel scope link src {address} congctl cubic"
+            _run(f"ip -n {name} {route}")
+            if self.mbit_per_s is not None:  # What a device sends is limited: the host's, and the switch's to it.
+                shape = f"rate {self.mbit_per_s}mbit burst {burst_bytes(self.mbit_per_s)} limit {_QUEUE_BYTES}"
+                _run(f"tc -n {name} qdisc add dev {INTERFACE} root tbf {shape}")
+                _run(f"tc -n {switch} qdisc add dev {port} root tbf {shape}")
 
     def _remove(self) -> None:
         if self._lock is None:
@@ -183,57 +168,41 @@ def burst_bytes(mbit_per_s: int) -> int:
     return max(int(mbit_per_s * 1e6 / 8 * _BURST_S), _BURST_BYTES_MIN)
 
 
-def _limit(namespace: str, device: str, mbit_per_s: int) -> None:
-    """What the device sends."""
-    rate, burst = f"{mbit_per_s}mbit", str(burst_bytes(mbit_per_s))
-    shape = ("tbf", "rate", rate, "burst", burst, "limit", str(_QUEUE_BYTES))
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *shape)
-
-
 def _sent(namespace: str) -> dict[str, int]:
     """Bytes, by device, of those that have a rate."""
-    said = json.loads(_run("tc", "-n", namespace, "-s", "-j", "qdisc", "show"))
+    said = json.loads(_run(f"tc -n {namespace} -s -j qdisc show"))
     return {each["dev"]: int(each["bytes"]) for each in said if each["kind"] == "tbf"}
 
 
 def _remove_namespaces(prefix: str) -> None:
     """All whose names begin so, with what runs there."""
     with contextlib.suppress(ExperimentFailed):
-        listed = re.findall(rf"^({re.escape(prefix)}-\S+)", _run("ip", "netns", "list"), re.MULTILINE)
+        listed = re.findall(rf"^({re.escape(prefix)}-\S+)", _run("ip netns list"), re.MULTILINE)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not _signal_all(listed, number):
-                break
+            pids = [pid for name in listed for pid in _pids(name)]
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
             deadline = time.monotonic() + _END_S
-            while time.monotonic() < deadline and any(map(_pids, listed)):
+            while pids and time.monotonic() < deadline and any(map(_pids, listed)):
                 time.sleep(0.05)
         for name in listed:
-            _run("ip", "netns", "delete", name)
-
-
-def _signal_all(namespaces: Sequence[str], number: int) -> bool:
-    """Whether anything runs there."""
-    pids = [pid for name in namespaces for pid in _pids(name)]
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-    return bool(pids)
+            _run(f"ip netns delete {name}")
 
 
 def _pids(namespace: str) -> list[int]:
-    return [int(pid) for pid in _run("ip", "netns", "pids", namespace).split()]
+    return [int(pid) for pid in _run(f"ip netns pids {namespace}").split()]
 
 
-def _run(*command: str) -> str:
+def _run(command: str) -> str:
     """Its output. ExperimentFailed, with what it said, if it fails."""
+    limits = {"timeout": _COMMAND_LIMIT_S, "check": False, "start_new_session": True}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_COMMAND_LIMIT_S, check=False, start_new_session=True
-        )
+        done = subprocess.run(command.split(), capture_output=True, text=True, **limits)
     except (OSError, subprocess.SubprocessError) as error:
-        raise ExperimentFailed(f"{' '.join(command)}: {error}") from None
+        raise ExperimentFailed(f"{command}: {error}") from None
     if done.returncode != 0:
-        said = " ".join((done.stderr or done.stdout).split())
-        raise ExperimentFailed(f"{' '.join(command)}: {said}")
+        raise ExperimentFailed(f"{command}: {' '.join((done.stderr or done.stdout).split())}")
     return done.stdout
 
 

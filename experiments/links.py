@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from experiments.hosts import MPI_PROGRAM, RING, Carried, Hosts, burst_bytes, run_ranks, stream_bytes_per_s, why_no_mpi
+from experiments.hosts import MPI_PROGRAM, RING, Hosts, burst_bytes, run_ranks, stream_bytes_per_s, why_no_mpi
 from experiments.lab import ExperimentFailed, JobSpec, Lab, run_job
 from experiments.page import NOT_MEASURED, Claim, Page
 from experiments.shared.charts import SERIES, Colours, Figure
@@ -94,7 +96,6 @@ class System:
 
     @property
     def is_mpi(self) -> bool:
-        """Ranks that sum among themselves."""
         return self.servers == 0
 
     @property
@@ -190,9 +191,11 @@ def batches(lab: Lab, system: System, rate: int | None) -> int:
 
 
 def _measure(lab: Lab, hosts: Hosts, system: System) -> Outcome:
-    name = f"{system.name}-{'free' if hosts.mbit_per_s is FREE else hosts.mbit_per_s}"
-    flags = [*network(lab).flags, f"--steps={batches(lab, system, hosts.mbit_per_s)}"]
-    return (_run_mpi if system.is_mpi else _run_job)(lab, hosts, system, name, flags)
+    rate = hosts.mbit_per_s
+    name, steps = f"{system.name}-{'free' if rate is FREE else rate}", batches(lab, system, rate)
+    return (_run_mpi if system.is_mpi else _run_job)(
+        lab, hosts, system, name, [*network(lab).flags, f"--steps={steps}"]
+    )
 
 
 def _run_job(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]) -> Outcome:
@@ -214,7 +217,7 @@ def _run_job(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]
     before = hosts.carried()
     job = run_job(lab, spec)
     if not path.exists():  # It has run, in an empty folder.
-        path.write_text(json.dumps(_difference(before, hosts.carried())) + "\n")
+        path.write_text((hosts.carried() - before).to_json(orient="records") + "\n")
     # An exchange ends with the last batch that goes into it.
     ends = job.steps.groupby(["rank", "step"])["unix_s"].max().groupby("rank")
     if ends.size().min() < _WARM_UP + 2:
@@ -232,30 +235,23 @@ def _run_job(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]
     )
 
 
-def _difference(before: list[Carried], after: list[Carried]) -> list[dict[str, int]]:
-    return [asdict(late - early) for early, late in zip(before, after, strict=True)]
-
-
 def _fullest(carried: list[dict[str, int]]) -> int:
-    return max(Carried(**each).fuller for each in carried)
+    """What went one way over the link that carried most."""
+    return int(pd.DataFrame(carried).to_numpy().max())
 
 
 def _run_mpi(lab: Lab, hosts: Hosts, system: System, name: str, flags: list[str]) -> Outcome:
     folder = lab.folder / name
     arguments = ["worker", str(LEARNING_RATE), *flags, f"--overlap={'true' if system.overlap else 'false'}"]
-    identity = {
-        "program": lab.file_hash(MPI_PROGRAM),
-        "arguments": arguments,
-        "options": system.options,
-        "hosts": hosts.description(),
-    }
+    identity = {"program": lab.file_hash(MPI_PROGRAM), "arguments": arguments, "options": system.options}
+    identity["hosts"] = hosts.description()
 
     def make() -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
         before = hosts.carried()
         lines = run_ranks(lab, hosts, WORKERS, folder, arguments, system.options).splitlines()
         steps = [[float(field) for field in line.split()] for line in lines]
-        return {"steps": steps, "carried": _difference(before, hosts.carried())}
+        return {"steps": steps, "carried": (hosts.carried() - before).to_dict("records")}
 
     kept = lab.once(name, folder / "mpi.json", identity, make)
     losses, ends_s = zip(*kept["steps"], strict=True)
@@ -316,8 +312,8 @@ class Results:
         ours, theirs = self.get(self.longest, "bsp-1"), self.get(self.longest, name)
         if ours is None or theirs is None:
             return None
-        pairs = list(zip(ours.losses, theirs.losses, strict=False))[:ALIKE_BATCHES]
-        return max(abs(one - other) / one for one, other in pairs)
+        one, other = (np.array(outcome.losses[:ALIKE_BATCHES]) for outcome in (ours, theirs))
+        return float((np.abs(one - other) / one).max())
 
 
 def run(lab: Lab) -> Page:
@@ -344,8 +340,8 @@ def run(lab: Lab) -> Page:
         expected_column="by the formula named",
         tables={
             "bytes": _bytes(results),
-            "times": _by_rate(_TIMES, results, _time_cell),
-            "spread": _by_rate(_SPREAD, results, _spread_cell),
+            "times": _times(results),
+            "spread": _spread(results),
             "modes": _modes(results),
             "alike": _alike(results),
         },
@@ -444,9 +440,6 @@ def _of_ring(results: Results, rate: int) -> Claim:
 
 # ---- Tables and figures
 
-_TIMES = "Milliseconds of a batch, medians; in brackets, in times that the model takes over a link"
-_SPREAD = "The exchanges of all workers that were timed (MPI: of rank 0): how many; shortest to longest, ms of a batch"
-
 
 def _rate_name(rate: int | None) -> str:
     return "no limit" if rate is FREE else f"{rate:,} Mbit/s"
@@ -467,24 +460,33 @@ def _bytes(results: Results) -> Table:
     return table
 
 
-def _by_rate(caption: str, results: Results, cell: Any) -> Table:
+def _by_rate(caption: str, results: Results, cell: Callable[[int | None, System, Outcome], str]) -> Table:
     """A row for each system, a column for each rate."""
     table = Table(caption, ["system", *map(_rate_name, results.outcomes)])
     for system in results.systems:
         found = [(rate, results.get(rate, system.name)) for rate in results.outcomes]
-        cells = [_missing(results, system) if one is None else cell(results, rate, system, one) for rate, one in found]
+        cells = [_missing(results, system) if one is None else cell(rate, system, one) for rate, one in found]
         table.rows.append([system.title, *cells])
     return table
 
 
-def _time_cell(results: Results, rate: int | None, system: System, outcome: Outcome) -> str:
-    models = "" if rate is FREE else f" ({results.in_models(rate, system.name):.2f})"
-    return f"{_ms(outcome.batch_s)}{models}"
+def _times(results: Results) -> Table:
+    def cell(rate: int | None, system: System, outcome: Outcome) -> str:
+        models = "" if rate is FREE else f" ({results.in_models(rate, system.name):.2f})"
+        return f"{_ms(outcome.batch_s)}{models}"
+
+    caption = "Milliseconds of a batch, medians; in brackets, in times that the model takes over a link"
+    return _by_rate(caption, results, cell)
 
 
-def _spread_cell(results: Results, rate: int | None, system: System, outcome: Outcome) -> str:
-    periods = outcome.periods_s
-    return f"{len(periods)}: {_ms(min(periods))} to {_ms(max(periods))}"
+def _spread(results: Results) -> Table:
+    def cell(rate: int | None, system: System, outcome: Outcome) -> str:
+        return f"{len(outcome.periods_s)}: {_ms(min(outcome.periods_s))} to {_ms(max(outcome.periods_s))}"
+
+    caption = (
+        "The exchanges of all workers that were timed (MPI: of rank 0): how many; shortest to longest, ms of a batch"
+    )
+    return _by_rate(caption, results, cell)
 
 
 def _ms(seconds: float) -> str:
