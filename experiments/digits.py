@@ -155,7 +155,6 @@ def _training(digits: Digits, steps: int) -> list[str]:
 
 
 def _follow(lab: Lab, digits: Digits, workers: int) -> Curve:
-    """The reference's training."""
     flags = [*_training(digits, lab.pick(*REFERENCE_STEPS)), "--eval_every=1"]
     rate = f"--learning_rate={REFERENCE_RATE}"
     job = run_job(lab, JobSpec(f"reference-{workers}", workers, [rate], flags, shared_memory=True))

@@ -41,7 +41,6 @@ _LABELS = {1: "every batch", 2: "every 2nd", 4: "every 4th", 10: "every 10th", N
 
 
 def run(lab: Lab) -> Page:
-    """All of it."""
     results = measure(lab, lab.pick(FULL, QUICK))
     plan, gloo = results.plan, results.gloo
     others = [interval for interval in INTERVALS if interval != 1]
@@ -358,7 +357,6 @@ def _choices(results: Results) -> Table:
 
 
 def _time_figure(results: Results) -> Figure:
-    """Relative to averaging after every batch."""
     published = {interval: PUBLISHED_S[interval] / PUBLISHED_S[1] for interval in INTERVALS}
     ours = {interval: ratio.mean for interval in INTERVALS if (ratio := results.time_ratio(interval)) is not None}
     seconds = results.gloo.thousand_epochs_s
@@ -382,7 +380,6 @@ def _time_figure(results: Results) -> Figure:
 
 
 def _loss_figure(results: Results) -> Figure:
-    """The code's setting, all seeds."""
     plan = results.plan
 
     def draw(axes: Any, colours: Colours) -> None:
@@ -419,7 +416,6 @@ def _line(axes: Any, losses: Sequence[tuple[float, float]], *form: str, **style:
 
 
 def _settings_figure(results: Results) -> Figure:
-    """Text, code and what is between."""
     code = {interval: results.first(interval) for interval in results.text}
 
     def draw(axes: Any, colours: Colours) -> None:
@@ -434,7 +430,6 @@ def _settings_figure(results: Results) -> Figure:
 
 
 def _batches_figure(results: Results) -> Figure:
-    """Full and mini."""
     mini = [(at, loss) for at, loss in results.first(1).losses if at <= results.plan.leg_epochs]
 
     def draw(axes: Any, colours: Colours) -> None:
@@ -449,7 +444,6 @@ def _batches_figure(results: Results) -> Figure:
 
 
 def _fit_figure(results: Results) -> Figure:
-    """The function and the network at several moments."""
     shown = [interval for interval in (1, NEVER) if any(fit.interval == interval for fit in results.fits)]
 
     def draw(panels: list[Any], colours: Colours) -> None:
@@ -469,7 +463,6 @@ def _fit_figure(results: Results) -> Figure:
 
 
 def _gloo_figure(results: Results) -> Figure:
-    """Training loss of both programs."""
     theirs, per_epoch = results.gloo.batch_losses, results.plan.batches_per_epoch
     compared = [interval for interval in (1, NEVER) if interval in theirs] or list(theirs)
 

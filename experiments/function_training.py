@@ -126,8 +126,6 @@ QUICK = Plan(
 
 @dataclass
 class Training:
-    """What came of one seed with one interval, over all its legs."""
-
     interval: int
     seed: int
     losses: list[tuple[float, float]] = field(default_factory=list)  # Epochs, and the loss of all samples, or infinity.

@@ -155,7 +155,6 @@ def ratio(timings: Timings, batches: str, workers: int, stage: str) -> Ratio:
 
 
 def run(lab: Lab) -> Page:
-    """Times first, then learns."""
     timings = time_all(lab)
     trainings = train_all(lab)
     large = train(lab, MINI, 2, learning_rate=LARGE_RATE)
@@ -258,7 +257,6 @@ def _learnt(trainings: Sequence[Training]) -> Table:
 
 
 def _times(timings: Timings) -> Table:
-    """Sequential and with workers, in full batch and in mini-batches."""
     caption = "Milliseconds of a pass over the training split, and their ratios to the sequential program's"
     table = Table(caption, ["training", *STAGES, *(f"{stage}, ratio" for stage in COMPARED)])
     for (batches, number), rounds in timings.items():
@@ -272,8 +270,6 @@ def _times(timings: Timings) -> Table:
 
 
 def _loss_figure(full: Training, mini: Training) -> Figure:
-    """The training loss over the updates, both of one worker."""
-
     def draw(axes: Any, colours: Colours) -> None:
         axes.plot(*zip(*_smoothed(mini.losses), strict=True), color=colours["asp"], linewidth=1.4, label=mini.batches)
         updates = range(1, len(full.losses) + 1)
@@ -295,8 +291,6 @@ def _smoothed(losses: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _passes_figure(trainings: Sequence[Training]) -> Figure:
-    """Validation loss and test accuracy after each pass; a dot is what was kept."""
-
     def draw(all_axes: list[Any], colours: Colours) -> None:
         for one, colour in zip(trainings, ("bsp", "asp", "ssp"), strict=True):
             last = [one.best] if one.best["step"] > one.test[-1]["step"] else []
@@ -319,7 +313,6 @@ def _passes_figure(trainings: Sequence[Training]) -> Figure:
 
 
 def _stages_figure(timings: Timings) -> Figure:
-    """A bar for each setup."""
     names, bars = [], []
     for (batches, number), rounds in timings.items():
         if number == 1:

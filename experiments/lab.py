@@ -44,8 +44,6 @@ class Made:
 
 @dataclass
 class Lab:
-    """What an experiment is given."""
-
     name: str
     folder: Path  # For all that it makes.
     bin: Path  # With ps_server, ps_worker and ps_bench.
@@ -57,11 +55,9 @@ class Lab:
     made: dict[str, Made] = field(default_factory=dict)  # What was used so far, by name.
 
     def say(self, text: str) -> None:
-        """A line of progress, on stderr."""
         print(f"experiments: {self.name}: {text}", file=sys.stderr, flush=True)
 
     def pick(self, full: T, quick: T) -> T:
-        """The one for this form."""
         return quick if self.quick else full
 
     def once(

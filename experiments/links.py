@@ -50,7 +50,6 @@ class Network:
 
     @property
     def model(self) -> str:
-        """As --model has it."""
         return "mlp:" + ",".join(map(str, self.widths))
 
     @property
@@ -83,8 +82,6 @@ def network(lab: Lab) -> Network:
 
 @dataclass(frozen=True)
 class System:
-    """A way to train with four workers."""
-
     name: str  # Folders are named so.
     title: str
     mode: tuple[str, ...] = ()  # ps_server's flags; MPI has none.
@@ -168,12 +165,10 @@ class Outcome:
 
 
 def rates(lab: Lab) -> tuple[int | None, ...]:
-    """They are set up one after another."""
     return lab.pick((*RATES, FREE), (10, 1_000))
 
 
 def systems(lab: Lab, rate: int | None) -> list[System]:
-    """Those that run over links of this rate."""
     found = [system for system in SYSTEMS.values() if not (system.is_mpi and why_no_mpi(lab))]
     return [system for system in found if not lab.quick or rate == 1_000 or system.name in _QUICK_AT_10]
 
@@ -286,7 +281,6 @@ class Results:
 
     @property
     def systems(self) -> list[System]:
-        """All that were measured; MPI too where it was not."""
         return [one for one in SYSTEMS.values() if self.no_mpi or one.name in self.outcomes[self.longest]]
 
     def get(self, rate: int | None, name: str) -> Outcome | None:

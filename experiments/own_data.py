@@ -177,7 +177,6 @@ def train_exact(lab: Lab, data: Data, normalize: str) -> Exact:
 
 
 def train_shuffled(lab: Lab, data: Data) -> Accuracies:
-    """All cuts in all modes."""
     percent: dict[tuple[str, str], dict[int, float]] = {(cut, mode): {} for mode in MODES for cut in SHUFFLED}
     for mode in MODES:
         for seed in seeds(lab, mode):
@@ -225,7 +224,6 @@ def refusal(lab: Lab, data: Data, name: str, expected: str, more: Callable[[int]
 
 
 def run(lab: Lab) -> Page:
-    """Cuts, trains all, and compares."""
     data = prepare(lab)
     plain, scaled = (train_exact(lab, data, normalize) for normalize in ("none", "standard"))
     accuracies = train_shuffled(lab, data)
@@ -333,7 +331,6 @@ def _all_samples_once(data: Data, steps: np.ndarray) -> Claim:
 
 
 def _parts(data: Data) -> Table:
-    """A row for each cut."""
     columns = ["cut", *(f"rank {rank}" for rank in range(RANKS)), "steps of an epoch"]
     table = Table("What each worker has: samples, and their classes", columns)
     for cut, indices in data.parts.items():
@@ -349,8 +346,6 @@ def _classes(labels: np.ndarray) -> str:
 
 
 def _accuracy_figure(percent: dict[tuple[str, str], dict[int, float]]) -> Figure:
-    """A dot for each seed, a stroke for the mean."""
-
     def draw(axes: Any, colours: Colours) -> None:
         shift = 0.8 / len(SHUFFLED)
         for number, (cut, series) in enumerate(zip(SHUFFLED, ("bsp", *SERIES), strict=False)):
@@ -369,8 +364,6 @@ def _accuracy_figure(percent: dict[tuple[str, str], dict[int, float]]) -> Figure
 
 
 def _contributions_figure(steps: np.ndarray, each: int) -> Figure:
-    """The samples in each step, by rank, of all epochs."""
-
     def draw(axes: Any, colours: Colours) -> None:
         edges, tops = np.arange(len(steps) + 1) + 0.5, steps.cumsum(axis=1).T
         for rank, colour in enumerate(_RANK_COLOURS):

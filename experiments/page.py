@@ -31,7 +31,6 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """A word for the table."""
         return _VERDICTS[self.agrees]
 
 

@@ -119,7 +119,6 @@ def _spec(setup: Setup, part: str, batches: int) -> JobSpec:
 
 
 def run(lab: Lab) -> Page:
-    """Measures all products of processes and threads, and two variants."""
     results = Results(lab)
     best, most, every = results.fastest, results.processes[-1], cores()
     times = results.longer(Setup(most, every), Setup(most, every, passive=True))
@@ -182,7 +181,6 @@ def _ms(value: float) -> str:
 
 
 def _grid(results: Results) -> Table:
-    """Processes times threads, through shared memory."""
     columns = ["processes", *(f"{plural(each, 'thread')} each" for each in results.threads)]
     table = Table("Seconds, and times as long as the fastest", columns)
     for count in results.processes:
@@ -212,7 +210,6 @@ def _details(results: Results) -> Table:
 
 
 def _times_figure(results: Results) -> Figure:
-    """Processes against threads, and both."""
     counts, every, kinds = results.processes, cores(), results.kinds()
     lines = (
         ("N processes of 1 thread", "-", kinds["one thread each"]),

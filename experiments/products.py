@@ -108,7 +108,6 @@ def overtakes(ratio: Times, m: int) -> tuple[int, int] | None:
 
 
 def run(lab: Lab) -> Page:
-    """Measures all devices, by turns."""
     no_gpu = _why_no_gpu(lab)
     times = measure(lab, no_gpu)
     cpu, count = times["cpu"], len(cores())

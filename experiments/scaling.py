@@ -256,7 +256,6 @@ def _why(one: Measured, many: Measured, agrees: bool | None, off: float) -> str:
 
 
 def _overview(lines: list[list[Measured]], numbers: Sequence[int]) -> Table:
-    """A row for each line, a column for each number of workers."""
     table = Table("Speed-ups over one worker", ["form", *(plural(number, "worker") for number in numbers)])
     table.rows.append(["published: GPUs", *(f"{PUBLISHED_SPEED_UP[number]:.2f}" for number in numbers)])
     table.rows.append(["published: GPUs, seconds", *(str(PUBLISHED_S[number]) for number in numbers)])
@@ -268,7 +267,6 @@ def _overview(lines: list[list[Measured]], numbers: Sequence[int]) -> Table:
 
 
 def _details(line: list[Measured]) -> Table:
-    """What the speed-ups of a line come from."""
     name = str(line[0].setup)
     columns = ["workers", "seconds", "speed-up", "efficiency", "step, ms", "of it computing, ms"]
     columns += ["cores busy", "in the rest of a step", "speed-up is"]
@@ -282,7 +280,6 @@ def _details(line: list[Measured]) -> Table:
 
 
 def _speed_up_figure(lines: list[list[Measured]], numbers: Sequence[int]) -> Figure:
-    """All lines beside what is ideal and what is published."""
     drawn = sorted((line for line in lines if len(line) > 1), key=lambda line: not line[0].setup.idle)
 
     def draw(axes: Any, colours: Colours) -> None:

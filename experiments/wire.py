@@ -72,7 +72,6 @@ def _train(lab: Lab, form: Form, mode: str, seed: int) -> list[dict[str, Any]]:
 
 
 def run(lab: Lab) -> Page:
-    """Trains every form in every mode with every seed."""
     found = train_all(lab)
     last = found.groupby(["form", "mode", "seed"])["percent"].last()
     keys = [(form.name, mode) for mode in RATES for form in FORMS]
@@ -102,7 +101,6 @@ def _claim(form: Form, mode: str, accuracies: Accuracies) -> Claim:
 
 
 def _curves(found: pd.DataFrame) -> Figure:
-    """Test accuracy by epoch, of both modes."""
     means = found.groupby(["form", "mode", "epoch"])["percent"].mean()
 
     def draw(panels: list[Any], colours: Colours) -> None:

@@ -19,7 +19,6 @@ _IMPORT_LIMIT_S = 120
 
 
 def server_flags(spec: RunSpec, settings: Settings) -> list[str]:
-    """What all servers of the run are given."""
     if spec.pytorch:
         return []
     if settings.command:
@@ -45,7 +44,6 @@ def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, 
 
 
 def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
-    """What all workers of the run are given."""
     if settings.command:
         return list(settings.command)
     flags = [
@@ -78,7 +76,6 @@ def pytorch_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str
 
 
 def script_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:
-    """Starts psrun with the user's script."""
     words = list(settings.command)
     # psrun runs scripts with the interpreter that it runs in itself.
     interpreter = words.pop(0) if _is_python(words[0]) else sys.executable

@@ -245,13 +245,11 @@ def _duration(seconds: float) -> str:
 
 
 def _cpu_share(result: dict[str, Any]) -> float:
-    """Which share of the cores the run's training used."""
     available_s = result["wall_s"] * result["cores"]
     return result["cpu_s"] / available_s if available_s > 0 else 0.0
 
 
 def _run_line(number: int, total: int, result: dict[str, Any], folder: Path, left: str) -> str:
-    """Which of how many, what, the result, the time left."""
     parts = [result["status"], f"{result['total_wall_s']:.1f} s"]
     if result["status"] == "done":
         measured = last_result(folder, "validation" if result["validation_split"] > 0 else "test")

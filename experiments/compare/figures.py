@@ -98,7 +98,6 @@ def _of_condition(comparison: Comparison, condition: str) -> list[Figure]:
 
 
 def _lost_note(groups: list[Group]) -> str:
-    """What the crosses are, if there are any."""
     lost = [f"{group.mode} seed {run.seed} ({run.status})" for group in groups for run in group.lost]
     if not lost:
         return ""
@@ -194,7 +193,6 @@ def _plot(axes: Any, curve: Curve, *form: str, **look: Any) -> None:
 
 
 def _draw_group(axes: Any, group: Group, x: X, y: Y, color: str, dash: Any, label: str) -> None:
-    """All seeds of a group and their mean."""
     curves = [_points(run, x, y) for run in group.done]
     mean = _mean_curve([curve for curve in curves if curve], axes.get_xscale() == "log")
     look = {"color": color, "linestyle": dash}
@@ -268,8 +266,6 @@ def _draw_references(comparison: Comparison, y: Y) -> Draw:
 
 
 def _draw_staleness(groups: list[Group]) -> Draw:
-    """Accuracy over the enforced staleness, each with its interval."""
-
     def draw(axes: Any, colours: Colours) -> None:
         by_group = [group.values(accuracy_percent) for group in groups]
         means = []
@@ -303,8 +299,6 @@ def _rows(axes: Any, names: list[str], height: float = 0.5) -> None:
 
 
 def _draw_throughput(groups: list[Group]) -> Draw:
-    """Measured dots, one a seed, and the line that the step times predict."""
-
     def draw(axes: Any, colours: Colours) -> None:
         for row, group in enumerate(groups):
             color = colours[_colour(group.mode)]
@@ -325,8 +319,6 @@ def _draw_throughput(groups: list[Group]) -> Draw:
 
 
 def _draw_shares(groups: list[Group]) -> Draw:
-    """Where the workers' time went; waiting first, with its figure."""
-
     def draw(axes: Any, colours: Colours) -> None:
         left = np.zeros(len(groups))
         for part in ("wait", "push", "pull", "compute", "idle"):
@@ -353,8 +345,6 @@ def _doubling_bins(values: list[int]) -> dict[str, float]:
 
 
 def _draw_histograms(groups: list[Group], values: Callable[[Run], list[int]]) -> Draw:
-    """A row of bars for each mode, in bins that double."""
-
     def draw(axes: Any, colours: Colours) -> None:
         labels: list[str] = []
         for row, group in enumerate(groups):

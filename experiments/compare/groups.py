@@ -41,7 +41,6 @@ class Group:
 
     @property
     def is_compared(self) -> bool:
-        """Whether there is another group that it is compared with."""
         return self.reference is not None and self.reference is not self
 
     @property
@@ -76,12 +75,10 @@ class Group:
 
     @property
     def accuracy_difference(self) -> Interval | None:
-        """Between final test accuracies, in percentage points."""
         return self.difference(accuracy_percent)
 
     @property
     def speed_ratio(self) -> Ratio | None:
-        """Between the samples applied per second."""
         return self.ratio(lambda run: run.samples_per_s)
 
     def time_ratio(self, target: float) -> Ratio | None:
@@ -92,12 +89,10 @@ class Group:
 
 
 def accuracy_percent(run: Run) -> float | None:
-    """Final test accuracy, in percent."""
     return None if run.final_accuracy is None else 100 * run.final_accuracy
 
 
 def wait_percent(run: Run) -> float | None:
-    """Share of all workers' time that they waited."""
     return 100 * run.shares["wait"] if run.shares else None
 
 
@@ -113,8 +108,6 @@ def reference_name(run: Run) -> str:
 
 @dataclass(eq=False)
 class Comparison:
-    """All runs, grouped."""
-
     runs: list[Run]
     groups: list[Group]  # kind "comparison", by condition, then in the order of the modes.
     staleness: list[Group]  # kind "staleness", by the enforced staleness, ascending.
@@ -141,11 +134,9 @@ class Comparison:
         return [group for group in self.groups if group.condition == condition]
 
     def group(self, mode: str, condition: str) -> Group | None:
-        """One group, if it ran."""
         return next((each for each in self.under(condition) if each.mode == mode), None)
 
     def reference(self, name: str) -> Group | None:
-        """One reference curve, if it ran."""
         return next((each for each in self.references if reference_name(each.runs[0]) == name), None)
 
 

@@ -21,7 +21,6 @@ _EXIT_SIGNAL = 128  # Plus its number, as shells have it.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
     print_anywhere()
     try:
         if arguments[:1] == ["report"]:

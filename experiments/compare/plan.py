@@ -19,8 +19,6 @@ _OVERHEAD = 1.15  # By the exchange, on top of a step's time.
 
 @dataclass(frozen=True)
 class Rate:
-    """What a mode is trained with."""
-
     learning_rate: float
     momentum: float
     tuned: bool = False

@@ -76,8 +76,6 @@ DEFINITIONS = [
 
 @dataclass
 class Written:
-    """A report."""
-
     sections: list[Section]
     verdicts: list[statements.Verdict]
 
@@ -177,7 +175,6 @@ def _condition(comparison: Comparison, condition: str) -> Section:
 
 
 def _single_worker(comparison: Comparison, plan: dict[str, Any], figures: list[Figure]) -> list[Section]:
-    """What staleness costs, and the reference curves."""
     found = []
     if groups := comparison.staleness:
         names = [str(group.runs[0].staleness) for group in groups]
@@ -258,7 +255,6 @@ def _table(caption: str, each: Iterable[Any], columns: Columns) -> Table:
 
 
 def _with_spread(values: Sequence[float], digits: int) -> str:
-    """The mean, and the standard deviation over seeds where there are several."""
     found, spread = mean(values), deviation(values)
     return number(found, digits) if spread is None else f"{number(found, digits)} (sd {number(spread, digits)})"
 
@@ -311,7 +307,6 @@ def _distinct(runs: list[Run], name: str) -> str:
 
 
 def _target_columns(target: float) -> Columns:
-    """The time and the samples to an accuracy, and how many runs reached it."""
     return [
         (f"to {100 * target:.0f} %: s", lambda group: number(mean([mark.time_s for mark in group.reached(target)]), 2)),
         ("samples", lambda group: number(mean([mark.samples for mark in group.reached(target)]))),
@@ -353,8 +348,6 @@ _LOST: Columns = [
 
 
 def _single(title: str, first: str, groups: list[Group], names: list[str]) -> Table:
-    """Accuracies of one worker."""
-
     def half(group: Group) -> str:
         found = interval(group.values(accuracy_percent))
         return NONE if found is None or found.half is None else f"± {found.half:.2f}"

@@ -191,8 +191,6 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """What the short run has told."""
-
     compute_s: float  # Median of forward and backward of a batch, with all workers on the machine.
     cpu_s: float  # Processor time of all processes for one batch of each worker.
     samples: int  # The training split has so many.

@@ -92,12 +92,10 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the run ended as it should."""
         return self.status == "done"
 
     @property
     def final(self) -> Mark | None:
-        """The last evaluation."""
         return self.marks[-1] if self.marks else None
 
     @property
@@ -182,7 +180,6 @@ def _zero_t_s(chief: Events) -> float:
 
 
 def _applies(chief: Events, batch_size: int) -> pd.DataFrame:
-    """The versions that the chief made."""
     zero_t_s, rows = _zero_t_s(chief), []
     for event in chief.named("apply"):
         ranks, samples = list(event.get("ranks") or []), event.get("samples")

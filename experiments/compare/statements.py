@@ -145,7 +145,6 @@ def _choice(groups: list[Group], condition: str) -> str:
 
 
 def _or(groups: list[Group], separator: str = " or ") -> str:
-    """Each mode with its speed and its price."""
     return separator.join(
         f"{each.mode} ({each.speed_ratio.mean:.2f} times bsp's samples/s, {_price(each)}{_shown_time(each)})"
         for each in groups
@@ -154,7 +153,6 @@ def _or(groups: list[Group], separator: str = " or ") -> str:
 
 
 def _shown_time(group: Group) -> str:
-    """Beside its price."""
     highest = _highest(group)
     if highest is None or not highest[1].differs:
         return ""
@@ -175,7 +173,6 @@ def _loss_excluded(group: Group) -> bool:
 
 
 def _price(group: Group) -> str:
-    """What a faster mode costs in accuracy."""
     found = group.accuracy_difference
     if _lost(group) or found is None or found.half is None or found.low is None:
         return "price not known"
@@ -214,7 +211,6 @@ Pairs = Sequence[tuple[Mark, Mark]]
 
 
 def about_references(comparison: Comparison) -> list[str]:
-    """For each pair of the three that ran."""
     curves = [(f"bsp with {bsp.runs[0].workers} workers", bsp) for bsp in [comparison.group("bsp", "even")] if bsp]
     curves += [(name, group) for name in ("NxB", PYTORCH) if (group := comparison.reference(name)) is not None]
     found = [_apart(*one, *other) for place, other in enumerate(curves) for one in curves[place + 1 :]]

@@ -42,8 +42,6 @@ class Item:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial and its result."""
-
     id: str
     learning_rate: float
     momentum: float
@@ -82,7 +80,6 @@ def items_of(settings: Settings) -> list[Item]:
 
 
 def next_point(item: Item, trials: list[Trial]) -> tuple[float, float]:
-    """The effective rate and momentum of the next trial."""
     center = item.center / (1 - MOMENTUMS[-1])
     grid = [(center * _GRID_STEP**power, momentum) for momentum in reversed(MOMENTUMS) for power in (-1, 0, 1)]
     if len(trials) < len(grid):
@@ -164,7 +161,6 @@ def rate_of(entry: dict[str, Any]) -> Rate:
 
 
 def line_of(item: Item, entry: dict[str, Any]) -> str:
-    """For people."""
     note = " (still at the edge of what was tried)" if entry["at_edge"] else ""
     if not entry["tuned"]:
         note = " (no trial ended well: not tuned)"

@@ -16,7 +16,6 @@ class Events(list[Event]):
     broken_line: int | None = None  # The first one that is not whole, from 1.
 
     def named(self, name: str) -> list[Event]:
-        """The events of that name, in the file's order."""
         return [event for event in self if event["event"] == name]
 
     @property
