@@ -29,11 +29,7 @@ MARGIN = 1.0  # By so many points accuracies of the same samples in another orde
 ROUNDING = 1e-5  # Relative, of a step's loss, where statistics are added up in another order.
 WHOLE = "the whole"
 SHUFFLED = (WHOLE, "quarters", "uneven", "by class")  # What is compared over seeds.
-MODES = {
-    "bsp": ["--mode=bsp"],
-    "local_sgd": ["--mode=local_sgd", "--local_steps=8"],
-    "asp": ["--mode=asp"],
-}
+MODES = {"bsp": ["--mode=bsp"], "local_sgd": ["--mode=local_sgd", "--local_steps=8"], "asp": ["--mode=asp"]}
 _RANK_COLOURS = ("compute", "idle", "pull", "wait")
 
 

@@ -121,10 +121,7 @@ def make_run(spec: RunSpec, settings: Settings, folder: Path, stop: Stop, limit_
         **_times(job, took_s),
         "cores": len(cores()),
         "parameters": sum(a * b + b for a, b in itertools.pairwise(sizes)) if len(sizes) > 1 else None,
-        "flags": {
-            "server": commands.server_flags(spec, settings),
-            "worker": commands.worker_flags(spec, settings),
-        },
+        "flags": {"server": commands.server_flags(spec, settings), "worker": commands.worker_flags(spec, settings)},
     }
     write_json(folder / "run.json", result)
     return result, job
