@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from experiments.shared import machine
-from experiments.shared.job import GRACE_S, Interrupted, Job, JobFailed
+from experiments.shared.job import GRACE_S, Interrupted, Job, JobFailed, Part
 from experiments.shared.metrics import Event, Events, read_events
 from experiments.shared.processes import Child, Stop
 
@@ -153,7 +153,7 @@ class JobSpec:
     servers: int = 1
     worker_own: Callable[[int], list[str]] = lambda rank: []
     limit_s: float = 600
-    # What a program is started with, to run on a host or a processor of its own: ["ip", "netns", "exec", "h1"], say.
+    # As in Part.
     server_on: Callable[[int], list[str]] = lambda shard: []
     worker_on: Callable[[int], list[str]] = lambda rank: []
     listen: Callable[[int], list[str]] = lambda shard: ["--listen=127.0.0.1:0"]
@@ -270,27 +270,17 @@ def run_once(lab: Lab, spec: JobSpec) -> dict[str, Any]:
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
     common = [] if spec.shared_memory else ["--shared_memory=off"]
-
-    def command(on: list[str], program: str, name: str, *flags: str) -> list[str]:
-        writes = spec.all_metrics or name == "worker0"
-        metrics = [f"--metrics_file={folder / f'{name}.jsonl'}"] if writes else []
-        return [*on, str(lab.bin / program), *metrics, *flags]
-
-    def server(shard: int, chief: str) -> list[str]:
-        flags = [*spec.listen(shard), f"--num_workers={spec.workers}", *common, *spec.server]
-        if spec.servers > 1:
-            flags += [f"--num_shards={spec.servers}", f"--shard={shard}"]
-        if chief:
-            flags.append(f"--chief={chief}")
-        return command(spec.server_on(shard), "ps_server", f"server{shard}", *flags)
-
-    def worker(rank: int, chief: str) -> list[str]:
-        flags = [f"--server={chief}", f"--rank={rank}", *common, *spec.worker, *spec.worker_own(rank)]
-        return command(spec.worker_on(rank), "ps_worker", f"worker{rank}", *flags)
-
+    servers = [
+        Part([*spec.listen(shard), *common, *spec.server], spec.server_on(shard), spec.all_metrics)
+        for shard in range(spec.servers)
+    ]
+    workers = [
+        Part([*common, *spec.worker, *spec.worker_own(rank)], spec.worker_on(rank), spec.all_metrics or rank == 0)
+        for rank in range(spec.workers)
+    ]
     began = time.monotonic()
     with _job(lab, spec.name, folder) as job:
-        job.start(spec.servers, spec.workers, server, worker)
+        job.start(lab.bin, servers, workers)
         job.wait(spec.limit_s)
         wall_s = time.monotonic() - began
     training = _training_unix_s(_steps([read_events(folder / f"{one.name}.jsonl") for one in job.workers]))

@@ -32,17 +32,6 @@ def server_flags(spec: RunSpec, settings: Settings) -> list[str]:
     return [*flags, "--optimizer=sgd"]
 
 
-def server_command(spec: RunSpec, settings: Settings, folder: Path, shard: int, chief: str) -> list[str]:
-    """Starts server number `shard`; `chief` is the address of number 0, for the others."""
-    flags = ["--listen=127.0.0.1:0", f"--num_workers={spec.workers}"]
-    if settings.servers > 1:
-        flags += [f"--num_shards={settings.servers}", f"--shard={shard}"]
-    if chief:
-        flags.append(f"--chief={chief}")
-    metrics = f"--metrics_file={folder / f'server{shard}.jsonl'}"
-    return [str(settings.bin / "ps_server"), *flags, *server_flags(spec, settings), metrics]
-
-
 def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
     if settings.command:
         return list(settings.command)
@@ -63,11 +52,6 @@ def worker_flags(spec: RunSpec, settings: Settings) -> list[str]:
     if spec.validation_split > 0:
         flags.append(f"--validation_split={spec.validation_split:.9g}")
     return [*flags, f"--start_timeout={_START_TIMEOUT}", *spec.experiment_flags]
-
-
-def worker_command(spec: RunSpec, settings: Settings, folder: Path, rank: int, server: str) -> list[str]:
-    own = [f"--server={server}", f"--rank={rank}", f"--metrics_file={folder / f'worker{rank}.jsonl'}"]
-    return [str(settings.bin / "ps_worker"), *own, *worker_flags(spec, settings)]
 
 
 def pytorch_command(spec: RunSpec, settings: Settings, folder: Path) -> list[str]:

@@ -22,7 +22,7 @@ from experiments.compare import commands
 from experiments.compare.modes import ONE_BY_ONE
 from experiments.compare.plan import Rate, RunSpec
 from experiments.compare.settings import Settings, UsageError
-from experiments.shared.job import GRACE_S, Job, JobFailed, first_line_with, names
+from experiments.shared.job import GRACE_S, Job, JobFailed, Part, first_line_with, names
 from experiments.shared.machine import cores, write_json
 from experiments.shared.metrics import applied_unix_s, lack_of, number, read_events
 from experiments.shared.processes import Child, Stop
@@ -135,12 +135,9 @@ def _start(job: Job, spec: RunSpec, settings: Settings) -> None:
     elif spec.pytorch:
         job.start_worker("pytorch", commands.pytorch_command(spec, settings, folder))
     else:
-        job.start(
-            settings.servers,
-            spec.workers,
-            lambda shard, chief: commands.server_command(spec, settings, folder, shard, chief),
-            lambda rank, chief: commands.worker_command(spec, settings, folder, rank, chief),
-        )
+        server = Part(["--listen=127.0.0.1:0", *commands.server_flags(spec, settings)])
+        worker = Part(commands.worker_flags(spec, settings))
+        job.start(settings.bin, [server] * settings.servers, [worker] * spec.workers)
 
 
 def _model_sizes(settings: Settings) -> list[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.shared.processes import Child, CpuClock, Stop, end_all, running, wait_until
@@ -32,6 +33,20 @@ class Interrupted(Exception):
     """The job was stopped by a signal, and is as if it had not been."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """A server or a worker of a job."""
+
+    flags: list[str]  # Besides those that say who is who.
+    # What the program is started with, to run on a host or a processor of its own: ["ip", "netns", "exec", "h1"], say.
+    on: Sequence[str] = ()
+    metrics: bool = True  # They are written to FOLDER/NAME.jsonl.
+
+    def command(self, program: Path, folder: Path, name: str, flags: Sequence[str]) -> list[str]:
+        metrics = [f"--metrics_file={folder / f'{name}.jsonl'}"] if self.metrics else []
+        return [*self.on, str(program), *metrics, *flags, *self.flags]
+
+
 class Job:
     """Processes in a folder. Its methods raise JobFailed and Interrupted; end() is to be called whatever happened."""
 
@@ -53,20 +68,21 @@ class Job:
         self.workers.append(self._child(name, command, environment))
         return self.workers[-1]
 
-    def start(
-        self,
-        servers: int,
-        workers: int,
-        server_command: Callable[[int, str], list[str]],
-        worker_command: Callable[[int, str], list[str]],
-    ) -> None:
-        """`server_command` is given the shard and the chief's address, which is empty for the chief."""
+    def start(self, bin: Path, servers: Sequence[Part], workers: Sequence[Part]) -> None:
+        """ps_server for each part of the model, the chief first, and ps_worker for each rank."""
         chief = ""
-        for shard in range(servers):
-            self.servers.append(self._child(f"server{shard}", server_command(shard, chief)))
+        for shard, part in enumerate(servers):
+            flags = [f"--num_workers={len(workers)}"]
+            if len(servers) > 1:
+                flags += [f"--num_shards={len(servers)}", f"--shard={shard}"]
+            if chief:
+                flags.append(f"--chief={chief}")
+            name = f"server{shard}"
+            self.servers.append(self._child(name, part.command(bin / "ps_server", self.folder, name, flags)))
             chief = chief or self._address(self.servers[0])
-        for rank in range(workers):
-            self.start_worker(f"worker{rank}", worker_command(rank, chief))
+        for rank, part in enumerate(workers):
+            flags, name = [f"--server={chief}", f"--rank={rank}"], f"worker{rank}"
+            self.start_worker(name, part.command(bin / "ps_worker", self.folder, name, flags))
 
     def _child(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> Child:
         try:

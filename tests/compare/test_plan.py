@@ -7,6 +7,7 @@ import sys
 import unittest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -14,6 +15,8 @@ from experiments.compare import commands, tuning
 from experiments.compare.modes import Mode
 from experiments.compare.plan import Estimate, Rates, RunSpec, make_plan, slowdown
 from experiments.compare.settings import Settings, parse
+from experiments.shared.job import Job, Part
+from experiments.shared.processes import Stop
 
 
 def plan_of(*flags: str) -> tuple[Settings, list[RunSpec]]:
@@ -59,14 +62,25 @@ class PlanTest(unittest.TestCase):
     def test_command_lines(self) -> None:
         settings, runs = plan_of("--servers=2", "--momentum=0")
         run = next(run for run in runs if run.id == "even-ssp_2-s2")
-        server = commands.server_command(run, settings, Path("/o"), 1, "127.0.0.1:77")
-        for flag in ("--mode=ssp", "--staleness=2", "--optimizer=sgd", "--budget=job", "--num_workers=4"):
+        server = commands.server_flags(run, settings)
+        for flag in ("--mode=ssp", "--staleness=2", "--optimizer=sgd", "--budget=job"):
             assert flag in server
-        for flag in ("--num_shards=2", "--shard=1", "--chief=127.0.0.1:77", "--metrics_file=/o/server1.jsonl"):
-            assert flag in server
-        worker = commands.worker_command(run, settings, Path("/o"), 3, "127.0.0.1:77")
-        for flag in ("--rank=3", "--seed=2", "--batch_size=64", "--eval_every=0.25", "--experiment_step_time=8ms"):
+        worker = commands.worker_flags(run, settings)
+        for flag in ("--seed=2", "--batch_size=64", "--eval_every=0.25", "--experiment_step_time=8ms"):
             assert flag in worker
+
+    def test_who_is_who_is_said_to_each_process(self) -> None:
+        started: dict[str, list[str]] = {}
+
+        def start(job: Job, name: str, command: list[str], environment: object = None) -> Any:
+            started[name] = command
+
+        with mock.patch.object(Job, "_child", start), mock.patch.object(Job, "_address", return_value="127.0.0.1:77"):
+            Job(Path("/o"), Stop()).start(Path("/b"), [Part(["--x"])] * 2, [Part(["--y"], ["nice"], metrics=False)] * 4)
+        flags = ["--num_workers=4", "--num_shards=2", "--shard=1", "--chief=127.0.0.1:77", "--x"]
+        assert started["server1"] == ["/b/ps_server", "--metrics_file=/o/server1.jsonl", *flags]
+        assert not any(flag.startswith("--chief") for flag in started["server0"])
+        assert started["worker3"] == ["nice", "/b/ps_worker", "--server=127.0.0.1:77", "--rank=3", "--y"]
 
     def test_no_activation_without_a_hidden_layer(self) -> None:
         for model, given in (("mlp:784,10", False), ("mlp:784,32,10", True)):
