@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,11 @@ import pandas as pd
 
 from experiments.compare.groups import PYTORCH, Comparison, Group, accuracy_percent, did_not_end, reference_name
 from experiments.compare.modes import family
-from experiments.compare.runs import PARTS, Mark, Run
+from experiments.compare.runs import PARTS, Run
 from experiments.shared.charts import LIGHT, SERIES, Colours, Figure
 from experiments.shared.intervals import interval, mean
 
 Draw = Callable[[Any, Colours], None]
-X = Callable[[Run, Mark], "float | None"]
-Y = Callable[[Mark], "float | None"]
 Curve = list[tuple[float, float]]
 
 CONDITION_TITLES = {"even": "even workers", "straggler": "a constant straggler", "transient": "transient delays"}
@@ -75,7 +74,7 @@ def _of_condition(comparison: Comparison, condition: str) -> list[Figure]:
 
     for section, name, x, x_label, y, y_label in _CURVES:
         if any(_points(run, x, y) for run in runs):
-            x_label += bound if x is _time_s else ""
+            x_label += bound if x == "time_s" else ""
             add(section, name, x_label, y_label, _draw_curves(groups, comparison.modes, x, y))
     if any(run.samples_per_s for run in runs):
         label = f"samples applied per second{bound}"
@@ -120,14 +119,14 @@ def _of_staleness(comparison: Comparison) -> list[Figure]:
 
 
 def _of_references(comparison: Comparison) -> list[Figure]:
-    if not any(run.marks for group in comparison.references for run in group.runs):
+    if not any(len(run.marks) for group in comparison.references for run in group.runs):
         return []
     caption = "One worker with batch B (1xB) and with batch N·B (NxB); bsp with N workers must lie on the latter."
     if comparison.reference(PYTORCH) is not None:
         caption += " So must plain PyTorch (dashed), which trains with batch N·B from equal weights in equal order."
     found = []
     for section, _, x, x_label, y, y_label in _CURVES:
-        if x is _samples:
+        if x == "samples":
             name = section.partition(" ")[0].lower()
             title, draw = f"Reference curves: {name} over samples", _draw_references(comparison, y)
             found.append(Figure(f"references_{name}", title, caption, x_label, y_label, draw, section=REFERENCES))
@@ -137,42 +136,25 @@ def _of_references(comparison: Comparison) -> list[Figure]:
 # ---- Curves: every seed a thin line, the mean a thick one, a lost run a cross
 
 
-def _time_s(run: Run, mark: Mark) -> float:
-    return mark.time_s
-
-
-def _samples(run: Run, mark: Mark) -> float:
-    return mark.samples / 1000
-
-
-def _megabytes(run: Run, mark: Mark) -> float | None:
-    pushed = run.bytes_pushed(mark.pushes)
-    return None if pushed is None else pushed / 1e6
-
-
-def _accuracy(mark: Mark) -> float | None:
-    return None if mark.accuracy is None else 100 * mark.accuracy
-
-
-def _loss(mark: Mark) -> float | None:
-    return mark.loss
-
-
-_SECONDS = (_time_s, "seconds since the first version")
-_THOUSANDS = (_samples, "samples applied, thousands")
-_MEGABYTES = (_megabytes, "pushed by all workers, MB")
+_SECONDS = ("time_s", "seconds since the first version")
+_THOUSANDS = ("samples", "samples applied, thousands")
+_MEGABYTES = ("pushes", "pushed by all workers, MB")
+_ACCURACY = ("accuracy", "test accuracy, %")
+_LOSS = ("loss", "test loss")
 _CURVES = (
-    ("Accuracy over time", "accuracy_over_time", *_SECONDS, _accuracy, "test accuracy, %"),
-    ("Accuracy over samples", "accuracy_over_samples", *_THOUSANDS, _accuracy, "test accuracy, %"),
-    ("Loss over time", "loss_over_time", *_SECONDS, _loss, "test loss"),
-    ("Loss over samples", "loss_over_samples", *_THOUSANDS, _loss, "test loss"),
-    ("Accuracy over bytes", "accuracy_over_bytes", *_MEGABYTES, _accuracy, "test accuracy, %"),
+    ("Accuracy over time", "accuracy_over_time", *_SECONDS, *_ACCURACY),
+    ("Accuracy over samples", "accuracy_over_samples", *_THOUSANDS, *_ACCURACY),
+    ("Loss over time", "loss_over_time", *_SECONDS, *_LOSS),
+    ("Loss over samples", "loss_over_samples", *_THOUSANDS, *_LOSS),
+    ("Accuracy over bytes", "accuracy_over_bytes", *_MEGABYTES, *_ACCURACY),
 )
 
 
-def _points(run: Run, x: X, y: Y) -> Curve:
-    found = [(x(run, mark), y(mark)) for mark in run.marks]
-    return [(a, b) for a, b in found if a is not None and b is not None]
+def _points(run: Run, x: str, y: str) -> Curve:
+    """The evaluations that have both columns, in the units of the axes; none over bytes where these are not known."""
+    units = {"samples": 1 / 1000, "accuracy": 100, "pushes": (run.bytes_pushed(1) or math.nan) / 1e6}
+    found = run.marks[[x, y]].dropna() * [units.get(x, 1), units.get(y, 1)]
+    return list(found.dropna().itertuples(index=False, name=None))
 
 
 def _mean_curve(curves: list[Curve], log_x: bool = False) -> Curve:
@@ -192,7 +174,7 @@ def _plot(axes: Any, curve: Curve, *form: str, **look: Any) -> None:
     axes.plot(*zip(*curve, strict=True) if curve else ([], []), *form, **look)
 
 
-def _draw_group(axes: Any, group: Group, x: X, y: Y, color: str, dash: Any, label: str) -> None:
+def _draw_group(axes: Any, group: Group, x: str, y: str, color: str, dash: Any, label: str) -> None:
     curves = [_points(run, x, y) for run in group.done]
     mean = _mean_curve([curve for curve in curves if curve], axes.get_xscale() == "log")
     look = {"color": color, "linestyle": dash}
@@ -209,11 +191,11 @@ def _draw_group(axes: Any, group: Group, x: X, y: Y, color: str, dash: Any, labe
             axes.plot([0.03], [0.05], "X", **cross, transform=axes.transAxes, clip_on=False)
 
 
-def _draw_curves(groups: list[Group], modes: list[str], x: X, y: Y) -> Draw:
+def _draw_curves(groups: list[Group], modes: list[str], x: str, y: str) -> Draw:
     """All modes of a condition. Modes of one kind share a colour; dashes tell ssp:2 from ssp:8."""
 
     def draw(axes: Any, colours: Colours) -> None:
-        if x is _megabytes:
+        if x == "pushes":
             axes.set_xscale("log")
         for group in groups:
             same = [mode for mode in modes if family(mode) == family(group.mode)]
@@ -230,14 +212,14 @@ def _colour(mode: str) -> str:
     return family(mode) if family(mode) in LIGHT else "other"
 
 
-def _limit(axes: Any, groups: list[Group], x: X, y: Y) -> None:
+def _limit(axes: Any, groups: list[Group], x: str, y: str) -> None:
     """Shows the y axis from where curves end to a little of their steep begin; crosses are moved into what is shown."""
     values = sorted(value for group in groups for run in group.runs for _, value in _points(run, x, y))
     ends = [curve[-1][1] for group in groups for run in group.done if (curve := _points(run, x, y))]
     if not values:
         return
     cut = len(values) // 8
-    low, high = (values[0], values[-1 - cut]) if y is _loss else (values[cut], values[-1])
+    low, high = (values[0], values[-1 - cut]) if y == "loss" else (values[cut], values[-1])
     low, high = min([low, *ends]), max([high, *ends])
     margin = max(0.06 * (high - low), 1e-3)
     axes.set_ylim(low - margin, high + margin)
@@ -247,7 +229,7 @@ def _limit(axes: Any, groups: list[Group], x: X, y: Y) -> None:
             line.set_clip_on(False)
 
 
-def _draw_references(comparison: Comparison, y: Y) -> Draw:
+def _draw_references(comparison: Comparison, y: str) -> Draw:
     """The reference curves, and bsp among even workers, which must lie on that of the batch N·B."""
 
     def draw(axes: Any, colours: Colours) -> None:
@@ -256,11 +238,11 @@ def _draw_references(comparison: Comparison, y: Y) -> Draw:
         if (bsp := comparison.group("bsp", "even")) is not None:
             curves[f"bsp, {bsp.runs[0].workers} workers"] = bsp
         for (label, group), name in zip(curves.items(), SERIES, strict=False):
-            _draw_group(axes, group, _samples, y, colours["bsp" if group is bsp else name], "-", label)
+            _draw_group(axes, group, "samples", y, colours["bsp" if group is bsp else name], "-", label)
         if pytorch is not None:  # Last, so that what is under it shows between its dashes.
             curves[PYTORCH] = pytorch
-            _draw_group(axes, pytorch, _samples, y, colours["other"], (0, (3, 2)), PYTORCH)
-        _limit(axes, list(curves.values()), _samples, y)
+            _draw_group(axes, pytorch, "samples", y, colours["other"], (0, (3, 2)), PYTORCH)
+        _limit(axes, list(curves.values()), "samples", y)
 
     return draw
 

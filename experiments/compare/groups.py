@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from experiments.compare.modes import family
 from experiments.compare.prediction import predict
-from experiments.compare.runs import REPORTED, Mark, Run
+from experiments.compare.runs import REPORTED, Run
 from experiments.compare.settings import CONDITIONS
 from experiments.shared.intervals import Interval, Ratio, mean, paired_difference, paired_ratio
 
@@ -57,9 +57,9 @@ class Group:
     def mean(self, value: Value) -> float | None:
         return mean(self.values(value))
 
-    def reached(self, target: float) -> list[Mark]:
-        """For the runs that are done and got there: the first evaluation at or above that accuracy."""
-        return [mark for run in self.done if (mark := run.reached(target)) is not None]
+    def reached(self, target: float, name: str) -> dict[int, float]:
+        """`time_s`, or `samples`, by seed, of the runs that are done and got to that accuracy."""
+        return self.by_seed(lambda run: run.reached(target, name))
 
     def pooled(self, values: Callable[[Run], list[int]]) -> list[int]:
         """The values of all runs, whatever became of them."""
@@ -83,9 +83,9 @@ class Group:
 
     def time_ratio(self, target: float) -> Ratio | None:
         """Between the times to an accuracy; None unless every run of both reached it."""
-        if any(len(group.reached(target)) < len(group.runs) for group in (self, self.reference or self)):
+        if any(len(group.reached(target, "time_s")) < len(group.runs) for group in (self, self.reference or self)):
             return None
-        return self.ratio(lambda run: mark.time_s if (mark := run.reached(target)) else None)
+        return self.ratio(lambda run: run.reached(target, "time_s"))
 
 
 def accuracy_percent(run: Run) -> float | None:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import heapq
 
+import numpy as np
+
 from experiments.compare.modes import family
 from experiments.compare.runs import Run, StepTimes
 
 _SIMULATED_STEPS_PER_WORKER = 400  # So long ssp's clocks run.
+
+
+def rounds_s(times: StepTimes, worker: int, count: int, steps: int) -> np.ndarray:
+    """`count` rounds of `steps` batches, each with one exchange at its end; indices begin again as a batch's do."""
+    compute_s, exchange_s = (np.resize(each[worker], (count, steps)) for each in (times.compute_s, times.exchange_s))
+    return compute_s.sum(axis=1) + exchange_s[:, -1]
 
 
 def batch_s(times: StepTimes, worker: int, index: int) -> float:
@@ -16,33 +24,21 @@ def batch_s(times: StepTimes, worker: int, index: int) -> float:
     return times.compute_s[worker][index] + times.exchange_s[worker][index]
 
 
-def round_s(times: StepTimes, worker: int, first: int, steps: int) -> float:
-    """`steps` batches from `first` on with one exchange at their end."""
-    compute = times.compute_s[worker]
-    indices = [index % len(compute) for index in range(first, first + steps)]
-    return sum(compute[index] for index in indices) + times.exchange_s[worker][indices[-1]]
-
-
 def predicted_samples_per_s(mode: str, times: StepTimes) -> float | None:
     """By the mode's rule alone: bsp has the slowest of N, asp all workers' rates, and so on."""
     name, argument = family(mode), mode.partition(":")[2]
-    workers, rounds = range(len(times.compute_s)), min(map(len, times.compute_s))
+    workers, batches = range(len(times.compute_s)), list(map(len, times.compute_s))
     steps = int(argument or 8) if name in ("local_sgd", "easgd") else 1
     if name in ("bsp", "local_sgd"):
-        starts = range(0, max(rounds - steps + 1, 1), steps)
-        total_s = sum(max(round_s(times, worker, start, steps) for worker in workers) for start in starts)
-        return len(workers) * steps * times.samples * len(starts) / total_s
+        count = max(min(batches) // steps, 1)
+        slowest_s = np.max([rounds_s(times, worker, count, steps) for worker in workers], axis=0)
+        return len(workers) * steps * times.samples / float(slowest_s.mean())
     if name in ("asp", "easgd"):
-        return steps * times.samples * sum(1 / _mean_s(times, worker, steps) for worker in workers)
+        each = (rounds_s(times, worker, max(batches[worker] // steps, 1), steps) for worker in workers)
+        return steps * times.samples * sum(1 / float(own_s.mean()) for own_s in each)
     if name == "backup":
-        return _backup_samples_per_s(times, int(argument or 1), rounds)
+        return _backup_samples_per_s(times, int(argument or 1), min(batches))
     return _ssp_samples_per_s(times, int(argument or 3)) if name == "ssp" else None
-
-
-def _mean_s(times: StepTimes, worker: int, steps: int) -> float:
-    """Mean seconds of an exchange with `steps` batches."""
-    starts = range(0, max(len(times.compute_s[worker]) - steps + 1, 1), steps)
-    return sum(round_s(times, worker, start, steps) for start in starts) / len(starts)
 
 
 def _backup_samples_per_s(times: StepTimes, spare: int, rounds: int) -> float | None:

@@ -308,9 +308,9 @@ def _distinct(runs: list[Run], name: str) -> str:
 
 def _target_columns(target: float) -> Columns:
     return [
-        (f"to {100 * target:.0f} %: s", lambda group: number(mean([mark.time_s for mark in group.reached(target)]), 2)),
-        ("samples", lambda group: number(mean([mark.samples for mark in group.reached(target)]))),
-        ("runs", lambda group: f"{len(group.reached(target))} of {len(group.runs)}"),
+        (f"to {100 * target:.0f} %: s", lambda group: number(mean([*group.reached(target, "time_s").values()]), 2)),
+        ("samples", lambda group: number(mean([*group.reached(target, "samples").values()]))),
+        ("runs", lambda group: f"{len(group.reached(target, 'time_s'))} of {len(group.runs)}"),
     ]
 
 
@@ -376,14 +376,13 @@ def _row(run: Run, predicted: float | None) -> dict[str, object]:
 
     row = own("id", "kind", "condition", "mode", "seed", "workers", "batch_size", "epochs", "learning_rate", "momentum")
     row |= own("tuned") | {"enforced_staleness": run.staleness} | own("status", "reason", "final_accuracy")
-    row |= {"final_loss": run.final.loss if run.final else None} | own("validation_accuracy", "versions", "pushes")
+    row |= {"final_loss": run.final("loss")} | own("validation_accuracy", "versions", "pushes")
     row |= own("samples_applied", "samples_computed", "dropped_samples", "duration_s", "samples_per_s")
     row["predicted_samples_per_s"] = predicted
     row |= {f"{part}_share": run.shares[part] if run.shares else None for part in PARTS}
     for target in TARGETS:
-        mark = run.reached(target)
-        row[f"time_to_{100 * target:.0f}_s"] = mark.time_s if mark else None
-        row[f"samples_to_{100 * target:.0f}"] = mark.samples if mark else None
+        row[f"time_to_{100 * target:.0f}_s"] = run.reached(target, "time_s")
+        row[f"samples_to_{100 * target:.0f}"] = run.reached(target, "samples")
     for name, values in (("staleness", run.push_staleness), ("clock_gap", run.clock_gaps)):
         row |= {f"{name}_p50": percentile(values, 0.5), f"{name}_p99": percentile(values, 0.99)}
         row[f"{name}_max"] = max(values, default=None)

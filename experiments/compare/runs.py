@@ -28,16 +28,11 @@ _TIME_LINE_BATCHES = 40  # As long as so many of the fastest worker's.
 _SETTINGS_END = "marks"  # The first derived field of Run.
 
 
-@dataclass(slots=True)
-class Mark:
-    """An evaluation on the test split, placed at the version whose weights it used."""
-
-    version: int
-    time_s: float
-    samples: int  # Applied, in all versions up to this one.
-    pushes: int  # Contributions in them.
-    loss: float | None
-    accuracy: float | None  # In [0, 1]; None for regression.
+def _no_marks() -> pd.DataFrame:
+    """Evaluations on the test split, placed at the version whose weights they used: `samples` and `pushes` (which are
+    contributions) are those of all versions up to this one; `accuracy` is in [0, 1], and not there for regression.
+    """
+    return pd.DataFrame(columns=["version", "loss", "accuracy", "time_s", "samples", "pushes"], dtype=float)
 
 
 @dataclass(slots=True)
@@ -75,7 +70,7 @@ class Run:
     weights_hash: str | None = None
 
     # From here on: derived from the metrics files.
-    marks: list[Mark] = field(default_factory=list)
+    marks: pd.DataFrame = field(default_factory=_no_marks)
     validation_accuracy: float | None = None  # The last evaluation on that split says it, in [0, 1].
     versions: int = 0
     pushes: int = 0  # Contributions that the chief applied.
@@ -94,13 +89,13 @@ class Run:
     def done(self) -> bool:
         return self.status == "done"
 
-    @property
-    def final(self) -> Mark | None:
-        return self.marks[-1] if self.marks else None
+    def final(self, name: str) -> float | None:
+        """What the last evaluation says."""
+        return None if self.marks[name].iloc[-1:].isna().all() else float(self.marks[name].iloc[-1])
 
     @property
     def final_accuracy(self) -> float | None:
-        return self.final.accuracy if self.final else None
+        return self.final("accuracy")
 
     def bytes_pushed(self, pushes: int) -> int | None:
         """What that many pushes of the whole model weigh; about as much comes back in pulls."""
@@ -118,9 +113,9 @@ class Run:
         """Whether the processors may have set the pace, so that times cannot be compared."""
         return self.cpu_share is not None and self.cpu_share > CPU_BOUND_SHARE
 
-    def reached(self, target: float) -> Mark | None:
-        """The first evaluation with at least that accuracy."""
-        return next((mark for mark in self.marks if mark.accuracy is not None and mark.accuracy >= target), None)
+    def reached(self, target: float, name: str) -> float | None:
+        """`time_s`, or `samples`, at the first evaluation with at least that accuracy."""
+        return next(iter(self.marks[name][self.marks["accuracy"] >= target].tolist()), None)
 
 
 def load_plan(output: Path) -> dict[str, Any]:
@@ -248,16 +243,15 @@ def _add_batches(run: Run, batches: pd.DataFrame) -> None:
     run.time_line = warm[(warm["end_s"] > begin_s) & (warm["begin_s"] < end_s)]
 
 
-def _marks(evaluations: list[Event], applies: pd.DataFrame) -> list[Mark]:
+def _marks(evaluations: list[Event], applies: pd.DataFrame) -> pd.DataFrame:
     """The evaluations on the test split by all workers (the lead may change), at the versions that the chief made."""
-    columns = (applies["time_s"], applies["samples"].cumsum(), applies["ranks"].map(len).cumsum())
-    place = dict(zip(applies["version"], zip(*(each.tolist() for each in columns), strict=True), strict=True))
-    marks: dict[int, Mark] = {}
-    for event in evaluations:
-        version = int(number(event, "version") or 0)
-        if event.get("split", "test") == "test" and version in place:
-            marks[version] = Mark(version, *place[version], number(event, "loss"), number(event, "accuracy"))
-    return [marks[version] for version in sorted(marks)]
+    names = ("version", "loss", "accuracy")
+    rows = [[number(event, name) for name in names] for event in evaluations if event.get("split", "test") == "test"]
+    found = pd.DataFrame(rows, columns=names, dtype=float).fillna({"version": 0})
+    made = applies[["version", "time_s"]].astype(float)
+    made = made.assign(samples=applies["samples"].cumsum(), pushes=applies["ranks"].map(len).cumsum())
+    both = (frame.drop_duplicates("version", keep="last") for frame in (found, made))
+    return pd.merge(*both, on="version").sort_values("version")
 
 
 # ---- The clock gap: by how many steps a worker is ahead of the slowest one. It is counted in versions, not by clocks.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from experiments.compare.groups import PYTORCH, Comparison, Group, wait_percent
-from experiments.compare.runs import TARGETS, Mark
+from experiments.compare.runs import TARGETS
 from experiments.shared.intervals import Ratio
 from experiments.shared.pages import plural
 
@@ -207,7 +208,6 @@ WHY_ALIKE = (
     "not divide the samples. At first they differ by rounding alone. Training amplifies that: an input of a ReLU "
     "that is once on the other side of 0 is enough."
 )
-Pairs = Sequence[tuple[Mark, Mark]]
 
 
 def about_references(comparison: Comparison) -> list[str]:
@@ -219,35 +219,36 @@ def about_references(comparison: Comparison) -> list[str]:
 
 def _apart(name: str, group: Group, other_name: str, other: Group) -> str:
     """How far they are apart; empty if they share no marks."""
-    seeds = _shared_marks(group, other)
-    largest = _largest_gap([pair for pairs in seeds for pair in pairs])
-    if not largest:
+    seeds = _gaps(group, other)
+    if not seeds or not (largest := _largest(pd.concat(seeds))):
         return ""
+    first = pd.concat([gaps.iloc[:1] for gaps in seeds])
     return (
         f"{name} and {other_name}: at most {largest} apart, at {sum(map(len, seeds))} marks of "
-        f"{plural(len(seeds), 'seed')}; at the first mark, after {seeds[0][0][0].samples} samples, "
-        f"{_largest_gap([pairs[0] for pairs in seeds])}."
+        f"{plural(len(seeds), 'seed')}; at the first mark, after {first['samples'].iloc[0]:.0f} samples, "
+        f"{_largest(first)}."
     )
 
 
-def _shared_marks(group: Group, other: Group) -> list[Pairs]:
-    """The marks of both after the same number of samples, or within a batch of it, for each seed that both have."""
+def _gaps(group: Group, other: Group) -> list[pd.DataFrame]:
+    """For each seed that both have: between their marks after the same number of samples, or within a batch of it."""
     found, runs = [], {run.seed: run for run in other.done}
     for run in group.done:
         if (twin := runs.get(run.seed)) is not None:
-            batch = max(each.batch_size * each.workers for each in (run, twin))
-            marks = zip(run.marks, twin.marks, strict=False)
-            found.append([(a, b) for a, b in marks if abs(a.samples - b.samples) < batch])
-    return [pairs for pairs in found if pairs]
+            count, batch = (
+                min(len(run.marks), len(twin.marks)),
+                max(one.batch_size * one.workers for one in (run, twin)),
+            )
+            marks, others = (one.marks.iloc[:count].reset_index(drop=True) for one in (run, twin))
+            gaps = (marks - others).abs()
+            found.append(gaps.assign(samples=marks["samples"])[gaps["samples"] < batch])
+    return [gaps for gaps in found if len(gaps)]
 
 
-def _largest_gap(pairs: Pairs) -> str:
-    parts = []
-    for name, factor, form, unit in (("accuracy", 100, ".2f", "points of accuracy"), ("loss", 1, ".2g", "of loss")):
-        both = [(getattr(a, name), getattr(b, name)) for a, b in pairs]
-        if gaps := [factor * abs(a - b) for a, b in both if a is not None and b is not None]:
-            parts.append(f"{max(gaps):{form}} {unit}")
-    return " and ".join(parts)
+def _largest(gaps: pd.DataFrame) -> str:
+    most = gaps[["accuracy", "loss"]].max()
+    parts = (f"{100 * most['accuracy']:.2f} points of accuracy", f"{most['loss']:.2g} of loss")
+    return " and ".join(part for part, value in zip(parts, most, strict=True) if not math.isnan(value))
 
 
 # ---- The Compose demo's verdicts on sync and async with one slow worker, with figures
