@@ -77,40 +77,34 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def _number(text: str, most: float = 10_000, least: float = 0) -> float:
-    """Above 0, and at least `least`."""
-    value = math.nan
-    with contextlib.suppress(ValueError):
-        value = float(text)
-    if math.isnan(value) or value <= 0 or not least <= value <= most:
-        raise ValueError(f"expected a number {f'from {least:g} to' if least else 'above 0, at most'} {most:g}")
-    return value
+def _number(least: float, most: float, above: bool = False) -> Callable[[str], float]:
+    """From `least`, or above it, to `most`."""
+
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if least < float(text) <= most or (not above and float(text) == least):
+                return float(text)
+        raise ValueError(f"expected a number {f'above {least:g}, at most' if above else f'from {least:g} to'} {most:g}")
+
+    return read
 
 
-def _duration_s(text: str) -> float:
+_positive = _number(0, 10_000, above=True)
+# Such that in float32 an N-th of it is not 0, nor is any update too large to add.
+_learning_rate = _number(1e-12, 1e6)
+
+
+def _duration_s(text: str, most_s: float = math.inf) -> float | None:
+    """None of nothing."""
+    if not text:
+        return None
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|m|h)", text)
     if parts is None or float(parts[1]) == 0:
         raise ValueError("expected a duration above 0, as in 8ms or 10m")
-    return float(parts[1]) * _UNITS_S[parts[2]]
-
-
-def _step_time_s(text: str) -> float:
-    value = _duration_s(text)
-    if value > _STEP_TIME_S_MAX:
-        raise ValueError(f"expected at most {_STEP_TIME_S_MAX} s")
+    value = float(parts[1]) * _UNITS_S[parts[2]]
+    if value > most_s:
+        raise ValueError(f"expected at most {most_s:g} s")
     return value
-
-
-def _learning_rate(text: str) -> float:
-    """Such that in float32 an N-th of it is not 0, nor is any update too large to add."""
-    return _number(text, least=1e-12, most=1e6)
-
-
-def _momentum(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 <= float(text) <= _MOMENTUM_MAX:
-            return float(text)
-    raise ValueError(f"expected a number from 0 to {_MOMENTUM_MAX}")
 
 
 def _distinct(values: Sequence[T]) -> tuple[T, ...]:
@@ -188,7 +182,7 @@ _FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = 
     ),
     "python": ("python3", "program with PyTorch, for its reference curve (%(default)s)", None),
     "tune": (False, "first give each mode equally many trials over learning rate and momentum", None),
-    "epochs": ("4", "passes over the training samples in each run (%(default)s)", _number),
+    "epochs": ("4", "passes over the training samples in each run (%(default)s)", _positive),
     "batch_size": ("64", "samples of a worker's batch (%(default)s)", _whole(1, 1_000_000)),
     "learning_rate": (
         "0.05",
@@ -197,12 +191,12 @@ _FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = 
         "for N > 2 of that 2/N; others by name, as in 0.05,asp=0.01, and then with --momentum",
         _rates,
     ),
-    "momentum": ("0.9", "bsp's momentum; 0: none (%(default)s)", _momentum),
+    "momentum": ("0.9", "bsp's momentum; 0: none (%(default)s)", _number(0, _MOMENTUM_MAX)),
     "model": ("mlp:784,128,10", "as ps_worker has it (%(default)s)", None),
     "activation": ("relu", "as ps_worker has it (%(default)s)", None),
     "dataset": ("fashion-mnist", "as ps_worker has it (%(default)s)", None),
     "data_dir": ("", "as ps_worker has it", lambda text: text and os.path.abspath(text)),
-    "eval_every": ("0.25", "epochs between two evaluations (%(default)s)", _number),
+    "eval_every": ("0.25", "epochs between two evaluations (%(default)s)", _positive),
     "servers": ("1", "server processes that the model is spread over (%(default)s)", _whole(1, 64)),
     "command": (
         "",
@@ -217,7 +211,7 @@ _FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = 
         "",
         "how long each batch lasts at least: workers are idle for the rest, so that modes are compared and not the "
         "scheduler (four times the measured compute)",
-        lambda text: _step_time_s(text) if text else None,
+        lambda text: _duration_s(text, _STEP_TIME_S_MAX),
     ),
     "real": (
         False,
@@ -227,7 +221,7 @@ _FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = 
     "run_timeout": (
         "",
         "after so long a run counts as timed out (by the estimate)",
-        lambda text: _duration_s(text) if text else None,
+        _duration_s,
     ),
 }
 

@@ -235,12 +235,8 @@ def _gaps(group: Group, other: Group) -> list[pd.DataFrame]:
     found, runs = [], {run.seed: run for run in other.done}
     for run in group.done:
         if (twin := runs.get(run.seed)) is not None:
-            count, batch = (
-                min(len(run.marks), len(twin.marks)),
-                max(one.batch_size * one.workers for one in (run, twin)),
-            )
-            marks, others = (one.marks.iloc[:count].reset_index(drop=True) for one in (run, twin))
-            gaps = (marks - others).abs()
+            marks, others = (one.marks.reset_index(drop=True) for one in (run, twin))
+            gaps, batch = (marks - others).abs(), max(one.batch_size * one.workers for one in (run, twin))
             found.append(gaps.assign(samples=marks["samples"])[gaps["samples"] < batch])
     return [gaps for gaps in found if len(gaps)]
 
