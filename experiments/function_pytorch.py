@@ -1,8 +1,8 @@
 """The function experiment by plain PyTorch: processes that average gradients and weights over Gloo.
 
 A program of its own, for a Python that has PyTorch, and independent of the system: it shares only the definition of
-what a seed decides (shared/data.py). Each process writes a line for each of its batches, with the loss on the
-weights before it, to FOLDER/torchRANK.jsonl.
+what a seed decides (shared/data.py, shared/torch_models.py). Each process writes a line for each of its batches, with
+the loss on the weights before it, to FOLDER/torchRANK.jsonl.
 
     python3 experiments/function_pytorch.py --folder=DIR --local_steps=2 --average_every=4000 --epochs=40 …
 """
@@ -14,7 +14,6 @@ import json
 import math
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -22,7 +21,8 @@ from torch import distributed, multiprocessing, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.shared.data import stream, uniform_weights
+from experiments.shared.data import stream
+from experiments.shared.torch_models import make_model
 
 _FUNCTION_STREAM = 3 << 48  # A seed has this stream for the points.
 _HIGHEST_X = 20.0
@@ -56,19 +56,6 @@ def points(samples: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.reshape(-1, 1), torch.tensor(y, dtype=torch.float32).reshape(-1, 1)
 
 
-def make_model(widths: list[int], seed: int) -> nn.Sequential:
-    """Linear layers with Glorot's uniform weights from the seed's numbers."""
-    layers: list[nn.Module] = []
-    for (_, numbers), (inputs, outputs) in zip(uniform_weights(widths, seed), pairwise(widths), strict=True):
-        linear = nn.Linear(inputs, outputs)
-        limit = torch.tensor(math.sqrt(6 / (inputs + outputs)), dtype=torch.float32)
-        with torch.no_grad():
-            linear.weight.copy_((torch.tensor(numbers, dtype=torch.float32) * limit).reshape(outputs, inputs))
-            linear.bias.zero_()
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def _average(tensors: list[torch.Tensor], workers: int) -> None:
     """Over all processes, in place, in one message."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -82,7 +69,7 @@ def _worker(rank: int, options: argparse.Namespace, rendezvous: str) -> None:
     torch.set_num_threads(1)  # There are more processes than processors.
     distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=options.workers)
     x, y = points(options.samples, options.seed)
-    model = make_model([int(width) for width in options.widths.split(",")], options.seed)
+    model = make_model([int(width) for width in options.widths.split(",")], "relu", options.seed, glorot=True)
     weights = list(model.parameters())
     optimizer = torch.optim.SGD(weights, lr=options.learning_rate)
     per_epoch = options.samples // (options.batch_size * options.workers)

@@ -20,9 +20,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiments.shared.data import IdxError, mnist_files, permutation, read_idx, uniform_weights
+from experiments.shared.data import IdxError, mnist_files, permutation, read_idx
+from experiments.shared.torch_models import make_model
 
-_ACTIVATIONS = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 _EVALUATED_AT_ONCE = 2000  # Samples.
 
 
@@ -58,19 +58,6 @@ def _tensors(images: Path, labels: Path) -> tuple[torch.Tensor, torch.Tensor]:
     _, classes = read_idx(labels)
     x = torch.frombuffer(bytearray(pixels), dtype=torch.uint8).reshape(samples, -1)
     return x.float() / 255, torch.frombuffer(bytearray(classes), dtype=torch.uint8).long()
-
-
-def make_model(widths: list[int], activation: str, seed: int) -> nn.Sequential:
-    """Linear layers from the seed's weights."""
-    layers: list[nn.Module] = []
-    for layer, (limit, numbers) in enumerate(uniform_weights(widths, seed)):
-        linear = nn.Linear(widths[layer], widths[layer + 1])
-        with torch.no_grad():
-            weights = torch.tensor(numbers, dtype=torch.float32) * torch.tensor(limit, dtype=torch.float32)
-            linear.weight.copy_(weights.reshape(linear.weight.shape))
-            linear.bias.zero_()
-        layers += [linear, _ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers[:-1])
 
 
 class Metrics:
