@@ -45,7 +45,7 @@ def run(lab: Lab) -> Page:
     plan, gloo = results.plan, results.gloo
     others = [interval for interval in INTERVALS if interval != 1]
     compared, worst = _gloo_compared(results)
-    seconds = [one.thousand_epochs_s[0] for each in results.code.values() for one in each if one.thousand_epochs_s]
+    seconds = [one.thousand_epochs_s for each in results.code.values() for one in each if one.thousand_epochs_s]
     whole = max(PUBLISHED_EPOCHS.values()) * len(INTERVALS) * _SETTINGS * 5
     long = results.text[1]
     return Page(
@@ -268,11 +268,11 @@ _NOT_RUN = "not run"
 
 
 def _times(results: Results) -> Table:
-    tcp = {interval: one.thousand_epochs_s[0] for interval, one in results.tcp.items() if one.thousand_epochs_s}
+    tcp = {interval: one.thousand_epochs_s for interval, one in results.tcp.items() if one.thousand_epochs_s}
     columns = [_INTERVAL, "published, s", "ratio", "ours, shared memory, s", "ratio", "ours, TCP, s", "ratio"]
     table = Table("Time for a thousand epochs", [*columns, "PyTorch/Gloo here, s", "ratio"])
     for interval in INTERVALS:
-        seconds = [one.thousand_epochs_s[0] for one in results.code[interval] if one.thousand_epochs_s]
+        seconds = [one.thousand_epochs_s for one in results.code[interval] if one.thousand_epochs_s]
         ratio = results.time_ratio(interval)
         row = [how_often(interval), f"{PUBLISHED_S[interval]}", f"{PUBLISHED_S[interval] / PUBLISHED_S[1]:.2f}"]
         row += [spread_text(seconds, 1), NONE if ratio is None else f"{ratio.mean:.2f}"]
@@ -330,7 +330,7 @@ def _batches(results: Results) -> Table:
         (f"batches of {plan.batch:,}", plan.batches_per_epoch * plan.leg_epochs, results.first(1)),
         (f"full batch, {plan.samples // WORKERS:,}", plan.leg_epochs, results.full_batch),
     ):
-        seconds = f"{training.thousand_epochs_s[0]:.1f}" if training.thousand_epochs_s else NONE
+        seconds = f"{training.thousand_epochs_s:.1f}" if training.thousand_epochs_s else NONE
         table.rows.append([name, f"{steps:,}", _at(training, plan.leg_epochs), seconds])
     return table
 

@@ -131,9 +131,10 @@ class Training:
     losses: list[tuple[float, float]] = field(default_factory=list)  # Epochs, and the loss of all samples, or infinity.
     # By leg.
     leg_ends: list[float] = field(default_factory=list)  # Epochs.
-    thousand_epochs_s: list[float] = field(default_factory=list)
     weights: list[Path] = field(default_factory=list)  # Where it ended.
-    batch_losses: list[float] = field(default_factory=list)  # Rank 0 has one before each step of the first leg.
+    # Of the first leg; rank 0 has a loss before each of its steps.
+    thousand_epochs_s: float | None = None
+    batch_losses: list[float] = field(default_factory=list)
     diverged: str = ""  # Why it ended early, as the system says it.
 
     @property
@@ -211,9 +212,10 @@ def train(
             raise ExperimentFailed(f"{spec.name}: {len(found)} evaluations instead of {len(moments)}")
         training.losses += [(before + at, loss) for at, loss in zip(moments, found, strict=True)]
         training.leg_ends.append(before + epochs)
-        training.thousand_epochs_s.append(1000 * per_epoch * _batch_s(result.steps["t"]))
         training.weights.append(weights)
-        training.batch_losses = training.batch_losses or result.steps["loss"][: plan.gloo_epochs * per_epoch].tolist()
+        if leg == 1:
+            training.thousand_epochs_s = 1000 * per_epoch * _batch_s(result.steps["t"])
+            training.batch_losses = result.steps["loss"][: plan.gloo_epochs * per_epoch].tolist()
     return training
 
 
@@ -312,7 +314,7 @@ class Results:
         """The time for as many epochs with this interval over that with averaging after every batch; by seed, the
         first leg. None where one of them has diverged with every seed.
         """
-        times = ({one.seed: one.thousand_epochs_s[0] for one in self.code[each] if one.thousand_epochs_s}
+        times = ({one.seed: one.thousand_epochs_s for one in self.code[each] if one.thousand_epochs_s}
                  for each in (interval, 1))  # fmt: skip
         return paired_ratio(*times)
 

@@ -17,7 +17,6 @@ from experiments.shared.charts import LIGHT, SERIES, Colours, Figure
 from experiments.shared.intervals import interval, mean
 
 Draw = Callable[[Any, Colours], None]
-Curve = list[tuple[float, float]]
 
 CONDITION_TITLES = {"even": "even workers", "straggler": "a constant straggler", "transient": "transient delays"}
 STALENESS, REFERENCES = "Price of staleness", "References"  # Sections of their own.
@@ -73,7 +72,7 @@ def _of_condition(comparison: Comparison, condition: str) -> list[Figure]:
         found.append(Figure(f"{name}-{condition}", of, caption, x_label, y_label, draw, **more))
 
     for section, name, x, x_label, y, y_label in _CURVES:
-        if any(_points(run, x, y) for run in runs):
+        if any(len(_points(run, x, y)) for run in runs):
             x_label += bound if x == "time_s" else ""
             add(section, name, x_label, y_label, _draw_curves(groups, comparison.modes, x, y))
     if any(run.samples_per_s for run in runs):
@@ -150,42 +149,36 @@ _CURVES = (
 )
 
 
-def _points(run: Run, x: str, y: str) -> Curve:
+def _points(run: Run, x: str, y: str) -> np.ndarray:
     """The evaluations that have both columns, in the units of the axes; none over bytes where these are not known."""
     units = {"samples": 1 / 1000, "accuracy": 100, "pushes": (run.bytes_pushed(1) or math.nan) / 1e6}
-    found = run.marks[[x, y]].dropna() * [units.get(x, 1), units.get(y, 1)]
-    return list(found.dropna().itertuples(index=False, name=None))
+    return (run.marks[[x, y]] * [units.get(x, 1), units.get(y, 1)]).dropna().to_numpy()
 
 
-def _mean_curve(curves: list[Curve], log_x: bool = False) -> Curve:
+def _mean_curve(curves: list[np.ndarray], log_x: bool = False) -> np.ndarray:
     """The mean of at least two curves, where all of them have values; straight lines between a curve's points."""
+    nothing = np.empty((0, 2))
     if len(curves) < 2 or any(len(curve) < 2 for curve in curves):
-        return []
-    low, high = max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves)
+        return nothing
+    low, high = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
     if low >= high or (log_x and low <= 0):
-        return []
+        return nothing
     grid = (np.geomspace if log_x else np.linspace)(low, high, _POINTS)
-    return list(
-        zip(grid, np.mean([np.interp(grid, *zip(*curve, strict=True)) for curve in curves], axis=0), strict=True)
-    )
-
-
-def _plot(axes: Any, curve: Curve, *form: str, **look: Any) -> None:
-    axes.plot(*zip(*curve, strict=True) if curve else ([], []), *form, **look)
+    return np.column_stack([grid, np.mean([np.interp(grid, *curve.T) for curve in curves], axis=0)])
 
 
 def _draw_group(axes: Any, group: Group, x: str, y: str, color: str, dash: Any, label: str) -> None:
     curves = [_points(run, x, y) for run in group.done]
-    mean = _mean_curve([curve for curve in curves if curve], axes.get_xscale() == "log")
+    mean = _mean_curve([curve for curve in curves if len(curve)], axes.get_xscale() == "log")
     look = {"color": color, "linestyle": dash}
     for curve in curves:
-        _plot(axes, curve, **look, linewidth=0.6 if mean else 1.8, alpha=0.55 if mean else 0.9)
-    _plot(axes, mean, **look, linewidth=2.2, label=label)
+        axes.plot(*curve.T, **look, linewidth=0.6 if len(mean) else 1.8, alpha=0.55 if len(mean) else 0.9)
+    axes.plot(*mean.T, **look, linewidth=2.2, label=label)
     cross = {"color": color, "markersize": 9, "zorder": 5}
     for curve in (_points(run, x, y) for run in group.lost):
         # Its line as far as it came, and a cross there; without an evaluation, one at the corner.
-        if curve:
-            _plot(axes, curve, color=color, linewidth=0.8, alpha=0.7)
+        if len(curve):
+            axes.plot(*curve.T, color=color, linewidth=0.8, alpha=0.7)
             axes.plot(*curve[-1], "X", **cross, gid="cross")
         else:
             axes.plot([0.03], [0.05], "X", **cross, transform=axes.transAxes, clip_on=False)
@@ -214,8 +207,8 @@ def _colour(mode: str) -> str:
 
 def _limit(axes: Any, groups: list[Group], x: str, y: str) -> None:
     """Shows the y axis from where curves end to a little of their steep begin; crosses are moved into what is shown."""
-    values = sorted(value for group in groups for run in group.runs for _, value in _points(run, x, y))
-    ends = [curve[-1][1] for group in groups for run in group.done if (curve := _points(run, x, y))]
+    values = sorted(value for group in groups for run in group.runs for value in _points(run, x, y)[:, 1])
+    ends = [value for group in groups for run in group.done for value in _points(run, x, y)[-1:, 1]]
     if not values:
         return
     cut = len(values) // 8
@@ -257,7 +250,7 @@ def _draw_staleness(groups: list[Group]) -> Draw:
                 means.append((place, found.mean))
                 if found.half is not None:
                     axes.errorbar(place, found.mean, yerr=found.half, color=colours["asp"], capsize=4, linewidth=1.4)
-        _plot(axes, means, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
+        axes.plot(*np.reshape(means, (-1, 2)).T, "-o", color=colours["asp"], linewidth=2.2, markersize=6)
         # A view of all accuracies; intervals of few seeds may run out of it.
         values = [value for own in by_group for value in own] or [0.0, 100.0]
         margin = max(1.0, 0.4 * (max(values) - min(values)))
