@@ -97,8 +97,8 @@ class Curve:
     """A training with the reference's settings, step by step; of NumPy, with no workers."""
 
     workers: int
-    cost: list[float]  # Before each step, over all workers' samples.
-    accuracy: dict[int, float]  # After so many steps.
+    cost: pd.Series  # Before each step, over all workers' samples.
+    accuracy: pd.Series  # After so many steps.
 
 
 @dataclass
@@ -133,19 +133,18 @@ class Results:
 
     def deviation(self, curve: Curve) -> float:
         """The largest relative one of the curve's costs from NumPy's."""
-        return max(abs(ours - theirs) / theirs for ours, theirs in zip(curve.cost, self.numpy.cost, strict=False))
+        return float((curve.cost / self.numpy.cost - 1).abs().max())
 
-    def accuracies(self, curve: Curve) -> list[tuple[int, float, float]]:
-        """Steps, ours and NumPy's, at each number of steps that both have."""
-        both = sorted(set(curve.accuracy) & set(self.numpy.accuracy))
-        return [(steps, curve.accuracy[steps], self.numpy.accuracy[steps]) for steps in both]
+    def accuracies(self, curve: Curve) -> pd.DataFrame:
+        """By steps: `ours` and NumPy's, at each number of steps that both have."""
+        return pd.DataFrame({"ours": curve.accuracy, "theirs": self.numpy.accuracy}).dropna()
 
 
 def _numpy() -> Curve:
     """The trace that the tests have. Its key n is the accuracy before step n, counted from 1."""
     trace = json.loads((_REFERENCE / "dt42_trace.json").read_text())
     accuracy = {int(key) - 1: value for key, value in trace["accuracy_before_step"].items()}
-    return Curve(0, trace["cost_before_step"], accuracy)
+    return Curve(0, pd.Series(trace["cost_before_step"]), pd.Series(accuracy))
 
 
 def _training(digits: Digits, steps: int) -> list[str]:
@@ -161,7 +160,7 @@ def _follow(lab: Lab, digits: Digits, workers: int) -> Curve:
     # A step's cost is over the samples of all workers.
     steps = job.steps.assign(sum=job.steps["loss"] * job.steps["samples"]).groupby("step")[["sum", "samples"]].sum()
     accuracy = {event["step"]: event["accuracy"] for event in job.evaluations()}
-    return Curve(workers, (steps["sum"] / steps["samples"]).tolist(), accuracy)
+    return Curve(workers, steps["sum"] / steps["samples"], pd.Series(accuracy))
 
 
 def _time(
@@ -227,7 +226,7 @@ def run(lab: Lab) -> Page:
         {
             "results": results,
             "burst": burst_bytes(LINK_MBIT_PER_S),
-            "accuracy_steps": [number for one in results.curves[:1] for number, _, _ in results.accuracies(one)],
+            "accuracy_steps": [number for one in results.curves[:1] for number in results.accuracies(one).index],
             "computing_ms": results.median_ms(MEMORY, 1)["computing"],
             "wire_ms": 1e3 * model_bytes(WIDTHS) / (LINK_MBIT_PER_S * 1e6 / 8),
         },
@@ -277,8 +276,8 @@ def _beside_numpy(results: Results) -> list[Claim]:
         else f"A cost is {worst:.1e} away from NumPy's; {AGREEMENT:g} is allowed. Nothing but rounding should differ."
     )
     cost = (f"{results.numpy.cost[last]:.4f}", f"{curve.cost[last]:.4f}")
-    steps, _, theirs = results.accuracies(curve)[-1]
-    ours = [results.accuracies(one)[-1][1] for one in results.curves]
+    last_ones = [results.accuracies(one).iloc[-1] for one in results.curves]
+    steps, theirs, ours = last_ones[0].name, last_ones[0]["theirs"], [one["ours"] for one in last_ones]
     same = all(abs(each - theirs) <= _ONE_SAMPLE * 1.01 for each in ours)
     said = "to within one sample with each number of workers." if same else "it differs by more than one sample."
     accuracy = (f"{100 * theirs:.2f} %", f"{100 * ours[0]:.2f} %")
@@ -293,7 +292,7 @@ def _of_other_digits(results: Results) -> list[Claim]:
     if not results.curves or len(results.curves[0].cost) < _PUBLISHED_ITERATIONS:
         return []
     curve = results.curves[0]
-    cost, accuracy = curve.cost[_PUBLISHED_ITERATIONS - 1], results.accuracies(curve)[-1][1]
+    cost, accuracy = curve.cost[_PUBLISHED_ITERATIONS - 1], results.accuracies(curve)["ours"].iloc[-1]
     why = "These were other digits: a reference, no target. Ours is that before the last iteration."
     after = f"after {_PUBLISHED_ITERATIONS:,} iterations"
     return [
@@ -364,7 +363,8 @@ def _curves(results: Results) -> Table:
     for curve in results.curves:
         last = len(curve.cost) - 1
         costs = [f"{each.cost[last]:.6f}" for each in (curve, results.numpy)]
-        both = [f"{100 * ours:.2f} ({100 * theirs:.2f})" for _, ours, theirs in results.accuracies(curve)]
+        percent = 100 * results.accuracies(curve)
+        both = [f"{one.ours:.2f} ({one.theirs:.2f})" for one in percent.itertuples()]
         table.rows.append([str(curve.workers), *costs, f"{results.deviation(curve):.1e}", "; ".join(both)])
     return table
 

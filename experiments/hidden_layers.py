@@ -69,8 +69,9 @@ class Training:
     seed: int
     learning_rate: float
     per_pass: int  # Updates.
-    validation: list[Event]
-    test: list[Event]  # They are of the same weights, but the last ones, unless these are the best.
+    # By step. They are of the same weights, but for the last ones, unless these are the best.
+    validation: pd.DataFrame
+    test: pd.DataFrame
     best: Event  # The test of the weights that were kept.
     losses: list[float] = field(default_factory=list)  # Each update's batch has one, where there is one worker.
 
@@ -80,9 +81,9 @@ class Training:
         return self.best["step"] / self.per_pass
 
     @property
-    def best_validation(self) -> Event:
+    def best_validation(self) -> pd.Series:
         """The kept weights on the validation split."""
-        return next(event for event in self.validation if event["step"] == self.best["step"])
+        return self.validation.loc[self.best["step"]]
 
 
 def train(lab: Lab, batches: str, number: int, seed: int = 1, learning_rate: float = LEARNING_RATE) -> Training:
@@ -97,7 +98,8 @@ def train(lab: Lab, batches: str, number: int, seed: int = 1, learning_rate: flo
         raise ExperimentFailed(f"{name}: {len(validation)} evaluations of {lab.pick(*PASSES)} passes in its metrics")
     losses = job.steps["loss"].tolist() if number == 1 else []
     per_pass = updates_per_pass(lab, batches)
-    return Training(batches, number, seed, learning_rate, per_pass, validation, test[:-1], test[-1], losses)
+    both = (pd.DataFrame(events).set_index("step") for events in (validation, test[:-1]))
+    return Training(batches, number, seed, learning_rate, per_pass, *both, test[-1], losses)
 
 
 def train_all(lab: Lab) -> list[Training]:
@@ -111,14 +113,9 @@ def train_all(lab: Lab) -> list[Training]:
 
 def apart(trainings: list[Training]) -> float:
     """By how much the losses after a pass differ at most, relative to those of one worker with the same seed."""
-    alone = {(one.batches, one.seed): one for one in trainings if one.workers == 1}
-    pairs = [
-        (a["loss"], b["loss"])
-        for other in trainings
-        if (one := alone.get((other.batches, other.seed)))
-        for a, b in zip(one.validation, other.validation, strict=True)
-    ]
-    return max(abs(theirs / ours - 1) for ours, theirs in pairs)
+    alone = {(one.batches, one.seed): one.validation["loss"] for one in trainings if one.workers == 1}
+    pairs = ((alone.get((one.batches, one.seed)), one.validation["loss"]) for one in trainings)
+    return max(float((theirs / ours - 1).abs().max()) for ours, theirs in pairs if ours is not None)
 
 
 Timings = dict[tuple[str, int], pd.DataFrame]  # By batches and workers.
@@ -293,13 +290,13 @@ def _smoothed(losses: Sequence[float]) -> list[tuple[float, float]]:
 def _passes_figure(trainings: Sequence[Training]) -> Figure:
     def draw(all_axes: list[Any], colours: Colours) -> None:
         for one, colour in zip(trainings, ("bsp", "asp", "ssp"), strict=True):
-            last = [one.best] if one.best["step"] > one.test[-1]["step"] else []
-            shown = ((one.validation, "loss", one.best_validation), ([*one.test, *last], "accuracy", one.best))
+            shown = [(one.validation, "loss", one.best_validation), (one.test, "accuracy", one.best)]
+            if one.best["step"] > one.test.index[-1]:
+                shown[1] = (pd.concat([one.test, pd.DataFrame([one.best]).set_index("step")]), "accuracy", one.best)
             for axes, (events, name, kept) in zip(all_axes, shown, strict=True):
-                factor = 100 if name == "accuracy" else 1
-                curve = [(event["step"] / one.per_pass, factor * event[name]) for event in events]
-                label = f"{one.batches}, {one.learning_rate:g}"
-                axes.plot(*zip(*curve, strict=True), color=colours[colour], linewidth=1.6, label=label)
+                factor, label = 100 if name == "accuracy" else 1, f"{one.batches}, {one.learning_rate:g}"
+                curve = factor * events[name]
+                axes.plot(curve.index / one.per_pass, curve, color=colours[colour], linewidth=1.6, label=label)
                 axes.plot(one.best_pass, factor * kept[name], "o", color=colours[colour], markersize=6)
         all_axes[0].set_ylabel("validation loss")
         all_axes[1].set_ylabel("test accuracy, %")

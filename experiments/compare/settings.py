@@ -107,30 +107,25 @@ def _duration_s(text: str, most_s: float = math.inf) -> float | None:
     return value
 
 
-def _distinct(values: Sequence[T]) -> tuple[T, ...]:
-    for at, value in enumerate(values):
-        if value in values[:at]:
-            raise ValueError(f"'{value}' is there twice")
-    return tuple(values)
+def _several(read: Callable[[str], T], expected: str = "") -> Callable[[str], tuple[T, ...]]:
+    """Values between commas, each once; with `expected` there must be one."""
+
+    def read_all(text: str) -> tuple[T, ...]:
+        values = [read(part) for part in _parts_of(text)]
+        if expected and not values:
+            raise ValueError(f"expected {expected}")
+        for at, value in enumerate(values):
+            if value in values[:at]:
+                raise ValueError(f"'{value}' is there twice")
+        return tuple(values)
+
+    return read_all
 
 
-def _modes(text: str) -> tuple[Mode, ...]:
-    if not _parts_of(text):
-        raise ValueError("expected modes, as in bsp,asp")
-    return _distinct([parse_mode(part) for part in _parts_of(text)])
-
-
-def _conditions(text: str) -> tuple[str, ...]:
-    for part in _parts_of(text):
-        if part not in CONDITIONS:
-            raise ValueError(f"unknown condition '{part}'; the conditions are {', '.join(CONDITIONS)}")
-    if not _parts_of(text):
-        raise ValueError(f"expected some of {', '.join(CONDITIONS)}")
-    return _distinct(_parts_of(text))
-
-
-def _staleness(text: str) -> tuple[int, ...]:
-    return _distinct([_whole(0, 10_000)(part) for part in _parts_of(text)])
+def _condition(text: str) -> str:
+    if text not in CONDITIONS:
+        raise ValueError(f"unknown condition '{text}'; the conditions are {', '.join(CONDITIONS)}")
+    return text
 
 
 def _rates(text: str) -> tuple[float, dict[str, float]]:
@@ -160,19 +155,23 @@ def _absolute(text: str) -> Path:
 
 # By name: the default, what --help says, and what reads it; None: it is as it is.
 _FLAGS: dict[str, tuple[str | bool | None, str, Callable[[str], Any] | None]] = {
-    "modes": ("bsp,ssp:2,asp,backup:1,local_sgd:8,easgd:8", "modes, with their numbers (%(default)s)", _modes),
+    "modes": (
+        "bsp,ssp:2,asp,backup:1,local_sgd:8,easgd:8",
+        "modes, with their numbers (%(default)s)",
+        _several(parse_mode, "modes, as in bsp,asp"),
+    ),
     "workers": ("4", "worker processes (%(default)s)", _whole(2, 256)),
     "conditions": (
         None,
         "even: all workers are alike; straggler: the last one takes four times as long; transient: 5 %% of all batches "
         "take ten times as long (all three; with --real or --command only even)",
-        _conditions,
+        _several(_condition, f"some of {', '.join(CONDITIONS)}"),
     ),
     "seeds": ("2", "how many runs of each, with seeds 1, 2, … (%(default)s)", _whole(1, SEEDS_MAX)),
     "staleness": (
         "0,1,2,4,8,16,32",
         "enforced staleness of the runs that show its price; empty: none (%(default)s)",
-        _staleness,
+        _several(_whole(0, 10_000)),
     ),
     "references": (
         True,
