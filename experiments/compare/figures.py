@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.compare.groups import PYTORCH, Comparison, Group, accuracy_percent, did_not_end, reference_name
+from experiments.compare.groups import PYTORCH, Comparison, Group, did_not_end, reference_name
 from experiments.compare.modes import family
 from experiments.compare.runs import PARTS, Run
 from experiments.shared.charts import LIGHT, SERIES, Colours, Figure
@@ -242,7 +242,7 @@ def _draw_references(comparison: Comparison, y: str) -> Draw:
 
 def _draw_staleness(groups: list[Group]) -> Draw:
     def draw(axes: Any, colours: Colours) -> None:
-        by_group = [group.values(accuracy_percent) for group in groups]
+        by_group = [group.values("accuracy_percent") for group in groups]
         means = []
         for place, values in enumerate(by_group):
             axes.plot([place] * len(values), values, "o", color=colours["asp"], markersize=3.5, alpha=0.55)
@@ -277,7 +277,7 @@ def _draw_throughput(groups: list[Group]) -> Draw:
     def draw(axes: Any, colours: Colours) -> None:
         for row, group in enumerate(groups):
             color = colours[_colour(group.mode)]
-            values = group.values(lambda run: run.samples_per_s)
+            values = group.values("samples_per_s")
             axes.plot(values, [row] * len(values), "o", color=color, markersize=6, alpha=0.75)
             lost = [run.samples_per_s or 0.0 for run in group.lost]
             axes.plot(lost, [row] * len(lost), "X", color=color, markersize=9, clip_on=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from experiments.compare.modes import family
 from experiments.compare.prediction import predict
@@ -12,7 +13,7 @@ from experiments.compare.settings import CONDITIONS
 from experiments.shared.intervals import Interval, Ratio, mean, paired_difference, paired_ratio
 
 PYTORCH = "PyTorch"  # The name of its reference curve.
-Value = Callable[[Run], "float | None"]
+Value = str | Callable[[Run], "float | None"]  # An attribute of Run, or what is computed of one.
 
 
 @dataclass(eq=False)
@@ -49,7 +50,8 @@ class Group:
 
     def by_seed(self, value: Value) -> dict[int, float]:
         """A value of each run that is done and has it, by ascending seed."""
-        return {run.seed: found for run in self.done if (found := value(run)) is not None}
+        read = attrgetter(value) if isinstance(value, str) else value
+        return {run.seed: found for run in self.done if (found := read(run)) is not None}
 
     def values(self, value: Value) -> list[float]:
         return list(self.by_seed(value).values())
@@ -75,25 +77,17 @@ class Group:
 
     @property
     def accuracy_difference(self) -> Interval | None:
-        return self.difference(accuracy_percent)
+        return self.difference("accuracy_percent")
 
     @property
     def speed_ratio(self) -> Ratio | None:
-        return self.ratio(lambda run: run.samples_per_s)
+        return self.ratio("samples_per_s")
 
     def time_ratio(self, target: float) -> Ratio | None:
         """Between the times to an accuracy; None unless every run of both reached it."""
         if any(len(group.reached(target, "time_s")) < len(group.runs) for group in (self, self.reference or self)):
             return None
         return self.ratio(lambda run: run.reached(target, "time_s"))
-
-
-def accuracy_percent(run: Run) -> float | None:
-    return None if run.final_accuracy is None else 100 * run.final_accuracy
-
-
-def wait_percent(run: Run) -> float | None:
-    return 100 * run.shares["wait"] if run.shares else None
 
 
 def did_not_end(count: int) -> str:

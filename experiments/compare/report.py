@@ -17,16 +17,7 @@ import pandas as pd
 from experiments.compare import statements
 from experiments.compare.comparison import CPU_BOUND_SHARE
 from experiments.compare.figures import CONDITION_TITLES, REFERENCES, STALENESS, figures_of
-from experiments.compare.groups import (
-    PYTORCH,
-    Comparison,
-    Group,
-    accuracy_percent,
-    compare,
-    did_not_end,
-    reference_name,
-    wait_percent,
-)
+from experiments.compare.groups import PYTORCH, Comparison, Group, compare, did_not_end, reference_name
 from experiments.compare.modes import explained
 from experiments.compare.runs import PARTS, TARGETS, Run, load_plan, load_runs
 from experiments.compare.settings import UsageError
@@ -317,11 +308,11 @@ def _target_columns(target: float) -> Columns:
 _OUTCOME: Columns = [
     ("mode", lambda group: group.mode),
     ("runs", _runs_of),
-    ("accuracy %", lambda group: _with_spread(group.values(accuracy_percent), 2)),
+    ("accuracy %", lambda group: _with_spread(group.values("accuracy_percent"), 2)),
     ("points from bsp", lambda group: _difference(group.accuracy_difference)),
-    ("samples/s", lambda group: _with_spread(group.values(lambda run: run.samples_per_s), 0)),
+    ("samples/s", lambda group: _with_spread(group.values("samples_per_s"), 0)),
     ("times bsp", lambda group: CPU_BOUND if group.cpu_bound else _ratio(group.speed_ratio)),
-    ("waiting %", lambda group: number(group.mean(wait_percent), 1)),
+    ("waiting %", lambda group: number(group.mean("wait_percent"), 1)),
 ]
 _TARGETS: Columns = [
     ("mode", lambda group: group.mode + (f" ({CPU_BOUND})" if group.cpu_bound else "")),
@@ -343,19 +334,19 @@ _LOST: Columns = [
     ("seed", lambda run: str(run.seed)),
     ("what happened", lambda run: run.status),
     ("reason", lambda run: run.reason or NONE),
-    ("last accuracy %", lambda run: number(accuracy_percent(run), 2)),
+    ("last accuracy %", lambda run: number(run.accuracy_percent, 2)),
 ]
 
 
 def _single(title: str, first: str, groups: list[Group], names: list[str]) -> Table:
     def half(group: Group) -> str:
-        found = interval(group.values(accuracy_percent))
+        found = interval(group.values("accuracy_percent"))
         return NONE if found is None or found.half is None else f"± {found.half:.2f}"
 
     columns: Columns = [
         (title, lambda group: names[groups.index(group)]),
         ("runs", _runs_of),
-        ("accuracy %", lambda group: _with_spread(group.values(accuracy_percent), 2)),
+        ("accuracy %", lambda group: _with_spread(group.values("accuracy_percent"), 2)),
         ("95 % interval", half),
         (f"points from {first}", lambda group: _difference(group.accuracy_difference)),
         ("learning rate", lambda group: _distinct(group.runs, "learning_rate")),

@@ -97,6 +97,15 @@ class Run:
     def final_accuracy(self) -> float | None:
         return self.final("accuracy")
 
+    @property
+    def accuracy_percent(self) -> float | None:
+        return None if self.final_accuracy is None else 100 * self.final_accuracy
+
+    @property
+    def wait_percent(self) -> float | None:
+        """Of all workers' time."""
+        return 100 * self.shares["wait"] if self.shares else None
+
     def bytes_pushed(self, pushes: int) -> int | None:
         """What that many pushes of the whole model weigh; about as much comes back in pulls."""
         return None if self.parameters is None else pushes * self.parameters * FLOAT_BYTES

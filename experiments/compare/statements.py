@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.compare.groups import PYTORCH, Comparison, Group, wait_percent
+from experiments.compare.groups import PYTORCH, Comparison, Group
 from experiments.compare.runs import TARGETS
 from experiments.shared.intervals import Ratio
 from experiments.shared.pages import plural
@@ -44,7 +44,7 @@ def _speed(group: Group) -> str:
 
 
 def _waiting(group: Group) -> str:
-    found = None if _cpu_bound(group) else group.difference(wait_percent)
+    found = None if _cpu_bound(group) else group.difference("wait_percent")
     if found is None or found.half is None:
         return ""
     if not found.excludes(0):
@@ -299,7 +299,7 @@ def _accuracy_verdict(group: Group, test_samples: int) -> Verdict:
     found = group.accuracy_difference
     if found is None:
         return Verdict("accuracy of async not below that of sync (not measured)", False)
-    accuracy = group.mean(lambda run: run.final_accuracy) or 0.0
+    accuracy = group.mean("final_accuracy") or 0.0
     error = 100 * 1.96 * math.sqrt(2 * accuracy * (1 - accuracy) / test_samples)
     half, origin = found.half, f"{found.count} seeds"
     if half is None:
