@@ -254,7 +254,8 @@ StallReport::Situation ShardState::Situation(TimePoint now) const {
   if (situation.blocked_since.has_value()) situation.readers = parameters->DescribeReaders(now);
   if (!waiters.empty()) situation.step = mode->step();
   // While other shards measure a version, ranks that have not pushed the next step are waiting for that version.
-  if (!updater.awaits_totals().has_value()) situation.ranks = WaitingForRanks(now);
+  const bool measures = updater.awaits_totals().has_value();
+  situation.ranks = [this, measures, now] { return measures ? "" : WaitingForRanks(now); };
   return situation;
 }
 

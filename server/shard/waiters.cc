@@ -45,7 +45,18 @@ absl::Status Waiters::CheckRoom(const Wait& wait) const {
 void Waiters::Park(Wait wait) {
   const Owner owner = OwnerOf(wait);
   if (StaysAwake(wait)) awake_.insert(owner);
+  earliest_ = std::min(earliest_, wait.deadline);
   waits_[owner].push_back(std::move(wait));
+}
+
+std::vector<Wait> Waiters::TakeExpired(TimePoint now) {
+  if (now < earliest_) return {};
+  earliest_ = TimePoint::max();
+  return TakeWhere([&](const Wait& wait) {
+    if (wait.deadline <= now) return true;
+    earliest_ = std::min(earliest_, wait.deadline);
+    return false;
+  });
 }
 
 std::vector<Wait> Waiters::TakeWhere(const std::function<bool(const Wait&)>& taken) {
@@ -98,7 +109,7 @@ bool StallReport::Update(const Situation& situation, TimePoint now) {
   if (situation.blocked_since.has_value() && now - *situation.blocked_since > kBlockedLong) {
     text = situation.readers;
   } else if (step_.has_value() && now - step_since_ > kStandsLong) {
-    text = situation.ranks;
+    text = situation.ranks();
   }
   if (text.empty() && text_.empty()) return false;
   if (!text.empty() && !text_.empty() && now - told_at_ < kTellEvery) return false;

@@ -105,9 +105,7 @@ class Waiters {
     return TakeWhere([session](const Wait& wait) { return wait.session == session; });
   }
   // Those whose deadline has passed.
-  std::vector<Wait> TakeExpired(TimePoint now) {
-    return TakeWhere([now](const Wait& wait) { return wait.deadline <= now; });
-  }
+  std::vector<Wait> TakeExpired(TimePoint now);
 
   // The pushes of this rank have an answer, or everything may have changed: those who wait are to be looked at.
   void Wake(uint32_t rank);
@@ -144,6 +142,7 @@ class Waiters {
   const size_t max_others_;
   std::map<Owner, std::list<Wait>> waits_;  // None is empty.
   std::set<Owner> awake_;                   // All of whom StaysAwake, and whoever was woken.
+  TimePoint earliest_ = TimePoint::max();   // No wait has a deadline before it.
   uint64_t clock_ = 0;
 };
 
@@ -160,12 +159,12 @@ class StallReport {
   // what it is busy with.
   std::string DescribeRanks(uint64_t step, const std::map<uint32_t, std::string>& ranks, TimePoint now) const;
 
-  // The situation now. `step`: the one in the making, which some call waits for; nothing if none does. `ranks`: whom it
-  // waits for, as DescribeRanks says. `blocked_since`: an update has waited for a weight buffer since then, held as
-  // `readers` says.
+  // The situation now. `step`: the one in the making, which some call waits for; nothing if none does. `ranks`: says
+  // whom it waits for (DescribeRanks), and is asked only if that is to be told. `blocked_since`: an update has waited
+  // for a weight buffer since then, held as `readers` says.
   struct Situation {
     std::optional<uint64_t> step;
-    std::string ranks;
+    std::function<std::string()> ranks;
     std::optional<TimePoint> blocked_since;
     std::string readers;
   };

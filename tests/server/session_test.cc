@@ -160,17 +160,18 @@ TEST_CASE("What an update waits for is told when it takes long, again and again,
   stall.Heard(1, start);
   CHECK(stall.DescribeRanks(4, {{1, "evaluating"}, {2, ""}}, at(2500)) ==
         "step 4: waiting for rank 1 (evaluating, last heard from 2.5 s ago), rank 2 (not heard from yet)");
-  const StallReport::Situation ranks = {.step = 4, .ranks = "ranks", .blocked_since = {}, .readers = ""};
+  const auto name = [] { return std::string("ranks"); };
+  const StallReport::Situation ranks = {.step = 4, .ranks = name, .blocked_since = {}, .readers = ""};
   CHECK_FALSE(stall.Update(ranks, at(0)));
   CHECK_FALSE(stall.Update(ranks, at(5000)));
   CHECK(stall.Update(ranks, at(5001)));
   CHECK(stall.text() == "ranks");
   CHECK_FALSE(stall.Update(ranks, at(5999)));
   CHECK(stall.Update(ranks, at(6001)));
-  CHECK(stall.Update({.step = 5, .ranks = "ranks", .blocked_since = {}, .readers = ""}, at(6100)));
+  CHECK(stall.Update({.step = 5, .ranks = name, .blocked_since = {}, .readers = ""}, at(6100)));
   CHECK(stall.text().empty());
   CHECK_FALSE(stall.Update({}, at(6200)));
-  const StallReport::Situation blocked = {.step = {}, .ranks = "", .blocked_since = at(7000), .readers = "readers"};
+  const StallReport::Situation blocked = {.step = {}, .ranks = {}, .blocked_since = at(7000), .readers = "readers"};
   CHECK_FALSE(stall.Update(blocked, at(8000)));
   CHECK(stall.Update(blocked, at(8001)));
   CHECK(stall.text() == "readers");
