@@ -28,10 +28,6 @@ void AddDecisions(const std::vector<StepSet>& sets, uint64_t dropped_samples, v1
   }
 }
 
-absl::Status FencedError(uint32_t rank) {
-  return absl::FailedPreconditionError(absl::StrCat("fenced: rank ", rank, " belongs to another worker, or was lost"));
-}
-
 }  // namespace
 
 ChiefCore::ChiefCore(const ChiefOptions& options, TimePoint now)
@@ -357,7 +353,7 @@ void ChiefCore::AnswerDones(TimePoint now) {
   Add(dones_.AnswerWhere([&](const WaitingCall& done) -> std::optional<absl::StatusOr<v1::DoneReply>> {
     if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
     const Member* const member = job_.Find(done.rank, done.incarnation);
-    if (member == nullptr) return FencedError(done.rank);
+    if (member == nullptr) return job_.FencedError(done.rank, done.incarnation);
     v1::DoneReply reply;
     const bool lead = job_.IsLead(*member);
     const bool saves = job_.finishing() && takes_checkpoints() && !saved_the_end_;
@@ -377,7 +373,7 @@ void ChiefCore::AnswerTakes(TimePoint now) {
   Add(takes_.AnswerWhere([&](const WaitingCall& take) -> std::optional<absl::StatusOr<v1::TakeRunReply>> {
     if (const absl::Status serving = job_.Serving(); !serving.ok()) return serving;
     const Member* const member = job_.Find(take.rank, take.incarnation);
-    if (member == nullptr) return FencedError(take.rank);
+    if (member == nullptr) return job_.FencedError(take.rank, take.incarnation);
     absl::StatusOr<v1::TakeRunReply> reply = job_.TakeRun(*member, take.waits_for, now);
     if (!reply.ok() || reply->outcome() != v1::TakeRunReply::WAIT) return reply;
     // Others may be waiting for the runs that it has not finished itself.

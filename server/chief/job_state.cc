@@ -109,13 +109,13 @@ JobState::ReportOutcome JobState::OnReport(uint32_t shard, const v1::ShardReport
   if (phase_ != v1::PHASE_RUNNING) return outcome;
   for (const v1::PushDone& done : report.complete()) {
     StepCoordinator::Outcome complete = steps_.Complete(
-        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()});
+        shard, done.incarnation(), {.rank = done.rank(), .step = done.step(), .samples = done.samples()}, members_);
     if (complete.news) last_progress_ = now;
     outcome.decided.insert(outcome.decided.end(), complete.decided.begin(), complete.decided.end());
   }
   norms_.OnApplied(shards_.lowest_applied_version());
   for (const v1::NormSums& sums : report.norms()) {
-    absl::StatusOr<std::optional<v1::NormTotals>> totals = norms_.OnSums(shard, sums, *plan());
+    absl::StatusOr<std::optional<v1::NormTotals>> totals = norms_.OnSums(shard, sums, *plan(), members_);
     if (!totals.ok()) {
       outcome.view_is_due = Fail(Message(totals.status()));
       break;
@@ -236,9 +236,13 @@ absl::StatusOr<Member*> JobState::Hear(const v1::Identity& id, TimePoint now) {
     member->last_heard = now;
     return member;
   }
-  const auto owner = members_.members().find(id.rank());
+  return FencedError(id.rank(), id.incarnation());
+}
+
+absl::Status JobState::FencedError(uint32_t rank, uint64_t incarnation) const {
+  const auto owner = members_.members().find(rank);
   return absl::FailedPreconditionError(absl::StrCat(
-      "fenced: rank ", id.rank(), ", incarnation ", id.incarnation(), " is no longer a member of the job: ",
+      "fenced: rank ", rank, ", incarnation ", incarnation, " is no longer a member of the job: ",
       owner == members_.members().end()
           ? "it left or was lost"
           : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
@@ -426,15 +430,13 @@ std::vector<StepSet> JobState::NextView(TimePoint now) {
   }
   ++view_;
   has_newcomers_ = false;
-  ModeMembers members;
   std::set<RunTaker> takers;
   for (const auto& [rank, member] : members_.members()) {
-    members[rank] = {.incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
     takers.insert({.rank = rank, .incarnation = member.incarnation});
   }
   runs_.OnView(view_, takers);
-  norms_.SetMembers(members);
-  return steps_.SetMembers(members);
+  norms_.OnView(members_);
+  return steps_.OnView(members_);
 }
 
 // ---- Data that are the workers' own (--data=own).

@@ -189,9 +189,11 @@ class JobState {
   void OnJoinLate(Member* member, TimePoint now) { member->last_heard = now; }
   // The caller of this member's join is gone, and no other call waits for the join's answer.
   void OnJoinGone(Member* member, TimePoint now) { member->suspect_since = now; }
-  // The member of this identity, which counts as heard from now; FAILED_PRECONDITION (fenced), naming the new owner, if
-  // there is none. The pointer lasts until the next event.
+  // The member of this identity, which counts as heard from now; if there is none, FencedError. The pointer lasts until
+  // the next event.
   absl::StatusOr<Member*> Hear(const v1::Identity& id, TimePoint now);
+  // FAILED_PRECONDITION (fenced), naming the rank's new owner, for who is a member no more.
+  absl::Status FencedError(uint32_t rank, uint64_t incarnation) const;
   Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
   // Returns whether what the member is busy with has changed, so that a view is due.
   bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);

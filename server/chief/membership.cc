@@ -112,9 +112,13 @@ void Membership::Unlist(const Member& member) {
   if (step->second.empty()) working_.erase(step);
 }
 
-Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
+const Member* Membership::Find(uint32_t rank, uint64_t incarnation) const {
   const auto member = members_.find(rank);
   return member != members_.end() && member->second.incarnation == incarnation ? &member->second : nullptr;
+}
+
+Member* Membership::Find(uint32_t rank, uint64_t incarnation) {
+  return const_cast<Member*>(std::as_const(*this).Find(rank, incarnation));  // This object is not const.
 }
 
 Member* Membership::FindJoin(uint64_t join_request_id) {
@@ -155,7 +159,7 @@ const Member* Membership::FindWatch(uint64_t watch) const {
 }
 
 Member* Membership::FindWatch(uint64_t watch) {
-  return const_cast<Member*>(std::as_const(*this).FindWatch(watch));  // A member of this object, which is not const.
+  return const_cast<Member*>(std::as_const(*this).FindWatch(watch));  // This object is not const.
 }
 
 std::vector<Member> Membership::Lost(TimePoint now, std::chrono::nanoseconds reconnect_grace) const {

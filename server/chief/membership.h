@@ -63,6 +63,7 @@ class Membership {
 
   // The member of this rank and incarnation, or null.
   Member* Find(uint32_t rank, uint64_t incarnation);
+  const Member* Find(uint32_t rank, uint64_t incarnation) const;
 
   // The member that joined with this join_request_id, or null.
   Member* FindJoin(uint64_t join_request_id);

@@ -32,16 +32,15 @@ absl::Status CheckSums(uint32_t shard, const v1::NormSums& sums, const SlicePlan
 
 }  // namespace
 
-NormTotals::Round* NormTotals::Find(const v1::NormRound& which) {
+NormTotals::Round* NormTotals::Find(const v1::NormRound& which, const Membership& members) {
   if (which.version() > 0) {
     if (which.version() <= applied_) return nullptr;
     Round& round = of_versions_[{which.version(), static_cast<int>(which.kind())}];
     round.which = which;
     return &round;
   }
-  const auto owner = members_.find(which.rank());
   // The shard will drop it when it knows the view.
-  if (owner == members_.end() || owner->second.incarnation != which.incarnation()) return nullptr;
+  if (members.Find(which.rank(), which.incarnation()) == nullptr) return nullptr;
   Round& round = of_pushes_[which.rank()];
   if (round.which.incarnation() == which.incarnation()) {
     if (which.step() < round.which.step()) return nullptr;
@@ -52,10 +51,10 @@ NormTotals::Round* NormTotals::Find(const v1::NormRound& which) {
 }
 
 absl::StatusOr<std::optional<v1::NormTotals>> NormTotals::OnSums(uint32_t shard, const v1::NormSums& sums,
-                                                                 const SlicePlan& plan) {
+                                                                 const SlicePlan& plan, const Membership& members) {
   Check(shard < num_shards_, "a report comes from a shard of this job");
   if (!sums.refused()) PS_RETURN_IF_ERROR(CheckSums(shard, sums, plan));
-  Round* const round = Find(sums.round());
+  Round* const round = Find(sums.round(), members);
   if (round == nullptr) return std::nullopt;
   const bool of_push = sums.round().version() == 0;
   if (round->told.has_value()) {
@@ -105,11 +104,9 @@ void NormTotals::OnApplied(uint64_t version) {
   of_versions_.erase(of_versions_.begin(), of_versions_.upper_bound({applied_, INT32_MAX}));
 }
 
-void NormTotals::SetMembers(const ModeMembers& members) {
-  members_ = members;
+void NormTotals::OnView(const Membership& members) {
   std::erase_if(of_pushes_, [&](const auto& entry) {
-    const auto owner = members.find(entry.first);
-    const bool gone = owner == members.end() || owner->second.incarnation != entry.second.which.incarnation();
+    const bool gone = members.Find(entry.first, entry.second.which.incarnation()) == nullptr;
     if (gone) measured_.erase(entry.first);
     return gone;
   });

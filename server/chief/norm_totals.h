@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "common/slices.h"
 #include "ps/v1/ps.pb.h"
-#include "server/modes/mode.h"
+#include "server/chief/membership.h"
 
 namespace ps {
 
@@ -32,11 +32,12 @@ class NormTotals {
 
   // A shard has sent its sums, or that it refuses the push. Returns what is to be told to every shard by now, if
   // anything is. INVALID_ARGUMENT, naming the shard and the round, if the sums are not those of its slices.
-  absl::StatusOr<std::optional<v1::NormTotals>> OnSums(uint32_t shard, const v1::NormSums& sums, const SlicePlan& plan);
+  absl::StatusOr<std::optional<v1::NormTotals>> OnSums(uint32_t shard, const v1::NormSums& sums, const SlicePlan& plan,
+                                                       const Membership& members);
   // Every shard has applied this version.
   void OnApplied(uint64_t version);
-  // Who takes part from now on: pushes of others are forgotten, whatever is known of them.
-  void SetMembers(const ModeMembers& members);
+  // A view with these members: pushes of others are forgotten, whatever is known of them.
+  void OnView(const Membership& members);
 
   // "version 7: waiting for shard 2 to measure its slices", for the first round for which some shards have sent their
   // sums and others have not; empty if there is none.
@@ -50,11 +51,10 @@ class NormTotals {
   };
 
   // Where the sums of this round are gathered; null: nobody needs them any more.
-  Round* Find(const v1::NormRound& round);
+  Round* Find(const v1::NormRound& round, const Membership& members);
   v1::NormTotals AddUp(const Round& round, const SlicePlan& plan) const;
 
   const uint32_t num_shards_;
-  ModeMembers members_;
   uint64_t applied_ = 0;                                   // By every shard.
   std::map<std::pair<uint64_t, int>, Round> of_versions_;  // By version and kind.
   std::map<uint32_t, Round> of_pushes_;                    // The newest of each rank.

@@ -17,34 +17,36 @@ void StepCoordinator::Restore(uint64_t version) {
   Check(loaded.ok(), "a synchronous mode begins at any step");
 }
 
-bool StepCoordinator::Owns(uint32_t rank, uint64_t incarnation) const {
-  const auto owner = members_.find(rank);
-  return owner != members_.end() && owner->second.incarnation == incarnation;
-}
-
-std::vector<StepSet> StepCoordinator::SetMembers(const ModeMembers& members) {
-  members_ = members;
+std::vector<StepSet> StepCoordinator::OnView(const Membership& members) {
   if (!mode_->counts_for_any_owner()) {
-    std::erase_if(partial_, [this](const auto& entry) { return !Owns(entry.first.second, entry.second.incarnation); });
-    std::erase_if(complete_, [this](const auto& entry) {
+    std::erase_if(partial_, [&](const auto& entry) {
+      return members.Find(entry.first.second, entry.second.incarnation) == nullptr;
+    });
+    std::erase_if(complete_, [&](const auto& entry) {
       const auto [step, rank] = entry.first;
-      if (Owns(rank, entry.second)) return false;
+      if (members.Find(rank, entry.second) != nullptr) return false;
       mode_->Dropped(rank, step);
       return true;
     });
   }
-  std::vector<StepSet> fixed = mode_->SetMembers(members);
+  ModeMembers takes_part;
+  for (const auto& [rank, member] : members.members()) {
+    takes_part[rank] = {
+        .incarnation = member.incarnation, .done = member.done, .counts_as_empty = member.counts_as_empty};
+  }
+  std::vector<StepSet> fixed = mode_->SetMembers(takes_part);
   return leads() ? Decide(std::move(fixed)) : std::vector<StepSet>();
 }
 
-StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push) {
+StepCoordinator::Outcome StepCoordinator::Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push,
+                                                   const Membership& members) {
   Check(shard < num_shards_, "a report comes from a shard of this job");
   const Push key = {push.step, push.rank};
   Outcome outcome;
   if (!leads() || mode_->WasDecided(push.step) || complete_.contains(key)) return outcome;
   if (mode_->counts_for_any_owner()) {
     incarnation = 0;
-  } else if (!Owns(push.rank, incarnation)) {
+  } else if (members.Find(push.rank, incarnation) == nullptr) {
     return outcome;  // The shard will drop it when it knows the view.
   }
   Partial& partial = partial_[key];

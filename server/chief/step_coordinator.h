@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/chief/membership.h"
 #include "server/modes/mode.h"
 
 namespace ps {
@@ -28,16 +29,16 @@ class StepCoordinator {
 
   // Begins at this version, with a checkpoint.
   void Restore(uint64_t version);
-  // Who takes part from now on. Where the mode counts a push for its owner alone, undecided ones of other owners are
+  // A view with these members. Where the mode counts a push for its owner alone, undecided ones of other owners are
   // forgotten. Returns the sets that are named by it, in order.
-  std::vector<StepSet> SetMembers(const ModeMembers& members);
+  std::vector<StepSet> OnView(const Membership& members);
 
   struct Outcome {
     bool news = false;             // The report was not known yet, and is still of use.
     std::vector<StepSet> decided;  // The sets that are named by it, in order.
   };
   // The push is complete on the shard; its version is not used.
-  Outcome Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push);
+  Outcome Complete(uint32_t shard, uint64_t incarnation, const PushHeader& push, const Membership& members);
 
   // "step 3: the push of rank 1 is not complete on shard 2", for the first push that some shards have and others have
   // not; empty if there is none.
@@ -55,11 +56,9 @@ class StepCoordinator {
   std::vector<StepSet> Decide(std::vector<StepSet> sets);
   // Forgets what the set is made of, and what can be in no set any more.
   void Forget(const StepSet& decided);
-  bool Owns(uint32_t rank, uint64_t incarnation) const;
 
   const std::unique_ptr<Mode> mode_;
   const uint32_t num_shards_;
-  ModeMembers members_;
   // Pushes that no set was named with: of some shards, and, each with its incarnation, of all.
   std::map<Push, Partial> partial_;
   std::map<Push, uint64_t> complete_;

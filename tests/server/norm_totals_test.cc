@@ -47,13 +47,40 @@ v1::NormSums Refusal(const v1::NormRound& round) {
   return sums;
 }
 
-// What is told, if anything is; the sums are good.
-std::optional<v1::NormTotals> Send(NormTotals& totals, const SlicePlan& plan, uint32_t shard,
-                                   const v1::NormSums& sums) {
-  const auto told = totals.OnSums(shard, sums, plan);
-  REQUIRE(told.ok());
-  return *told;
-}
+// The chief's part in a job whose ranks have these incarnations.
+class Job {
+ public:
+  explicit Job(uint32_t shards, const std::map<uint32_t, uint64_t>& incarnations = {}) : totals(shards) {
+    SetMembers(incarnations);
+  }
+
+  void SetMembers(const std::map<uint32_t, uint64_t>& incarnations) {
+    for (const uint32_t rank : {0U, 1U, 4U}) {
+      members_.Remove(rank);
+      const auto owner = incarnations.find(rank);
+      if (owner == incarnations.end()) continue;
+      while (members_.Hand(rank, "w", "host", TimePoint())->incarnation < owner->second) {
+      }
+    }
+    totals.OnView(members_);
+  }
+
+  absl::Status Error(const SlicePlan& plan, uint32_t shard, const v1::NormSums& sums) {
+    return totals.OnSums(shard, sums, plan, members_).status();
+  }
+
+  // What is told, if anything is; the sums are good.
+  std::optional<v1::NormTotals> Send(const SlicePlan& plan, uint32_t shard, const v1::NormSums& sums) {
+    const auto told = totals.OnSums(shard, sums, plan, members_);
+    REQUIRE(told.ok());
+    return *told;
+  }
+
+  NormTotals totals;
+
+ private:
+  Membership members_{5, std::chrono::seconds(10)};
+};
 
 TEST_CASE("Totals have the same bits whatever the number of shards and the order in which they send") {
   const SlicePlan one(kModel, 1);
@@ -67,11 +94,11 @@ TEST_CASE("Totals have the same bits whatever the number of shards and the order
     std::vector<uint32_t> order(shards);
     for (uint32_t shard = 0; shard < shards; ++shard) order[shard] = shard;
     std::shuffle(order.begin(), order.end(), random);
-    NormTotals totals(shards);
+    Job job(shards);
     std::optional<v1::NormTotals> told;
     for (const uint32_t shard : order) {
       CHECK_FALSE(told.has_value());
-      told = Send(totals, plan, shard, SumsOf(plan, shard, Version(1, v1::NormRound::UPDATE)));
+      told = job.Send(plan, shard, SumsOf(plan, shard, Version(1, v1::NormRound::UPDATE)));
     }
     REQUIRE(told.has_value());
     CHECK(told->round().version() == 1);
@@ -84,92 +111,88 @@ TEST_CASE("Totals have the same bits whatever the number of shards and the order
 
 TEST_CASE("What a shard sends twice counts once, and what was told is told again until all have applied the version") {
   const SlicePlan plan(kModel, 2);
-  NormTotals totals(2);
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, Version(1))).has_value());
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, Version(1))).has_value());
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, Version(1, v1::NormRound::UPDATE))).has_value());
-  const auto told = Send(totals, plan, 1, SumsOf(plan, 1, Version(1)));
+  Job job(2);
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, Version(1))).has_value());
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, Version(1))).has_value());
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, Version(1, v1::NormRound::UPDATE))).has_value());
+  const auto told = job.Send(plan, 1, SumsOf(plan, 1, Version(1)));
   REQUIRE(told.has_value());
-  const auto again = Send(totals, plan, 0, SumsOf(plan, 0, Version(1)));
+  const auto again = job.Send(plan, 0, SumsOf(plan, 0, Version(1)));
   REQUIRE(again.has_value());
   CHECK(again->SerializeAsString() == told->SerializeAsString());
-  totals.OnApplied(1);
-  CHECK(totals.WaitingFor().empty());
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, Version(1))).has_value());
-  CHECK(totals.WaitingFor().empty());
+  job.totals.OnApplied(1);
+  CHECK(job.totals.WaitingFor().empty());
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, Version(1))).has_value());
+  CHECK(job.totals.WaitingFor().empty());
 }
 
 TEST_CASE("A push that one shard refuses before all have measured it is refused by all, late ones too") {
   const SlicePlan plan(kModel, 3);
-  NormTotals totals(3);
-  totals.SetMembers({{0, {.incarnation = 1}}, {1, {.incarnation = 1}}});
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, PushRound(1, 4))).has_value());
-  const auto refused = Send(totals, plan, 1, Refusal(PushRound(1, 4)));
+  Job job(3, {{0, 1}, {1, 1}});
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, PushRound(1, 4))).has_value());
+  const auto refused = job.Send(plan, 1, Refusal(PushRound(1, 4)));
   REQUIRE(refused.has_value());
   CHECK(refused->refused());
-  const auto late = Send(totals, plan, 2, SumsOf(plan, 2, PushRound(1, 4)));
+  const auto late = job.Send(plan, 2, SumsOf(plan, 2, PushRound(1, 4)));
   REQUIRE(late.has_value());
   CHECK(late->refused());
-  CHECK_FALSE(Send(totals, plan, 0, Refusal(PushRound(1, 4))).has_value());  // It carries out what it was told.
+  CHECK_FALSE(job.Send(plan, 0, Refusal(PushRound(1, 4))).has_value());  // It carries out what it was told.
 
   // Once all have measured it, the others apply it.
-  for (const uint32_t shard : {0U, 1U}) Send(totals, plan, shard, SumsOf(plan, shard, PushRound(1, 5)));
-  const auto told = Send(totals, plan, 2, SumsOf(plan, 2, PushRound(1, 5)));
+  for (const uint32_t shard : {0U, 1U}) job.Send(plan, shard, SumsOf(plan, shard, PushRound(1, 5)));
+  const auto told = job.Send(plan, 2, SumsOf(plan, 2, PushRound(1, 5)));
   REQUIRE(told.has_value());
   CHECK_FALSE(told->refused());
-  CHECK_FALSE(Send(totals, plan, 0, Refusal(PushRound(1, 5))).has_value());
+  CHECK_FALSE(job.Send(plan, 0, Refusal(PushRound(1, 5))).has_value());
 }
 
 TEST_CASE("A push of who owns its rank no more, and an earlier one, are of no use") {
   const SlicePlan plan(kModel, 2);
-  NormTotals totals(2);
-  totals.SetMembers({{0, {.incarnation = 1}}, {1, {.incarnation = 2}}});
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, PushRound(1, 4, 1))).has_value());
-  CHECK_FALSE(Send(totals, plan, 0, SumsOf(plan, 0, PushRound(3, 4, 1))).has_value());
-  CHECK(totals.WaitingFor().empty());
-  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(1, 5, 2)));
-  CHECK_FALSE(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(1, 4, 2))).has_value());
-  CHECK(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(1, 5, 2))).has_value());
-  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(0, 7)));
-  CHECK(totals.WaitingFor() == "rank 0, step 7: waiting for shard 1 to measure its slices");
-  totals.SetMembers({{1, {.incarnation = 3}}});
-  CHECK(totals.WaitingFor().empty());
-  CHECK_FALSE(Send(totals, plan, 1, SumsOf(plan, 1, PushRound(0, 7))).has_value());
+  Job job(2, {{0, 1}, {1, 2}});
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, PushRound(1, 4, 1))).has_value());
+  CHECK_FALSE(job.Send(plan, 0, SumsOf(plan, 0, PushRound(3, 4, 1))).has_value());
+  CHECK(job.totals.WaitingFor().empty());
+  job.Send(plan, 0, SumsOf(plan, 0, PushRound(1, 5, 2)));
+  CHECK_FALSE(job.Send(plan, 1, SumsOf(plan, 1, PushRound(1, 4, 2))).has_value());
+  CHECK(job.Send(plan, 1, SumsOf(plan, 1, PushRound(1, 5, 2))).has_value());
+  job.Send(plan, 0, SumsOf(plan, 0, PushRound(0, 7)));
+  CHECK(job.totals.WaitingFor() == "rank 0, step 7: waiting for shard 1 to measure its slices");
+  job.SetMembers({{1, 3}});
+  CHECK(job.totals.WaitingFor().empty());
+  CHECK_FALSE(job.Send(plan, 1, SumsOf(plan, 1, PushRound(0, 7))).has_value());
 }
 
 TEST_CASE("Sums that are not those of the shard's slices are refused with the shard and the round") {
   const SlicePlan plan(kModel, 2);
-  NormTotals totals(2);
-  totals.SetMembers({{1, {.incarnation = 1}}});
+  Job job(2, {{1, 1}});
   v1::NormSums sums = SumsOf(plan, 0, Version(3));
   sums.add_squares(1);
-  CHECK(Message(totals.OnSums(0, sums, plan).status()).find("version 3: shard 0 sent the sums of ") == 0);
+  CHECK(Message(job.Error(plan, 0, sums)).find("version 3: shard 0 sent the sums of ") == 0);
   sums = SumsOf(plan, 1, PushRound(1, 4));
   sums.add_weight_squares(1);
-  CHECK(Message(totals.OnSums(1, sums, plan).status()).find("rank 1, step 4: shard 1 sent ") == 0);
-  CHECK(totals.WaitingFor().empty());
+  CHECK(Message(job.Error(plan, 1, sums)).find("rank 1, step 4: shard 1 sent ") == 0);
+  CHECK(job.totals.WaitingFor().empty());
 }
 
 TEST_CASE("Who a round waits for is named, from the first sums to the last, and of pushes by rank and step") {
   const SlicePlan plan(kModel, 3);
-  NormTotals totals(3);
-  totals.SetMembers({{4, {.incarnation = 1}}});
-  CHECK(totals.WaitingFor().empty());
-  Send(totals, plan, 1, SumsOf(plan, 1, PushRound(4, 6)));
-  CHECK(totals.WaitingFor() == "rank 4, step 6: waiting for shard 0, 2 to measure its slices");
-  Send(totals, plan, 0, SumsOf(plan, 0, Version(7)));
-  Send(totals, plan, 1, SumsOf(plan, 1, Version(7)));
-  CHECK(totals.WaitingFor() == "version 7: waiting for shard 2 to measure its slices");
-  Send(totals, plan, 2, SumsOf(plan, 2, Version(7)));
-  Send(totals, plan, 0, Refusal(PushRound(4, 6)));
-  CHECK(totals.WaitingFor().empty());
-  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(4, 7)));
-  Send(totals, plan, 2, SumsOf(plan, 2, PushRound(4, 8)));  // The rank has begun another.
-  CHECK(totals.WaitingFor() == "rank 4, step 8: waiting for shard 0, 1 to measure its slices");
-  totals.SetMembers({{4, {.incarnation = 2}}});
-  CHECK(totals.WaitingFor().empty());
-  Send(totals, plan, 0, SumsOf(plan, 0, PushRound(4, 8, 2)));
-  CHECK(totals.WaitingFor() == "rank 4, step 8: waiting for shard 1, 2 to measure its slices");
+  Job job(3, {{4, 1}});
+  CHECK(job.totals.WaitingFor().empty());
+  job.Send(plan, 1, SumsOf(plan, 1, PushRound(4, 6)));
+  CHECK(job.totals.WaitingFor() == "rank 4, step 6: waiting for shard 0, 2 to measure its slices");
+  job.Send(plan, 0, SumsOf(plan, 0, Version(7)));
+  job.Send(plan, 1, SumsOf(plan, 1, Version(7)));
+  CHECK(job.totals.WaitingFor() == "version 7: waiting for shard 2 to measure its slices");
+  job.Send(plan, 2, SumsOf(plan, 2, Version(7)));
+  job.Send(plan, 0, Refusal(PushRound(4, 6)));
+  CHECK(job.totals.WaitingFor().empty());
+  job.Send(plan, 0, SumsOf(plan, 0, PushRound(4, 7)));
+  job.Send(plan, 2, SumsOf(plan, 2, PushRound(4, 8)));  // The rank has begun another.
+  CHECK(job.totals.WaitingFor() == "rank 4, step 8: waiting for shard 0, 1 to measure its slices");
+  job.SetMembers({{4, 2}});
+  CHECK(job.totals.WaitingFor().empty());
+  job.Send(plan, 0, SumsOf(plan, 0, PushRound(4, 8, 2)));
+  CHECK(job.totals.WaitingFor() == "rank 4, step 8: waiting for shard 1, 2 to measure its slices");
 }
 
 }  // namespace

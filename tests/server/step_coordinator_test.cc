@@ -12,16 +12,25 @@
 namespace ps {
 namespace {
 
+// Ranks with these incarnations; 0: nobody has the rank.
+Membership Members(const std::vector<uint64_t>& incarnations) {
+  Membership members(static_cast<uint32_t>(incarnations.size()), std::chrono::seconds(10));
+  for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
+    for (uint64_t k = 0; k < incarnations[rank]; ++k) members.Hand(rank, absl::StrCat("w", rank), "host", TimePoint());
+  }
+  return members;
+}
+
 // Runs a scenario, an event a word: "2:1@7" says that shard 2 has the push of step 7 of rank 1. Gives what is decided,
 // a set a word: "7{0,1}".
-std::string DecidedBy(StepCoordinator* steps, const std::string& events) {
+std::string DecidedBy(StepCoordinator* steps, const std::string& events, const Membership& members = Members({})) {
   std::vector<std::string> decided;
   std::istringstream in(events);
   uint32_t shard = 0;
   uint32_t rank = 0;
   uint64_t step = 0;
   for (char separator = 0; in >> shard >> separator >> rank >> separator >> step;) {
-    for (const StepSet& set : steps->Complete(shard, 1, {.rank = rank, .step = step, .samples = 1}).decided) {
+    for (const StepSet& set : steps->Complete(shard, 1, {.rank = rank, .step = step, .samples = 1}, members).decided) {
       decided.push_back(absl::StrCat(set.step, "{", absl::StrJoin(set.ranks, ","), "}"));
     }
   }
@@ -45,10 +54,10 @@ TEST_CASE("What is told twice counts once, and what comes after its step counts 
   CHECK(DecidedBy("0:0@0 0:0@0 0:0@0 0:1@0 0:1@0").empty());
   CHECK(DecidedBy("0:0@0 1:0@0 0:1@0 1:1@0 0:0@0 1:0@0 0:1@0 1:1@0") == "0{0,1}");
   StepCoordinator steps(MakeBsp({}, 2), 2);
-  CHECK(steps.Complete(0, 1, {.samples = 1}).news);
-  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}).news);
+  CHECK(steps.Complete(0, 1, {.samples = 1}, Members({})).news);
+  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}, Members({})).news);
   CHECK(DecidedBy(&steps, "1:0@0 0:1@0 1:1@0") == "0{0,1}");
-  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}).news);
+  CHECK_FALSE(steps.Complete(0, 1, {.samples = 1}, Members({})).news);
 }
 
 TEST_CASE("The first push that some shards do not have is named with them") {
@@ -91,50 +100,44 @@ TEST_CASE("Whatever the order of reports over three shards, each step is named o
   } while (std::next_permutation(reports.begin(), reports.end()));
 }
 
-ModeMembers Members(const std::vector<uint64_t>& incarnations) {
-  ModeMembers members;
-  for (uint32_t rank = 0; rank < incarnations.size(); ++rank) {
-    if (incarnations[rank] > 0) members[rank].incarnation = incarnations[rank];
-  }
-  return members;
-}
-
 TEST_CASE("backup: the first pushes that every shard has make the step, and a loss may decide it") {
   StepCoordinator steps(MakeBackup({.name = "backup"}, 3), 2);
-  steps.SetMembers(Members({1, 1, 1}));
-  CHECK(DecidedBy(&steps, "0:0@0 0:1@0 1:2@0 1:1@0").empty());
-  CHECK(DecidedBy(&steps, "0:2@0") == "0{1,2}");
-  CHECK(DecidedBy(&steps, "1:0@0 0:1@1 1:1@1").empty());
-  const std::vector<StepSet> decided = steps.SetMembers(Members({1, 1, 0}));
+  const Membership all = Members({1, 1, 1});
+  steps.OnView(all);
+  CHECK(DecidedBy(&steps, "0:0@0 0:1@0 1:2@0 1:1@0", all).empty());
+  CHECK(DecidedBy(&steps, "0:2@0", all) == "0{1,2}");
+  CHECK(DecidedBy(&steps, "1:0@0 0:1@1 1:1@1", all).empty());
+  const std::vector<StepSet> decided = steps.OnView(Members({1, 1, 0}));
   REQUIRE(decided.size() == 1);
   CHECK(decided[0] == StepSet{.step = 1, .ranks = {1}});
 }
 
 TEST_CASE("Outside bsp a push counts for its owner alone: another owner's is forgotten, and a late report of it too") {
   StepCoordinator steps(MakeBackup({.name = "backup", .backup_workers = 0}, 2), 2);
-  steps.SetMembers(Members({1, 1}));
-  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0").empty());
-  CHECK(steps.SetMembers(Members({2, 1})).empty());
+  const auto complete = [&steps](uint32_t shard, uint64_t incarnation, uint32_t rank, const Membership& members) {
+    return steps.Complete(shard, incarnation, {.rank = rank, .step = 0, .samples = 1}, members);
+  };
+  steps.OnView(Members({1, 1}));
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 0:1@0", Members({1, 1})).empty());
+  CHECK(steps.OnView(Members({2, 1})).empty());
   CHECK(steps.Incomplete() == "step 0: the push of rank 1 is not complete on shard 1");
-  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0").empty());
+  CHECK(DecidedBy(&steps, "0:0@0 1:0@0 1:1@0", Members({2, 1})).empty());
   CHECK(steps.Incomplete().empty());
-  CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
-  CHECK(steps.SetMembers(Members({2, 2})).empty());  // Rank 1's push is forgotten, which every shard had.
+  CHECK(complete(0, 2, 0, Members({2, 1})).news);
+  CHECK(steps.OnView(Members({2, 2})).empty());  // Rank 1's push is forgotten, which every shard had.
   CHECK(steps.Incomplete() == "step 0: the push of rank 0 is not complete on shard 1");
-  CHECK(steps.SetMembers(Members({3, 2})).empty());
+  CHECK(steps.OnView(Members({3, 2})).empty());
   CHECK(steps.Incomplete().empty());
-  for (const uint32_t shard : {0U, 1U}) {
-    CHECK(steps.Complete(shard, 2, {.rank = 1, .step = 0, .samples = 1}).decided.empty());
-  }
-  CHECK(steps.SetMembers(Members({2, 2})).empty());
-  CHECK(steps.Complete(0, 2, {.rank = 0, .step = 0, .samples = 1}).news);
-  CHECK(steps.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
+  for (const uint32_t shard : {0U, 1U}) CHECK(complete(shard, 2, 1, Members({3, 2})).decided.empty());
+  CHECK(steps.OnView(Members({2, 2})).empty());
+  CHECK(complete(0, 2, 0, Members({2, 2})).news);
+  CHECK(complete(1, 2, 0, Members({2, 2})).decided.size() == 1);
 
   StepCoordinator bsp(MakeBsp({}, 2), 2);
-  bsp.SetMembers(Members({1, 1}));
-  CHECK(DecidedBy(&bsp, "0:0@0 0:1@0 1:1@0").empty());
-  CHECK(bsp.SetMembers(Members({2, 1})).empty());
-  CHECK(bsp.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}).decided.size() == 1);
+  bsp.OnView(Members({1, 1}));
+  CHECK(DecidedBy(&bsp, "0:0@0 0:1@0 1:1@0", Members({1, 1})).empty());
+  CHECK(bsp.OnView(Members({2, 1})).empty());
+  CHECK(bsp.Complete(1, 2, {.rank = 0, .step = 0, .samples = 1}, Members({2, 1})).decided.size() == 1);
 }
 
 }  // namespace
