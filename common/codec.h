@@ -31,7 +31,7 @@ struct OutgoingSlice {
   uint32_t index = 0;
   Piece values;  // Elements of this type.
   WireType type = WireType::kFloat32;
-  Piece positions = {};  // As in ps.proto; copied.
+  Piece positions = {};  // Encoded as ps.proto says; they are copied.
   std::function<void()> release;
   bool absent = false;  // There are no values, and nothing to release.
 };

@@ -54,7 +54,7 @@ void RouteGrpcLog() {}
 
 namespace {
 
-constexpr int kClientWindowBytes = 64 << 20;  // As kServerWindowBytes, for what the server sends.
+constexpr int kClientWindowBytes = 64 << 20;  // The counterpart of kServerWindowBytes, for what the server sends.
 constexpr int kReadChunkBytes = 2 << 20;
 // This limits what a server sends its clients and shards: more than its reports and their requests, for it tells the
 // layout, and a shard that is started again the checkpoint's manifest, which has some hundred bytes a tensor.

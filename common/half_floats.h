@@ -71,7 +71,7 @@ struct Float16 {
   PS_KERNEL float Widen(uint32_t bits) {
     const uint32_t magnitude = (bits & 0x7FFFU) << 13;
     const uint32_t normal = magnitude + (112U << 23);
-    // As 2^-14 and so much more, then without that: no subnormal float is computed with.
+    // Computes 2^-14 and so much more, then takes 2^-14 away: no subnormal float is computed with.
     const float above = std::bit_cast<float>(magnitude + (113U << 23)) - std::bit_cast<float>(113U << 23);
     const uint32_t exponent = bits & kExponent;
     const uint32_t finite = Choose(exponent == 0, std::bit_cast<uint32_t>(above), normal);

@@ -55,7 +55,7 @@ class Payload {
   // The same values in memory of its own.
   Payload Copied() const;
 
-  size_t bytes() const { return bytes_; }  // Of the values.
+  size_t bytes() const { return bytes_; }  // The values' bytes.
   size_t wire_bytes() const { return bytes_ + position_bytes_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
 
@@ -86,7 +86,7 @@ inline Piece BytesOf(std::span<const float> values) {
 // Some elements of a slice; the others are 0.
 struct SparseValues {
   std::vector<uint16_t> positions;  // Ascending.
-  std::vector<float> values;        // Of each.
+  std::vector<float> values;        // The value at each position.
 };
 
 struct ReceivedSlice {

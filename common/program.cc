@@ -31,7 +31,7 @@ namespace ps {
 
 namespace {
 
-constexpr size_t kMaxQueuedBytes = 1 << 20;  // Of lines for stderr.
+constexpr size_t kMaxQueuedBytes = 1 << 20;  // Lines that wait for stderr take no more.
 constexpr std::chrono::seconds kFlushTime(1);
 constexpr char kLogPattern[] = "%Y-%m-%d %H:%M:%S.%e %L %n: %v";
 

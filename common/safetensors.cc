@@ -22,7 +22,7 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 using SortedJson = nlohmann::json;
 
-constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // As the reference implementation has it.
+constexpr uint64_t kMaxHeaderBytes = 100 << 20;  // The reference implementation's limit.
 
 // The bytes of an element, for each type whose elements are whole bytes.
 constexpr std::array<std::pair<const char*, uint64_t>, 15> kTypes = {{{"F32", 4},

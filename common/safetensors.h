@@ -44,9 +44,9 @@ class SafetensorsFile {
 
   OpenFile file_;
   std::vector<TensorSpec> tensors_;
-  std::vector<std::string> types_;  // Of each tensor.
+  std::vector<std::string> types_;  // One for each tensor.
   std::map<std::string, std::string> metadata_;
-  std::vector<uint64_t> begins_;  // Of each tensor's data, from the file's beginning.
+  std::vector<uint64_t> begins_;  // Where each tensor's data begin, counted from the file's beginning.
 };
 
 // What comes before the data of these tensors, which follow in this order without gaps.

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double kMaxEpochs = 1e6;
 constexpr double kMaxSamples = 0x1p60;
-constexpr size_t kMaxShownBytes = 256;  // Of a text from the wire.
+constexpr size_t kMaxShownBytes = 256;  // A message shows so much of a text from the wire.
 
 constexpr const char* kScheduleKinds[] = {"constant", "step", "cosine", "linear", "polynomial"};  // By Schedule::Kind.
 
@@ -72,12 +72,12 @@ struct NumberRange {
 // A flag: one of `length` and `number` is its field.
 struct ScheduleRow {
   std::string flag;
-  std::vector<Schedule::Kind> kinds = {};  // That use it; empty: all.
+  std::vector<Schedule::Kind> kinds = {};  // These use it; empty: all do.
   std::string ScheduleOptions::*length = nullptr;
-  uint64_t Schedule::*samples = nullptr;  // Of a length: where it goes.
-  bool needed = false;                    // Of a length: the schedules that use it need it.
+  uint64_t Schedule::*samples = nullptr;  // Where the length goes.
+  bool needed = false;                    // The schedules that use the length need it.
   double ScheduleOptions::*number = nullptr;
-  double Schedule::*value = nullptr;  // Of a number: where it goes.
+  double Schedule::*value = nullptr;  // Where the number goes.
   NumberRange range = {};
   std::string meaning;
 

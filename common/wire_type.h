@@ -51,7 +51,7 @@ struct PushFormat {
 struct WireFormat {
   PushFormat pushes;
   WireType weights = WireType::kFloat32;
-  bool error_feedback = false;    // As in JoinReply, as is the next.
+  bool error_feedback = false;    // This and the next mean what they mean in JoinReply.
   float momentum_correction = 0;  // With top_k.
   bool weights_delta = false;     // Servers send what has changed of weights.
 

@@ -470,7 +470,7 @@ absl::Status Server::JoinChief(const std::stop_token& stop) {
   return absl::OkStatus();
 }
 
-// As its newest checkpoint says, where this server can read it. Then nobody needs a server that was started again.
+// The newest checkpoint says it, where this server can read it. Then nobody needs a server that was started again.
 bool Server::HasFinished() const {
   if (!takes_checkpoints()) return false;
   const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();

@@ -26,7 +26,7 @@ std::vector<uint64_t> NumbersOfComplete(const std::vector<CheckpointDir::Entry>&
   return {numbers.rbegin(), numbers.rend()};
 }
 
-// As other processes can be told it.
+// Other processes have other working folders.
 std::string AbsolutePath(const std::string& path) {
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);

@@ -90,7 +90,7 @@ absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& address, Tim
   LocalSocket connected(MakeSocket(0), address);
   if (!connected.file_.valid()) return Errno(absl::StatusCode::kResourceExhausted, address, "socket");
   for (;;) {
-    // As long as too many wait to be accepted.
+    // connect waits so long while too many connections wait to be accepted.
     const auto left = std::max<std::chrono::microseconds>(
         std::chrono::duration_cast<std::chrono::microseconds>(deadline - Now()), std::chrono::microseconds(1));
     const timeval time = {.tv_sec = left.count() / 1'000'000, .tv_usec = left.count() % 1'000'000};

@@ -90,7 +90,7 @@ std::unique_ptr<Optimizer> MakeRmsprop();
 // β₁ᵗ) and v̂ = v / (1 − β₂ᵗ) in update t. m and v are 0 at first. Source: Kingma and Ba, Adam, 2015 (arXiv:1412.6980).
 std::unique_ptr<Optimizer> MakeAdam();
 
-// As Adam, but g has nothing added: w ← w − lr·wd·w − lr·m̂ / (√v̂ + eps). Source: Loshchilov and Hutter, Decoupled
+// Adam, but with nothing added to g: w ← w − lr·wd·w − lr·m̂ / (√v̂ + eps). Source: Loshchilov and Hutter, Decoupled
 // Weight Decay Regularization, 2019 (arXiv:1711.05101).
 std::unique_ptr<Optimizer> MakeAdamW();
 

@@ -78,7 +78,7 @@ class CoreExchange {
     const nb::gil_scoped_release without_gil;
     flight_->exchange->TensorReady(tensor, values, nullptr);
   }
-  // As a hook calls it: the memory is the caller's.
+  // A hook calls it: the memory is the caller's.
   void ReadyAt(size_t tensor, uintptr_t address) {
     const auto elements = static_cast<size_t>(flight_->layout.at(tensor).elements());
     flight_->exchange->TensorReady(tensor, {reinterpret_cast<const float*>(address), elements}, nullptr);

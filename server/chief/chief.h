@@ -143,7 +143,7 @@ class Chief {
     MutexLock lock(mutex_);
     return (core_.*question)(args...);
   }
-  // As Do, for an event that takes the number of a listener. If it is refused, nobody listens.
+  // Does what Do does, for an event that takes the number of a listener. If it is refused, nobody listens.
   template <typename Event, typename Function, typename... Args>
   absl::StatusOr<uint64_t> Open(Event event, Function listener, const Args&... args) {
     const uint64_t number = Listen(std::move(listener));
@@ -179,7 +179,7 @@ class Chief {
   Outbox<ChiefAction> outbox_;
   Mutex mutex_;  // Before the outbox's lock.
   ChiefCore core_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // Of connections, streams and calls.
+  std::map<uint64_t, Listener> listeners_ ABSL_GUARDED_BY(mutex_);  // By connection, stream or call.
   uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

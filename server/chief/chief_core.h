@@ -191,7 +191,7 @@ class ChiefCore {
   SparingLines refused_joins_;
   v1::Phase told_end_ = v1::PHASE_UNSPECIFIED;
   CutCoordinator cut_;
-  std::optional<Change> change_;  // Of hyperparameters; nothing: none is under way.
+  std::optional<Change> change_;  // The change of hyperparameters that is under way; nothing: none is.
 
   // The checkpoint that is under way, and who waits for it or, with 0, for the next.
   CheckpointRounds rounds_;

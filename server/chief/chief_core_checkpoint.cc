@@ -92,7 +92,7 @@ void ChiefCore::BeginCheckpoint(bool at_once, TimePoint now) {
   v1::Cut commit;
   commit.set_checkpoint(number);
   commit.set_at_once(at_once);
-  // As a change of hyperparameters: ahead of any version that a shard can have begun.
+  // A checkpoint is like a change of hyperparameters: ahead of any version that a shard can have begun.
   if (!at_once && job_.names_sets()) commit.set_version(job_.mode().step() + 2);
   checkpoint_version_ = commit.has_version() ? std::optional<uint64_t>(commit.version()) : std::nullopt;
   const bool freeze = !at_once && !job_.mode().synchronous();

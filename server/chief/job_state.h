@@ -153,7 +153,7 @@ class JobState {
 
   // ---- Shards
 
-  // As ShardTable::Register. With OK, a new view is due.
+  // Errors are those of ShardTable::Register. With OK, a new view is due.
   absl::Status RegisterShard(const v1::Registration& registration, TimePoint now);
   // The same process opened its stream again. A new view is due.
   void ResumeShard(uint32_t shard, TimePoint now);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxDirBytes = 8192;
 
-// As if a worker of the restored job joined.
+// The join of a worker of the restored job.
 v1::JoinRequest TermsOf(const RestoredJob& restored, const std::string& job) {
   v1::JoinRequest terms = restored.job.terms();
   terms.set_protocol(v1::PROTOCOL_VERSION_1);

@@ -91,7 +91,7 @@ class JobTerms {
   std::map<std::string, std::string> experiment_;
   WorkerFlags worker_flags_;
   uint64_t samples_per_epoch_ = 0;
-  bool counts_steps_ = false;  // As in JoinRequest.
+  bool counts_steps_ = false;  // The meaning is that of JoinRequest.counts_steps.
   bool own_data_ = false;
 };
 

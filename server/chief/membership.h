@@ -24,11 +24,11 @@ struct Member {
   uint64_t join_request_id = 0;     // Its join's; 0 if it has none.
   uint64_t first_view = 0;          // The first that has it.
   uint64_t start_step = 0;          // Known once its join is answered, as the next.
-  bool starts_with_others = false;  // As in JoinReply.
+  bool starts_with_others = false;  // The meaning is that of JoinReply.starts_with_others.
   // Where the job began, for those who had joined by then: others may have pushed when its join is answered.
   std::optional<uint64_t> first_step;
-  uint64_t step = 0;                   // As last told.
-  std::string busy_with;               // As in HeartbeatRequest.
+  uint64_t step = 0;                   // The last one that it told.
+  std::string busy_with;               // The meaning is that of HeartbeatRequest.busy_with.
   bool done = false;                   // Its budget is spent.
   bool counts_as_empty = false;        // With done: steps that others still make do not need it.
   bool draining = false;               // It is asked to leave.

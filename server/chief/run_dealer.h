@@ -59,7 +59,7 @@ class RunDealer {
   // A worker may have so many runs open. At least 2, so that it can ask for the next while the push of the last is
   // under way. 0: the job hands out no runs.
   explicit RunDealer(uint64_t max_open) : max_open_(max_open) {}
-  // As many as the mode asks of workers to have.
+  // The limit is the number that the mode asks workers to have open.
   RunDealer(bool hands_out, const v1::ModePolicy& policy);
   bool hands_out() const { return max_open_ > 0; }
 

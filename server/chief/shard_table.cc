@@ -11,7 +11,7 @@
 namespace ps {
 namespace {
 
-constexpr size_t kMaxSettingBytes = 512;  // Of an address or setting from the wire.
+constexpr size_t kMaxSettingBytes = 512;  // An address or setting from the wire is no longer.
 
 absl::Status CheckTexts(const v1::Registration& registration) {
   PS_RETURN_IF_ERROR(CheckText("--job", registration.job(), kMaxSettingBytes));

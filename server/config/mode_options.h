@@ -28,7 +28,7 @@ enum class LossAction {
   kWait,      // Another worker is to take its rank, which is kept for it, in --replacement_timeout.
   kContinue,  // The others go on without it.
 };
-std::string ToString(LossAction action);  // As the flag has it: fail, wait or continue.
+std::string ToString(LossAction action);  // Gives the flag's value: fail, wait or continue.
 
 struct ModeOptions {
   std::string name = "bsp";    // The flag --mode; also by another name, sync or async.

@@ -33,8 +33,8 @@ void CheckNormsOverShards(const OptimizerSetup& setup, const ModeOptions& option
                               "gradient depends on the weights, which differ between the shards in --mode=asp"));
 }
 
-constexpr size_t kMaxShownBytes = 64;  // Of a name from the wire.
-constexpr int kMaxValues = 64;         // Of a message.
+constexpr size_t kMaxShownBytes = 64;  // A message shows so much of a name from the wire.
+constexpr int kMaxValues = 64;         // A request has no more.
 
 const HyperparameterInfo* FindInfo(const std::string& name) {
   const std::vector<HyperparameterInfo>& table = HyperparameterTable();

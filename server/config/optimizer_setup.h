@@ -23,7 +23,7 @@
 
 namespace ps {
 
-// As the flag --optimizer: the servers have none of their own.
+// A value of --optimizer: the servers have no optimizer of their own.
 inline constexpr char kFromWorker[] = "from_worker";
 
 // "sgd, … lamb, or from_worker": what the flag may be, for help and messages.

@@ -19,10 +19,10 @@ namespace ps {
 
 // When slices of the next version leave before it is committed (--stream).
 enum class StreamWhen {
-  kAuto,    // As they are built, unless a worker of this host pushes, too: its pushes to other servers would share the
-            // link out of the host with them, and the next version needs those first.
-  kAlways,  // As they are built.
-  kNever,
+  kAuto,  // They leave as soon as they are built, unless a worker of this host pushes, too: its pushes to other servers
+          // would share the link out of the host with them, and the next version needs those first.
+  kAlways,  // They leave as soon as they are built.
+  kNever,   // They wait for the version.
 };
 
 inline std::optional<StreamWhen> ParseStreamWhen(const std::string& text) {

@@ -24,7 +24,7 @@ class Ledger {
     uint64_t incarnation = 0;
     uint64_t step = 0;
     v1::Answer answer = v1::ANSWER_UNSPECIFIED;
-    uint64_t runs = 0;  // As in PushRequest.
+    uint64_t runs = 0;  // The meaning is that of PushRequest.runs.
   };
 
   // The rank's last push; null if there was none.

@@ -22,8 +22,8 @@ struct Push {
   uint64_t version = 0;  // The gradient was computed on it.
   uint32_t samples = 0;  // 0: an empty contribution, without slices.
   uint64_t passed = 0;   // Samples that the worker has used since its last push.
-  uint64_t edition = 0;  // As in PushRequest.
-  uint64_t runs = 0;     // As in PushRequest.
+  uint64_t edition = 0;  // This and the next mean what they mean in PushRequest.
+  uint64_t runs = 0;
   v1::Contribution contribution = v1::CONTRIBUTION_GRADIENT;
   std::optional<float> learning_rate;  // The job's, as the worker tells it.
   TensorFactors clip_factors;          // Where a push is measured for itself, once its totals are known; else null.

@@ -44,7 +44,7 @@ struct ScaleKernel {
   }
 };
 
-// As one after the other.
+// Gives the bits that scaling one after the other gives.
 template <typename Element>
 struct ScaleTwoKernel {
   PS_KERNEL void Run(size_t elements, const uint8_t* a, const uint8_t* b, float of_a, float of_b, float* sum) {

@@ -40,7 +40,7 @@ class Backup final : public Gather {
  protected:
   std::optional<std::vector<uint32_t>> Decide() const override {
     if (arrived().empty() && arrived_empty().empty()) return std::nullopt;
-    const size_t not_empty = arrived().size() + missing();  // As far as is known.
+    const size_t not_empty = arrived().size() + missing();  // More may turn out to be empty.
     const size_t b = options().backup_workers;
     const size_t needed = not_empty > b ? not_empty - b : std::min<size_t>(not_empty, 1);
     if (arrived().size() < needed) return std::nullopt;

@@ -48,7 +48,7 @@ class PushPullSession {
   void Finish(bool weights, std::shared_ptr<ShardClient> client);
 
   void Pull(const v1::PullRequest& request, std::shared_ptr<ShardClient> client);
-  // As Pull, of weights that are to be hashed (Shard::HashSlices).
+  // The pull of weights that are to be hashed (Shard::HashSlices).
   void PullToHash(const v1::HashSlicesRequest& request, std::shared_ptr<ShardClient> client);
 
   // The client is gone: what waits is answered CANCELLED. A push whose slices are all here still counts.

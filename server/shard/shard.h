@@ -140,7 +140,7 @@ class Shard {
   ShardCore core_ ABSL_GUARDED_BY(mutex_);
   const bool exact_versions_;
   const bool allows_views_;
-  std::atomic<bool> applies_in_place_;  // As in the state; read without the lock.
+  std::atomic<bool> applies_in_place_;  // A copy of the state's, which is read without the lock.
   ThreadPool pool_;                     // Last: its threads end before what they use.
 };
 

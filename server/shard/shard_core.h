@@ -73,7 +73,8 @@ class ShardCore {
     std::function<void(const std::vector<size_t>& slices)> built;  // It calls OnBuilt.
     std::function<void(v1::NormSums sums)> measured;               // It calls OnPushMeasured.
   };
-  // As Shard's constructor. The pool outlives it. `has_store`: checkpoints may be written and read.
+  // The arguments are those of Shard's constructor. The pool outlives it. `has_store`: checkpoints may be written and
+  // read.
   ShardCore(const ShardOptions& options, ThreadPool& pool, PoolCalls pool_calls, bool has_store, bool has_metrics);
 
   // ---- Events; those that Shard has, too, are explained there

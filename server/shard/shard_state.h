@@ -98,10 +98,10 @@ struct ShardState {
   bool IsReset() const;
   // Returns what is to be freed without the lock (the release hook's comes first).
   std::unique_ptr<Parameters> DropLayout();
-  // As Shard::AddInitialSlices, of finite values.
+  // Does what Shard::AddInitialSlices does, with finite values.
   absl::Status AddInitial(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
   absl::Status CheckInitialised() const;
-  // As PushTable::Add, of a member's push.
+  // Does what PushTable::Add does, for a member's push.
   absl::StatusOr<PushTable::Arrival> Arrive(const void* session, const v1::PushRequest& header,
                                             std::vector<ReceivedSlice> slices, std::optional<size_t> not_finite);
   // The view in force names the members. Returns the sets that are to be decided now.

@@ -84,7 +84,7 @@ class ShardClient {
 struct Wait {
   const void* session = nullptr;  // Whose request it is; never dereferenced.
   ShardRequest request;           // Its push is reset when that has its answer.
-  ShardAnswer answer;             // As far as it is known.
+  ShardAnswer answer;             // What is known of it so far.
   std::shared_ptr<ShardClient> client;
   bool for_clock = false;  // It waits for weights until ranks that are behind have come further (Mode::MayRead).
   TimePoint parked_at;

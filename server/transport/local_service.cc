@@ -19,9 +19,9 @@ constexpr size_t kMostStrangers = 256;  // Callers that have not said yet who th
 constexpr std::chrono::seconds kWarnEvery(10);
 
 constexpr size_t kRingBytes = 64 << 10;
-constexpr size_t kMostCalls = 16;    // Of one link, that are not answered.
+constexpr size_t kMostCalls = 16;    // A link has no more that are not answered.
 constexpr size_t kMostPins = 16;     // Calls that are not released.
-constexpr size_t kMostMemories = 8;  // Of the member.
+constexpr size_t kMostMemories = 8;  // A member shares no more.
 constexpr std::chrono::seconds kGreeting(5);
 constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::seconds kLongestPin(10);  // A member holds a version that is not the newest no longer.
@@ -39,13 +39,13 @@ absl::Status LocalService::CheckSupported() {
 absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, const WaitLimits& limits,
                                                                   const std::string& path) {
   std::unique_ptr<UnixLock> path_lock;
-  std::string at;  // As workers in other folders find it.
+  std::string at;  // Absolute, since workers have other working folders.
   if (!path.empty()) {
     at = std::filesystem::absolute(path).string();
     absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, at);
     if (!lock.ok()) return lock.status();
     path_lock = *std::move(lock);
-    unlink(at.c_str());  // Of a server that was killed.
+    unlink(at.c_str());  // A server that was killed may have left it.
   }
   absl::StatusOr<LocalListener> listener = LocalListener::Listen(at);
   if (!listener.ok()) return Annotate(listener.status(), path.empty() ? "--shared_memory" : "--local_socket");

@@ -77,7 +77,7 @@ class LocalLink : public std::enable_shared_from_this<LocalLink> {
   Shard& shard_;
   const WaitLimits limits_;
   // Run's thread uses these.
-  std::atomic<uint32_t> rank_ = 0;                              // As id_ says; any thread reads it, for messages.
+  std::atomic<uint32_t> rank_ = 0;                              // A copy of id_'s, which any thread reads for messages.
   v1::Identity id_;                                             // Known since the greeting.
   std::map<uint32_t, std::shared_ptr<SharedMemory>> memories_;  // The member's, by its number.
   std::shared_ptr<const ShardLayout> layout_;
@@ -104,7 +104,7 @@ class LocalService {
   // Ends all links.
   ~LocalService();
 
-  // As in ShardInfo.local_socket.
+  // The address that ShardInfo.local_socket tells.
   const std::string& address() const { return listener_.address(); }
   // Ends the links of those who are no members any more.
   void Tick();

@@ -26,8 +26,8 @@ class VersionMessages {
   // The answer, once. Without weights there is nothing else to send.
   struct Wanted {
     bool constants = false;        // Their slices, too.
-    bool float32 = false;          // As the server keeps them.
-    std::optional<uint64_t> base;  // As PullRequest.base.
+    bool float32 = false;          // Weights are sent as the server keeps them.
+    std::optional<uint64_t> base;  // The meaning is that of PullRequest.base.
   };
   void Answer(v1::PullReply header, std::optional<VersionPin> weights, Wanted wanted);
 

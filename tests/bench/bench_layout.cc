@@ -20,7 +20,7 @@ void AddConvolution(const std::string& name, int64_t out, int64_t in, int64_t si
 Layout OneTensor(int64_t bytes) { return {{"w", {bytes / static_cast<int64_t>(sizeof(float))}}}; }
 
 Layout ManyTensors() {
-  constexpr std::array<int, 4> kBlocks = {3, 4, 6, 3};  // Of each stage.
+  constexpr std::array<int, 4> kBlocks = {3, 4, 6, 3};  // Each stage has so many.
   Layout layout;
   AddConvolution("stem", 64, 3, 7, layout);
   int64_t in = 64;

@@ -30,7 +30,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::hours kLong(10);         // Nothing is late here.
-constexpr std::chrono::milliseconds kTick(50);  // As a server's.
+constexpr std::chrono::milliseconds kTick(50);  // A server's ticker has the same.
 constexpr float kLearningRate = 1.0F / 1024;    // Sums of it are exact.
 constexpr float kTolerance = 1e-3F;             // The mean of N equal gradients is nearly one of them.
 constexpr int64_t kCrowdWarmUp = 1;
@@ -353,7 +353,7 @@ class CrowdJob {
 
   // ---- Steps
 
-  // Of this shard; each has this one element.
+  // The slices of this shard; each has this one element.
   std::vector<ReceivedSlice> SlicesOf(uint32_t shard, const std::shared_ptr<const float>& value) const {
     const Piece piece(reinterpret_cast<const uint8_t*>(value.get()), sizeof(float));
     std::vector<ReceivedSlice> slices;

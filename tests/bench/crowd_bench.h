@@ -12,7 +12,7 @@ namespace ps {
 struct CrowdBenchOptions {
   uint32_t workers = 1000;
   uint32_t servers = 100;
-  uint32_t tensors = 1000;   // Of one element each, so that nothing but the number of workers counts.
+  uint32_t tensors = 1000;   // Each has one element, so that nothing but the number of workers counts.
   std::string mode = "bsp";  // Or asp.
   uint32_t burst = 1;        // So many workers join before the servers' messages move on.
   int64_t steps = 10;        // That are measured, after one that is not.

@@ -32,7 +32,7 @@ class Bench {
 
   const ExchangeBenchOptions options_;
   std::vector<std::unique_ptr<Server>> servers_;
-  std::vector<std::vector<double>> seconds_;  // Of each rank's repeats, which all ranks begin together.
+  std::vector<std::vector<double>> seconds_;  // The time of each rank's repeats, which all ranks begin together.
 };
 
 absl::Status Bench::RunSteps(Client& client, MeetingPoint& together) {

@@ -204,7 +204,7 @@ class FaultsBench {
 
   const FaultsBenchOptions options_;
   const std::filesystem::path dir_;
-  double hundred_s_ = 0;  // Of the last that was measured.
+  double hundred_s_ = 0;  // The time of the hundred that was measured last.
   std::vector<Measurement> rows_;
 };
 

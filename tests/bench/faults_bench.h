@@ -11,9 +11,10 @@
 namespace ps {
 
 struct FaultsBenchOptions {
-  int64_t bytes = 0;  // Of weights and the optimizer's state (momentum: half of each); a multiple of 8.
+  int64_t bytes = 0;  // Weights and the optimizer's state together (momentum: half of each); a multiple of 8.
   std::string dir;    // Where checkpoints are written.
-  int hundreds = 5;   // Of steps that are measured, with one checkpoint in each; and how often the server is killed.
+  int hundreds =
+      5;  // So many hundreds of steps are measured, with one checkpoint in each; the server is killed as often.
 };
 
 // One worker that only exchanges, through shared memory, with one server that is a process of its own:

@@ -15,10 +15,10 @@ struct GemmSize {
 };
 
 struct GemmBenchOptions {
-  std::vector<std::string> devices;  // Of --device.
+  std::vector<std::string> devices;  // The values of --device.
   std::vector<GemmSize> grid;        // Empty: the sweep (100 + 500 i, 10 + 50 i, 1 + 5 i), i = 0..20, then squares.
-  Math math = Math::kFloat32;        // Of GPUs.
-  int threads = 1;                   // Of the CPU.
+  Math math = Math::kFloat32;        // What GPUs compute with.
+  int threads = 1;                   // What the CPU computes with.
 };
 
 struct GemmRow {
@@ -35,8 +35,8 @@ absl::StatusOr<std::vector<GemmSize>> ParseGemmGrid(const std::string& text);
 // All sizes on each device, one device after another. Sizes that would take a CPU too long are left out on it.
 absl::StatusOr<std::vector<GemmRow>> RunGemmBench(const GemmBenchOptions& options);
 
-// As a table, if the rows are of the sweep with a line that says from which size on the last device is faster than the
-// first.
+// The rows as a table, and, if they are of the sweep, a line that says from which size on the last device is faster
+// than the first.
 std::string GemmTable(const std::vector<GemmRow>& rows, bool of_sweep);
 
 }  // namespace ps

@@ -102,7 +102,7 @@ class Servers {
   const JoinBenchOptions options_;
   const v1::ModelLayout layout_ = ToProto(ManyTensors());
   absl::Status problem_;
-  std::vector<v1::Identity> ids_;  // Of those that have joined, in the order of their answers.
+  std::vector<v1::Identity> ids_;  // Whoever has joined, in the order of their answers.
   Chief chief_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::vector<std::deque<std::string>> reports_;  // By shard, on their way, as are the next.

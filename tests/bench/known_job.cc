@@ -16,7 +16,8 @@
 namespace ps {
 namespace {
 
-constexpr size_t kPeriod = 7;  // Of the values of a model's elements, in layout order. No divisor of any alignment.
+constexpr size_t kPeriod =
+    7;  // The values of a model's elements repeat after so many, in layout order. It divides no alignment.
 
 // Neighbours differ, and so do ranks: a value in another's place is noticed. It is a power of two, so that every
 // product with it is exact, and the expected weights are so to the last bit.

@@ -48,8 +48,8 @@ class KnownWeights {
   const uint32_t workers_;
   const WireFormat format_;
   uint64_t steps_ = 0;
-  std::vector<size_t> begins_;   // Of each tensor in the model, in elements.
-  std::vector<float> expected_;  // Of every element; where all are sent, of those of one period.
+  std::vector<size_t> begins_;   // Where each tensor begins in the model, in elements.
+  std::vector<float> expected_;  // Every element's value; where all are sent, the values of one period.
   std::vector<Rank> ranks_;      // Where some are sent.
 };
 

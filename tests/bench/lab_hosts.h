@@ -25,7 +25,7 @@ class LabHosts {
   // Makes them, once. NOT_FOUND, with what is missing, where this machine has no such hosts: they need root, ip and tc.
   // What an earlier laboratory has left, since it was killed, is removed first; up to 64 may be in use at a time.
   absl::Status Build();
-  // As the destructor; a second time it does nothing. Waits for Build, which then makes none any more.
+  // The destructor calls it; a second time it does nothing. Waits for Build, which then makes none any more.
   void Remove();
 
   // What a command line begins with that is to run on host 0 … count − 1.
@@ -33,7 +33,7 @@ class LabHosts {
   std::string Name(uint32_t host) const;
   // Its IPv4 address on the bridge.
   static std::string Address(uint32_t host);
-  static std::string Subnet();  // Of all of them: ADDRESS/BITS.
+  static std::string Subnet();  // The hosts' subnet: ADDRESS/BITS.
   // A folder with a short path, which is gone with the hosts.
   std::string Folder() const { return "/tmp/" + prefix_; }
 
@@ -50,9 +50,9 @@ class LabHosts {
 
   const uint32_t count_;
   const int mbit_per_s_;
-  std::string prefix_;  // Of all names of this laboratory. Constant from Build on.
+  std::string prefix_;  // All names of this laboratory begin with it. Constant from Build on.
   Mutex mutex_;
-  FileDescriptor claim_ ABSL_GUARDED_BY(mutex_);  // Of the prefix; gone with the process.
+  FileDescriptor claim_ ABSL_GUARDED_BY(mutex_);  // Holds the prefix; gone with the process.
   bool removed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -26,7 +26,7 @@ constexpr double kOnWire = 1514.0 / 1448;
 constexpr int kServerPort = 5000;
 constexpr int kDelayedPort = 5001;
 
-// In which a link carries the model once.
+// The time in which a link carries the model once.
 double OnceSeconds(const LinkBenchOptions& options) {
   return static_cast<double>(options.bytes) * kOnWire * 8 / (options.mbit_per_s * 1e6);
 }
@@ -80,7 +80,7 @@ class LinkJob {
   std::string AddressOf(uint32_t shard, int port) const {
     return absl::StrCat(LabHosts::Address(HostOf(shard)), ":", port);
   }
-  // As others know it.
+  // The address that others know it by.
   std::string Advertised(uint32_t shard) const { return AddressOf(shard, delayed() ? kDelayedPort : kServerPort); }
 
   std::string LongLinksFlag() const { return options_.long_links ? "--long_links" : "--nolong_links"; }

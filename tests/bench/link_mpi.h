@@ -13,7 +13,7 @@ namespace ps {
 
 struct MpiAlgorithm {
   std::string name;
-  int number = 0;  // Of Open MPI's coll_tuned_allreduce_algorithm; 0: its own choice.
+  int number = 0;  // The number that Open MPI's coll_tuned_allreduce_algorithm gives it; 0: its own choice.
 };
 
 // The algorithms of MPI_Allreduce that are measured; the first is what Open MPI chooses by itself.

@@ -14,7 +14,7 @@
 namespace ps {
 namespace {
 
-// As many equal tensors as a network may have layers, so that their order plays its part.
+// There are as many equal tensors as a network may have layers, so that their order plays its part.
 Layout Model(int64_t bytes) {
   constexpr int64_t kTensors = 8;
   const int64_t elements = bytes / static_cast<int64_t>(sizeof(float));

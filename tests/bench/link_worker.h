@@ -12,8 +12,8 @@ namespace ps {
 struct LinkWorkerOptions {
   std::string server;  // The chief.
   uint32_t rank = 0;
-  uint32_t workers = 0;  // Of the job.
-  int64_t bytes = 0;     // Of the weights.
+  uint32_t workers = 0;  // The job's number of workers.
+  int64_t bytes = 0;     // The size of the weights.
   int repeats = 0;
   bool long_links = false;
   WireOptions wire;              // The servers'.

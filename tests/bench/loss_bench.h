@@ -11,7 +11,7 @@
 namespace ps {
 
 struct LossBenchOptions {
-  int64_t bytes = 0;  // Of the weights.
+  int64_t bytes = 0;  // The size of the weights.
   int repeats = 5;
 };
 

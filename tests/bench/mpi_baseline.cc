@@ -32,7 +32,7 @@ absl::StatusOr<std::vector<std::string>> RunRanks(const MpiPlace& place, uint32_
   std::error_code error;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "ps_bench_mpi";
   if (error || !std::filesystem::exists(program)) return absl::NotFoundError("ps_bench was built without MPI");
-  // As root only when told to.
+  // mpirun runs as root only when told to.
   const std::string command =
       absl::StrCat(kKeepMemory, " timeout -k 10 ", place.limit_s, " ", place.before, " mpirun --allow-run-as-root ",
                    place.options, " -np ", ranks, " '", program.string(), "' ", arguments, " </dev/null");

@@ -22,7 +22,7 @@ struct MpiPlace {
 };
 
 struct MpiAllreduce {
-  std::vector<double> seconds;  // Of each repeat, of the slowest rank.
+  std::vector<double> seconds;  // What each repeat took on the slowest rank.
   double processors = 0;        // That all ranks together kept busy meanwhile, on the average.
 };
 

@@ -23,7 +23,7 @@ constexpr int kSmallTensors = 160;
 constexpr float kSmallGradient = 0.001F;
 constexpr std::chrono::minutes kUpdateLimit(5);
 
-// As a network has them: most are biases and scales of 64 to 2,048 elements, and one in eight is a matrix.
+// Networks have such: most are biases and scales of 64 to 2,048 elements, and one in eight is a matrix.
 Layout SmallTensors() {
   Layout layout;
   layout.reserve(kSmallTensors);
@@ -215,7 +215,7 @@ class Kernels {
   const std::unique_ptr<Optimizer> optimizer_;
   const Hyperparameters hyperparameters_;
   const size_t threads_;
-  const size_t part_;  // Of each thread.
+  const size_t part_;  // A thread's share, in elements.
   const std::vector<float> gradient_;
   std::vector<float> weights_;
   std::vector<float> state_[kMaxStateTensors];

@@ -13,8 +13,8 @@ namespace ps {
 
 struct TrainBenchOptions {
   std::string transport = "tcp";  // Or unix, shm: bench_servers.h.
-  std::vector<int64_t> widths;    // Of the network.
-  int64_t batch_size = 128;       // Of a worker.
+  std::vector<int64_t> widths;    // The network's.
+  int64_t batch_size = 128;       // A worker's.
   uint32_t workers = 2;           // Measured with 1 up to so many.
   uint32_t servers = 1;
   std::string mode = "bsp";
@@ -25,7 +25,7 @@ struct TrainBenchOptions {
 
 struct TrainRow {
   uint32_t workers = 0;
-  double samples_per_s = 0;        // Of all workers together.
+  double samples_per_s = 0;        // All workers together.
   double alone_samples_per_s = 0;  // The same networks on as many threads, on one batch, without any exchange.
   // The same in as many ranks that sum with MPI, through shared memory and over TCP; 0: there is no MPI.
   double mpi_memory_samples_per_s = 0;

@@ -8,7 +8,7 @@
 
 namespace ps {
 
-// As the servers' flags of these names.
+// The servers' flags of these names.
 struct WireOptions {
   std::string wire_dtype = "float32";
   std::string weights_wire_dtype = "float32";

@@ -216,7 +216,7 @@ TEST_CASE("Waiting for the end says for whom, and makes the lead of who the chie
   options.on_notice = [&notices](const std::string& text) { notices.push_back(text); };
   const auto client = Client::Join(options, kLayout);
   REQUIRE(client.ok());
-  notices.clear();  // Of its links.
+  notices.clear();  // Its links have given some.
   CHECK_FALSE((*client)->lead());
   CHECK((*client)->Done().ok());
   CHECK((*client)->lead());

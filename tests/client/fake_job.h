@@ -25,7 +25,7 @@ class FakeJob {
     uint64_t server_timeout_ms = 60'000;  // 0: the job keeps no checkpoints.
     uint64_t checkpoint_every = 4;        // Versions.
     uint32_t lease_ms = 60'000;           // So long that no heartbeat comes in time by itself.
-    v1::ModePolicy policy;                // Of bsp, unless the test says otherwise.
+    v1::ModePolicy policy;                // The policy of bsp, unless the test says otherwise.
     std::string checkpoint_dir;
     // What the initial values are answered, so many times.
     absl::Status init_answer = absl::ResourceExhaustedError("full");

@@ -56,7 +56,7 @@ class FakeShardCall final : public ShardCall {
   bool cancelled = false;
   std::vector<uint32_t> sent;
   bool last = false;
-  ShardReply reply;  // As the test has filled it; Receive counts slices.
+  ShardReply reply;  // The test fills it; Receive counts slices.
   int64_t unseen = 0;
 
  private:

@@ -68,7 +68,7 @@ Floats RandomValues(size_t count, std::mt19937& random) {
   return values;
 }
 
-// As ps.proto says it, element by element.
+// The rules of ps.proto, element by element.
 struct Simulation {
   Simulation(const WireFormat& its_format, size_t elements) : format(its_format), e(elements, 0), u(elements, 0) {}
 
@@ -153,7 +153,7 @@ TEST_CASE("A step that has counted changes what is kept once, however often it i
   encoder.residuals->Commit(0, 5, {2});  // Sent again by one that did not know.
   CHECK(Floats(encoder.residuals->kept(2), encoder.residuals->kept(2) + 10) == kept);
   REQUIRE(encoder.Encode(2, Floats(10, 3.7F)));
-  encoder.residuals->Commit(1, 5, {2});  // Of another shard it is the first time.
+  encoder.residuals->Commit(1, 5, {2});  // For another shard it is the first time.
   CHECK(Floats(encoder.residuals->kept(2), encoder.residuals->kept(2) + 10) != kept);
 }
 

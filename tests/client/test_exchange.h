@@ -17,7 +17,7 @@ namespace ps {
 inline const Layout kTestLayout = {{"a", {40, 1000}}, {"b", {17}}, {"c", {1}}};
 constexpr std::chrono::seconds kTestConnectTimeout(30);
 constexpr std::chrono::seconds kTestNoticeEvery(10);
-// As gRPC ends a call to a server that is not there.
+// gRPC ends a call so if the server is not there.
 inline const absl::Status kUnavailable = absl::UnavailableError("Connection refused");
 
 // A request on memory of its own.

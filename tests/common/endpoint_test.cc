@@ -121,7 +121,7 @@ TEST_CASE("A server that takes its time to greet a new connection is waited for"
     calls.Next(&tag, &ok);
   });
   const int connection = listener.Accept();
-  // As long as a busy server may take.
+  // A busy server may take so long.
   Mutex mutex;
   CondVar never;
   {

@@ -177,7 +177,7 @@ TEST_CASE("The first update of adam and adamw moves a weight by the learning rat
 }
 
 TEST_CASE("Updates past 2^32 are counted: nothing is left to correct, and adagrad's rate has decayed") {
-  constexpr uint64_t kLate = (uint64_t{1} << 32U) + 1;  // Of which 32 bits say that it is the first.
+  constexpr uint64_t kLate = (uint64_t{1} << 32U) + 1;  // Its low 32 bits say that it is the first.
   for (const std::string name : {"adam", "adamw"}) {
     const Hyperparameters hyper = {.learning_rate = 0.5F, .beta1 = 0.5F, .beta2 = 0.75F};
     const auto optimizer = *MakeOptimizer(name);

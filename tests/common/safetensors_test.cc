@@ -98,7 +98,7 @@ TEST_CASE("Files of the reference implementation are read") {
 struct RawTensor {
   std::string name;
   std::string type;
-  std::string shape;  // As JSON.
+  std::string shape;  // Its JSON.
   std::string bytes;
 };
 

@@ -6,18 +6,18 @@
 namespace ps {
 namespace {
 
-constexpr int64_t kRunsPerEpoch = 20;  // Of kSmallJob: 400 samples in runs of 20.
+constexpr int64_t kRunsPerEpoch = 20;  // kSmallJob has 400 samples, in runs of 20.
 // The worker idles over its first batch, so that it has pushed nothing of its run when it is killed.
 constexpr const char* kHoldsItsRun = "--experiment_step_time=10m";
 
 struct Division {
-  int64_t runs = 0;              // Of the whole job.
+  int64_t runs = 0;              // The whole job's.
   std::map<int64_t, int> dealt;  // Times, by run.
   std::map<int64_t, int> returned;
   std::map<int64_t, int> of_worker;  // Runs that it took, by rank.
 };
 
-// As the chief's metrics file tells it.
+// What the chief's metrics file tells.
 Division ReadDivision(const std::string& file) {
   Division division;
   std::ifstream in(file);

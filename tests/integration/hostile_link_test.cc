@@ -18,7 +18,7 @@ namespace {
 
 class RawLink {
  public:
-  // As the member that joined with this client.
+  // It stands for the member that joined with this client.
   RawLink(const std::string& socket, const v1::Identity& id) {
     auto connected = LocalSocket::Connect(socket, InTime());
     REQUIRE(connected.ok());

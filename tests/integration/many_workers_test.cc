@@ -21,7 +21,7 @@ constexpr uint32_t kWorkers = 256;
 constexpr uint64_t kSteps = 4;
 constexpr size_t kElements = 1000;
 constexpr float kLearningRate = 0.1F;
-constexpr size_t kMostCharacters = 400;  // Of a line, of which the one with all settings is the longest.
+constexpr size_t kMostCharacters = 400;  // A line has no more; the one with all settings is the longest.
 
 float InitialAt(size_t i) { return static_cast<float>(i % 13) * 0.01F; }
 // Values whose sum depends on the order in which they are added.
@@ -168,7 +168,7 @@ class Crowd {
     REQUIRE(trained == absl::OkStatus());
   }
 
-  // In which first all but one are waited for, then one is.
+  // A step in which first all but one are waited for, then one is.
   void TrainSlowly(uint64_t step) {
     std::vector<std::shared_ptr<Exchange>> exchanges = {trainees_[0].StartStep(step)};
     CheckReadable(StatusThatWaits(server_, step, 1));

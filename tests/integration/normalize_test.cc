@@ -82,7 +82,7 @@ TEST_CASE("Losses of a regression are in the target's own units, and the saved m
   const std::string table = cluster.folder.File("plane.csv");
   std::ofstream out(table);
   std::vector<std::array<double, 3>> rows;  // Two features and the target.
-  double mean_square = 0;                   // Of the targets around their mean.
+  double mean_square = 0;                   // How the targets vary around their mean.
   for (double a = -1; a <= 1; a += 0.25) {
     for (double b = -1; b <= 1; b += 0.25) {
       rows.push_back({100 + 10 * a, 0.01 * b, 5000 + 2000 * a - 3000 * b + 0.5});

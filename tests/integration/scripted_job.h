@@ -101,7 +101,7 @@ class ScriptedJob {
   }
 
   const GradientOf gradient_;
-  std::vector<Tensors> weights_;  // Of each rank.
+  std::vector<Tensors> weights_;  // One for each rank.
   std::vector<std::unique_ptr<Client>> clients_;
   uint64_t step_ = 0;
 };

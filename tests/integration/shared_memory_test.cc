@@ -165,7 +165,7 @@ TEST_CASE("A join with --shared_memory=require is refused by the shard's number 
 class NoLargeFiles {
  public:
   NoLargeFiles() {
-    (void)std::signal(SIGXFSZ, SIG_IGN);  // As the programs do.
+    (void)std::signal(SIGXFSZ, SIG_IGN);  // The programs do the same.
     REQUIRE(getrlimit(RLIMIT_FSIZE, &before_) == 0);
     const rlimit small = {.rlim_cur = 1, .rlim_max = before_.rlim_max};
     REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);

@@ -7,7 +7,7 @@ namespace ps::absent {
 namespace {
 
 using Outcome = UpdaterBench::Outcome;
-using Gradients = std::vector<std::optional<float>>;  // Of tensors a and b; nothing: absent.
+using Gradients = std::vector<std::optional<float>>;  // The gradients of tensors a and b; nothing: absent.
 
 UpdaterBenchOptions Decaying(const std::string& optimizer, const std::string& mode = "bsp") {
   UpdaterBenchOptions options;
@@ -15,7 +15,7 @@ UpdaterBenchOptions Decaying(const std::string& optimizer, const std::string& mo
   options.optimizer = optimizer;
   options.hyperparameters = DefaultHyperparameters(optimizer);
   options.hyperparameters.weight_decay = 0.25F;
-  options.hyperparameters.lr_decay = 0.5F;  // Of adagrad, which counts updates for it.
+  options.hyperparameters.lr_decay = 0.5F;  // Only adagrad uses it, and counts updates for it.
   return options;
 }
 

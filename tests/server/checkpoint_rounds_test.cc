@@ -79,7 +79,7 @@ TEST_CASE("A checkpoint is written when all shards have written it, and has fail
   rounds.Committed(41, Now());
 
   REQUIRE(rounds.Begin() == 2);
-  CHECK_FALSE(rounds.OnWritten(0, WrittenOf(1, 40, "late")).has_value());  // Of the one before.
+  CHECK_FALSE(rounds.OnWritten(0, WrittenOf(1, 40, "late")).has_value());  // It was the one before.
   CHECK_FALSE(rounds.OnWritten(0, WrittenOf(2, 50)).has_value());
   const auto failed = rounds.OnWritten(1, WrittenOf(2, 50, "the disk is full"));
   REQUIRE(failed.has_value());

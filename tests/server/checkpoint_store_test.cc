@@ -224,7 +224,7 @@ TEST_CASE("A checkpoint that is complete after the chief gave it up is removed b
   StoringServer chief(folder.path(), 0);
   StoringServer other(folder.path(), 1);
   const Manifest late = ManifestOf({chief.Write(1), other.Write(1)});
-  REQUIRE(chief.Commit(late, 1).ok());  // Of which the other server is not told.
+  REQUIRE(chief.Commit(late, 1).ok());  // The other server is not told.
   (void)other.Write(2);
   CHECK(other.Names() == "1 (2)");
   std::set<float> values;

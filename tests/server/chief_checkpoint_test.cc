@@ -24,7 +24,7 @@ ChiefOptions WithCheckpoints(const std::string& mode, uint32_t workers, uint32_t
 struct Disk {
   std::vector<Manifest> manifests;
   absl::Status answer;
-  std::function<void()> told;  // Of what was committed last.
+  std::function<void()> told;  // Tells shards what was committed last.
 
   Chief::CheckpointCalls Calls() {
     return {.commit =
@@ -115,7 +115,7 @@ class SavedJob {
   TestJob job;
 };
 
-// As a job of one worker and one shard is stored at this version.
+// A job of one worker and one shard, as it is stored at this version.
 std::shared_ptr<RestoredJob> Restored(const ChiefOptions& options, uint64_t version, bool finished) {
   auto restored = std::make_shared<RestoredJob>();
   restored->path = "checkpoint-7";
@@ -195,7 +195,7 @@ TEST_CASE("Who knows of checkpoints that the job does not descend from is refuse
                                    .RegisterShard(
                                        registration, [](const v1::ChiefUpdate&) {}, job.now)
                                    .status();
-    const auto joined = std::make_shared<absl::Status>();  // As long as the join waits for others it is accepted.
+    const auto joined = std::make_shared<absl::Status>();  // A join that still waits for others was accepted.
     job.chief.Join(request, job.now, job.now + seconds(5), [joined](const auto& reply) { *joined = reply.status(); });
     const absl::Status worker = *joined;
     if (each.refused.empty()) {

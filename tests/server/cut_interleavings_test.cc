@@ -22,7 +22,7 @@ constexpr uint32_t kShards = 2;
 constexpr uint32_t kWorkers = 2;
 
 struct Limits {
-  uint64_t steps = 2;  // Of each worker.
+  uint64_t steps = 2;  // Each worker makes so many.
   int losses = 1;
   int jumps = 1;  // Times that a second passes.
 };

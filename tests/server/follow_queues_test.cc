@@ -67,7 +67,7 @@ TEST_CASE("Reports that wait become one, with the newest state and every complet
   REQUIRE(merged.has_value());
   CHECK(merged->acknowledged_view() == 4);
   CHECK(merged->applied_version() == 8);
-  CHECK_FALSE(merged->initialised());  // Of another model by now.
+  CHECK_FALSE(merged->initialised());  // By now it would speak of another model.
   CHECK(merged->waiting_for().empty());
   CHECK(merged->failure() == "the disk is full");
   REQUIRE(merged->complete_size() == 2);

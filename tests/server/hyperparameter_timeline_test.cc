@@ -60,7 +60,7 @@ TEST_CASE("A told learning rate holds from its version on, until a later one is 
   for (uint64_t version = 1; version <= rates.size(); ++version) {
     CHECK(timeline.At(version).learning_rate == rates[version - 1]);
   }
-  CHECK(timeline.At(4, 7).learning_rate == 7);  // As if it were told.
+  CHECK(timeline.At(4, 7).learning_rate == 7);  // The same as if a push had told it.
   CHECK(timeline.At(3, 7).learning_rate == 3);
   for (uint64_t version = 1; version <= rates.size(); ++version) {
     CHECK(timeline.TakeMade(version).size() == (version == 3 || version == 5 ? 1 : 0));

@@ -24,7 +24,7 @@ struct Event {
 
 struct Size {
   uint64_t steps = 1;
-  uint32_t slices = 1;  // Of each shard.
+  uint32_t slices = 1;  // Each shard has so many.
   std::string mode = "bsp";
   std::string on_worker_loss = {};
   bool error_feedback = false;

@@ -105,10 +105,10 @@ inline Problem GoesOnAt(const Shards& restored, bool synchronous, uint32_t rank,
 // "Nothing hangs", "bsp is bit-reproducible" and "all or nothing" at the end of a job of so many steps. Which pushes
 // make a step of it:
 enum class Whole {
-  kEveryPush,  // Of all ranks, in one version: the weights are those of the undisturbed job.
-  kSomePush,   // Of whoever was there.
-  kOnePush,    // Of the first.
-  kEachPush,   // Of every rank that was not lost, each in a version of its own.
+  kEveryPush,  // All ranks push, in one version: the weights are those of the undisturbed job.
+  kSomePush,   // Whoever was there pushes.
+  kOnePush,    // The first one pushes.
+  kEachPush,   // Every rank that was not lost pushes, each in a version of its own.
 };
 inline Problem Ended(const Shards& shards, uint64_t steps, Whole whole, const std::array<bool, kDescentRanks>& lost) {
   for (uint32_t shard = 0; shard < kDescentShards; ++shard) {

@@ -9,7 +9,7 @@
 namespace ps {
 namespace {
 
-// As asp, but for what a loss means.
+// The mode asp, but for what a loss means.
 class Losing final : public EachPush {
  public:
   explicit Losing(LossAction action) : EachPush({.name = "losing"}, 2), action_(action) {}
@@ -144,7 +144,7 @@ struct TwoShards {
       if (job.OnReport(shard, report, now).view_is_due) job.NextView(now);
     }
   }
-  // At which a replacement of b begins.
+  // The step at which a replacement of b begins.
   uint64_t Replaced(const std::vector<std::map<uint32_t, uint64_t>>& left, uint64_t highest) {
     Member* const member = Join("b");
     Report(left, highest);

@@ -19,7 +19,7 @@ namespace ps::orders {
 struct Plan {
   ModeOptions mode;
   uint32_t workers = 3;
-  uint64_t steps = 2;                                  // Of each worker.
+  uint64_t steps = 2;                                  // Each worker makes so many.
   std::set<std::pair<uint32_t, uint64_t>> empty = {};  // Rank and step: the contribution is empty.
   std::map<uint32_t, uint64_t> fewer = {};             // Ranks that are done earlier, and count as empty from then on.
   bool slow_apply = false;                             // Between the decision and the version others may act.
@@ -106,7 +106,7 @@ class Job {
     uint64_t incarnation = 1;
     bool alive = true;
     bool done = false;
-    uint64_t step = 0;  // Of the push that it computes, or waits for.
+    uint64_t step = 0;  // The step of the push that it computes, or waits for.
     uint64_t pulled = 0;
     Doing doing = kReading;
     std::optional<uint64_t> last_push;
@@ -137,7 +137,7 @@ class Job {
     return highest;
   }
 
-  // As the chief has it.
+  // The chief has the same rule.
   bool takes_up_where_it_was_left() const { return !mode_->synchronous() && mode_->OnLoss() == LossAction::kWait; }
 
   uint64_t Left(uint32_t rank) const {

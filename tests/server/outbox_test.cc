@@ -77,7 +77,7 @@ TEST_CASE(
     bool in_order = true;
   };
   Side sides[2];
-  // As an event at one side, that the other is told of.
+  // An event at one side, that the other is told of.
   std::function<void(size_t, bool)> event = [&](size_t which, bool tells) {
     Side& side = sides[which];
     const OutboxDrain drain(side.outbox);

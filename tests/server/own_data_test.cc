@@ -42,7 +42,7 @@ struct OwnJob {
     return answer->has_value() ? (*answer)->status() : absl::OkStatus();
   }
 
-  uint64_t number = 0;  // Of the last join.
+  uint64_t number = 0;  // The number of the last join.
   TestJob job;
 };
 
@@ -253,7 +253,7 @@ TEST_CASE("Before all have joined a rank's next owner brings what it likes, and 
     leave.mutable_id()->set_incarnation(worker.incarnation());
     REQUIRE(own.job.chief.Leave(leave, own.job.now).ok());
   }
-  CHECK(own.job.Join(own.job.Request("c")).ok());  // Of shared data.
+  CHECK(own.job.Join(own.job.Request("c")).ok());  // Its data are shared.
 }
 
 TEST_CASE("A checkpoint has what all have together, and how many each rank has") {

@@ -106,7 +106,7 @@ TEST_CASE("A snapshot keeps weights and state of one version while updates go on
   CHECK(snapshot.version() == 1);
   CHECK(snapshot.weights()[0] == 1);
   CHECK(snapshot.state(0)[0] == 1);
-  CHECK(snapshot.state(0)[1] == 0.5F);        // As at first.
+  CHECK(snapshot.state(0)[1] == 0.5F);        // It is what it was at first.
   CHECK(parameters.readers().All().empty());  // It has a buffer of its own.
 }
 

@@ -177,7 +177,7 @@ class Scenario {
   char sessions_[4] = {};
 };
 
-// As asp, but a push that was computed on version 0 is stale.
+// The mode asp, but a push that was computed on version 0 is stale.
 class NewVersionsOnly final : public EachPush {
  public:
   NewVersionsOnly() : EachPush({.name = "new_versions_only"}, 2) {}
@@ -264,7 +264,7 @@ TEST_CASE("A push that is begun anew, or differs, drops what was here of the ran
 TEST_CASE("A push is made of slices of one edition, the newest, and what is late of an earlier one does no harm") {
   Scenario given_up("asp");
   Follow(given_up, {{"0:0 a edition 2 session 1", "new: a, 16 B"},
-                    {"0:0 b edition 4 session 2", "new: b, dropped, 16 B"},  // As equal as it may be in the rest.
+                    {"0:0 b edition 4 session 2", "new: b, dropped, 16 B"},  // In the rest it is as equal as it may be.
                     {"0:0 a edition 2 session 1", "not needed, 16 B"},
                     {"end 0:0 session 1", "ended, 16 B"},
                     {"0:0 ab edition 3 session 1", "not needed, 16 B"},

@@ -172,7 +172,7 @@ class RestorableJob : public SmallJob {
     options.num_workers = kWorkers;
     options.num_shards = kShards;
     options.mode = plan_.mode;
-    Lineage lineage;  // Of a process that has just been started: it knows what is on disk.
+    Lineage lineage;  // A process that has just been started has this one: it knows what is on disk.
     if (generations_ == 0) lineage.generation = 1;
     const CheckpointDir& dir = disks_[0]->store()->dir();
     const auto restored = ChooseRestored(options, dir, lineage);
@@ -291,7 +291,7 @@ class RestorableJob : public SmallJob {
   size_t generations_ = 0;
   LineOfDescent line_;
   CutPoint began_with_;                   // This generation.
-  std::array<Worker, kWorkers> before_;   // As workers were at the end of the one before.
+  std::array<Worker, kWorkers> before_;   // The workers at the end of the generation before.
   std::array<bool, kWorkers> lost_ = {};  // In the line of descent.
   std::array<bool, kWorkers> gone_ = {};  // And not replaced.
   std::string problem_;
@@ -299,7 +299,7 @@ class RestorableJob : public SmallJob {
   // What has happened in this generation.
   std::array<bool, kWorkers> joining_ = {}, done_ = {}, may_leave_ = {};
   std::array<bool, kShards> running_ = {}, looked_ = {};  // The shard knows that the job runs; its weight was read.
-  std::array<std::optional<v1::Cut>, kShards> part_due_;  // Of the checkpoint that this commits.
+  std::array<std::optional<v1::Cut>, kShards> part_due_;  // The part that belongs to the checkpoint that this commits.
   std::array<bool, kShards> disk_is_due_ = {}, restores_ = {};
   std::array<std::string, kShards> told_;  // By the chief, of a cut.
   struct Heard {
@@ -308,7 +308,7 @@ class RestorableJob : public SmallJob {
     uint64_t part = 0;
   };
   std::array<Heard, kShards> heard_;  // By the chief.
-  invariants::Shards points_;         // As last seen.
+  invariants::Shards points_;         // What was seen last.
   std::array<std::optional<ShardPoint>, kShards> restored_;
   std::array<std::optional<uint64_t>, kWorkers> started_;       // At this step, before the job ran.
   std::set<std::tuple<uint32_t, uint32_t, uint64_t>> applied_;  // Shard, rank and step, as was answered.

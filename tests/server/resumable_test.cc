@@ -158,7 +158,7 @@ TEST_CASE("A shard that resumes gets the decisions that it has not received, onc
   shard.deaf = true;
   CompleteOnShard0(job, 0);
   shard.Report(3, 0, 0);
-  REQUIRE(job.decisions.size() == 1);  // Of shard 0.
+  REQUIRE(job.decisions.size() == 1);  // Shard 0 was told.
   shard.Break();
   CHECK(job.ends == 0);
   shard.deaf = false;

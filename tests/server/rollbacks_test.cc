@@ -22,8 +22,8 @@ namespace {
 struct Counts {
   size_t states = 0;
   size_t after_rollback = 0;
-  size_t from_cut = 0;  // Of these, of jobs that went back to a checkpoint that is not the first.
-  size_t replays = 0;   // Of paths.
+  size_t from_cut = 0;  // Those among them in which the job went back to a checkpoint that is not the first.
+  size_t replays = 0;   // Paths that were replayed.
   size_t ends = 0;      // States in which nothing happens by itself any more.
   size_t deaths = 0;    // After which the job begins with other things.
 };

@@ -189,8 +189,8 @@ struct Worker {
   bool here = true;
   bool told_done = false;
   std::vector<uint64_t> taken;
-  uint64_t used = 0;  // Of taken.
-  uint64_t told = 0;  // Of used.
+  uint64_t used = 0;  // So many of `taken` are used,
+  uint64_t told = 0;  // and so many of those are told.
 
   std::string Key() const {
     return absl::StrCat(incarnation, here, told_done, " ", absl::StrJoin(taken, ","), " ", used, " ", told, ";");
@@ -384,7 +384,7 @@ class World {
   int losses_ = 0;
   uint64_t fresh_ = 0;
   std::set<uint64_t> returned_;  // And not dealt again.
-  std::set<uint64_t> finished_;  // As the dealer was told.
+  std::set<uint64_t> finished_;  // The dealer was told of these.
 };
 
 TEST_CASE("However two workers ask, repeat, finish, end and are lost or replaced, every run is used once an epoch",

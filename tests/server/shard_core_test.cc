@@ -242,7 +242,7 @@ TEST_CASE("A learning rate that a refused push has told counts for nobody") {
   Core shard("asp");
   const Member bad;
   (*bad.gradient)[0] = std::nanf("");
-  v1::PushRequest header = TestShard::Header(0, 0);  // Of the lowest rank, which tells.
+  v1::PushRequest header = TestShard::Header(0, 0);  // The lowest rank's push, which tells the rate.
   header.set_learning_rate(0.5F);
   auto [status, ready] = shard.core->AddSlices(nullptr, header, {bad.Slice()}, std::nullopt);
   REQUIRE(status.ok());

@@ -38,7 +38,7 @@ TEST_CASE("A frozen shard holds every push, and lets go of those before the cut'
   CHECK(cut.Hold({1, 1, 8}));
   CHECK(cut.Hold({0, 1, 5}));
   CHECK(cut.Hold({2, 3, 4}));
-  CHECK(cut.Advance(2, {{0, {1, 6}}}).empty());  // Of another cut.
+  CHECK(cut.Advance(2, {{0, {1, 6}}}).empty());  // Another cut's.
   CHECK(cut.Advance(1, {{0, {1, 6}}, {1, {1, 9}}, {2, {2, 9}}}) == Pushes{{1, 1, 8}, {0, 1, 5}});
   CHECK_FALSE(cut.Hold({1, 1, 7}));
   CHECK(cut.Hold({0, 1, 6}));

@@ -29,8 +29,8 @@ class SmallJob {
 
   struct Plan {
     ModeOptions mode;
-    uint64_t steps = 1;   // Of each worker.
-    uint32_t slices = 1;  // Of each shard. Each is a tensor of one weight, 0 at first.
+    uint64_t steps = 1;   // Each worker makes so many.
+    uint32_t slices = 1;  // Each shard has so many. Each is a tensor of one weight, 0 at first.
     ScheduleOptions schedule;
     ClipOptions clip;
     std::vector<std::array<std::optional<float>, kWorkers>> rates;  // That pushes tell, by step.

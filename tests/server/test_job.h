@@ -95,10 +95,10 @@ class TestJob {
 
   TimePoint now = TimePoint() + std::chrono::hours(1);
   bool deaf = false;   // Shards acknowledge nothing.
-  v1::Identity first;  // Of the first who joined.
+  v1::Identity first;  // The first who joined.
   v1::View view;
   std::vector<v1::StepDecision> decisions;
-  std::vector<v1::Cut> cuts;          // As every shard is told of them.
+  std::vector<v1::Cut> cuts;          // What every shard was told of cuts.
   std::vector<uint64_t> connections;  // By shard.
   int ends = 0;                       // Times that the end was told.
   v1::Phase ended = v1::PHASE_UNSPECIFIED;

@@ -29,7 +29,7 @@ class ChiefCalls {
 
   struct Wait {
     std::string what;                    // For messages: "joining".
-    std::chrono::nanoseconds call_time;  // Of each attempt.
+    std::chrono::nanoseconds call_time;  // An attempt takes so long at most.
     // When waits for others end. An answer until then that it is not yet time is followed by another attempt.
     TimePoint give_up = TimePoint::max();
     std::stop_token stop = {};

@@ -28,7 +28,7 @@ struct ExchangeContext {
   std::vector<std::unique_ptr<ShardLink>> links;  // By shard.
   uint32_t rank = 0;
   uint64_t incarnation = 0;
-  bool exact_versions = false;  // As in ModePolicy.
+  bool exact_versions = false;  // The meaning is that of ModePolicy.exact_versions.
   WireFormat wire;
   std::unique_ptr<PulledWeights> pulled;  // With wire.weights_delta.
   uint64_t generation = 0;
@@ -80,7 +80,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
     bool stalled = false;                            // `call` was cancelled because it made no progress,
     bool outdated = false;                           // or because the push has become another.
     std::optional<uint64_t> version = {};            // If exact: the one that all attempts bring; unset: not known yet.
-    std::optional<ShardReply> reply = std::nullopt;  // Of the attempt that succeeded.
+    std::optional<ShardReply> reply = std::nullopt;  // The reply of the attempt that succeeded.
   };
 
   // A retry brings the same version, so slices that have arrived are final.
@@ -124,7 +124,7 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   bool OnAllReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AskAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status NotFinite(size_t tensor) const;
-  std::string TooLarge(size_t tensor) const;  // Of a value that is not finite once it is rounded.
+  std::string TooLarge(size_t tensor) const;  // The error for a value that is not finite once it is rounded.
   bool WantsSlice(uint32_t slice);
   void OnSlice(uint32_t slice);
 
@@ -163,8 +163,8 @@ class RetryingExchange final : public Exchange, public std::enable_shared_from_t
   CondVar changed_;
   std::vector<ShardState> shards_ ABSL_GUARDED_BY(mutex_);
   ReadySlices ready_ ABSL_GUARDED_BY(mutex_);
-  uint32_t samples_ ABSL_GUARDED_BY(mutex_);                  // Of the push, when all are ready,
-  uint32_t told_samples_ ABSL_GUARDED_BY(mutex_);             // and as servers are told.
+  uint32_t samples_ ABSL_GUARDED_BY(mutex_);                  // The push's samples, when all are ready,
+  uint32_t told_samples_ ABSL_GUARDED_BY(mutex_);             // and the samples that servers are told.
   std::optional<size_t> not_finite_ ABSL_GUARDED_BY(mutex_);  // A tensor for which the push became an empty one.
   bool told_slices_ ABSL_GUARDED_BY(mutex_) = false;          // Servers may know of some.
   bool anew_ ABSL_GUARDED_BY(mutex_) = false;                 // Servers are told of it a second time, as of another.

@@ -13,10 +13,10 @@ namespace ps {
 
 struct ExchangeRequest {
   CallKind kind = CallKind::kPull;
-  PushInfo push;                    // Of a push,
+  PushInfo push;                    // What is pushed, if anything is,
   uint64_t begun = 0;               // and how many the client has begun, with this one.
-  std::optional<uint64_t> version;  // Of a pull: exactly this one.
-  std::optional<uint64_t> step;     // Of a pull: as in Client::Pull.
+  std::optional<uint64_t> version;  // A pull asks for exactly this one; unset: the newest.
+  std::optional<uint64_t> step;     // A pull's step, with the meaning of Client::Pull.
   ConstTensors out;
   MutableTensors in;
   // Where servers of this host read `out`; null: nowhere. `staged`: it is copied there first. `encoded`: `shared`
@@ -29,10 +29,10 @@ struct ExchangeRequest {
   std::shared_ptr<const SharedTensors> rounded;
   // With `encoded`: what is not sent is kept here for the next push, and added to this one; null: it is lost.
   std::shared_ptr<Residuals> residuals;
-  bool float32 = false;  // Of a pull: weights as servers keep them, whatever the job's wire type.
-  bool view = false;     // As in CallRequest.
+  bool float32 = false;  // A pull brings weights as servers keep them, whatever the job's wire type.
+  bool view = false;     // The meaning is that of CallRequest::view.
   bool deferred = false;
-  bool empty_contributions = false;      // As in ModePolicy: else a push without samples is none.
+  bool empty_contributions = false;      // The job's ModePolicy says it: else a push without samples is none.
   TimePoint give_up = TimePoint::max();  // Waits for others end here at the latest.
 
   bool pushes() const { return kind == CallKind::kPush || kind == CallKind::kPushPull; }

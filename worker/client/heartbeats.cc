@@ -13,7 +13,7 @@ namespace ps {
 namespace {
 
 constexpr std::chrono::seconds kCallTime(10);
-constexpr size_t kMaxBusyBytes = 256;  // As servers take.
+constexpr size_t kMaxBusyBytes = 256;  // Servers take no more.
 
 // Between a stream's end and the next one: at once the first time, so that a connection that was reset costs nothing.
 constexpr std::chrono::milliseconds kReopen(100);

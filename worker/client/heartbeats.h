@@ -50,7 +50,7 @@ class Heartbeats {
 
   // The member begins this step. A step before the highest that was named changes nothing.
   void SetStep(uint64_t step);
-  // As HeartbeatRequest.busy_with: told with the next heartbeat.
+  // The next heartbeat tells it (HeartbeatRequest.busy_with).
   void SetBusy(const std::string& what);
 
  private:
@@ -69,7 +69,7 @@ class Heartbeats {
   CondVar ended_;
   uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string busy_with_ ABSL_GUARDED_BY(mutex_);
-  uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the heartbeat that is scheduled: one at a time is.
+  uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // Numbers the heartbeat that is scheduled: one at a time is.
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;
   bool again_ ABSL_GUARDED_BY(mutex_) = false;  // At once, when the one under way has ended.
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;

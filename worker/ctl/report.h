@@ -34,7 +34,7 @@ struct TimeShares {
 // One run. What its files do not contain is nullopt.
 struct RunSummary {
   std::string name;                 // The last part of the folder's path.
-  std::optional<std::string> mode;  // As in `--mode`; `sync` is given as `bsp`, `async` as `asp`.
+  std::optional<std::string> mode;  // The name that `--mode` has; `sync` is given as `bsp`, `async` as `asp`.
   int64_t workers = 0;              // Ranks seen.
   std::optional<double>
       final_test_accuracy;  // In [0, 1], of the last evaluation on the split "test"; none for regression.

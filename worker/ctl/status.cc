@@ -142,7 +142,7 @@ void PrintWorkers(const v1::StatusReply& job) {
   }
 }
 
-constexpr size_t kMaxShownBytes = 256;  // Of an argument.
+constexpr size_t kMaxShownBytes = 256;  // A message shows so much of an argument.
 
 }  // namespace
 

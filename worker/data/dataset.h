@@ -26,11 +26,11 @@ inline constexpr int32_t kClassesMax = 65536;
 struct DatasetContent {
   int64_t features = 0;  // Per sample.
   int32_t classes = 0;   // 0: regression.
-  int64_t rows = 0;      // Of an image; rows * columns == features. 0 if the samples are not known to be images.
+  int64_t rows = 0;      // An image's rows; rows * columns == features. 0 if the samples are not known to be images.
   int64_t columns = 0;
   std::vector<uint8_t> bytes;          // A feature is byte / 255.
   std::vector<float> floats;           // A feature is the float itself.
-  std::vector<double> doubles;         // As read from a text; a Dataset has none.
+  std::vector<double> doubles;         // The numbers of a text, before they are scaled; a Dataset has none.
   std::vector<int32_t> labels;         // [n], in [0, classes), for classification; else empty.
   std::vector<float> targets;          // [n], for regression; else empty.
   std::vector<double> double_targets;  // In the place of `targets`, as read from a text; a Dataset has none.

@@ -47,7 +47,7 @@ absl::StatusOr<FunctionOptions> ParseFunction(const DatasetSpec& spec, int64_t b
   if (!samples.ok()) return samples.status();
   const absl::StatusOr<int64_t> test = spec.Integer("test", 0, kSamplesMax, 0);
   if (!test.ok()) return test.status();
-  constexpr int64_t kBytes = 2 * sizeof(float);  // Of a sample.
+  constexpr int64_t kBytes = 2 * sizeof(float);  // A sample takes so many.
   if (*samples + *test > bytes_max / kBytes) {
     return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", *samples, " + ", *test,
                                                      " samples take more than the limit of ", bytes_max, " bytes"));

@@ -25,7 +25,7 @@ constexpr int kDimensionsMax = 8;
 struct IdxArray {
   uint8_t type;
   std::vector<int64_t> shape;
-  std::vector<uint8_t> data;  // As in the file.
+  std::vector<uint8_t> data;  // The file's bytes, unconverted.
 
   int64_t width() const { return type == kUint8 ? 1 : 4; }
 };

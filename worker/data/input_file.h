@@ -69,7 +69,7 @@ class LineReader {
   // 64 MiB: that is no text file.
   absl::StatusOr<bool> Next(std::string_view* line);
 
-  int64_t line_number() const { return line_number_; }  // Of the line that Next gave, from 1.
+  int64_t line_number() const { return line_number_; }  // The number of the line that Next gave, from 1.
   const std::string& path() const { return file_.path(); }
 
   // INVALID_ARGUMENT "PATH: line N: message".

@@ -16,7 +16,7 @@ namespace {
 // A file as it stands: only the features that lines name.
 struct SparseTable {
   struct Entry {
-    int32_t index;  // As the file has it.
+    int32_t index;  // The file's index, from 0 or from 1.
     double value;
   };
   Table table;  // All but its features and values.

@@ -85,7 +85,8 @@ ColumnScaling ColumnsOf(const ColumnStatistics& stats, uint64_t samples, Normali
       columns.scale.push_back(1);
     } else if (kind == Normalize::kStandard) {
       columns.offset.push_back(stats.mean[k]);
-      columns.scale.push_back(std::sqrt(stats.squares[k] / static_cast<double>(samples)));  // Of the population.
+      columns.scale.push_back(
+          std::sqrt(stats.squares[k] / static_cast<double>(samples)));  // The population's standard deviation.
     } else {
       columns.offset.push_back(low);
       columns.scale.push_back(high - low);

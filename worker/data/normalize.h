@@ -13,7 +13,7 @@ namespace ps {
 
 enum class Normalize {
   kAuto,      // kStandard for tables of numbers (csv, libsvm); kNone for images and synthetic samples.
-  kNone,      // As read.
+  kNone,      // Values stay as they were read.
   kMinMax,    // The training samples' smallest value becomes 0, their largest 1.
   kStandard,  // Mean 0 and standard deviation 1 (of the population) over the training samples.
 };

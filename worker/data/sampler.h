@@ -27,8 +27,8 @@ struct SamplerOptions {
 // One step's share of one rank.
 struct BatchPlan {
   int64_t epoch = 0;
-  int64_t epoch_step = 0;        // In [0, steps_per_epoch()).
-  int64_t global_samples = 0;    // Of all ranks that share the samples; at least 1, unless they are this rank's own.
+  int64_t epoch_step = 0;      // In [0, steps_per_epoch()).
+  int64_t global_samples = 0;  // The samples of all ranks that share them; at least 1, unless they are this rank's own.
   std::vector<int32_t> indices;  // This rank's samples. Empty if the epoch has none left for it.
 };
 

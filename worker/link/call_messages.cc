@@ -20,7 +20,7 @@ namespace {
 // built while others are on their way: so to other hosts a message is a small part of what a call sends, but no smaller
 // than a slice, or some that are small (tests/bench/TRIALS.md).
 constexpr int64_t kLeastMessages = 64;
-constexpr int64_t kLeastMessageBytes = 16 << 10;  // Of slices that are smaller, some.
+constexpr int64_t kLeastMessageBytes = 16 << 10;  // Slices that are smaller go together until they have so many.
 
 // What a message says of each slice is bounded by servers, too (64 KiB).
 constexpr size_t kMessageSlices = 4096;

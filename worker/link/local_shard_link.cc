@@ -16,7 +16,7 @@ namespace ps {
 namespace {
 
 constexpr size_t kMostRingBytes = 16 << 20;  // That a server may ask this client to map.
-constexpr size_t kMostSlices = 4096;         // Of one message.
+constexpr size_t kMostSlices = 4096;         // A message has no more.
 // A message costs the server a wake-up, so that many slices that are small go together.
 constexpr int64_t kPassedOnBytes = 256 << 10;
 
@@ -145,7 +145,7 @@ void LocalShardCall::CopyWeights(const SharedMemory& weights) {
     const WireType type = WireTypeOf(plan.layout()[slice.tensor].kind, request_.weights);
     if (type == WireType::kFloat32) {
       std::memcpy(to, from, static_cast<size_t>(slice.bytes()));
-    } else {  // As they would come over gRPC. The server has looked whether they can be rounded.
+    } else {  // They come out as they would over gRPC. The server has looked whether they can be rounded.
       (void)RoundThrough(reinterpret_cast<const float*>(from), static_cast<size_t>(slice.elements), type, to,
                          BestIsa());
     }
@@ -229,8 +229,8 @@ class LocalShardLink final : public ShardLink {
   const std::shared_ptr<LocalConnection> connection_;
 };
 
-constexpr size_t kMostMemories = 64;  // Of the server.
-constexpr size_t kMostTold = 7;       // Of the client; a server keeps eight.
+constexpr size_t kMostMemories = 64;  // A server shares no more.
+constexpr size_t kMostTold = 7;       // The client shares no more; a server keeps eight.
 constexpr std::chrono::seconds kFileWait(5);
 constexpr std::chrono::hours kIdle(1);
 constexpr std::chrono::milliseconds kReleaseAfter(100);

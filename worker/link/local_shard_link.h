@@ -62,7 +62,7 @@ class LocalConnection : public std::enable_shared_from_this<LocalConnection> {
         target_(std::move(target)),
         channel_(std::move(socket), std::move(rings), LocalChannel::Side::kClient) {}
 
-  // As the server said.
+  // The server has said both.
   const bool applies_in_place;
   const bool allows_views;
 

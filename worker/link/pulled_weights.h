@@ -24,7 +24,7 @@ class PulledWeights {
 
   // What there is of a shard.
   struct Held {
-    std::optional<uint64_t> version;  // Of its slices; unset: they are of several, or of none.
+    std::optional<uint64_t> version;  // The version of its slices; unset: they are of several, or of none.
     bool constants = false;           // They are there, too.
   };
   // One call's part, which has a shard for itself. It must not outlive the weights.

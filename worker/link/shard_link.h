@@ -40,13 +40,13 @@ struct CallRequest {
   PushContribution contribution = PushContribution::kGradient;
   std::optional<uint64_t> passed;
   std::optional<float> learning_rate;
-  uint64_t edition = 0;  // As in PushRequest, as is the next.
+  uint64_t edition = 0;  // This and the next mean what they mean in PushRequest.
   uint64_t runs = 0;
-  std::optional<uint64_t> exact_version;  // Of a pull: this one; unset: the newest.
-  std::optional<uint64_t> pull_step;      // Of a pull: as in Client::Pull.
+  std::optional<uint64_t> exact_version;  // A pull asks for this one; unset: the newest.
+  std::optional<uint64_t> pull_step;      // A pull's step, with the meaning of Client::Pull.
 
   std::chrono::milliseconds wait{};    // The shard may let the call wait for others for so long.
-  std::chrono::nanoseconds timeout{};  // Of the whole call.
+  std::chrono::nanoseconds timeout{};  // The whole call may take so long.
 
   // A block for each tensor of the layout; they live at least until `memory_in_use` is released. Blocks of `out` may be
   // empty where there is `encoded`.
@@ -61,7 +61,7 @@ struct CallRequest {
   const SharedTensors* encoded = nullptr;
   // What weights that come are rounded to.
   WireType weights = WireType::kFloat32;
-  bool float32 = false;  // Of a pull: they come as the server keeps them, whatever the job's wire type.
+  bool float32 = false;  // A pull brings weights as the server keeps them, whatever the job's wire type.
   // Unless null: where weights that come over a connection are kept beside `in`, so that later only what has changed
   // of them need come. The link says what it has there.
   PulledWeights* pulled = nullptr;
@@ -88,11 +88,12 @@ struct ShardReply {
   PushAnswer answer = PushAnswer::kNone;
   uint64_t generation = 0;  // With kFenced: the one that runs.
   uint64_t version = 0;
-  uint64_t next_step = 0;  // Of a push: that the rank is to continue at; 0: the shard does not say.
+  uint64_t next_step = 0;  // After a push, the rank is to continue at this step; 0: the shard does not say.
   uint64_t waited_us = 0;  // Parked at the server.
   size_t slices = 0;       // Received, wanted or not.
-  std::map<std::string, float> hyperparameters;  // As in ExchangeResult; empty: the shard told none.
-  Schedule schedule;                             // As in ExchangeResult, as is the next.
+  std::map<std::string, float>
+      hyperparameters;  // This and the next two mean what they mean in ExchangeResult; empty: the shard told none.
+  Schedule schedule;
   uint64_t position = 0;
   WeightsView view;          // Instead of what would have been written.
   TimePoint first_reply_at;  // Its first bytes, not its first whole message; not set: none came.

@@ -16,9 +16,9 @@ namespace ps {
 
 struct HashJob {
   std::vector<std::shared_ptr<grpc::Channel>> channels;  // By shard.
-  size_t slices = 0;                                     // Of the whole model.
+  size_t slices = 0;                                     // The whole model's.
   bool one_version = false;                              // All shards must be at the same version.
-  v1::Identity id;                                       // Of a member; may be empty.
+  v1::Identity id;                                       // A member's identity; it may be empty.
 };
 
 // Asks all shards at once. Where one_version is set and the job moves on meanwhile, it asks all for a version that is

@@ -273,7 +273,7 @@ class CpuBackend final : public Backend {
   dnnl::stream stream_;
   const Isa isa_;
   std::vector<TimePoint> events_;
-  std::map<MatmulKey, Matmul> matmuls_;  // As many as there are layers × 3 × (batch sizes in use).
+  std::map<MatmulKey, Matmul> matmuls_;  // There are at most layers × 3 × (batch sizes in use).
 };
 
 // Each writes the gradient of one sample's loss times `scale` to dz (unless it is null), and returns the loss.

@@ -21,7 +21,7 @@ enum class Math { kFloat32, kTf32, kBfloat16 };
 struct DeviceOptions {
   std::string device = "cpu";  // cpu, cuda, cuda:I or auto.
   Math math = Math::kFloat32;
-  int threads = 1;  // Of a CPU.
+  int threads = 1;  // The CPU's; a GPU does not use it.
 };
 
 absl::StatusOr<Math> ParseMath(const std::string& text);

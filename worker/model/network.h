@@ -164,7 +164,7 @@ class Network {
   Backend& backend_;
   const int64_t max_batch_;
   const Layout layout_;
-  const WireType type_;  // Of the host's gradients.
+  const WireType type_;  // The type of the host's gradients.
   std::vector<Tensor> tensors_;
   // [k]: input of layer k, [max_batch, widths[k]]; the last is the output. [0] is null.
   std::vector<Memory> activations_;

@@ -129,7 +129,7 @@ struct TrainingBatch {
   uint32_t samples = 0;
   int64_t place = 0;     // In the job (BatchSource).
   int64_t taken = 0;     // Batches that the worker has taken, this one included.
-  uint64_t runs = 0;     // As PushInfo: with this batch.
+  uint64_t runs = 0;     // The meaning is that of PushInfo::runs, with this batch.
   double loading_s = 0;  // What taking and loading it took.
 };
 
@@ -165,10 +165,10 @@ class BatchFeed {
   BatchSource& source_;
   Batches& batches_;
   std::optional<NextBatch> next_;  // Taken, or known not to be there; unset: not asked for.
-  TrainingBatch loaded_;           // Of `next_`, if is_loaded_.
+  TrainingBatch loaded_;           // The batch that `next_` names, if is_loaded_.
   bool is_loaded_ = false;
   int64_t taken_ = 0;
-  double loading_s_ = 0;  // Of `next_`.
+  double loading_s_ = 0;  // What taking and loading `next_` took.
   int64_t jumped_over_ = 0;
 };
 

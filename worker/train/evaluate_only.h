@@ -20,7 +20,7 @@ namespace ps {
 
 struct EvaluatedWeights {
   std::optional<Evaluation> test;  // Unset: the test split has no labels (--predict).
-  uint64_t version = 0;            // As the file or the checkpoint says; 0: it does not.
+  uint64_t version = 0;            // The file or the checkpoint says it; 0: it does not.
 };
 
 // Evaluates them on the test split, and on the validation split if there is one, as a lead does at the end: with a line

@@ -49,7 +49,7 @@ class EvaluationRhythm {
 // Which weights are evaluated.
 struct Mark {
   uint64_t step = 0;     // After so many steps of the worker.
-  uint64_t version = 0;  // Of the weights.
+  uint64_t version = 0;  // The weights' version.
   double copied_t = 0;   // When they were copied, in seconds since the process started.
 };
 
@@ -70,7 +70,7 @@ class Evaluator {
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(const DataSplits& data, Backend& backend, Network& network,
                                                            MetricsWriter& metrics);
 
-  // As Batches::KeepSamples, for each split.
+  // Does for each split what Batches::KeepSamples does.
   absl::Status KeepSamples();
 
   // Evaluates the parameters in the network's host memory, which are those of `mark`. Writes an `eval` event, and a

@@ -78,7 +78,7 @@ class HandedOutRuns final : public BatchSource {
   }
 
   const HandedOutRunsOptions options_;
-  Sampler sampler_;  // Of a single worker: its steps are the runs.
+  Sampler sampler_;  // A single worker's sampler: its steps are the runs.
   const int64_t total_;
   int64_t last_run_ = 0;
   uint64_t taken_runs_ = 0;

@@ -18,7 +18,7 @@ struct InitialWeights {
   Values values;
   std::string source;              // What they are of: the file, or the checkpoint's folder.
   std::vector<std::string> notes;  // What the log is to say: tensors that were converted, or that no layer wants.
-  uint64_t version = 0;            // As that says; 0: it does not.
+  uint64_t version = 0;            // The source says it; 0: it does not.
   std::map<std::string, std::string> metadata;  // What a file says besides.
 };
 

@@ -78,7 +78,7 @@ constexpr std::array kJobFlags = {"activation",   "batch_size",        "crop",  
                                   "param_groups", "samples_per_class", "save_weights", "seed",       "shuffle",
                                   "steps",        "validation_split"};
 
-constexpr size_t kBytesMax = 12 << 10;  // Of all values; servers take a little more, with the names.
+constexpr size_t kBytesMax = 12 << 10;  // All values together take no more; servers take a little more, with the names.
 
 // Where the second is given, the first is not taken: it says the same in another way, or belongs to the other's
 // default.

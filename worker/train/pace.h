@@ -18,11 +18,11 @@ namespace ps {
 struct PaceOptions {
   struct Straggler {
     uint32_t rank = 0;
-    double factor = 1;  // Of step_time, for all its batches.
+    double factor = 1;  // It multiplies step_time, for all batches of the rank.
   };
   struct Delays {
-    double share = 0;   // Of all batches, drawn at random,
-    double factor = 1;  // that take so many times as long.
+    double share = 0;   // This part of all batches, drawn at random,
+    double factor = 1;  // takes so many times as long.
   };
   absl::Duration step_time;  // That a batch takes at least; 0: workers never idle.
   std::optional<Straggler> straggler;

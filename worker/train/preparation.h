@@ -18,14 +18,14 @@ namespace ps {
 struct Preparation {
   std::unique_ptr<MetricsWriter> metrics;  // Not begun.
   Layout layout;                           // The model's, with the factors of its groups.
-  InitialWeights initial;                  // Of --init_weights; else empty.
+  InitialWeights initial;                  // The weights of --init_weights; without it they are empty.
   ModelOptions model;                      // The options', and what they leave to the file of --init_weights.
   // With --data=own nothing but the scaling's kind is here until the other workers' data are known: what was read is in
   // the next, and `summary` is what they are told of it.
   DataSplits data;
   std::optional<UnscaledSplits> own;
   DataSummary summary;
-  DeviceOptions device;  // As found: never `auto`.
+  DeviceOptions device;  // The device that was found: never `auto`.
 };
 
 // Everything that can fail on this machine alone fails here: the files, the data, the device, and whether the model

@@ -30,14 +30,14 @@ struct TrainingResult {
   bool lead = false;
   Evaluation test;            // The lead's only, as the next five.
   uint64_t version = 0;       // That was tested and saved: the last, or with --keep_best the best.
-  uint64_t last_version = 0;  // Of the servers, which the hash is of.
+  uint64_t last_version = 0;  // The servers' last version, which the hash is of.
   // With --keep_best, of that version; unset: no validation loss was finite, and the last one is kept.
   std::optional<Evaluation> validation;
   HashedWeights weights_hash;
   bool left_early = false;  // In order, since it was asked to: what the lead finds is not there.
   absl::Status end_status;  // What failed after the evaluation: hashing, saving, leaving. What is above holds.
 
-  StepTotals steps;  // Of each rank.
+  StepTotals steps;  // Every rank has them.
 };
 
 // Used by one thread, but for Stop.
@@ -101,7 +101,7 @@ class Trainer {
   // What was ready before joining. The initial values stay until the job runs, or where it can be rolled back to its
   // beginning; random ones are made only after the job has accepted the model, which then fits into memory.
   Preparation prepared_;
-  ClientOptions client_options_;  // Of the first join.
+  ClientOptions client_options_;  // The options of the first join.
   std::optional<DataSummary> data_of_all_;
   bool told_start_ = false;  // In the metrics.
   // How the client before this one ended, if there was one.
@@ -112,7 +112,7 @@ class Trainer {
   std::atomic<bool> concludes_ = false;  // It is the lead, and all are done.
   Waiting waiting_;                      // For servers, while it makes steps.
   std::jthread leave_by_;                // Ends the wait for a step that does not end.
-  uint64_t last_step_ = 0;               // Of a generation that is over.
+  uint64_t last_step_ = 0;               // The last step of a generation that is over.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

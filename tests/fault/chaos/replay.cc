@@ -125,7 +125,7 @@ class Replay {
 
   const float learning_rate_;
   int64_t step_ = 0;
-  std::vector<Sampler> samplers_;  // Of each rank.
+  std::vector<Sampler> samplers_;  // One for each rank.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Network> network_;
   std::unique_ptr<Batches> batches_;

@@ -78,7 +78,7 @@ TEST_CASE("A run's files are aligned by their clocks and summarized") {
 TEST_CASE("Staleness counts every contribution of every shard") {
   const absl::StatusOr<RunSummary> run = SummarizeRun(Fixture("two-workers-asp"));
   REQUIRE(run.ok());
-  REQUIRE(run->staleness.has_value());  // Of 0, 0, 1, 1, 2, 5.
+  REQUIRE(run->staleness.has_value());  // The values are 0, 0, 1, 1, 2, 5.
   CHECK(run->staleness->p50 == 1);
   CHECK(run->staleness->p99 == 5);
   CHECK(run->staleness->max == 5);
@@ -87,7 +87,7 @@ TEST_CASE("Staleness counts every contribution of every shard") {
 TEST_CASE("The shares of the workers' time are of the sum of all of their steps") {
   const absl::StatusOr<RunSummary> run = SummarizeRun(Fixture("two-workers-asp"));
   REQUIRE(run.ok());
-  REQUIRE(run->time_shares.has_value());  // Of 0.9 s.
+  REQUIRE(run->time_shares.has_value());  // The steps took 0.9 s.
   CHECK(run->time_shares->compute == Approx(0.5 / 0.9));
   CHECK(run->time_shares->push == Approx(0.2 / 0.9));
   CHECK(run->time_shares->wait == Approx(0.05 / 0.9));

@@ -28,7 +28,7 @@ TEST_CASE("standard gives each training feature mean 0 and population deviation 
   const DataFolder folder;
   const auto splits = LoadDataset(Options("csv:" + folder.Write("t", kTable), Normalize::kStandard));
   REQUIRE(splits.ok());
-  const double deviation = std::sqrt(14.0 / 4);  // Of 1, 2, 3, 6: the mean is 3.
+  const double deviation = std::sqrt(14.0 / 4);  // The values are 1, 2, 3, 6, and their mean is 3.
   CHECK(splits->scaling.features.offset == std::vector<double>{3, 7, 500});
   CHECK(splits->scaling.features.scale == std::vector<double>{deviation, 1, std::sqrt(35e6 / 4)});
   const std::vector<float> features = Features(splits->train, {0, 1, 2, 3});

@@ -293,7 +293,7 @@ void CheckGraph(Backend& backend) {
     REQUIRE(backend.Synchronize().ok());
     return ours;
   };
-  for (uint32_t seed = 10; seed < 14; ++seed) {  // As it comes, recorded, replayed.
+  for (uint32_t seed = 10; seed < 14; ++seed) {  // First as it comes, then recorded, then replayed.
     const Values plain = outcome(seed, false);
     CHECK(plain != Values(plain.size()));
     CHECK(outcome(seed, true) == plain);
@@ -442,7 +442,7 @@ void CheckFinding(Backend& backend) {
   }
 }
 
-// As servers of this host share their weights: what they write later is read, too.
+// Servers of this host share their weights so: what they write later is read, too.
 void CheckPages(Backend& backend) {
   constexpr size_t kFloats = 10'000;  // Not whole pages.
   auto theirs = *SharedMemory::Create("weights", kFloats * sizeof(float), SharedMemory::Access::kRead);

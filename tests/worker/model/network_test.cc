@@ -65,7 +65,7 @@ void CheckNetwork(Backend& backend, Backend& other, bool regression) {
     Outcome first;
     for (int i = 0; i < 4; ++i) {
       std::vector<size_t> ready;
-      std::vector<float> told;  // Of each tensor's gradient the last, when it is said to be ready.
+      std::vector<float> told;  // What the last gradient of each tensor was when it was said to be ready.
       for (size_t t = 0; t < initial.size(); ++t)
         std::fill(network->gradients(t).begin(), network->gradients(t).end(), 7);
       const StepHooks hooks = {.gradient_ready = [&](size_t tensor, bool /*finite*/) {

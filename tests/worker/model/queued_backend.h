@@ -102,7 +102,7 @@ class QueuedBackend final : public Backend {
  private:
   using Work = std::function<absl::Status()>;
 
-  // As a graph does: the first time as it comes, then recorded, then replayed without asking again.
+  // A graph that does its work at first as it comes, then records it, then replays it without asking again.
   class QueuedGraph final : public Graph {
    public:
     explicit QueuedGraph(QueuedBackend& backend) : backend_(backend) {}

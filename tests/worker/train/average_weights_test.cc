@@ -20,7 +20,7 @@ TEST_CASE("a round's difference of weights is pushed with its samples, and the l
   CheckNear(worker.last().out, Plus(Stepped(worker, kInitial, 2), -1, kInitial));
   CHECK(worker.weights() == worker.client->weights);
   CHECK(worker.source.finished == 2);
-  worker.client->weights = kInitial;  // Of the next version: of all differences, not of this worker's alone.
+  worker.client->weights = kInitial;  // The next version's: made of all differences, not of this worker's alone.
   worker.Train(1);
   CHECK(PushedSamples(*worker.client) == std::vector<uint32_t>{7, 2});
   CHECK(worker.last().push->step == 1);

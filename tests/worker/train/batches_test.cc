@@ -130,7 +130,7 @@ TEST_CASE("a fixed share that is left behind goes on with the batch of the step 
   const auto source = MakeFixedShare(MakeSampler(), 0, 10);
   CHECK(TakePlace(*source) == 0);
   CHECK(TakePlace(*source) == 1);
-  CHECK(source->SkipTo(7) == 2 + 4 + 4 + 2 + 4);  // Of batches 2 to 6.
+  CHECK(source->SkipTo(7) == 2 + 4 + 4 + 2 + 4);  // The samples of batches 2 to 6.
   CHECK(TakePlace(*source) == 7);
   CHECK(source->SkipTo(10) == 2 + 4);
   CHECK(TakePlace(*source) == std::nullopt);

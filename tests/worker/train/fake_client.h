@@ -26,9 +26,9 @@ inline TensorValues ValuesOf(const ConstTensors& tensors) {
 // What a worker asked for: a push, a pull or both.
 struct Asked {
   std::optional<PushInfo> push;
-  TensorValues out;  // Of the push; empty for an empty contribution.
+  TensorValues out;  // What is pushed; empty for an empty contribution.
   bool pulls = false;
-  std::optional<uint64_t> version;  // Of a pull alone, and the next.
+  std::optional<uint64_t> version;  // This and the next are those of a pull without a push.
   std::optional<uint64_t> step;
 };
 

@@ -13,7 +13,7 @@
 namespace {
 
 constexpr uint64_t kSteps = 100;
-constexpr uint32_t kPoints = 64;  // Of each worker.
+constexpr uint32_t kPoints = 64;  // Each worker has so many.
 
 struct Line {
   std::vector<float> w = {0, 0};

@@ -90,7 +90,7 @@ __device__ T Reduce(T value, T* parts, Combine combine) {
 
 struct Largest {
   float value;
-  int64_t position;  // Of the first of equal ones.
+  int64_t position;  // The first one's, where several are equal.
 };
 
 // What is not a number is larger than any, and at no position: where there is one, no output is the largest.

@@ -48,7 +48,7 @@ class Matmul {
   const cudaStream_t stream_;
   cublasLtHandle_t handle_ = nullptr;
   void* workspace_ = nullptr;
-  std::map<MatmulShape, std::unique_ptr<Planned>> plans_;  // As many as there are layers × 3 × batch sizes in use.
+  std::map<MatmulShape, std::unique_ptr<Planned>> plans_;  // There are at most layers × 3 × batch sizes in use.
 };
 
 }  // namespace ps::cuda

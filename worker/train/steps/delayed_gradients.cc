@@ -15,7 +15,7 @@ namespace {
 // A gradient that is not pushed yet.
 struct Held {
   TensorMemory gradients;
-  uint64_t version = 0;  // Of the weights that it was computed on; the next, by shard.
+  uint64_t version = 0;  // The weights that it was computed on had this version; the next, by shard.
   std::vector<uint64_t> versions;
   TrainingBatch batch;
   StepResult computed;

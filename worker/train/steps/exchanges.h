@@ -69,7 +69,7 @@ class Exchanges {
   const Schedule& schedule() const { return latest_.schedule; }
   uint64_t position() const { return latest_.position; }
 
-  // As in PushInfo: of the pushes that follow.
+  // Pushes that follow tell this number (PushInfo).
   void SetRuns(uint64_t runs) { runs_ = runs; }
   void SetRounded(bool rounded) { rounded_ = rounded; }
 
@@ -90,7 +90,7 @@ class Exchanges {
   // The view is not read any more.
   void DropView() { latest_.view = {}; }
   bool under_way() const { return exchange_ != nullptr; }
-  // As in Exchange, of the one under way. `finite`: it is known to be.
+  // Tells the exchange that is under way that the tensor is ready. `finite`: it is known to be.
   void TensorReady(size_t tensor, bool finite) {
     finite ? exchange_->TensorReadyFinite(tensor) : exchange_->TensorReady(tensor);
   }
@@ -116,7 +116,7 @@ class Exchanges {
   bool rounded_ = false;
   ExchangeResult latest_;
   std::shared_ptr<Exchange> exchange_;
-  bool viewing_ = false;  // Of `exchange_`, as the next.
+  bool viewing_ = false;  // This and the next are those of `exchange_`.
   PushInfo push_;
   MutableTensors in_;
   double exposed_s_ = 0;

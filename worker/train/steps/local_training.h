@@ -65,7 +65,7 @@ class LocalTraining {
   MutableTensors gradients_;
   std::vector<TensorMemory> state_;  // By state tensor of the optimizer.
   uint64_t updates_ = 0;
-  uint64_t position_ = 0;  // Of the schedule when weights came last,
+  uint64_t position_ = 0;  // The schedule's position when weights came last,
   uint64_t passed_ = 0;    // and the samples that this worker has used since.
 };
 

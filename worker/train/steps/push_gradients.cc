@@ -40,7 +40,7 @@ class PushGradients final : public Steps {
   const ConstTensors gradients_;
   const MutableTensors weights_;
   TrainingBatch pushed_;  // The batch whose exchange is under way.
-  StepResult computed_;   // Of it.
+  StepResult computed_;   // What computing that batch gave.
 };
 
 absl::Status PushGradients::Train(const TrainingBatch& batch) {

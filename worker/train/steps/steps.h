@@ -40,7 +40,7 @@ struct StepsContext {
   BatchFeed& feed;
   StepStats& stats;
   const Layout& layout;         // The network's, with the tensors' factors.
-  double loss_unit = 1;         // Of the targets as read.
+  double loss_unit = 1;         // A loss times this is one of the targets as they were read.
   bool overlap = true;          // Gradients are sent, and weights come, while others are being computed.
   Pace* pace = nullptr;         // None: the worker never idles.
   uint32_t delayed_pushes = 0;  // MakeDelayedGradients.
