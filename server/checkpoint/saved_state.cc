@@ -1,5 +1,6 @@
 #include "server/checkpoint/saved_state.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <google/protobuf/util/json_util.h>
@@ -10,6 +11,7 @@
 #include "common/proto_values.h"
 #include "common/status.h"
 #include "server/config/optimizer_setup.h"
+#include "server/config/options.h"
 
 namespace ps {
 namespace {
@@ -34,11 +36,6 @@ void PutFlag(const std::string& flag, const HyperparameterValues& flags, Hyperpa
   timeline.made_with = Changed(timeline.made_with, {{flag, flags.at(flag)}});
   if (flag == InfoOf(&Hyperparameters::learning_rate).flag) timeline.told.reset();
   for (HyperparameterTimeline::Change& change : timeline.pending) change.values.erase(flag);
-}
-
-std::map<std::string, std::string> ScheduleFlagsOf(std::map<std::string, std::string> settings) {
-  std::erase_if(settings, [](const auto& each) { return !IsScheduleFlag(each.first); });
-  return settings;
 }
 
 }  // namespace
@@ -125,16 +122,27 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
 
 bool IsScheduleFlag(const std::string& flag) { return flag == "warmup" || absl::StartsWith(flag, "schedule"); }
 
+std::vector<std::string> ChangedFlags(const std::map<std::string, std::string>& stored,
+                                      const std::map<std::string, std::string>& now) {
+  std::map<std::string, std::string> before = stored;
+  before.merge(SharedSettings(ServerOptions()));
+  std::vector<std::string> changed;
+  for (const auto& [flag, value] : now) {
+    const auto found = before.find(flag);
+    if (found == before.end() || found->second != value) changed.push_back(flag);
+  }
+  return changed;
+}
+
 void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
                        const Hyperparameters& flags, const Schedule& schedule,
                        HyperparameterTimeline::Saved& timeline) {
   const HyperparameterValues values = AllValues(flags);
-  for (const auto& [flag, value] : now) {
-    const auto before = stored.find(flag);
-    if (!values.contains(flag) || (before != stored.end() && before->second == value)) continue;
-    PutFlag(flag, values, timeline);
+  const std::vector<std::string> changed = ChangedFlags(stored, now);
+  for (const std::string& flag : changed) {
+    if (values.contains(flag)) PutFlag(flag, values, timeline);
   }
-  if (ScheduleFlagsOf(now) == ScheduleFlagsOf(stored)) return;
+  if (std::none_of(changed.begin(), changed.end(), IsScheduleFlag)) return;
   timeline.schedule = schedule;
   for (HyperparameterTimeline::Change& change : timeline.pending) change.schedule.reset();
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <google/protobuf/message.h>
 #include <nlohmann/json.hpp>
@@ -33,7 +34,12 @@ struct RestoredShard {
 absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
 
 // A stored value wins, unless a flag is not what it was at the start that stored it: then the flag wins. `stored` and
-// `now` are the flags that all servers share; `flags` has the hyperparameters and the schedule that they say now.
+// `now` are the flags that all servers share.
+
+// The flags that are not what they were. One that there was not yet had its default.
+std::vector<std::string> ChangedFlags(const std::map<std::string, std::string>& stored,
+                                      const std::map<std::string, std::string>& now);
+// Has these flags win in what a shard has stored; `flags` and `schedule` are what they say now.
 void ApplyChangedFlags(const std::map<std::string, std::string>& stored, const std::map<std::string, std::string>& now,
                        const Hyperparameters& flags, const Schedule& schedule, HyperparameterTimeline::Saved& timeline);
 // Whether the flag is one of those that say how the learning rate changes.

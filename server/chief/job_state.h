@@ -261,8 +261,6 @@ class JobState {
   // The step that this rank itself has come to, where ranks go on by themselves; nothing: it begins where others are.
   std::optional<uint64_t> OwnStep(const Member& member) const;
   void Restore(const RestoredJob& restored);
-  // A hyperparameter that was set before does not hold any more if its flag is not what it was then.
-  void ApplyChangedFlags(const std::map<std::string, std::string>& stored);
   // Whether the job is to end: all workers are done, and no other has to come.
   bool NothingIsLeft() const;
   // A server that died, or whose connection broke, has to come back in its time, and a lost worker to be replaced.

@@ -12,7 +12,6 @@
 #include "server/base/first_of.h"
 #include "server/checkpoint/saved_state.h"
 #include "server/chief/job_state.h"
-#include "server/config/options.h"
 
 namespace ps {
 namespace {
@@ -104,28 +103,20 @@ void JobState::Restore(const RestoredJob& restored) {
   set_values_ = FromProto(restored.job.set());
   const absl::StatusOr<Schedule> schedule = FromProto(restored.job.schedule());
   if (restored.job.has_schedule() && schedule.ok()) set_schedule_ = *schedule;
-  ApplyChangedFlags(restored.manifest.settings);
+  // Shards do the same with their values (ApplyChangedFlags).
+  const std::map<std::string, std::string>& stored = restored.manifest.settings;
+  for (const std::string& flag : ChangedFlags(stored, options_.settings)) {
+    const auto before = stored.find(flag);
+    spdlog::info("--{}={} is not what it was when the checkpoint was taken{}, and holds from now on", flag,
+                 options_.settings.at(flag), before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));
+    set_values_.erase(flag);
+    if (IsScheduleFlag(flag)) set_schedule_.reset();
+  }
   dropped_samples_ = restored.job.dropped_samples();
   if (restored.manifest.num_workers == options_.num_workers) {
     resized_ = {.step = restored.job.resized_step(), .samples = restored.job.resized_samples()};
   } else {
     resized_ = {.step = restored.manifest.version(), .samples = restored.job.samples()};
-  }
-}
-
-// As shards do with their values (saved_state.h).
-void JobState::ApplyChangedFlags(const std::map<std::string, std::string>& stored) {
-  const std::map<std::string, std::string> defaults = SharedSettings(ServerOptions());
-  for (const auto& [flag, value] : options_.settings) {
-    const auto before = stored.find(flag);
-    // A flag that there was not yet had its default.
-    const auto by_default = defaults.find(flag);
-    if (before == stored.end() && by_default != defaults.end() && by_default->second == value) continue;
-    if (before != stored.end() && before->second == value) continue;
-    spdlog::info("--{}={} is not what it was when the checkpoint was taken{}, and holds from now on", flag, value,
-                 before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));
-    set_values_.erase(flag);
-    if (IsScheduleFlag(flag)) set_schedule_.reset();
   }
 }
 
