@@ -82,10 +82,9 @@ absl::Status SyncFolder(const std::string& path) {
 }
 
 absl::Status WriteFileAtomically(const std::string& path, const std::vector<std::span<const char>>& parts) {
-  absl::StatusOr<NewFile> file = NewFile::Create(path);
-  if (!file.ok()) return file.status();
-  for (const auto& part : parts) PS_RETURN_IF_ERROR(file->Append(part));
-  return file->Commit();
+  PS_ASSIGN_OR_RETURN(NewFile file, NewFile::Create(path));
+  for (const auto& part : parts) PS_RETURN_IF_ERROR(file.Append(part));
+  return file.Commit();
 }
 
 absl::StatusOr<OpenFile> OpenFile::Open(const std::string& path) {
@@ -113,13 +112,12 @@ absl::Status OpenFile::Read(uint64_t at, std::span<char> to) const {
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t max_bytes) {
-  const absl::StatusOr<OpenFile> file = OpenFile::Open(path);
-  if (!file.ok()) return file.status();
-  if (file->bytes > max_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", file->bytes, " bytes, more than ", max_bytes));
+  PS_ASSIGN_OR_RETURN(const OpenFile file, OpenFile::Open(path));
+  if (file.bytes > max_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": it has ", file.bytes, " bytes, more than ", max_bytes));
   }
-  std::string bytes(file->bytes, '\0');
-  PS_RETURN_IF_ERROR(file->Read(0, bytes));
+  std::string bytes(file.bytes, '\0');
+  PS_RETURN_IF_ERROR(file.Read(0, bytes));
   return bytes;
 }
 

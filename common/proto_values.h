@@ -3,6 +3,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/schedule.h"
+#include "common/status.h"
 #include "ps/tensor.h"
 #include "ps/v1/ps.pb.h"
 
@@ -55,9 +56,8 @@ inline v1::Schedule ToProto(const Schedule& schedule) {
 
 // INVALID_ARGUMENT for one that is unknown here, or that cannot be.
 inline absl::StatusOr<Schedule> FromProto(const v1::Schedule& message) {
-  const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(message.name());
-  if (!kind.ok()) return kind.status();
-  const Schedule schedule = {.kind = *kind,
+  PS_ASSIGN_OR_RETURN(const Schedule::Kind kind, ParseScheduleKind(message.name()));
+  const Schedule schedule = {.kind = kind,
                              .warmup = message.warmup(),
                              .length = message.length(),
                              .step = message.step(),

@@ -110,9 +110,8 @@ absl::StatusOr<std::vector<Entry>> ParseHeader(const std::string& text, uint64_t
       *metadata = ParseMetadata(value);
       continue;
     }
-    absl::StatusOr<Entry> entry = ParseEntry(name, value);
-    if (!entry.ok()) return entry.status();
-    entries.push_back(*std::move(entry));
+    PS_ASSIGN_OR_RETURN(Entry entry, ParseEntry(name, value));
+    entries.push_back(std::move(entry));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);  // What is empty comes before what begins there.
@@ -151,9 +150,8 @@ void Convert(const char* bytes, const std::string& type, std::span<float> values
 }  // namespace
 
 absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
-  absl::StatusOr<OpenFile> opened = OpenFile::Open(path);
-  if (!opened.ok()) return opened.status();
-  SafetensorsFile file(*std::move(opened));
+  PS_ASSIGN_OR_RETURN(OpenFile opened, OpenFile::Open(path));
+  SafetensorsFile file(std::move(opened));
   const uint64_t size = file.bytes();
   const absl::Status no_such_file = absl::InvalidArgumentError(path + ": not a safetensors file, or truncated");
   uint64_t header_bytes = 0;
@@ -163,9 +161,8 @@ absl::StatusOr<SafetensorsFile> SafetensorsFile::Open(const std::string& path) {
   std::string text(header_bytes, '\0');
   PS_RETURN_IF_ERROR(file.file_.Read(sizeof(header_bytes), text));
   const uint64_t data = sizeof(header_bytes) + header_bytes;
-  absl::StatusOr<std::vector<Entry>> entries = ParseHeader(text, size - data, &file.metadata_);
-  if (!entries.ok()) return Annotate(entries.status(), path);
-  for (Entry& entry : *entries) {
+  PS_ASSIGN_OR_RETURN(std::vector<Entry> entries, Annotate(ParseHeader(text, size - data, &file.metadata_), path));
+  for (Entry& entry : entries) {
     file.begins_.push_back(data + entry.begin);
     file.tensors_.push_back(std::move(entry.spec));
     file.types_.push_back(std::move(entry.type));

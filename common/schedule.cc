@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "common/status.h"
 #include "common/text.h"
 #include "ps/schedule.h"
 
@@ -274,21 +275,19 @@ absl::StatusOr<ScheduleOptions> ParseSchedule(const std::map<std::string, std::s
 }
 
 absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_t samples_per_epoch) {
-  const absl::StatusOr<Schedule::Kind> kind = ParseScheduleKind(options.schedule);
-  if (!kind.ok()) return kind.status();
-  Schedule schedule = {.kind = *kind};
+  PS_ASSIGN_OR_RETURN(const Schedule::Kind kind, ParseScheduleKind(options.schedule));
+  Schedule schedule = {.kind = kind};
   std::string unknown;  // The first length that cannot be told in samples yet.
   for (const ScheduleRow& row : ScheduleRows()) {
-    if (!row.UsedBy(*kind)) continue;
+    if (!row.UsedBy(kind)) continue;
     if (row.number != nullptr) {
       schedule.*row.value = options.*row.number;
     } else if (!(options.*row.length).empty()) {
-      const absl::StatusOr<ScheduleLength> length = ParseScheduleLength(row.flag, options.*row.length);
-      if (!length.ok()) return length.status();
-      if (length->epochs > 0 && samples_per_epoch == 0 && unknown.empty()) {
+      PS_ASSIGN_OR_RETURN(const ScheduleLength length, ParseScheduleLength(row.flag, options.*row.length));
+      if (length.epochs > 0 && samples_per_epoch == 0 && unknown.empty()) {
         unknown = absl::StrCat("--", row.flag, "=", options.*row.length);
       }
-      schedule.*row.samples = length->Resolve(samples_per_epoch);
+      schedule.*row.samples = length.Resolve(samples_per_epoch);
     }
   }
   if (!unknown.empty()) {
@@ -298,7 +297,7 @@ absl::StatusOr<Schedule> ResolveSchedule(const ScheduleOptions& options, uint64_
   }
   if (InOrder(schedule)) return schedule;
   return absl::InvalidArgumentError(
-      Decays(*kind)
+      Decays(kind)
           ? absl::StrCat("--warmup=", options.warmup,
                          ": expected less than --schedule_length=", options.schedule_length, ", where the decay ends")
           : absl::StrCat("--warmup=", options.warmup, ": expected at most --schedule_step=", options.schedule_step));

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace ps {
 
@@ -17,6 +19,11 @@ inline std::string Message(const absl::Status& status) {
 // The same status with "context: " before its text.
 inline absl::Status Annotate(const absl::Status& status, const std::string& context) {
   return status.ok() ? status : absl::Status(status.code(), context + ": " + Message(status));
+}
+template <typename Value>
+absl::StatusOr<Value> Annotate(absl::StatusOr<Value> value, const std::string& context) {
+  if (value.ok()) return value;
+  return Annotate(value.status(), context);
 }
 
 // What calls are answered with once an operator has ended the job. It has no code of its own, since codes are gRPC's.
@@ -35,3 +42,16 @@ inline bool IsJobShutDown(const absl::Status& status) {
   do {                                                                            \
     if (absl::Status ps_status = (expression); !ps_status.ok()) return ps_status; \
   } while (false)
+
+// Declares a variable with the value of an absl::StatusOr, or returns the status from the calling function if it is an
+// error: PS_ASSIGN_OR_RETURN(const Layout layout, ReadLayout(path)). A type with a comma in it is to be `auto`.
+// NOLINTBEGIN(bugprone-macro-parentheses): names and declarations stand in none.
+#define PS_ASSIGN_OR_RETURN(declaration, ...) \
+  PS_ASSIGN_OR_RETURN_BY(PS_NAME_OF_LINE(ps_result_, __LINE__), declaration, (__VA_ARGS__))
+#define PS_ASSIGN_OR_RETURN_BY(result, declaration, expression) \
+  auto result = expression;                                     \
+  if (!result.ok()) return std::move(result).status();          \
+  declaration = *std::move(result)
+#define PS_NAME_OF_LINE(name, line) PS_JOIN_NAMES(name, line)
+#define PS_JOIN_NAMES(name, line) name##line
+// NOLINTEND(bugprone-macro-parentheses)

@@ -32,10 +32,9 @@ std::string HashText(const TrainingResult& result) {
 }
 
 absl::Status Evaluate(const WorkerOptions& options) {
-  const absl::StatusOr<EvaluatedWeights> evaluated = EvaluateOnly(options, WorkerFlagValues());
-  if (!evaluated.ok()) return evaluated.status();
-  if (evaluated->test.has_value()) PrintTest(*evaluated->test);
-  if (evaluated->version > 0) std::cout << "version: " << evaluated->version << "\n";
+  PS_ASSIGN_OR_RETURN(const EvaluatedWeights evaluated, EvaluateOnly(options, WorkerFlagValues()));
+  if (evaluated.test.has_value()) PrintTest(*evaluated.test);
+  if (evaluated.version > 0) std::cout << "version: " << evaluated.version << "\n";
   return FlushOutput();
 }
 

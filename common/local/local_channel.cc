@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -95,11 +96,10 @@ bool LocalChannel::PeerEnded() const {
 }
 
 absl::StatusOr<LocalSocket::Message> LocalChannel::ReceiveFile(TimePoint deadline) {
-  absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);
-  if (!message.ok()) return message.status();
-  if (!message->has_value()) return absl::UnavailableError("the other side of the link has ended");
-  if ((*message)->files.size() == 1) return **std::move(message);
-  return absl::InvalidArgumentError(absl::StrCat((*message)->files.size(), " files where one was expected"));
+  PS_ASSIGN_OR_RETURN(std::optional<LocalSocket::Message> message, socket_.Receive(deadline));
+  if (!message.has_value()) return absl::UnavailableError("the other side of the link has ended");
+  if (message->files.size() == 1) return *std::move(message);
+  return absl::InvalidArgumentError(absl::StrCat(message->files.size(), " files where one was expected"));
 }
 
 void LocalChannel::Close() {

@@ -15,6 +15,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -85,8 +86,7 @@ std::vector<FileDescriptor> FilesIn(msghdr& header) {
 }  // namespace
 
 absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& address, TimePoint deadline) {
-  const absl::StatusOr<Address> to = AddressOf(address);
-  if (!to.ok()) return to.status();
+  PS_ASSIGN_OR_RETURN(const Address to, AddressOf(address));
   LocalSocket connected(MakeSocket(0), address);
   if (!connected.file_.valid()) return Errno(absl::StatusCode::kResourceExhausted, address, "socket");
   for (;;) {
@@ -95,7 +95,7 @@ absl::StatusOr<LocalSocket> LocalSocket::Connect(const std::string& address, Tim
         std::chrono::duration_cast<std::chrono::microseconds>(deadline - Now()), std::chrono::microseconds(1));
     const timeval time = {.tv_sec = left.count() / 1'000'000, .tv_usec = left.count() % 1'000'000};
     setsockopt(connected.descriptor(), SOL_SOCKET, SO_SNDTIMEO, &time, sizeof(time));
-    if (connect(connected.descriptor(), to->get(), to->size) == 0) break;
+    if (connect(connected.descriptor(), to.get(), to.size) == 0) break;
     const int error = errno;
     if (error == EACCES || error == EPERM) return Errno(absl::StatusCode::kPermissionDenied, address, "connect");
     if (error != EAGAIN && error != EINTR) return Errno(absl::StatusCode::kUnavailable, address, "connect");
@@ -186,11 +186,10 @@ absl::StatusOr<LocalListener> LocalListener::Listen(const std::string& address) 
     Check(getrandom(name, sizeof(name), 0) == sizeof(name), "the system has random bytes");
     at = absl::StrCat("@ps-", absl::BytesToHexString(absl::string_view(name, sizeof(name))));
   }
-  const absl::StatusOr<Address> bound = AddressOf(at);
-  if (!bound.ok()) return bound.status();
+  PS_ASSIGN_OR_RETURN(const Address bound, AddressOf(at));
   FileDescriptor file = MakeSocket(SOCK_NONBLOCK);
   if (!file.valid()) return Errno(absl::StatusCode::kResourceExhausted, at, "socket");
-  if (bind(file.get(), bound->get(), bound->size) != 0) {
+  if (bind(file.get(), bound.get(), bound.size) != 0) {
     return Errno(absl::StatusCode::kFailedPrecondition, at, "bind");
   }
   LocalListener listener(std::move(file), at);

@@ -45,40 +45,29 @@ ClientImpl::~ClientImpl() {
 }
 
 absl::Status ClientImpl::JoinJob(const Layout& layout) {
-  absl::StatusOr<v1::JoinReply> joined = ps::JoinJob(chief_, options_, layout);
-  if (!joined.ok()) return joined.status();
-  joined_as_ = *std::move(joined);
+  PS_ASSIGN_OR_RETURN(joined_as_, ps::JoinJob(chief_, options_, layout));
   joined_ = true;
   if (recovers()) chief_.SetPatience({.longest = ToChrono(server_timeout()), .for_restart = true});
-  if (joined_as_.slice_elements() != kSliceElements) {
-    const std::string problem = absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
-                                             " elements; this client of ", kSliceElements);
-    (void)Leave(problem);
-    return absl::FailedPreconditionError(problem);
-  }
-  absl::StatusOr<ModePolicy> policy = PolicyOf(joined_as_);
-  if (!policy.ok()) {
-    (void)Leave(Message(policy.status()));
-    return policy.status();
-  }
-  policy_ = *std::move(policy);
-  if (const absl::Status taken = TakeWireFormat(); !taken.ok()) {
+  if (const absl::Status taken = TakeAnswer(layout); !taken.ok()) {
     (void)Leave(Message(taken));
     return taken;
-  }
-  if (const absl::Status taken = TakeDataOfAll(); !taken.ok()) {
-    (void)Leave(Message(taken));
-    return taken;
-  }
-  if (const absl::Status links = SetUpLinks(layout); !links.ok()) {
-    (void)Leave(Message(links));
-    return links;
   }
   initialise_ = joined_as_.initialise();
   lead_ = joined_as_.lead();
   if (!replaced().empty()) Notice(absl::StrCat("this worker replaces ", replaced(), " as rank ", rank()));
   StartThreads();
   return absl::OkStatus();
+}
+
+absl::Status ClientImpl::TakeAnswer(const Layout& layout) {
+  if (joined_as_.slice_elements() != kSliceElements) {
+    return absl::FailedPreconditionError(absl::StrCat("the server cuts slices of ", joined_as_.slice_elements(),
+                                                      " elements; this client of ", kSliceElements));
+  }
+  PS_ASSIGN_OR_RETURN(policy_, PolicyOf(joined_as_));
+  PS_RETURN_IF_ERROR(TakeWireFormat());
+  PS_RETURN_IF_ERROR(TakeDataOfAll());
+  return SetUpLinks(layout);
 }
 
 absl::Status ClientImpl::TakeDataOfAll() {
@@ -118,9 +107,8 @@ absl::Status ClientImpl::TakeWireFormat() {
 absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
   context_->plan = SlicePlan(layout, static_cast<uint32_t>(joined_as_.shards_size()));
   if (context_->wire.weights_delta) {
-    absl::StatusOr<TensorMemory> memory = AllocateTensors(layout);
-    if (!memory.ok()) return Annotate(memory.status(), "--weights_delta");
-    context_->pulled = std::make_unique<PulledWeights>(num_shards(), *std::move(memory));
+    PS_ASSIGN_OR_RETURN(TensorMemory memory, Annotate(AllocateTensors(layout), "--weights_delta"));
+    context_->pulled = std::make_unique<PulledWeights>(num_shards(), std::move(memory));
   }
   context_->rank = rank();
   context_->incarnation = incarnation();
@@ -138,13 +126,12 @@ absl::Status ClientImpl::SetUpLinks(const Layout& layout) {
 }
 
 absl::Status ClientImpl::LinkAgain() {
-  absl::StatusOr<ShardLinks> made =
-      LinkShards(options_, joined_as_, context_->plan, channels_.front(), [this] { return gradients_.MakeSpare(); });
-  if (!made.ok()) return made.status();
-  channels_ = std::move(made->channels);
-  context_->links = std::move(made->links);
-  has_shared_memory_ = made->has_shared_memory;
-  Notice(absl::StrCat("exchanging with ", made->text));
+  PS_ASSIGN_OR_RETURN(ShardLinks made, LinkShards(options_, joined_as_, context_->plan, channels_.front(),
+                                                  [this] { return gradients_.MakeSpare(); }));
+  channels_ = std::move(made.channels);
+  context_->links = std::move(made.links);
+  has_shared_memory_ = made.has_shared_memory;
+  Notice(absl::StrCat("exchanging with ", made.text));
   return absl::OkStatus();
 }
 

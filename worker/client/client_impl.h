@@ -17,7 +17,6 @@
 #include "worker/client/exchange.h"
 #include "worker/client/gradient_memory.h"
 #include "worker/client/heartbeats.h"
-#include "worker/client/running_exchanges.h"
 #include "worker/client/timer.h"
 #include "worker/link/tensor_memory.h"
 
@@ -119,6 +118,8 @@ class ClientImpl final : public Client {
   void Notice(const std::string& text) const {
     if (options_.on_notice) options_.on_notice(text);
   }
+  // Takes what the chief has answered, unless it cannot be: then the worker leaves with this error.
+  absl::Status TakeAnswer(const Layout& layout);
   // What exchanges need, from what the chief has answered.
   absl::Status SetUpLinks(const Layout& layout);
   // To where `joined_as_` says that the shards are. While no exchange is under way.

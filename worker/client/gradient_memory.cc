@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/status.h"
 #include "common/wire_type.h"
 #include "worker/link/tensor_memory.h"
 
@@ -16,9 +17,7 @@ constexpr size_t kMostStaging = 4;  // Pieces of memory for gradients of the cal
 absl::Status GradientMemory::MakeSpare() {
   MutexLock lock(mutex_);
   if (spare_ != nullptr) return absl::OkStatus();
-  absl::StatusOr<std::shared_ptr<SharedTensors>> made = SharedTensors::Create(layout_);
-  if (!made.ok()) return made.status();
-  spare_ = *std::move(made);
+  PS_ASSIGN_OR_RETURN(spare_, SharedTensors::Create(layout_));
   return absl::OkStatus();
 }
 
@@ -60,9 +59,7 @@ absl::StatusOr<std::shared_ptr<SharedTensors>> GradientMemory::MakeEncoded(const
 absl::StatusOr<RoundedMemory> GradientMemory::Rounded(const PushFormat& format, bool shared) {
   MutexLock lock(mutex_);
   if (rounded_ == nullptr) {
-    absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeEncoded(format, shared);
-    if (!made.ok()) return made.status();
-    rounded_ = *std::move(made);
+    PS_ASSIGN_OR_RETURN(rounded_, MakeEncoded(format, shared));
   }
   const std::span<std::byte> block = std::as_writable_bytes(rounded_->bytes());
   RoundedMemory memory = {.type = format.type, .tensors = {}, .owner = rounded_, .block = block};
@@ -91,9 +88,7 @@ absl::Status GradientMemory::Encode(ExchangeRequest& request, const PushFormat& 
   request.shared = FreeStaging();
   if (request.shared != nullptr) return absl::OkStatus();
   const bool keeps = staging_.size() < kMostStaging;
-  absl::StatusOr<std::shared_ptr<SharedTensors>> made = MakeEncoded(format, shared && keeps);
-  if (!made.ok()) return made.status();
-  request.shared = *std::move(made);
+  PS_ASSIGN_OR_RETURN(request.shared, MakeEncoded(format, shared && keeps));
   if (keeps) staging_.push_back(request.shared);
   return absl::OkStatus();
 }

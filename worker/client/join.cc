@@ -137,9 +137,8 @@ absl::Status Check(const LocalSteps& steps) {
 }
 
 absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
-  const absl::StatusOr<LocalSteps::Exchange> exchange = ExchangeOf(steps);
-  if (!exchange.ok()) return exchange.status();
-  LocalSteps local = {.exchange = *exchange,
+  PS_ASSIGN_OR_RETURN(const LocalSteps::Exchange exchange, ExchangeOf(steps));
+  LocalSteps local = {.exchange = exchange,
                       .steps = steps.steps(),
                       .average_every_steps = steps.average_every_steps(),
                       .average_every_epochs = steps.average_every_epochs(),

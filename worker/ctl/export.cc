@@ -71,16 +71,16 @@ absl::StatusOr<std::string> ExportCheckpoint(const std::string& checkpoint, cons
         absl::StrCat("--output=", output, ": is in --from=", checkpoint, ", whose files it could replace"));
   }
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
-  const absl::StatusOr<StoredWeights> found = ReadStoredWeights(checkpoint, [](const StoredCheckpoint& stored) {
-    std::vector<uint32_t> all(stored.manifest.layout.size());
-    std::iota(all.begin(), all.end(), 0);
-    return absl::StatusOr<std::vector<uint32_t>>(std::move(all));
-  });
-  if (!found.ok()) return Annotate(found.status(), "--from");
-  const Manifest& manifest = found->checkpoint.manifest;
+  const auto all = [](const StoredCheckpoint& stored) {
+    std::vector<uint32_t> tensors(stored.manifest.layout.size());
+    std::iota(tensors.begin(), tensors.end(), 0);
+    return absl::StatusOr<std::vector<uint32_t>>(std::move(tensors));
+  };
+  PS_ASSIGN_OR_RETURN(const StoredWeights found, Annotate(ReadStoredWeights(checkpoint, all), "--from"));
+  const Manifest& manifest = found.checkpoint.manifest;
   std::vector<uint64_t> versions;
   for (const Manifest::Shard& shard : manifest.shards) versions.push_back(shard.version);
-  return Write(output, manifest.layout, found->values, versions, "checkpoint " + found->checkpoint.folder);
+  return Write(output, manifest.layout, found.values, versions, "checkpoint " + found.checkpoint.folder);
 }
 
 absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const ServedModel& served,
@@ -94,12 +94,10 @@ absl::StatusOr<std::string> ExportJob(const v1::StatusReply& status, const Serve
   PS_RETURN_IF_ERROR(Annotate(ValidateLayout(layout), "the chief's layout"));
   PS_RETURN_IF_ERROR(CheckWritable("output", output));
   const SlicePlan plan(layout, static_cast<uint32_t>(served.shards.size()));
-  absl::StatusOr<Weights> weights = Allocate(layout);
-  if (!weights.ok()) return weights.status();
-  const MutableTensors tensors(weights->begin(), weights->end());
-  const absl::StatusOr<std::vector<uint64_t>> versions = PullWeights(served, plan, version, timeout, tensors);
-  if (!versions.ok()) return versions.status();
-  return Write(output, layout, *weights, *versions, "job " + status.job());
+  PS_ASSIGN_OR_RETURN(Weights weights, Allocate(layout));
+  const MutableTensors tensors(weights.begin(), weights.end());
+  PS_ASSIGN_OR_RETURN(const std::vector<uint64_t> versions, PullWeights(served, plan, version, timeout, tensors));
+  return Write(output, layout, weights, versions, "job " + status.job());
 }
 
 }  // namespace ps

@@ -41,19 +41,21 @@ std::shared_ptr<grpc::Channel> JobCalls::ShardChannel(const v1::ShardInfo& shard
   return ChannelTo(ShardAddress(shard));
 }
 
-// Also tries again if the call waits for room that the chief does not have. `call` is told the time that is left.
-template <typename Reply, typename Call>
-absl::StatusOr<Reply> JobCalls::AskChief(bool waits_for_room, Call call) {
+template <typename Request, typename Reply>
+absl::StatusOr<Reply> JobCalls::AskChief(ChiefCall<Request, Reply> call, Request request) {
+  constexpr bool kWaits = requires { request.set_wait_ms(0); };
   const auto stub = v1::Chief::NewStub(ChannelTo(server_));
   const absl::Time deadline = absl::Now() + timeout_;
   for (absl::Time noticed = absl::InfinitePast();;) {
     Reply reply;
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
-    const absl::Status status = FromGrpc(call(*stub, &context, deadline - absl::Now(), &reply));
+    if constexpr (kWaits) request.set_wait_ms(WaitMs(deadline - absl::Now()));
+    const absl::Status status = FromGrpc((stub.get()->*call)(&context, request, &reply));
     if (status.ok()) return reply;
     const absl::Status problem = Problem("--server=" + server_, status);
-    const bool transient = absl::IsUnavailable(status) || (waits_for_room && absl::IsResourceExhausted(status));
+    // A call that waits may also find that the chief has no room for it.
+    const bool transient = absl::IsUnavailable(status) || (kWaits && absl::IsResourceExhausted(status));
     if (!transient || absl::Now() + kRetry >= deadline) return problem;
     if (absl::Now() - noticed >= kNoticeEvery) {
       std::cerr << "ps_ctl: " << Message(problem) << "; retrying\n";
@@ -66,43 +68,25 @@ absl::StatusOr<Reply> JobCalls::AskChief(bool waits_for_room, Call call) {
 absl::StatusOr<v1::StatusReply> JobCalls::Status(bool layout) {
   v1::StatusRequest request;
   request.set_layout(layout);
-  return AskChief<v1::StatusReply>(/*waits_for_room=*/false,
-                                   [&](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
-                                     return stub.Status(context, request, reply);
-                                   });
+  return AskChief(&v1::Chief::Stub::Status, request);
 }
 
-absl::StatusOr<v1::SetHyperparametersReply> JobCalls::Set(v1::SetHyperparametersRequest request) {
-  return AskChief<v1::SetHyperparametersReply>(
-      /*waits_for_room=*/true, [&request](auto& stub, auto* context, absl::Duration left, auto* reply) {
-        request.set_wait_ms(WaitMs(left));
-        return stub.SetHyperparameters(context, request, reply);
-      });
+absl::StatusOr<v1::SetHyperparametersReply> JobCalls::Set(const v1::SetHyperparametersRequest& request) {
+  return AskChief(&v1::Chief::Stub::SetHyperparameters, request);
 }
 
 absl::StatusOr<v1::CheckpointReply> JobCalls::Checkpoint() {
-  return AskChief<v1::CheckpointReply>(/*waits_for_room=*/true,
-                                       [](auto& stub, auto* context, absl::Duration left, auto* reply) {
-                                         v1::CheckpointRequest request;
-                                         request.set_wait_ms(WaitMs(left));
-                                         return stub.Checkpoint(context, request, reply);
-                                       });
+  return AskChief(&v1::Chief::Stub::Checkpoint, v1::CheckpointRequest());
 }
 
 absl::StatusOr<v1::DrainReply> JobCalls::Drain(const std::string& worker) {
   v1::DrainRequest request;
   request.set_worker(worker);
-  return AskChief<v1::DrainReply>(/*waits_for_room=*/false,
-                                  [&](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
-                                    return stub.Drain(context, request, reply);
-                                  });
+  return AskChief(&v1::Chief::Stub::Drain, request);
 }
 
 absl::StatusOr<v1::ShutdownReply> JobCalls::Shutdown() {
-  return AskChief<v1::ShutdownReply>(/*waits_for_room=*/false,
-                                     [](auto& stub, auto* context, absl::Duration /*left*/, auto* reply) {
-                                       return stub.Shutdown(context, v1::ShutdownRequest(), reply);
-                                     });
+  return AskChief(&v1::Chief::Stub::Shutdown, v1::ShutdownRequest());
 }
 
 absl::StatusOr<v1::ShardStatusReply> JobCalls::ShardStatus(const v1::ShardInfo& shard) {

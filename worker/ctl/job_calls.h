@@ -7,6 +7,7 @@
 #include <grpcpp/channel.h>
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "ps/v1/ps.grpc.pb.h"
 #include "ps/v1/ps.pb.h"
 
 namespace ps {
@@ -19,7 +20,7 @@ class JobCalls {
 
   absl::StatusOr<v1::StatusReply> Status(bool layout = false);
   // Waits at the chief for a change that is under way, and is answered a little before the timeout.
-  absl::StatusOr<v1::SetHyperparametersReply> Set(v1::SetHyperparametersRequest request);
+  absl::StatusOr<v1::SetHyperparametersReply> Set(const v1::SetHyperparametersRequest& request);
   // Waits at the chief for a checkpoint, and is answered a little before the timeout.
   absl::StatusOr<v1::CheckpointReply> Checkpoint();
   absl::StatusOr<v1::DrainReply> Drain(const std::string& worker);
@@ -32,8 +33,11 @@ class JobCalls {
   std::shared_ptr<grpc::Channel> ShardChannel(const v1::ShardInfo& shard) const;
 
  private:
-  template <typename Reply, typename Call>
-  absl::StatusOr<Reply> AskChief(bool waits_for_room, Call call);
+  template <typename Request, typename Reply>
+  using ChiefCall = grpc::Status (v1::Chief::Stub::*)(grpc::ClientContext*, const Request&, Reply*);
+  // A request that says how long it waits is told the time that is left.
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> AskChief(ChiefCall<Request, Reply> call, Request request);
 
   const std::string server_;
   const absl::Duration timeout_;

@@ -50,23 +50,20 @@ constexpr char kUsage[] =
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
 
 absl::Status PrintSet(JobCalls& calls, const v1::SetHyperparametersRequest& request) {
-  const absl::StatusOr<v1::SetHyperparametersReply> reply = calls.Set(request);
-  if (!reply.ok()) return reply.status();
-  std::cout << DescribeChange(request, *reply) << "\n";
+  PS_ASSIGN_OR_RETURN(const v1::SetHyperparametersReply reply, calls.Set(request));
+  std::cout << DescribeChange(request, reply) << "\n";
   return absl::OkStatus();
 }
 
 absl::Status PrintCheckpoint(JobCalls& calls) {
-  const absl::StatusOr<v1::CheckpointReply> reply = calls.Checkpoint();
-  if (!reply.ok()) return reply.status();
-  std::cout << reply->path() << " version " << reply->version() << "\n";
+  PS_ASSIGN_OR_RETURN(const v1::CheckpointReply reply, calls.Checkpoint());
+  std::cout << reply.path() << " version " << reply.version() << "\n";
   return absl::OkStatus();
 }
 
 absl::Status PrintDrain(JobCalls& calls, const std::string& worker) {
-  const absl::StatusOr<v1::DrainReply> reply = calls.Drain(worker);
-  if (!reply.ok()) return reply.status();
-  std::cout << "rank " << reply->rank() << " (" << reply->name() << " on " << reply->host() << ") is asked to leave\n";
+  PS_ASSIGN_OR_RETURN(const v1::DrainReply reply, calls.Drain(worker));
+  std::cout << "rank " << reply.rank() << " (" << reply.name() << " on " << reply.host() << ") is asked to leave\n";
   return absl::OkStatus();
 }
 
@@ -80,9 +77,8 @@ absl::Status Shutdown(JobCalls& calls) {
     PS_RETURN_IF_ERROR(Annotate(
         taken, "nothing was ended, since no checkpoint could be taken (shutdown without --checkpoint takes none)"));
   }
-  const absl::StatusOr<v1::ShutdownReply> reply = calls.Shutdown();
-  if (!reply.ok()) return reply.status();
-  std::cout << "job " << reply->job() << " is shut down\n";
+  PS_ASSIGN_OR_RETURN(const v1::ShutdownReply reply, calls.Shutdown());
+  std::cout << "job " << reply.job() << " is shut down\n";
   return absl::OkStatus();
 }
 
@@ -98,36 +94,32 @@ absl::StatusOr<v1::StatusReply> StatusWithShards(JobCalls& calls, bool layout) {
 }
 
 absl::Status PrintWeightsHash(JobCalls& calls, TimePoint deadline) {
-  const absl::StatusOr<v1::StatusReply> status = StatusWithShards(calls, /*layout=*/false);
-  if (!status.ok()) return status.status();
-  HashJob job = {.channels = {}, .slices = 0, .one_version = status->synchronous(), .id = {}};
-  for (const v1::ShardInfo& info : status->shards()) {
+  PS_ASSIGN_OR_RETURN(const v1::StatusReply status, StatusWithShards(calls, /*layout=*/false));
+  HashJob job = {.channels = {}, .slices = 0, .one_version = status.synchronous(), .id = {}};
+  for (const v1::ShardInfo& info : status.shards()) {
     job.channels.push_back(calls.ShardChannel(info));
     job.slices += static_cast<size_t>(info.slices_size());
   }
   if (job.slices == 0) {
-    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status->waiting_for()));
+    return absl::UnavailableError(absl::StrCat("the job has no weights yet: ", status.waiting_for()));
   }
-  const absl::StatusOr<HashedWeights> hashed = HashWeights(job, deadline, {});
-  if (!hashed.ok()) return hashed.status();
-  const auto [lowest, newest] = std::minmax_element(hashed->versions.begin(), hashed->versions.end());
-  std::cout << hashed->hash << " version " << *lowest;
+  PS_ASSIGN_OR_RETURN(const HashedWeights hashed, HashWeights(job, deadline, {}));
+  const auto [lowest, newest] = std::minmax_element(hashed.versions.begin(), hashed.versions.end());
+  std::cout << hashed.hash << " version " << *lowest;
   if (*lowest != *newest)
-    std::cout << " to " << *newest << " (by shard: " << absl::StrJoin(hashed->versions, ", ") << ")";
+    std::cout << " to " << *newest << " (by shard: " << absl::StrJoin(hashed.versions, ", ") << ")";
   std::cout << "\n";
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> ExportServed(JobCalls& calls, const std::string& output) {
-  const absl::StatusOr<v1::StatusReply> status = StatusWithShards(calls, /*layout=*/true);
-  if (!status.ok()) return status.status();
-  ServedModel served = {.shards = {}, .one_version = status->synchronous()};
-  for (const v1::ShardInfo& info : status->shards()) {
+  PS_ASSIGN_OR_RETURN(const v1::StatusReply status, StatusWithShards(calls, /*layout=*/true));
+  ServedModel served = {.shards = {}, .one_version = status.synchronous()};
+  for (const v1::ShardInfo& info : status.shards()) {
     served.shards.push_back({.channel = calls.ShardChannel(info), .address = calls.ShardAddress(info)});
   }
   const int64_t version = absl::GetFlag(FLAGS_version);
-  return ExportJob(*status, served,
-                   version < 0 ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(version)),
+  return ExportJob(status, served, version < 0 ? std::nullopt : std::optional<uint64_t>(static_cast<uint64_t>(version)),
                    ToChrono(absl::GetFlag(FLAGS_timeout)), output);
 }
 
@@ -155,19 +147,17 @@ void CheckCommandFlags(const CommandLine& line, const std::string& command, Prob
 }
 
 absl::Status PrintHealth(JobCalls& calls, const std::string& server) {
-  const absl::StatusOr<std::string> health = calls.Health();
-  if (!health.ok()) return health.status();
-  std::cout << *health << "\n";
-  if (*health == "SERVING") return absl::OkStatus();
+  PS_ASSIGN_OR_RETURN(const std::string health, calls.Health());
+  std::cout << health << "\n";
+  if (health == "SERVING") return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("--server=", server, ": not serving"));
 }
 
 absl::Status PrintReport(const std::vector<std::string>& folders) {
   std::vector<RunSummary> runs;
   for (const std::string& folder : folders) {
-    absl::StatusOr<RunSummary> run = SummarizeRun(folder);
-    if (!run.ok()) return run.status();
-    runs.push_back(*std::move(run));
+    PS_ASSIGN_OR_RETURN(RunSummary run, SummarizeRun(folder));
+    runs.push_back(std::move(run));
   }
   std::cout << FormatTable(runs);
   return absl::OkStatus();

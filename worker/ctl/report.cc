@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -126,17 +127,13 @@ absl::Status FileReader::Read() {
 }
 
 absl::Status FileReader::AddLine(const json& line) {
-  absl::StatusOr<std::string> event = Text(line, "event");
-  if (!event.ok()) return event.status();
-  event_ = *std::move(event);
-  const absl::StatusOr<double> t = Number(line, "t");
-  if (!t.ok()) return t.status();
+  PS_ASSIGN_OR_RETURN(event_, Text(line, "event"));
+  PS_ASSIGN_OR_RETURN(const double t, Number(line, "t"));
   const bool of_worker = line.contains("rank");
   if (of_worker == line.contains("shard")) {
     return Error("expected either a field 'rank' (a worker's file) or a field 'shard' (a server's)");
   }
-  const absl::StatusOr<double> number = Number(line, of_worker ? "rank" : "shard");
-  if (!number.ok()) return number.status();
+  PS_ASSIGN_OR_RETURN(const double number, Number(line, of_worker ? "rank" : "shard"));
   if (unix_zero_.has_value() && of_worker != of_worker_) {
     return Error("a worker's and a server's lines are mixed in one file");
   }
@@ -145,8 +142,8 @@ absl::Status FileReader::AddLine(const json& line) {
   if (!unix_zero_.has_value()) {
     return Error(absl::StrCat("the first line is '", event_, "', expected 'start'"));
   }
-  const double time = *unix_zero_ + *t;
-  if (of_worker) totals_.ranks.insert(std::llround(*number));
+  const double time = *unix_zero_ + t;
+  if (of_worker) totals_.ranks.insert(std::llround(number));
   if (of_worker && event_ == "step") return AddStep(line, time);
   if (of_worker && event_ == "eval") return AddEval(line, time);
   if (of_worker && event_ == "end") return AddEnd(line);
@@ -170,9 +167,8 @@ absl::Status FileReader::AddStart(const json& line) {
   }
   const auto generation = line.find("generation");
   if (generation != line.end() && generation->is_number()) generation_ = generation->get<double>();
-  const absl::StatusOr<double> unix_time = Number(line, "unix_time");
-  if (!unix_time.ok()) return unix_time.status();
-  unix_zero_ = *unix_time - line["t"].get<double>();
+  PS_ASSIGN_OR_RETURN(const double unix_time, Number(line, "unix_time"));
+  unix_zero_ = unix_time - line["t"].get<double>();
   of_worker_ = line.contains("rank");
   return AddMode(line);
 }
@@ -201,59 +197,50 @@ absl::Status FileReader::AddStep(const json& line, double time) {
                                      {"push_s", &totals_.push_s},
                                      {"wait_s", &totals_.wait_s},
                                      {"pull_s", &totals_.pull_s}}) {
-    const absl::StatusOr<double> seconds = Number(line, field);
-    if (!seconds.ok()) return seconds.status();
-    *total += *seconds;
-    duration += *seconds;
+    PS_ASSIGN_OR_RETURN(const double seconds, Number(line, field));
+    *total += seconds;
+    duration += seconds;
   }
-  const absl::StatusOr<double> samples = Number(line, "samples");
-  if (!samples.ok()) return samples.status();
-  totals_.samples += *samples;
+  PS_ASSIGN_OR_RETURN(const double samples, Number(line, "samples"));
+  totals_.samples += samples;
   totals_.first_step_began = std::min(totals_.first_step_began, time - duration);
   totals_.last_step_ended = std::max(totals_.last_step_ended, time);
   return absl::OkStatus();
 }
 
 absl::Status FileReader::AddEval(const json& line, double time) {
-  const absl::StatusOr<std::string> split = Text(line, "split");
-  if (!split.ok()) return split.status();
-  if (*split != "test") return absl::OkStatus();
+  PS_ASSIGN_OR_RETURN(const std::string split, Text(line, "split"));
+  if (split != "test") return absl::OkStatus();
   if (!line.contains("accuracy") && line.contains("loss")) return absl::OkStatus();  // A regression's.
-  const absl::StatusOr<double> accuracy = Number(line, "accuracy");
-  if (!accuracy.ok()) return accuracy.status();
-  if (*accuracy > 1) return Error(absl::StrCat("'accuracy' is ", *accuracy, ", expected a number from 0 to 1"));
+  PS_ASSIGN_OR_RETURN(const double accuracy, Number(line, "accuracy"));
+  if (accuracy > 1) return Error(absl::StrCat("'accuracy' is ", accuracy, ", expected a number from 0 to 1"));
   if (line.contains("copied_t")) {  // Before it was evaluated.
-    const absl::StatusOr<double> copied = Number(line, "copied_t");
-    if (!copied.ok()) return copied.status();
-    time = *unix_zero_ + *copied;
+    PS_ASSIGN_OR_RETURN(const double copied, Number(line, "copied_t"));
+    time = *unix_zero_ + copied;
   }
-  totals_.test_evals.push_back({time, *accuracy});
+  totals_.test_evals.push_back({time, accuracy});
   return absl::OkStatus();
 }
 
 absl::Status FileReader::AddEnd(const json& line) {
   if (ended_) return Error("a second 'end'; a file holds the metrics of one process");
-  const absl::StatusOr<double> rate = Number(line, "samples_per_s");
-  if (!rate.ok()) return rate.status();
-  totals_.ended_samples_per_s += *rate;
+  PS_ASSIGN_OR_RETURN(const double rate, Number(line, "samples_per_s"));
+  totals_.ended_samples_per_s += rate;
   ended_ = true;
   return absl::OkStatus();
 }
 
 // The same process goes on with another generation. What it does twice is work that was done, and counts twice.
 absl::Status FileReader::AddRollback(const json& line) {
-  const absl::StatusOr<double> generation = Number(line, "generation");
-  if (!generation.ok()) return generation.status();
-  generation_ = *generation;
+  PS_ASSIGN_OR_RETURN(generation_, Number(line, "generation"));
   return absl::OkStatus();
 }
 
 absl::Status FileReader::AddApply(const json& line) {
   const auto staleness = line.find("staleness");
   if (staleness == line.end() || !staleness->is_array()) {
-    const absl::StatusOr<double> value = Number(line, "staleness");
-    if (!value.ok()) return value.status();
-    ++totals_.staleness[*value];
+    PS_ASSIGN_OR_RETURN(const double value, Number(line, "staleness"));
+    ++totals_.staleness[value];
     return absl::OkStatus();
   }
   for (const json& entry : *staleness) {
@@ -407,10 +394,9 @@ std::string Rule(const std::vector<size_t>& widths) {
 }  // namespace
 
 absl::StatusOr<RunSummary> SummarizeRun(const std::string& folder) {
-  const absl::StatusOr<std::vector<std::string>> paths = MetricsFiles(folder);
-  if (!paths.ok()) return paths.status();
+  PS_ASSIGN_OR_RETURN(const std::vector<std::string> paths, MetricsFiles(folder));
   Totals totals;
-  for (const std::string& path : *paths) {
+  for (const std::string& path : paths) {
     if (absl::Status read = FileReader(path, &totals).Read(); !read.ok()) return read;
   }
   if (totals.events == 0) return absl::NotFoundError(absl::StrCat(folder, ": the metrics files hold no events"));

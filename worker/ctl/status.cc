@@ -147,11 +147,10 @@ constexpr size_t kMaxShownBytes = 256;  // A message shows so much of an argumen
 }  // namespace
 
 absl::Status PrintStatus(JobCalls& calls) {
-  const absl::StatusOr<v1::StatusReply> job = calls.Status();
-  if (!job.ok()) return job.status();
-  PrintJob(*job);
-  const absl::Status shards = PrintShards(calls, *job);
-  PrintWorkers(*job);
+  PS_ASSIGN_OR_RETURN(const v1::StatusReply job, calls.Status());
+  PrintJob(job);
+  const absl::Status shards = PrintShards(calls, job);
+  PrintWorkers(job);
   return shards;
 }
 

@@ -263,9 +263,8 @@ void NoteComments(const std::string& path, int64_t count, DataNotes& notes) {
 
 absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options,
                               const std::optional<Unlabelled>& unlabelled, DataNotes& notes) {
-  absl::StatusOr<InputFile> file = InputFile::Open(path);
-  if (!file.ok()) return file.status();
-  LineReader reader(*std::move(file));
+  PS_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  LineReader reader(std::move(file));
   Table table;
   table.path = path;
   std::vector<double> row;
@@ -280,9 +279,8 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
   if (unlabelled.has_value()) label = options.label_first ? 0 : unlabelled->features;
   std::string_view line;
   for (;;) {
-    absl::StatusOr<bool> more = reader.Next(&line);
-    if (!more.ok()) return more.status();
-    if (!*more) break;
+    PS_ASSIGN_OR_RETURN(bool more, reader.Next(&line));
+    if (!more) break;
     const std::string_view content = Trimmed(line);
     if (content.empty()) continue;
     if (content.starts_with('#') && !IsCellError(FirstField(content, separator))) {
@@ -297,9 +295,7 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
     if (!started) {
       started = true;
       if (separator == '\0') separator = FindSeparator(line);
-      const absl::StatusOr<int64_t> header = FindHeader(reader, line, separator, comments, options.header);
-      if (!header.ok()) return header.status();
-      header_line = *header;
+      PS_ASSIGN_OR_RETURN(header_line, FindHeader(reader, line, separator, comments, options.header));
       if (header_line == reader.line_number()) {
         table.names = NamesIn(line, separator);
         continue;
@@ -344,26 +340,24 @@ absl::StatusOr<Table> ReadCsv(const std::string& path, const CsvOptions& options
 
 absl::StatusOr<RawSplits> LoadCsv(const std::string& path, const std::string& test_path, const CsvOptions& options) {
   DataNotes notes;
-  absl::StatusOr<Table> train = ReadCsv(path, options, std::nullopt, notes);
-  if (!train.ok()) return train.status();
+  PS_ASSIGN_OR_RETURN(Table train, ReadCsv(path, options, std::nullopt, notes));
   std::optional<Table> test;
   bool unlabelled_test = false;
   if (!test_path.empty()) {
     std::optional<Unlabelled> unlabelled;
-    if (options.unlabelled_test) unlabelled = {.features = train->features, .label = train->labels.front()};
-    absl::StatusOr<Table> table = ReadCsv(test_path, options, unlabelled, notes);
-    if (!table.ok()) return table.status();
-    if (table->features != train->features) {
-      return absl::InvalidArgumentError(absl::StrCat(test_path, ": has ", table->features + 1,
-                                                     " fields a row; expected ", train->features + 1, " as ", path,
+    if (options.unlabelled_test) unlabelled = {.features = train.features, .label = train.labels.front()};
+    PS_ASSIGN_OR_RETURN(Table table, ReadCsv(test_path, options, unlabelled, notes));
+    if (table.features != train.features) {
+      return absl::InvalidArgumentError(absl::StrCat(test_path, ": has ", table.features + 1,
+                                                     " fields a row; expected ", train.features + 1, " as ", path,
                                                      " has"));
     }
-    PS_RETURN_IF_ERROR(CompareNames(*train, *table, options.label_first, notes));
-    unlabelled_test = !table->labelled;
-    test = *std::move(table);
+    PS_RETURN_IF_ERROR(CompareNames(train, table, options.label_first, notes));
+    unlabelled_test = !table.labelled;
+    test = std::move(table);
   }
   absl::StatusOr<RawSplits> splits =
-      ToSplits(*std::move(train), std::move(test), options.task, LabelMapping::kNumber, options.unlabelled_test);
+      ToSplits(std::move(train), std::move(test), options.task, LabelMapping::kNumber, options.unlabelled_test);
   if (!splits.ok()) return splits.status();
   if (unlabelled_test) notes.push_back({.text = absl::StrCat(test_path, ": has no labels")});
   splits->unlabelled_test |= unlabelled_test;

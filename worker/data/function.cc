@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/sampler.h"
 
@@ -43,17 +44,15 @@ absl::StatusOr<FunctionOptions> ParseFunction(const DatasetSpec& spec, int64_t b
     return absl::InvalidArgumentError(
         absl::StrCat("--dataset=", spec.text, ": no function ", name, "; there is ", kFunctions[0].name));
   }
-  const absl::StatusOr<int64_t> samples = spec.Integer("samples", 1, kSamplesMax, 80000);
-  if (!samples.ok()) return samples.status();
-  const absl::StatusOr<int64_t> test = spec.Integer("test", 0, kSamplesMax, 0);
-  if (!test.ok()) return test.status();
+  PS_ASSIGN_OR_RETURN(const int64_t samples, spec.Integer("samples", 1, kSamplesMax, 80000));
+  PS_ASSIGN_OR_RETURN(const int64_t test, spec.Integer("test", 0, kSamplesMax, 0));
   constexpr int64_t kBytes = 2 * sizeof(float);  // A sample takes so many.
-  if (*samples + *test > bytes_max / kBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", *samples, " + ", *test,
+  if (samples + test > bytes_max / kBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", samples, " + ", test,
                                                      " samples take more than the limit of ", bytes_max, " bytes"));
   }
   return FunctionOptions{
-      .function = known->function, .low = known->low, .high = known->high, .samples = *samples, .test = *test};
+      .function = known->function, .low = known->low, .high = known->high, .samples = samples, .test = test};
 }
 
 RawSplits MakeFunction(const FunctionOptions& options, uint64_t seed) {

@@ -52,10 +52,9 @@ absl::Status Truncated(const InputFile& file, int64_t found, int64_t expected) {
 }
 
 absl::Status ReadExactly(InputFile& file, std::span<uint8_t> out, int64_t offset) {
-  absl::StatusOr<size_t> count = file.Read(out);
-  if (!count.ok()) return count.status();
-  if (*count == out.size()) return absl::OkStatus();
-  const auto found = offset + static_cast<int64_t>(*count);
+  PS_ASSIGN_OR_RETURN(size_t count, file.Read(out));
+  if (count == out.size()) return absl::OkStatus();
+  const auto found = offset + static_cast<int64_t>(count);
   if (found == 0) return absl::DataLossError(absl::StrCat(file.path(), ": is empty; expected an IDX file"));
   return Truncated(file, found, offset + static_cast<int64_t>(out.size()));
 }
@@ -111,28 +110,24 @@ absl::Status ReadElements(InputFile& file, int64_t bytes, IdxArray& array) {
   while (array.data.size() < total) {
     const size_t begin = array.data.size();
     array.data.resize(std::min(total, std::max(kFirstBytes, begin * 2)));
-    absl::StatusOr<size_t> count = file.Read(std::span(array.data).subspan(begin));
-    if (!count.ok()) return count.status();
-    const size_t end = begin + *count;
+    PS_ASSIGN_OR_RETURN(size_t count, file.Read(std::span(array.data).subspan(begin)));
+    const size_t end = begin + count;
     if (end < array.data.size()) return Truncated(file, header + static_cast<int64_t>(end), header + bytes);
   }
   // Reading on to the end also has zlib check the gzip checksum.
   uint8_t extra;
-  absl::StatusOr<size_t> count = file.Read({&extra, 1});
-  if (!count.ok()) return count.status();
-  if (*count == 0) return absl::OkStatus();
+  PS_ASSIGN_OR_RETURN(size_t count, file.Read({&extra, 1}));
+  if (count == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat(file.path(), ": has bytes after the ", header + bytes, " that its header declares"));
 }
 
 absl::StatusOr<IdxArray> ReadIdx(const std::string& path, const Role& role, int64_t bytes_max) {
-  absl::StatusOr<InputFile> file = InputFile::Open(path);
-  if (!file.ok()) return file.status();
-  absl::StatusOr<IdxArray> array = ReadHeader(*file, role);
+  PS_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  absl::StatusOr<IdxArray> array = ReadHeader(file, role);
   if (!array.ok()) return array.status();
-  absl::StatusOr<int64_t> bytes = DeclaredBytes(*file, *array, bytes_max);
-  if (!bytes.ok()) return bytes.status();
-  PS_RETURN_IF_ERROR(ReadElements(*file, *bytes, *array));
+  PS_ASSIGN_OR_RETURN(int64_t bytes, DeclaredBytes(file, *array, bytes_max));
+  PS_RETURN_IF_ERROR(ReadElements(file, bytes, *array));
   return array;
 }
 
@@ -178,45 +173,41 @@ absl::Status CheckLabels(const std::string& path, const DatasetContent& content)
 // `classes` 0: as many as the largest label says.
 absl::StatusOr<DatasetContent> LoadPair(const std::string& images_path, const std::string& labels_path, int32_t classes,
                                         int64_t bytes_max) {
-  absl::StatusOr<IdxArray> labels = ReadIdx(labels_path, kLabels, bytes_max);
-  if (!labels.ok()) return labels.status();
-  absl::StatusOr<IdxArray> images = ReadIdx(images_path, kImages, bytes_max);
-  if (!images.ok()) return images.status();
-  if (images->shape[0] != labels->shape[0]) {
-    return absl::InvalidArgumentError(absl::StrCat(images_path, " holds ", images->shape[0], " images but ",
-                                                   labels_path, " holds ", labels->shape[0],
-                                                   " labels; expected as many"));
+  PS_ASSIGN_OR_RETURN(IdxArray labels, ReadIdx(labels_path, kLabels, bytes_max));
+  PS_ASSIGN_OR_RETURN(IdxArray images, ReadIdx(images_path, kImages, bytes_max));
+  if (images.shape[0] != labels.shape[0]) {
+    return absl::InvalidArgumentError(absl::StrCat(images_path, " holds ", images.shape[0], " images but ", labels_path,
+                                                   " holds ", labels.shape[0], " labels; expected as many"));
   }
   DatasetContent content;
-  if (labels->type == kUint8) {
-    content.labels.assign(labels->data.begin(), labels->data.end());
+  if (labels.type == kUint8) {
+    content.labels.assign(labels.data.begin(), labels.data.end());
   } else {
-    content.labels = DecodeWide<int32_t>(labels->data);
+    content.labels = DecodeWide<int32_t>(labels.data);
   }
   const int32_t largest = *std::max_element(content.labels.begin(), content.labels.end());
   content.classes = classes > 0 ? classes : std::clamp(largest, 0, kClassesMax - 1) + 1;
   PS_RETURN_IF_ERROR(CheckLabels(labels_path, content));
-  PS_RETURN_IF_ERROR(TakeImages(images_path, *std::move(images), content));
+  PS_RETURN_IF_ERROR(TakeImages(images_path, std::move(images), content));
   return content;
 }
 
 }  // namespace
 
 absl::StatusOr<RawSplits> LoadIdx(const IdxPaths& paths, int32_t classes, int64_t bytes_max) {
-  absl::StatusOr<DatasetContent> train = LoadPair(paths.images, paths.labels, classes, bytes_max);
-  if (!train.ok()) return train.status();
+  PS_ASSIGN_OR_RETURN(DatasetContent train, LoadPair(paths.images, paths.labels, classes, bytes_max));
   RawSplits splits;
-  splits.train = *std::move(train);
+  splits.train = std::move(train);
   if (paths.test_images.empty()) return splits;
-  absl::StatusOr<DatasetContent> test = LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max);
-  if (!test.ok()) return test.status();
-  if (test->features != splits.train.features || test->rows != splits.train.rows ||
-      test->floats.empty() != splits.train.floats.empty()) {
+  PS_ASSIGN_OR_RETURN(DatasetContent test,
+                      LoadPair(paths.test_images, paths.test_labels, splits.train.classes, bytes_max));
+  if (test.features != splits.train.features || test.rows != splits.train.rows ||
+      test.floats.empty() != splits.train.floats.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(paths.test_images,
                                                    " holds images of a shape or type different from ", paths.images,
-                                                   ": ", test->features, " features against ", splits.train.features));
+                                                   ": ", test.features, " features against ", splits.train.features));
   }
-  splits.test = *std::move(test);
+  splits.test = std::move(test);
   return splits;
 }
 

@@ -91,10 +91,9 @@ absl::StatusOr<InputFile> InputFile::Open(const std::string& path) {
   }
   InputFile file(path, opened, static_cast<int64_t>(size));
   std::array<uint8_t, 8> bytes = {};
-  const absl::StatusOr<size_t> count = file.ReadPlain(bytes.data(), bytes.size());
-  if (!count.ok()) return count.status();
+  PS_ASSIGN_OR_RETURN(const size_t count, file.ReadPlain(bytes.data(), bytes.size()));
   std::rewind(opened);
-  const std::string_view start(reinterpret_cast<const char*>(bytes.data()), *count);
+  const std::string_view start(reinterpret_cast<const char*>(bytes.data()), count);
   PS_RETURN_IF_ERROR(CheckFormat(path, start));
   if (!IsGzip(start)) return file;
   file.inflater_.reset(new Inflater);
@@ -122,12 +121,11 @@ absl::Status InputFile::Corrupt(const std::string& reason) const {
 absl::Status InputFile::FillInput() {
   Inflater& inflater = *inflater_;
   if (inflater.stream.avail_in > 0 || inflater.ended) return absl::OkStatus();
-  const absl::StatusOr<size_t> count = ReadPlain(inflater.input.data(), inflater.input.size());
-  if (!count.ok()) return count.status();
-  inflater.ended = *count == 0;
-  inflater.bytes_read += static_cast<int64_t>(*count);
+  PS_ASSIGN_OR_RETURN(const size_t count, ReadPlain(inflater.input.data(), inflater.input.size()));
+  inflater.ended = count == 0;
+  inflater.bytes_read += static_cast<int64_t>(count);
   inflater.stream.next_in = inflater.input.data();
-  inflater.stream.avail_in = static_cast<unsigned>(*count);
+  inflater.stream.avail_in = static_cast<unsigned>(count);
   return absl::OkStatus();
 }
 
@@ -158,9 +156,8 @@ absl::StatusOr<size_t> InputFile::ReadGzip(std::span<uint8_t> out) {
   size_t total = 0;
   while (total < out.size()) {
     if (!inflater.in_member) {
-      const absl::StatusOr<bool> next = NextMember();
-      if (!next.ok()) return next.status();
-      if (!*next) break;
+      PS_ASSIGN_OR_RETURN(const bool next, NextMember());
+      if (!next) break;
       inflater.in_member = true;
     }
     PS_RETURN_IF_ERROR(FillInput());
@@ -202,10 +199,9 @@ absl::Status LineReader::Fill() {
     }
     buffer_.resize(buffer_.size() * 2);
   }
-  absl::StatusOr<size_t> count = file_.Read(std::span(buffer_).subspan(end_));
-  if (!count.ok()) return count.status();
-  at_end_ = *count == 0;
-  end_ += *count;
+  PS_ASSIGN_OR_RETURN(size_t count, file_.Read(std::span(buffer_).subspan(end_)));
+  at_end_ = count == 0;
+  end_ += count;
   return absl::OkStatus();
 }
 

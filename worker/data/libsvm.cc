@@ -96,16 +96,14 @@ absl::Status AddLine(const LineReader& reader, const LibsvmOptions& options, std
 }
 
 absl::StatusOr<SparseTable> ReadLibsvm(const std::string& path, const LibsvmOptions& options) {
-  absl::StatusOr<InputFile> file = InputFile::Open(path);
-  if (!file.ok()) return file.status();
-  LineReader reader(*std::move(file));
+  PS_ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  LineReader reader(std::move(file));
   SparseTable sparse;
   sparse.table.path = path;
   std::string_view line;
   for (;;) {
-    absl::StatusOr<bool> more = reader.Next(&line);
-    if (!more.ok()) return more.status();
-    if (!*more) break;
+    PS_ASSIGN_OR_RETURN(bool more, reader.Next(&line));
+    if (!more) break;
     line = line.substr(0, line.find('#'));
     if (Trimmed(line).empty()) continue;
     PS_RETURN_IF_ERROR(AddLine(reader, options, line, sparse));
@@ -164,27 +162,24 @@ absl::StatusOr<RawSplits> LoadLibsvm(const std::string& path, const std::string&
   std::vector<SparseTable> sparse;
   for (const std::string& file : {path, test_path}) {
     if (file.empty()) continue;
-    absl::StatusOr<SparseTable> table = ReadLibsvm(file, options);
-    if (!table.ok()) return table.status();
-    sparse.push_back(*std::move(table));
+    PS_ASSIGN_OR_RETURN(SparseTable table, ReadLibsvm(file, options));
+    sparse.push_back(std::move(table));
   }
   int64_t first = options.base == IndexBase::kZero ? 0 : 1;
   for (const SparseTable& table : sparse) first = std::min(first, table.smallest);
   int64_t features = 0;
   DataNotes notes;
   for (const SparseTable& table : sparse) {
-    const absl::StatusOr<int64_t> count = CountFeatures(table, first, options);
-    if (!count.ok()) return count.status();
-    features = std::max(features, *count);
+    PS_ASSIGN_OR_RETURN(const int64_t count, CountFeatures(table, first, options));
+    features = std::max(features, count);
     NoteIndices(table, first, notes);
   }
   if (features == 0)
     return absl::InvalidArgumentError(absl::StrCat(path, ": contains no features; expected INDEX:VALUE"));
   std::vector<Table> dense;
   for (SparseTable& one : sparse) {
-    absl::StatusOr<Table> table = Densify(std::move(one), first, features, options.bytes_max);
-    if (!table.ok()) return table.status();
-    dense.push_back(*std::move(table));
+    PS_ASSIGN_OR_RETURN(Table table, Densify(std::move(one), first, features, options.bytes_max));
+    dense.push_back(std::move(table));
   }
   std::optional<Table> test;
   if (dense.size() > 1) test = std::move(dense[1]);

@@ -98,23 +98,19 @@ struct TableOptions {
 };
 
 absl::StatusOr<TableOptions> ParseTableOptions(const DatasetSpec& spec) {
-  const absl::StatusOr<std::string> header = spec.Word("header", {"auto", "yes", "no"}, "auto");
-  if (!header.ok()) return header.status();
-  const absl::StatusOr<std::string> zero_based = spec.Word("zero_based", {"auto", "yes", "no"}, "auto");
-  if (!zero_based.ok()) return zero_based.status();
+  PS_ASSIGN_OR_RETURN(const std::string header, spec.Word("header", {"auto", "yes", "no"}, "auto"));
+  PS_ASSIGN_OR_RETURN(const std::string zero_based, spec.Word("zero_based", {"auto", "yes", "no"}, "auto"));
   absl::StatusOr<int64_t> features = 0;
   if (spec.format == "libsvm") features = spec.Integer("features", 1, kFeaturesMax, 0);
   if (!features.ok()) return features.status();
-  const absl::StatusOr<std::string> task = spec.Word("task", {"auto", "classification", "regression"}, "auto");
-  if (!task.ok()) return task.status();
-  const absl::StatusOr<std::string> label = spec.Word("label", {"first", "last"}, "last");
-  if (!label.ok()) return label.status();
+  PS_ASSIGN_OR_RETURN(const std::string task, spec.Word("task", {"auto", "classification", "regression"}, "auto"));
+  PS_ASSIGN_OR_RETURN(const std::string label, spec.Word("label", {"first", "last"}, "last"));
   TableOptions options;
-  options.csv.label_first = *label == "first";
+  options.csv.label_first = label == "first";
   options.libsvm.features = *features;
-  if (*header != "auto") options.csv.header = *header == "yes" ? Header::kYes : Header::kNo;
-  if (*zero_based != "auto") options.libsvm.base = *zero_based == "yes" ? IndexBase::kZero : IndexBase::kOne;
-  if (*task != "auto") options.csv.task = *task == "regression" ? Task::kRegression : Task::kClassification;
+  if (header != "auto") options.csv.header = header == "yes" ? Header::kYes : Header::kNo;
+  if (zero_based != "auto") options.libsvm.base = zero_based == "yes" ? IndexBase::kZero : IndexBase::kOne;
+  if (task != "auto") options.csv.task = task == "regression" ? Task::kRegression : Task::kClassification;
   options.libsvm.task = options.csv.task;
   return options;
 }
@@ -134,33 +130,29 @@ absl::Status TakeBaseOf(const TrainedWith& model, LibsvmOptions& options) {
 
 absl::StatusOr<RawSplits> LoadRaw(const DatasetSpec& spec, const DatasetOptions& options, const TrainedWith& model) {
   if (spec.format == "synthetic") {
-    const absl::StatusOr<SyntheticOptions> synthetic = ParseSynthetic(spec, options.bytes_max);
-    if (!synthetic.ok()) return synthetic.status();
-    return MakeSynthetic(*synthetic, options.seed);
+    PS_ASSIGN_OR_RETURN(const SyntheticOptions synthetic, ParseSynthetic(spec, options.bytes_max));
+    return MakeSynthetic(synthetic, options.seed);
   }
   if (spec.format == "function") {
-    const absl::StatusOr<FunctionOptions> function = ParseFunction(spec, options.bytes_max);
-    if (!function.ok()) return function.status();
-    return MakeFunction(*function, options.seed);
+    PS_ASSIGN_OR_RETURN(const FunctionOptions function, ParseFunction(spec, options.bytes_max));
+    return MakeFunction(function, options.seed);
   }
   if (spec.format == "mnist" || spec.format == "fashion-mnist") return LoadMnist(options, spec.format);
-  absl::StatusOr<TableOptions> table = ParseTableOptions(spec);
-  if (!table.ok()) return table.status();
-  absl::StatusOr<std::vector<std::string>> paths = FindPaths(spec, options.data_dir);
-  if (!paths.ok()) return paths.status();
-  const std::vector<std::string>& path = *paths;
+  PS_ASSIGN_OR_RETURN(TableOptions table, ParseTableOptions(spec));
+  PS_ASSIGN_OR_RETURN(std::vector<std::string> paths, FindPaths(spec, options.data_dir));
+  const std::vector<std::string>& path = paths;
   if (spec.format == "csv") {
-    table->csv.unlabelled_test = options.unlabelled_test;
-    table->csv.bytes_max = options.bytes_max;
-    return LoadCsv(path[0], path[1], table->csv);
+    table.csv.unlabelled_test = options.unlabelled_test;
+    table.csv.bytes_max = options.bytes_max;
+    return LoadCsv(path[0], path[1], table.csv);
   }
   if (spec.format == "libsvm") {
     // The lead's test file may have labels that only other workers train on.
-    table->libsvm.mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
-    table->libsvm.any_test_label = options.unlabelled_test;
-    table->libsvm.bytes_max = options.bytes_max;
-    PS_RETURN_IF_ERROR(Annotate(TakeBaseOf(model, table->libsvm), absl::StrCat("dataset \"", spec.text, "\"")));
-    return LoadLibsvm(path[0], path[1], table->libsvm);
+    table.libsvm.mapping = options.own ? LabelMapping::kRankOfBoth : LabelMapping::kRank;
+    table.libsvm.any_test_label = options.unlabelled_test;
+    table.libsvm.bytes_max = options.bytes_max;
+    PS_RETURN_IF_ERROR(Annotate(TakeBaseOf(model, table.libsvm), absl::StrCat("dataset \"", spec.text, "\"")));
+    return LoadLibsvm(path[0], path[1], table.libsvm);
   }
   return LoadIdx({.images = path[0], .labels = path[1], .test_images = path[2], .test_labels = path[3]}, 0,
                  options.bytes_max);
@@ -174,14 +166,11 @@ Normalize ChooseNormalize(const DatasetSpec& spec, Normalize wanted) {
 
 absl::StatusOr<UnscaledSplits> LoadUnscaledFor(const TrainedWith& model, const DatasetOptions& options) {
   PS_RETURN_IF_ERROR(ValidateDatasetOptions(options));
-  const absl::StatusOr<DatasetSpec> spec = ParseDatasetSpec(options.dataset);
-  if (!spec.ok()) return spec.status();
-  absl::StatusOr<RawSplits> raw = LoadRaw(*spec, options, model);
-  if (!raw.ok()) return raw.status();
-  absl::StatusOr<UnscaledSplits> splits =
-      CutSplits(*std::move(raw), ChooseNormalize(*spec, options.normalize), options);
+  PS_ASSIGN_OR_RETURN(const DatasetSpec spec, ParseDatasetSpec(options.dataset));
+  PS_ASSIGN_OR_RETURN(RawSplits raw, LoadRaw(spec, options, model));
+  absl::StatusOr<UnscaledSplits> splits = CutSplits(std::move(raw), ChooseNormalize(spec, options.normalize), options);
   if (!splits.ok()) return Annotate(splits.status(), absl::StrCat("dataset \"", options.dataset, "\""));
-  splits->sparse = spec->format == "libsvm";
+  splits->sparse = spec.format == "libsvm";
   return splits;
 }
 
@@ -228,16 +217,15 @@ std::string FeaturesHint(const std::string& dataset, int64_t features, int64_t i
 absl::StatusOr<UnscaledSplits> LoadUnscaled(const DatasetOptions& options) { return LoadUnscaledFor({}, options); }
 
 absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const TrainedWith& model) {
-  absl::StatusOr<UnscaledSplits> unscaled = LoadUnscaledFor(model, options);
-  if (!unscaled.ok()) return unscaled.status();
+  PS_ASSIGN_OR_RETURN(UnscaledSplits unscaled, LoadUnscaledFor(model, options));
   const std::string context = absl::StrCat("dataset \"", options.dataset, "\"");
-  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->train), context));
-  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled->validation), context + ": validation split"));
-  if (unscaled->test.has_value()) {
-    PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, *unscaled->test), context + ": test split"));
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled.train), context));
+  PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, unscaled.validation), context + ": validation split"));
+  if (unscaled.test.has_value()) {
+    PS_RETURN_IF_ERROR(Annotate(TakeClassesOf(model, *unscaled.test), context + ": test split"));
   }
   if (model.scaling.has_value()) {
-    const DatasetContent& train = unscaled->train;
+    const DatasetContent& train = unscaled.train;
     const absl::Status fits = CheckScalingFits(*model.scaling, train.features, train.classes > 0);
     if (!fits.ok()) {
       const auto inputs = static_cast<int64_t>(model.scaling->features.offset.size());
@@ -245,12 +233,11 @@ absl::StatusOr<DataSplits> LoadDataset(const DatasetOptions& options, const Trai
           absl::StrCat(context, ": ", fits.message(), FeaturesHint(options.dataset, train.features, inputs)));
     }
   }
-  absl::StatusOr<Scaling> scaling = model.scaling.has_value() ? absl::StatusOr<Scaling>(*model.scaling)
-                                                              : FindScaling(unscaled->train, unscaled->normalize);
-  if (!scaling.ok()) return Annotate(scaling.status(), context);
-  absl::StatusOr<DataSplits> splits = ScaleSplits(*std::move(unscaled), *std::move(scaling), options.bytes_max);
-  if (!splits.ok()) return Annotate(splits.status(), context);
-  return splits;
+  PS_ASSIGN_OR_RETURN(Scaling scaling,
+                      Annotate(model.scaling.has_value() ? absl::StatusOr<Scaling>(*model.scaling)
+                                                         : FindScaling(unscaled.train, unscaled.normalize),
+                               context));
+  return Annotate(ScaleSplits(std::move(unscaled), std::move(scaling), options.bytes_max), context);
 }
 
 }  // namespace ps

@@ -196,9 +196,8 @@ Scaling ScalingOf(const Statistics& statistics, uint64_t samples, Normalize kind
 }
 
 absl::StatusOr<Scaling> FindScaling(const DatasetContent& train, Normalize kind) {
-  const absl::StatusOr<Statistics> found = FindStatistics(train, kind);
-  if (!found.ok()) return found.status();
-  return ScalingOf(*found, static_cast<uint64_t>(train.size()), kind);
+  PS_ASSIGN_OR_RETURN(const Statistics found, FindStatistics(train, kind));
+  return ScalingOf(found, static_cast<uint64_t>(train.size()), kind);
 }
 
 DataNotes FindMerged(const DatasetContent& train) {

@@ -62,13 +62,13 @@ absl::Status FitSparse(const DataSummary& of_all, int64_t bytes_max, UnscaledSpl
 
 absl::StatusOr<DataSummary> Summarise(const UnscaledSplits& splits) {
   const DatasetContent& train = splits.train;
-  absl::StatusOr<Statistics> statistics = FindStatistics(train, splits.normalize, kToldColumnsMax);
-  if (!statistics.ok()) return Annotate(statistics.status(), "--data=own");
+  PS_ASSIGN_OR_RETURN(Statistics statistics,
+                      Annotate(FindStatistics(train, splits.normalize, kToldColumnsMax), "--data=own"));
   return DataSummary{.samples = static_cast<uint64_t>(train.size()),
                      .features = static_cast<uint64_t>(train.features),
                      .classes = static_cast<uint32_t>(train.classes),
-                     .feature_stats = std::move(statistics->features),
-                     .target_stats = std::move(statistics->targets),
+                     .feature_stats = std::move(statistics.features),
+                     .target_stats = std::move(statistics.targets),
                      .labels = splits.sparse ? LabelsOf(train) : std::vector<int64_t>(),
                      .sparse = splits.sparse,
                      .first_index = train.first_index};
@@ -95,9 +95,8 @@ absl::StatusOr<DataSplits> ScaleOwn(UnscaledSplits splits, const DataSummary& of
   if (splits.test.has_value()) splits.test->classes = all_classes;
   Scaling scaling =
       ScalingOf({.features = of_all.feature_stats, .targets = of_all.target_stats}, of_all.samples, splits.normalize);
-  absl::StatusOr<DataSplits> made = ScaleSplits(std::move(splits), std::move(scaling), options.bytes_max);
-  if (!made.ok()) return Annotate(made.status(), absl::StrCat("dataset \"", options.dataset, "\""));
-  return made;
+  return Annotate(ScaleSplits(std::move(splits), std::move(scaling), options.bytes_max),
+                  absl::StrCat("dataset \"", options.dataset, "\""));
 }
 
 }  // namespace ps

@@ -73,13 +73,9 @@ std::string Identity(const RawSplits& raw) {
 }
 
 absl::Status CropSplits(RawSplits& raw, int crop) {
-  absl::StatusOr<DatasetContent> train = Crop(std::move(raw.train), crop);
-  if (!train.ok()) return train.status();
-  raw.train = *std::move(train);
+  PS_ASSIGN_OR_RETURN(raw.train, Crop(std::move(raw.train), crop));
   if (!raw.test.has_value()) return absl::OkStatus();
-  absl::StatusOr<DatasetContent> test = Crop(*std::move(raw.test), crop);
-  if (!test.ok()) return test.status();
-  raw.test = *std::move(test);
+  PS_ASSIGN_OR_RETURN(raw.test, Crop(*std::move(raw.test), crop));
   return absl::OkStatus();
 }
 
@@ -92,9 +88,7 @@ absl::StatusOr<std::vector<int32_t>> ChooseSamples(const DatasetContent& train, 
 }
 
 absl::Status MoveTo(Dataset& dataset, DatasetContent content) {
-  absl::StatusOr<Dataset> made = Dataset::Create(std::move(content));
-  if (!made.ok()) return made.status();
-  dataset = *std::move(made);
+  PS_ASSIGN_OR_RETURN(dataset, Dataset::Create(std::move(content)));
   return absl::OkStatus();
 }
 
@@ -186,14 +180,12 @@ absl::StatusOr<UnscaledSplits> CutSplits(RawSplits raw, Normalize normalize, con
   if (options.crop > 0) {
     PS_RETURN_IF_ERROR(CropSplits(raw, options.crop));
   }
-  absl::StatusOr<std::vector<int32_t>> chosen = ChooseSamples(raw.train, options.samples_per_class);
-  if (!chosen.ok()) return chosen.status();
-  absl::StatusOr<ValidationSplit> split =
-      SplitValidation(raw.train, *std::move(chosen), options.validation_split, options.seed);
-  if (!split.ok()) return split.status();
-  splits.validation = Select(raw.train, split->validation);
-  const bool all = options.samples_per_class == 0 && split->validation.empty();
-  splits.train = all ? std::move(raw.train) : Select(raw.train, split->train);
+  PS_ASSIGN_OR_RETURN(std::vector<int32_t> chosen, ChooseSamples(raw.train, options.samples_per_class));
+  PS_ASSIGN_OR_RETURN(ValidationSplit split,
+                      SplitValidation(raw.train, std::move(chosen), options.validation_split, options.seed));
+  splits.validation = Select(raw.train, split.validation);
+  const bool all = options.samples_per_class == 0 && split.validation.empty();
+  splits.train = all ? std::move(raw.train) : Select(raw.train, split.train);
   splits.test = std::move(raw.test);
   if (normalize == Normalize::kNone) {
     DataNotes merged = FindMerged(splits.train);

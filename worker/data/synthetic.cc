@@ -3,6 +3,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "worker/data/formats.h"
 #include "worker/data/sampler.h"
 
@@ -77,23 +78,18 @@ DatasetContent MakeSamples(std::mt19937_64& random, const Shape& shape, const st
 }  // namespace
 
 absl::StatusOr<SyntheticOptions> ParseSynthetic(const DatasetSpec& spec, int64_t bytes_max) {
-  absl::StatusOr<int64_t> features = spec.Integer("features", 1, kFeaturesMax, 784);
-  if (!features.ok()) return features.status();
-  absl::StatusOr<int64_t> classes = spec.Integer("classes", 2, kClassesMax, 10);
-  if (!classes.ok()) return classes.status();
-  absl::StatusOr<int64_t> samples = spec.Integer("samples", *classes, kSamplesMax, std::max<int64_t>(10000, *classes));
-  if (!samples.ok()) return samples.status();
-  absl::StatusOr<int64_t> test = spec.Integer("test", *classes, kSamplesMax, std::max(*samples / 5, *classes));
-  if (!test.ok()) return test.status();
-  absl::StatusOr<double> noise = spec.Real("noise", 0, 1, 0.3);
-  if (!noise.ok()) return noise.status();
-  if (*features > bytes_max / (*samples + *test + *classes)) {
-    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", *samples, " + ", *test,
-                                                     " samples of ", *features, " bytes take more than the limit of ",
+  PS_ASSIGN_OR_RETURN(int64_t features, spec.Integer("features", 1, kFeaturesMax, 784));
+  PS_ASSIGN_OR_RETURN(int64_t classes, spec.Integer("classes", 2, kClassesMax, 10));
+  PS_ASSIGN_OR_RETURN(int64_t samples,
+                      spec.Integer("samples", classes, kSamplesMax, std::max<int64_t>(10000, classes)));
+  PS_ASSIGN_OR_RETURN(int64_t test, spec.Integer("test", classes, kSamplesMax, std::max(samples / 5, classes)));
+  PS_ASSIGN_OR_RETURN(double noise, spec.Real("noise", 0, 1, 0.3));
+  if (features > bytes_max / (samples + test + classes)) {
+    return absl::ResourceExhaustedError(absl::StrCat("--dataset=", spec.text, ": ", samples, " + ", test,
+                                                     " samples of ", features, " bytes take more than the limit of ",
                                                      bytes_max, " bytes"));
   }
-  return SyntheticOptions{
-      .features = *features, .classes = *classes, .samples = *samples, .test = *test, .noise = *noise};
+  return SyntheticOptions{.features = features, .classes = classes, .samples = samples, .test = test, .noise = noise};
 }
 
 RawSplits MakeSynthetic(const SyntheticOptions& options, uint64_t seed) {

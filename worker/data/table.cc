@@ -11,6 +11,7 @@
 #include "absl/strings/charconv.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -127,9 +128,8 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
     return splits;
   }
   const std::string train_path = train.path;
-  absl::StatusOr<std::vector<double>> values = FindClasses(train, test, mapping);
-  if (!values.ok()) return values.status();
-  const auto is_class = [&](double label) { return std::binary_search(values->begin(), values->end(), label); };
+  PS_ASSIGN_OR_RETURN(std::vector<double> values, FindClasses(train, test, mapping));
+  const auto is_class = [&](double label) { return std::binary_search(values.begin(), values.end(), label); };
   if (any_test_label && test.has_value()) {
     const auto other = std::find_if_not(test->labels.begin(), test->labels.end(), is_class);
     if (other != test->labels.end()) {
@@ -142,11 +142,11 @@ absl::StatusOr<RawSplits> ToSplits(Table train, std::optional<Table> test, Task 
       test->labels.assign(test->labels.size(), train.labels.front());
     }
   }
-  absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), *values, train_path);
+  absl::StatusOr<DatasetContent> content = ToClasses(std::move(train), values, train_path);
   if (!content.ok()) return content.status();
   splits.train = *std::move(content);
   if (!test.has_value()) return splits;
-  content = ToClasses(*std::move(test), *values, train_path);
+  content = ToClasses(*std::move(test), values, train_path);
   if (!content.ok()) return content.status();
   splits.test = *std::move(content);
   return splits;

@@ -85,12 +85,10 @@ absl::StatusOr<std::optional<Scaling>> ParseScaling(const Metadata& metadata) {
   }
   Scaling scaling = {.kind = *parsed};
   if (scaling.kind == Normalize::kNone) return std::optional(std::move(scaling));
-  absl::StatusOr<ColumnScaling> features = ParseFeatures(metadata);
-  if (!features.ok()) return features.status();
-  absl::StatusOr<ColumnScaling> targets = ParseTargets(metadata);
-  if (!targets.ok()) return targets.status();
-  scaling.features = *std::move(features);
-  scaling.targets = *std::move(targets);
+  PS_ASSIGN_OR_RETURN(ColumnScaling features, ParseFeatures(metadata));
+  PS_ASSIGN_OR_RETURN(ColumnScaling targets, ParseTargets(metadata));
+  scaling.features = std::move(features);
+  scaling.targets = std::move(targets);
   return std::optional(std::move(scaling));
 }
 
@@ -143,9 +141,7 @@ std::map<std::string, std::string> DataMetadata(const Scaling& scaling, const Da
 
 absl::StatusOr<TrainedWith> ParseDataMetadata(const std::map<std::string, std::string>& metadata) {
   TrainedWith model;
-  absl::StatusOr<std::optional<Scaling>> scaling = ParseScaling(metadata);
-  if (!scaling.ok()) return scaling.status();
-  model.scaling = *std::move(scaling);
+  PS_ASSIGN_OR_RETURN(model.scaling, ParseScaling(metadata));
   const auto zero_based = metadata.find("zero_based");
   if (zero_based != metadata.end()) {
     if (zero_based->second != "yes" && zero_based->second != "no") {

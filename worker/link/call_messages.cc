@@ -11,6 +11,7 @@
 #include "common/local/shared_memory.h"
 #include "common/proto_values.h"
 #include "common/simd.h"
+#include "common/status.h"
 #include "worker/link/top_k.h"
 
 namespace ps {
@@ -121,9 +122,7 @@ absl::Status TakePull(const v1::PullReply& pull, ShardReply* reply) {
   for (const v1::Hyperparameter& each : pull.hyperparameters()) reply->hyperparameters[each.name()] = each.value();
   if (pull.has_push()) TakePush(pull.push(), /*only=*/false, reply);
   if (!pull.has_schedule()) return absl::OkStatus();
-  const absl::StatusOr<Schedule> schedule = FromProto(pull.schedule());
-  if (!schedule.ok()) return schedule.status();
-  reply->schedule = *schedule;
+  PS_ASSIGN_OR_RETURN(reply->schedule, FromProto(pull.schedule()));
   reply->position = pull.position();
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 #include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/grpc_call.h"
+#include "common/status.h"
 #include "common/sync.h"
 #include "worker/link/call_messages.h"
 #include "worker/link/exchange_slices.h"
@@ -227,15 +228,14 @@ absl::Status GrpcShardCall::OnMessage() {
     return absl::OkStatus();
   }
   v1::PullReply pull;
-  absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(received_, &pull);
-  if (!slices.ok()) return slices.status();
-  for (ReceivedSlice& slice : *slices) {
+  PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, DecodeSlices(received_, &pull));
+  for (ReceivedSlice& slice : slices) {
     if (slice.payload.has_positions()) PS_RETURN_IF_ERROR(slice.payload.Unpack());
   }
-  if (pull.build() > 0 && !pull.has_push() && request_.stream && !committed_) return TakeEarly(pull.build(), *slices);
+  if (pull.build() > 0 && !pull.has_push() && request_.stream && !committed_) return TakeEarly(pull.build(), slices);
   PS_RETURN_IF_ERROR(TakePull(pull, &reply_));
   if (!std::exchange(committed_, true)) Commit(pull.build());
-  return TakeSlices(*slices);
+  return TakeSlices(slices);
 }
 
 absl::Status GrpcShardCall::TakeEarly(uint64_t build, const std::vector<ReceivedSlice>& slices) {

@@ -238,28 +238,25 @@ constexpr std::chrono::milliseconds kReleaseAfter(100);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardLink>> ConnectLocally(const LocalTarget& target, TimePoint deadline) {
-  absl::StatusOr<LocalSocket> socket = LocalSocket::Connect(target.socket, deadline);
-  if (!socket.ok()) return socket.status();
+  PS_ASSIGN_OR_RETURN(LocalSocket socket, LocalSocket::Connect(target.socket, deadline));
   v1::LocalHello hello;
   hello.set_protocol(v1::PROTOCOL_VERSION_1);
   *hello.mutable_id() = target.id;
   hello.set_shard(target.shard);
-  PS_RETURN_IF_ERROR(socket->Send(hello.SerializeAsString(), {}, deadline));
-  absl::StatusOr<std::optional<LocalSocket::Message>> answer = socket->Receive(deadline);
-  if (!answer.ok()) return answer.status();
+  PS_RETURN_IF_ERROR(socket.Send(hello.SerializeAsString(), {}, deadline));
+  PS_ASSIGN_OR_RETURN(std::optional<LocalSocket::Message> answer, socket.Receive(deadline));
   v1::LocalWelcome welcome;
-  if (!answer->has_value()) return absl::AbortedError("the server closed the connection");
-  if (!welcome.ParseFromString((*answer)->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
+  if (!answer.has_value()) return absl::AbortedError("the server closed the connection");
+  if (!welcome.ParseFromString(answer->text)) return absl::InternalError("the server's greeting is no LocalWelcome");
   if (!welcome.refused().empty()) return absl::FailedPreconditionError(welcome.refused());
-  if ((*answer)->files.size() != 1 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
+  if (answer->files.size() != 1 || welcome.ring_bytes() == 0 || welcome.ring_bytes() % 64 != 0 ||
       welcome.ring_bytes() > kMostRingBytes) {
     return absl::InternalError("the server's greeting makes no sense");
   }
-  absl::StatusOr<SharedMemory> rings =
-      LocalChannel::AttachRings(std::move((*answer)->files.front()), welcome.ring_bytes());
-  if (!rings.ok()) return rings.status();
+  PS_ASSIGN_OR_RETURN(SharedMemory rings,
+                      LocalChannel::AttachRings(std::move(answer->files.front()), welcome.ring_bytes()));
   return std::make_unique<LocalShardLink>(
-      std::make_shared<LocalConnection>(target, *std::move(socket), *std::move(rings), welcome));
+      std::make_shared<LocalConnection>(target, std::move(socket), std::move(rings), welcome));
 }
 
 uint64_t LocalConnection::Register(const std::shared_ptr<LocalCall>& call) {
@@ -394,9 +391,7 @@ absl::Status LocalConnection::OnReply(const std::string& message) {
   std::shared_ptr<const SharedMemory> weights;
   std::shared_ptr<const void> pin;
   if (reply.memory() != 0) {
-    const absl::StatusOr<std::shared_ptr<const SharedMemory>> memory = MemoryOf(reply.memory());
-    if (!memory.ok()) return memory.status();
-    weights = *memory;
+    PS_ASSIGN_OR_RETURN(weights, MemoryOf(reply.memory()));
     pin = std::shared_ptr<const void>(
         weights.get(), [self = shared_from_this(), call = reply.call()](const void*) { self->Release(call); });
   }
@@ -414,14 +409,12 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> LocalConnection::MemoryOf(ui
   for (;;) {
     if (const auto known = memories_.find(number); known != memories_.end()) return known->second;
     if (memories_.size() == kMostMemories) return absl::InternalError("too many pieces of memory");
-    absl::StatusOr<LocalSocket::Message> sent = channel_.ReceiveFile(deadline);
-    if (!sent.ok()) return sent.status();
+    PS_ASSIGN_OR_RETURN(LocalSocket::Message sent, channel_.ReceiveFile(deadline));
     v1::LocalFile about;
-    if (!about.ParseFromString(sent->text)) return absl::InternalError("a descriptor came without a LocalFile");
-    absl::StatusOr<SharedMemory> attached = SharedMemory::Attach("a shard's weights", std::move(sent->files.front()),
-                                                                 about.bytes(), SharedMemory::Access::kRead);
-    if (!attached.ok()) return attached.status();
-    auto memory = std::make_shared<const SharedMemory>(*std::move(attached));
+    if (!about.ParseFromString(sent.text)) return absl::InternalError("a descriptor came without a LocalFile");
+    PS_ASSIGN_OR_RETURN(SharedMemory attached, SharedMemory::Attach("a shard's weights", std::move(sent.files.front()),
+                                                                    about.bytes(), SharedMemory::Access::kRead));
+    auto memory = std::make_shared<const SharedMemory>(std::move(attached));
     if (!memories_.emplace(about.memory(), std::move(memory)).second) {
       return absl::InternalError("the same memory was sent twice");
     }

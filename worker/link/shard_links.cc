@@ -97,9 +97,9 @@ absl::StatusOr<ShardLinks> LinkShards(const ClientOptions& options, const v1::Jo
     if (shard > 0)
       made.channels.push_back(MakeChannel(address, grpc::InsecureChannelCredentials(), 0, options.long_links));
     std::string why_not;
-    absl::StatusOr<std::unique_ptr<ShardLink>> link = MakeLink(with, shard, made.channels[shard], address, &why_not);
-    if (!link.ok()) return link.status();
-    made.links.push_back(*std::move(link));
+    PS_ASSIGN_OR_RETURN(std::unique_ptr<ShardLink> link,
+                        MakeLink(with, shard, made.channels[shard], address, &why_not));
+    made.links.push_back(std::move(link));
     if (!why_not.empty()) over_grpc.push_back(absl::StrCat("shard ", shard, " over gRPC (", why_not, ")"));
   }
   made.has_shared_memory = over_grpc.size() < made.links.size();

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -39,9 +40,9 @@ absl::StatusOr<TensorMemory> AllocateTensors(const Layout& layout) {
 
 absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::Create(const Layout& layout, const PushFormat& weights) {
   ModelMemory model(layout, weights);
-  absl::StatusOr<SharedMemory> memory = SharedMemory::Create("gradients", model.bytes(), SharedMemory::Access::kRead);
-  if (!memory.ok()) return memory.status();
-  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), *std::move(memory)));
+  PS_ASSIGN_OR_RETURN(SharedMemory memory,
+                      SharedMemory::Create("gradients", model.bytes(), SharedMemory::Access::kRead));
+  return std::shared_ptr<SharedTensors>(new SharedTensors(layout, std::move(model), std::move(memory)));
 }
 
 absl::StatusOr<std::shared_ptr<SharedTensors>> SharedTensors::CreateOwn(const Layout& layout,

@@ -69,12 +69,9 @@ absl::StatusOr<DeviceOptions> FindDevice(const DeviceOptions& options, std::stri
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const DeviceOptions& options, uint32_t rank) {
   if (options.device == "cpu") return CreateCpuBackend(options.threads);
-  const absl::StatusOr<int> cards = cuda::CountCards();
-  if (!cards.ok()) return cards.status();
-  const int card = CardOf(options.device).value_or(static_cast<int>(rank % static_cast<uint32_t>(*cards)));
-  absl::StatusOr<std::unique_ptr<Backend>> backend = cuda::CreateBackend(card, options.math);
-  if (!backend.ok()) return Annotate(backend.status(), absl::StrCat("--device=", options.device));
-  return backend;
+  PS_ASSIGN_OR_RETURN(const int cards, cuda::CountCards());
+  const int card = CardOf(options.device).value_or(static_cast<int>(rank % static_cast<uint32_t>(cards)));
+  return Annotate(cuda::CreateBackend(card, options.math), absl::StrCat("--device=", options.device));
 }
 
 void PinnedPages::Pin(const std::shared_ptr<const std::span<const std::byte>>& pages) {

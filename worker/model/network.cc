@@ -270,11 +270,10 @@ absl::StatusOr<StepResult> Network::TrainStep(const Batch& batch, const StepHook
   PS_RETURN_IF_ERROR(backend_.unified() ? BackwardAtOnce(batch, hooks) : BackwardQueued(batch, hooks));
   PS_RETURN_IF_ERROR(backend_.RecordEvent(kEnded));
   PS_RETURN_IF_ERROR(backend_.Synchronize());
-  const absl::StatusOr<double> backward = backend_.SecondsBetween(kTurned, kEnded);
-  if (!backward.ok()) return backward.status();
+  PS_ASSIGN_OR_RETURN(const double backward, backend_.SecondsBetween(kTurned, kEnded));
   const double total = std::max(0.0, Seconds(Now() - began) - hooks_s);
   result.loss = reinterpret_cast<const LossSums*>(host_loss_.get())->loss / static_cast<double>(batch.size);
-  result.backward_s = std::clamp(*backward, 0.0, total);
+  result.backward_s = std::clamp(backward, 0.0, total);
   result.forward_s = total - result.backward_s;
   return result;
 }

@@ -76,9 +76,8 @@ absl::Status Batches::KeepSamples() {
   if (!backend_.unified()) {
     const auto sample_bytes = static_cast<int64_t>(dataset_.bytes().size() + dataset_.floats().size_bytes());
     const auto label_bytes = dataset_.size() * kIndexBytes;
-    const absl::StatusOr<int64_t> free = backend_.FreeDeviceBytes();
-    if (!free.ok()) return free.status();
-    if (sample_bytes + label_bytes > *free - kReserveBytes) {
+    PS_ASSIGN_OR_RETURN(const int64_t free, backend_.FreeDeviceBytes());
+    if (sample_bytes + label_bytes > free - kReserveBytes) {
       const absl::StatusOr<Memory> x = backend_.AllocateHost(max_batch_ * dataset_.features() * kFloatBytes);
       const absl::StatusOr<Memory> of = backend_.AllocateHost(max_batch_ * kIndexBytes);
       for (const absl::Status& status : {x.status(), of.status()}) PS_RETURN_IF_ERROR(status);
@@ -145,9 +144,7 @@ std::unique_ptr<BatchSource> MakeFixedShare(Sampler sampler, int64_t first, int6
 absl::Status BatchFeed::Take(bool wait) {
   if (next_.has_value() && (next_->kind != NextBatch::Kind::kNotYet || !wait)) return absl::OkStatus();
   const TimePoint began = Now();
-  absl::StatusOr<NextBatch> next = source_.Take(wait);
-  if (!next.ok()) return next.status();
-  next_ = *std::move(next);
+  PS_ASSIGN_OR_RETURN(next_, source_.Take(wait));
   if (next_->kind == NextBatch::Kind::kBatch) ++taken_;
   loading_s_ += Seconds(Now() - began);
   return absl::OkStatus();
@@ -157,10 +154,9 @@ absl::Status BatchFeed::Load() {
   if (is_loaded_ || next_->kind != NextBatch::Kind::kBatch) return absl::OkStatus();
   const TimePoint began = Now();
   const BatchPlan& plan = next_->plan;
-  const absl::StatusOr<Batch> data = batches_.Load(plan.indices);
-  if (!data.ok()) return data.status();
+  PS_ASSIGN_OR_RETURN(const Batch data, batches_.Load(plan.indices));
   loading_s_ += Seconds(Now() - began);
-  loaded_ = {.data = *data,
+  loaded_ = {.data = data,
              .samples = static_cast<uint32_t>(plan.indices.size()),
              .place = source_.PlaceOf(plan),
              .taken = taken_,

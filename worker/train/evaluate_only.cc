@@ -37,32 +37,28 @@ void WriteStart(const Preparation& prepared, const Backend& backend, const nlohm
 
 absl::StatusOr<EvaluatedWeights> Evaluate(const WorkerOptions& options, const Preparation& prepared,
                                           const nlohmann::ordered_json& flags) {
-  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared.device, /*rank=*/0);
-  if (!backend.ok()) return backend.status();
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(prepared.model, **backend, Evaluator::kBatch);
-  if (!network.ok()) return network.status();
-  absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
-      Evaluator::Create(prepared.data, **backend, **network, *prepared.metrics);
-  if (!evaluator.ok()) return evaluator.status();
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateBackend(prepared.device, /*rank=*/0));
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Network> network, Network::Create(prepared.model, *backend, Evaluator::kBatch));
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Evaluator> evaluator,
+                      Evaluator::Create(prepared.data, *backend, *network, *prepared.metrics));
   const Values& values = prepared.initial.values;
   for (size_t tensor = 0; tensor < values.size(); ++tensor) {
-    std::copy(values[tensor].begin(), values[tensor].end(), (*network)->parameters(tensor).begin());
+    std::copy(values[tensor].begin(), values[tensor].end(), network->parameters(tensor).begin());
   }
-  WriteStart(prepared, **backend, flags);
-  PS_RETURN_IF_ERROR((*evaluator)->KeepSamples());
+  WriteStart(prepared, *backend, flags);
+  PS_RETURN_IF_ERROR(evaluator->KeepSamples());
   const Mark mark = {.step = 0, .version = prepared.initial.version, .copied_t = SecondsSinceStart()};
-  PS_RETURN_IF_ERROR((*evaluator)->Validation(mark).status());
+  PS_RETURN_IF_ERROR(evaluator->Validation(mark).status());
   EvaluatedWeights evaluated = {.version = mark.version};
   if (!prepared.data.unlabelled_test) {
-    const absl::StatusOr<Evaluation> test = (*evaluator)->Test(mark);
-    if (!test.ok()) return test.status();
+    PS_ASSIGN_OR_RETURN(const Evaluation test, evaluator->Test(mark));
     PS_RETURN_IF_ERROR(Annotate(
-        CheckOutcome(test->loss, "the test loss", (*network)->layout(), ConstTensors(values.begin(), values.end())),
+        CheckOutcome(test.loss, "the test loss", network->layout(), ConstTensors(values.begin(), values.end())),
         prepared.initial.source));
-    evaluated.test = *test;
+    evaluated.test = test;
   }
   if (!options.predict.empty()) {
-    PS_RETURN_IF_ERROR(WritePredictions(options.predict, prepared.data, **backend, **network));
+    PS_RETURN_IF_ERROR(WritePredictions(options.predict, prepared.data, *backend, *network));
     spdlog::info("--predict: {} samples in {}", prepared.data.test.size(), options.predict);
   }
   return evaluated;
@@ -123,9 +119,8 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
   const Dataset& samples = data.test;
   const auto width = static_cast<size_t>(network.options().widths.back());
   const int64_t most = std::min(Evaluator::kBatch, samples.size());
-  const absl::StatusOr<std::unique_ptr<Batches>> batches = Batches::Create(samples, backend, most);
-  if (!batches.ok()) return batches.status();
-  PS_RETURN_IF_ERROR((*batches)->KeepSamples());
+  PS_ASSIGN_OR_RETURN(const std::unique_ptr<Batches> batches, Batches::Create(samples, backend, most));
+  PS_RETURN_IF_ERROR(batches->KeepSamples());
   std::vector<int32_t> indices(static_cast<size_t>(samples.size()));
   std::iota(indices.begin(), indices.end(), 0);
   std::vector<float> outputs(static_cast<size_t>(most) * width);
@@ -133,11 +128,10 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
   PS_RETURN_IF_ERROR(file.Append(Header(samples, !data.unlabelled_test, network.options().widths.back())));
   for (int64_t first = 0; first < samples.size(); first += most) {
     const int64_t count = std::min(most, samples.size() - first);
-    const absl::StatusOr<Batch> batch =
-        (*batches)->Load(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
-    if (!batch.ok()) return batch.status();
+    PS_ASSIGN_OR_RETURN(const Batch batch, batches->Load(std::span(indices).subspan(static_cast<size_t>(first),
+                                                                                    static_cast<size_t>(count))));
     const std::span<float> computed = std::span(outputs).first(static_cast<size_t>(count) * width);
-    PS_RETURN_IF_ERROR(network.Predict(*batch, computed));
+    PS_RETURN_IF_ERROR(network.Predict(batch, computed));
     std::string lines;
     PS_RETURN_IF_ERROR(CheckOutputs(computed, width, first));
     for (int64_t k = 0; k < count; ++k) {
@@ -152,10 +146,9 @@ absl::Status Write(NewFile& file, const DataSplits& data, Backend& backend, Netw
 
 absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(ValidateWorkerOptions(options));
-  const absl::StatusOr<Preparation> prepared = Prepare(options);
-  if (!prepared.ok()) return prepared.status();
-  spdlog::info("evaluating the weights of {}", prepared->initial.source);
-  return Evaluate(options, *prepared, flags);
+  PS_ASSIGN_OR_RETURN(const Preparation prepared, Prepare(options));
+  spdlog::info("evaluating the weights of {}", prepared.initial.source);
+  return Evaluate(options, prepared, flags);
 }
 
 absl::Status WritePredictions(const std::string& path, const DataSplits& data, Backend& backend, Network& network) {

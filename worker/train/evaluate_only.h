@@ -35,8 +35,7 @@ absl::StatusOr<EvaluatedWeights> EvaluateOnly(const WorkerOptions& options, cons
 // `target,output`, in the units of the targets as read; else `label,output_0,output_1,…`, by the labels as read, the
 // outputs as the last layer gives them. The first column is left out if the test split has no labels. The parameters
 // are those in the network's host memory, and it must take batches of Evaluator::kBatch. The file appears whole or not
-// at all. The errors name
-// --predict and the file.
+// at all. The errors name --predict and the file.
 absl::Status WritePredictions(const std::string& path, const DataSplits& data, Backend& backend, Network& network);
 
 // The weights that training ends with, where --save_weights names a file for them.

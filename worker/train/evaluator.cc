@@ -47,9 +47,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(const DataSplits& d
   std::unique_ptr<Evaluator> evaluator(new Evaluator(network, metrics, data.scaling.squared_error_unit()));
   const auto make = [&](const Dataset& split, std::unique_ptr<Batches>& batches) {
     if (split.size() == 0) return absl::OkStatus();
-    absl::StatusOr<std::unique_ptr<Batches>> made = Batches::Create(split, backend, std::min(kBatch, split.size()));
-    if (!made.ok()) return made.status();
-    batches = *std::move(made);
+    PS_ASSIGN_OR_RETURN(batches, Batches::Create(split, backend, std::min(kBatch, split.size())));
     return absl::OkStatus();
   };
   if (data.test.size() == 0) return absl::InvalidArgumentError("--dataset: the test split has no samples");
@@ -80,22 +78,19 @@ absl::StatusOr<LossSums> Evaluator::Sum(Batches& split) {
   PS_RETURN_IF_ERROR(network_.LoadParameters());
   for (int64_t first = 0; first < size; first += kBatch) {
     const int64_t count = std::min(kBatch, size - first);
-    const absl::StatusOr<Batch> batch =
-        split.Load(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(count)));
-    if (!batch.ok()) return batch.status();
-    const absl::StatusOr<LossSums> part = network_.Evaluate(*batch);
-    if (!part.ok()) return part.status();
-    sums.loss += part->loss;
-    sums.correct += part->correct;
+    PS_ASSIGN_OR_RETURN(const Batch batch,
+                        split.Load(std::span(indices).subspan(static_cast<size_t>(first), static_cast<size_t>(count))));
+    PS_ASSIGN_OR_RETURN(const LossSums part, network_.Evaluate(batch));
+    sums.loss += part.loss;
+    sums.correct += part.correct;
   }
   return sums;
 }
 
 absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string& name, const Mark& mark) {
-  const absl::StatusOr<LossSums> sums = Sum(split);
-  if (!sums.ok()) return sums.status();
+  PS_ASSIGN_OR_RETURN(const LossSums sums, Sum(split));
   const auto size = static_cast<double>(split.dataset().size());
-  Evaluation found = {.loss = sums->loss * loss_unit_ / size};
+  Evaluation found = {.loss = sums.loss * loss_unit_ / size};
   nlohmann::ordered_json fields = {{"step", mark.step},
                                    {"version", mark.version},
                                    {"copied_t", mark.copied_t},
@@ -103,7 +98,7 @@ absl::StatusOr<Evaluation> Evaluator::Evaluate(Batches& split, const std::string
                                    {"loss", found.loss}};
   std::string line = absl::StrFormat("version %d, %s split: loss %.5g", mark.version, name, found.loss);
   if (split.dataset().classes() > 0) {
-    found.accuracy = static_cast<double>(sums->correct) / size;
+    found.accuracy = static_cast<double>(sums.correct) / size;
     fields["accuracy"] = *found.accuracy;
     absl::StrAppendFormat(&line, ", accuracy %.2f %%", 100.0 * *found.accuracy);
   }
@@ -201,16 +196,9 @@ void EvaluationThread::Run() {
 
 absl::Status EvaluationThread::MakeReady() {
   if (evaluator_ != nullptr) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(context_.device, context_.rank);
-  if (!backend.ok()) return backend.status();
-  backend_ = *std::move(backend);
-  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(context_.model, *backend_, Evaluator::kBatch);
-  if (!network.ok()) return network.status();
-  network_ = *std::move(network);
-  absl::StatusOr<std::unique_ptr<Evaluator>> evaluator =
-      Evaluator::Create(context_.data, *backend_, *network_, context_.metrics);
-  if (!evaluator.ok()) return evaluator.status();
-  evaluator_ = *std::move(evaluator);
+  PS_ASSIGN_OR_RETURN(backend_, CreateBackend(context_.device, context_.rank));
+  PS_ASSIGN_OR_RETURN(network_, Network::Create(context_.model, *backend_, Evaluator::kBatch));
+  PS_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(context_.data, *backend_, *network_, context_.metrics));
   return absl::OkStatus();
 }
 
@@ -230,19 +218,17 @@ absl::Status EvaluationThread::Evaluate(Copy& copy) {
 }
 
 absl::Status EvaluationThread::Validate(Copy& copy) {
-  const absl::StatusOr<Evaluation> validation = evaluator_->Validation(copy.mark);
-  if (!validation.ok()) return validation.status();
-  if (context_.keeps_best) KeepBest(copy.mark, *validation, std::move(copy.weights), best_);
+  PS_ASSIGN_OR_RETURN(const Evaluation validation, evaluator_->Validation(copy.mark));
+  if (context_.keeps_best) KeepBest(copy.mark, validation, std::move(copy.weights), best_);
   return absl::OkStatus();
 }
 
 absl::Status EvaluationThread::TestKept(const Mark& last) {
   const Mark mark = best_ != nullptr ? best_->mark : last;
   if (best_ != nullptr) Load(best_->weights);
-  const absl::StatusOr<Evaluation> test = evaluator_->Test(mark);
-  if (!test.ok()) return test.status();
+  PS_ASSIGN_OR_RETURN(const Evaluation test, evaluator_->Test(mark));
   const MutexLock lock(mutex_);
-  kept_ = {.mark = mark, .test = *test, .best = best_};
+  kept_ = {.mark = mark, .test = test, .best = best_};
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 
 namespace ps {
 namespace {
@@ -21,9 +22,8 @@ class HandedOutRuns final : public BatchSource {
                         options_.epochs, sampler_.steps_per_epoch())) {}
 
   absl::StatusOr<NextBatch> Take(bool wait) override {
-    const absl::StatusOr<TakenRun> taken = options_.take_run(Request(wait));
-    if (!taken.ok()) return taken.status();
-    switch (taken->outcome) {
+    PS_ASSIGN_OR_RETURN(const TakenRun taken, options_.take_run(Request(wait)));
+    switch (taken.outcome) {
       case TakenRun::Outcome::kDone:
         return NextBatch{.kind = NextBatch::Kind::kSpent};
       case TakenRun::Outcome::kWait:
@@ -35,11 +35,11 @@ class HandedOutRuns final : public BatchSource {
         break;
     }
     // On the wire it is anything.
-    if (taken->run >= static_cast<uint64_t>(total_)) {
-      return absl::InternalError(absl::StrCat("the chief handed out run ", taken->run, " of ", total_));
+    if (taken.run >= static_cast<uint64_t>(total_)) {
+      return absl::InternalError(absl::StrCat("the chief handed out run ", taken.run, " of ", total_));
     }
     ++taken_runs_;
-    last_run_ = static_cast<int64_t>(taken->run);
+    last_run_ = static_cast<int64_t>(taken.run);
     return Batch(/*is_run=*/true);
   }
 
@@ -95,13 +95,11 @@ absl::StatusOr<std::unique_ptr<BatchSource>> MakeHandedOutRuns(const HandedOutRu
                          .batch_size = options.batch_size,
                          .seed = options.seed,
                          .shuffle = options.shuffle};
-  absl::StatusOr<Sampler> share = Sampler::Create(runs);
-  if (!share.ok()) return share.status();
+  PS_ASSIGN_OR_RETURN(Sampler share, Sampler::Create(runs));
   runs.num_workers = 1;
-  runs.batch_size = share->batch_size();
-  absl::StatusOr<Sampler> sampler = Sampler::Create(runs);
-  if (!sampler.ok()) return sampler.status();
-  return std::make_unique<HandedOutRuns>(options, *std::move(sampler));
+  runs.batch_size = share.batch_size();
+  PS_ASSIGN_OR_RETURN(Sampler sampler, Sampler::Create(runs));
+  return std::make_unique<HandedOutRuns>(options, std::move(sampler));
 }
 
 }  // namespace ps

@@ -74,13 +74,13 @@ absl::Status CheckValues(const std::string& path, const Layout& layout, const Va
 }
 
 absl::StatusOr<InitialWeights> ReadCheckpoint(const std::string& path, const Layout& layout) {
-  absl::StatusOr<StoredWeights> found = ReadStoredWeights(path, [&layout](const StoredCheckpoint& stored) {
+  const auto wanted = [&layout](const StoredCheckpoint& stored) {
     return FindTensors(stored.folder, stored.manifest.layout, layout);
-  });
-  if (!found.ok()) return Annotate(found.status(), "--init_weights");
-  const StoredCheckpoint& stored = found->checkpoint;
+  };
+  PS_ASSIGN_OR_RETURN(StoredWeights found, Annotate(ReadStoredWeights(path, wanted), "--init_weights"));
+  const StoredCheckpoint& stored = found.checkpoint;
   InitialWeights weights = {
-      .values = std::move(found->values), .source = stored.folder, .version = stored.manifest.version()};
+      .values = std::move(found.values), .source = stored.folder, .version = stored.manifest.version()};
   const auto numbers = FindTensors(stored.folder, stored.manifest.layout, layout);
   if (numbers.ok()) NoteUnwanted(stored.folder, stored.manifest.layout, *numbers, weights.notes);
   PS_RETURN_IF_ERROR(CheckValues(stored.folder, layout, weights.values));
@@ -88,21 +88,19 @@ absl::StatusOr<InitialWeights> ReadCheckpoint(const std::string& path, const Lay
 }
 
 absl::StatusOr<InitialWeights> ReadFile(const std::string& path, const Layout& layout) {
-  const absl::StatusOr<SafetensorsFile> file = SafetensorsFile::Open(path);
-  if (!file.ok()) return Annotate(file.status(), "--init_weights");
-  const auto numbers = FindTensors(path, file->tensors(), layout);
-  if (!numbers.ok()) return Annotate(numbers.status(), "--init_weights");
+  PS_ASSIGN_OR_RETURN(const SafetensorsFile file, Annotate(SafetensorsFile::Open(path), "--init_weights"));
+  PS_ASSIGN_OR_RETURN(const auto numbers, Annotate(FindTensors(path, file.tensors(), layout), "--init_weights"));
   InitialWeights weights = {.values = {}, .source = path};
   for (size_t i = 0; i < layout.size(); ++i) {
     std::vector<float>& values = weights.values.emplace_back(static_cast<size_t>(layout[i].elements()));
-    PS_RETURN_IF_ERROR(Annotate(file->Read((*numbers)[i], 0, values), "--init_weights"));
+    PS_RETURN_IF_ERROR(Annotate(file.Read(numbers[i], 0, values), "--init_weights"));
   }
   PS_RETURN_IF_ERROR(CheckValues(path, layout, weights.values));
-  NoteConverted(*file, *numbers, weights.notes);
-  NoteUnwanted(path, file->tensors(), *numbers, weights.notes);
-  weights.metadata = file->metadata();
-  const auto version = file->metadata().find("version");
-  const bool told = version != file->metadata().end();
+  NoteConverted(file, numbers, weights.notes);
+  NoteUnwanted(path, file.tensors(), numbers, weights.notes);
+  weights.metadata = file.metadata();
+  const auto version = file.metadata().find("version");
+  const bool told = version != file.metadata().end();
   if (told && !absl::SimpleAtoi(version->second, &weights.version)) weights.version = 0;
   return weights;
 }

@@ -86,9 +86,8 @@ absl::StatusOr<std::vector<ParamGroup>> ParseParamGroups(const std::string& text
   std::vector<ParamGroup> groups;
   if (text.empty()) return groups;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(text, ';'))) {
-    absl::StatusOr<ParamGroup> group = ParseGroup(part);
-    if (!group.ok()) return group.status();
-    groups.push_back(*std::move(group));
+    PS_ASSIGN_OR_RETURN(ParamGroup group, ParseGroup(part));
+    groups.push_back(std::move(group));
   }
   return groups;
 }

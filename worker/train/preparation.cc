@@ -95,16 +95,13 @@ void TellClasses(const WorkerOptions& options, const TrainedWith& model, const I
 absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
   TrainedWith model;
   if (Evaluates(options)) {
-    absl::StatusOr<TrainedWith> found = FindTrainedWith(options, made.initial);
-    if (!found.ok()) return found.status();
-    model = *std::move(found);
+    PS_ASSIGN_OR_RETURN(model, FindTrainedWith(options, made.initial));
   }
   DatasetOptions dataset = options.data;
   dataset.unlabelled_test = !options.predict.empty();
-  absl::StatusOr<DataSplits> data = LoadDataset(dataset, model);
-  if (!data.ok()) return data.status();
-  LogNotes(data->notes);
-  made.data = *std::move(data);
+  PS_ASSIGN_OR_RETURN(DataSplits data, LoadDataset(dataset, model));
+  LogNotes(data.notes);
+  made.data = std::move(data);
   const Dataset& train = made.data.train;
   TellClasses(options, model, made.initial, train);
   if (!Evaluates(options)) TellOtherData(made.data, made.initial);
@@ -114,13 +111,11 @@ absl::Status ReadShared(const WorkerOptions& options, Preparation& made) {
 }
 
 absl::Status ReadOwn(const WorkerOptions& options, Preparation& made) {
-  absl::StatusOr<UnscaledSplits> own = LoadUnscaled(options.data);
-  if (!own.ok()) return own.status();
-  LogNotes(own->notes);
-  absl::StatusOr<DataSummary> summary = Summarise(*own);
-  if (!summary.ok()) return summary.status();
-  made.own = *std::move(own);
-  made.summary = *std::move(summary);
+  PS_ASSIGN_OR_RETURN(UnscaledSplits own, LoadUnscaled(options.data));
+  LogNotes(own.notes);
+  PS_ASSIGN_OR_RETURN(DataSummary summary, Summarise(own));
+  made.own = std::move(own);
+  made.summary = std::move(summary);
   made.data.scaling.kind = made.own->normalize;
   const DatasetContent& train = made.own->train;
   spdlog::info("--data=own: --dataset={} has {} training samples of {} features; --normalize={}", options.data.dataset,
@@ -153,21 +148,13 @@ void TellOtherData(const DataSplits& data, const InitialWeights& weights) {
 
 absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   Preparation made;
-  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "rank");
-  if (!metrics.ok()) return metrics.status();
-  made.metrics = *std::move(metrics);
+  PS_ASSIGN_OR_RETURN(made.metrics, MetricsWriter::Open(options.metrics_file, "rank"));
   if (!options.save_weights.empty()) PS_RETURN_IF_ERROR(CheckWritable("save_weights", options.save_weights));
   if (!options.predict.empty()) PS_RETURN_IF_ERROR(CheckWritable("predict", options.predict));
-  absl::StatusOr<Layout> layout = WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases);
-  if (!layout.ok()) return layout.status();
-  made.layout = *std::move(layout);
-  absl::StatusOr<InitialWeights> initial = ReadInitialWeights(options.init_weights, ModelLayout(options.model));
-  if (!initial.ok()) return initial.status();
-  made.initial = *std::move(initial);
+  PS_ASSIGN_OR_RETURN(made.layout, WithFactors(ModelLayout(options.model), options.param_groups, options.decay_biases));
+  PS_ASSIGN_OR_RETURN(made.initial, ReadInitialWeights(options.init_weights, ModelLayout(options.model)));
   for (const std::string& note : made.initial.notes) spdlog::warn("{}", note);
-  absl::StatusOr<ModelOptions> model = ModelOf(options, made.initial);
-  if (!model.ok()) return model.status();
-  made.model = *std::move(model);
+  PS_ASSIGN_OR_RETURN(made.model, ModelOf(options, made.initial));
 
   PS_RETURN_IF_ERROR(options.data.own ? ReadOwn(options, made) : ReadShared(options, made));
   const bool test_is_train = made.own.has_value() ? !made.own->test.has_value() : made.data.test_is_train;
@@ -177,9 +164,7 @@ absl::StatusOr<Preparation> Prepare(const WorkerOptions& options) {
   }
 
   std::string fallback;
-  const absl::StatusOr<DeviceOptions> device = FindDevice(options.device, &fallback);
-  if (!device.ok()) return device.status();
-  made.device = *device;
+  PS_ASSIGN_OR_RETURN(made.device, FindDevice(options.device, &fallback));
   if (!fallback.empty()) spdlog::warn("{}", fallback);
   return made;
 }

@@ -48,9 +48,7 @@ std::vector<Memory> PinnedBlocks(Backend& backend, const TensorsMemory& memory, 
 
 absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags) {
   PS_RETURN_IF_ERROR(ValidateWorkerOptions(options_));
-  absl::StatusOr<Preparation> prepared = Prepare(options_);
-  if (!prepared.ok()) return prepared.status();
-  prepared_ = *std::move(prepared);
+  PS_ASSIGN_OR_RETURN(prepared_, Prepare(options_));
   client_options_ = options_.client;
   client_options_.experiment = Experiment(options_, prepared_.data, prepared_.initial.values);
   if (options_.data.own) {
@@ -77,9 +75,7 @@ absl::StatusOr<TrainingResult> Trainer::Run(const nlohmann::ordered_json& flags)
 }
 
 absl::Status Trainer::JoinJob(const ClientOptions& options) {
-  absl::StatusOr<std::unique_ptr<Client>> client = Client::Join(options, prepared_.layout);
-  if (!client.ok()) return client.status();
-  client_ = *std::move(client);
+  PS_ASSIGN_OR_RETURN(client_, Client::Join(options, prepared_.layout));
   result_.rank = client_->rank();
   prepared_.metrics->set_number(result_.rank);
   return absl::OkStatus();
@@ -184,11 +180,10 @@ void Trainer::WriteStart(const nlohmann::ordered_json& flags) {
 absl::Status Trainer::Start() {
   Values& initial = prepared_.initial.values;
   if (options_.init_weights.empty()) initial = InitialValues(options_.model, options_.init, options_.seed);
-  absl::StatusOr<ExchangeResult> started = client_->Start(ConstTensors(initial.begin(), initial.end()), weights_);
-  if (!started.ok()) return started.status();
+  PS_ASSIGN_OR_RETURN(ExchangeResult started, client_->Start(ConstTensors(initial.begin(), initial.end()), weights_));
   // A job that can be rolled back may have to begin anew.
   if (client_->server_timeout() == absl::ZeroDuration()) initial = {};
-  exchanges_.emplace(*client_, *std::move(started), waiting_);
+  exchanges_.emplace(*client_, std::move(started), waiting_);
   if (exchanges_->step() > client_->start_step()) {
     feed_->SkipTo(static_cast<uint64_t>(FirstBatch(client_->policy(), exchanges_->step(), source_->batches_per_epoch(),
                                                    source_->total_batches(), {}, origin_)));
@@ -221,27 +216,23 @@ absl::Status Trainer::Train() {
   const int64_t total = source_->total_batches();
   stats_.emplace(*prepared_.metrics, first, total, options_.warm_up_steps, Now());
   pace_.emplace(options_.pace, options_.seed, client_->rank(), stop_.get_token());
-  absl::StatusOr<std::unique_ptr<Steps>> steps =
-      MakeSteps({.client = *client_,
-                 .exchanges = *exchanges_,
-                 .network = *network_,
-                 .feed = *feed_,
-                 .stats = *stats_,
-                 .layout = prepared_.layout,
-                 .loss_unit = prepared_.data.scaling.squared_error_unit(),
-                 .overlap = options_.overlap,
-                 .pace = &*pace_,
-                 .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes),
-                 .origin = origin_});
-  if (!steps.ok()) return steps.status();
-  steps_ = *std::move(steps);
+  PS_ASSIGN_OR_RETURN(steps_, MakeSteps({.client = *client_,
+                                         .exchanges = *exchanges_,
+                                         .network = *network_,
+                                         .feed = *feed_,
+                                         .stats = *stats_,
+                                         .layout = prepared_.layout,
+                                         .loss_unit = prepared_.data.scaling.squared_error_unit(),
+                                         .overlap = options_.overlap,
+                                         .pace = &*pace_,
+                                         .delayed_pushes = static_cast<uint32_t>(options_.delayed_pushes),
+                                         .origin = origin_}));
   EvaluationRhythm rhythm(options_.eval_every, source_->batches_per_epoch(), total, first);
   for (;;) {
-    const absl::StatusOr<std::optional<TrainingBatch>> batch = NextTrainingBatch();
-    if (!batch.ok()) return batch.status();
-    if (!batch->has_value()) return absl::OkStatus();
+    PS_ASSIGN_OR_RETURN(const std::optional<TrainingBatch> batch, NextTrainingBatch());
+    if (!batch.has_value()) return absl::OkStatus();
     if (stop_.stop_requested()) return absl::CancelledError(absl::StrCat("stopped at step ", exchanges_->step()));
-    PS_RETURN_IF_ERROR(TrainBatch(**batch, rhythm));
+    PS_RETURN_IF_ERROR(TrainBatch(*batch, rhythm));
     if (leaves_in_order_ && steps_->at_exchange()) return steps_->Settle();
   }
 }
@@ -257,22 +248,20 @@ absl::Status Trainer::TrainBatch(const TrainingBatch& batch, EvaluationRhythm& r
   exchanges_->SetRuns(batch.runs);
   PS_RETURN_IF_ERROR(steps_->Train(batch));
   if (rhythm.Due(batch.place + 1)) evaluation_due_ = true;
-  const absl::StatusOr<NextBatch::Kind> next = feed_->Peek();
-  if (!next.ok()) return next.status();
-  const bool due = evaluation_due_ && steps_->at_exchange() && *next != NextBatch::Kind::kSpent;
+  PS_ASSIGN_OR_RETURN(const NextBatch::Kind next, feed_->Peek());
+  const bool due = evaluation_due_ && steps_->at_exchange() && next != NextBatch::Kind::kSpent;
   if (due) evaluation_due_ = false;  // Also where another worker is the lead.
   const bool evaluates = due && client_->lead();
-  if (*next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
+  if (next != NextBatch::Kind::kBatch) PS_RETURN_IF_ERROR(steps_->Settle());
   stats_->AddTime(batch.place, Seconds(Now() - began));
   return evaluates ? EvaluateOnTheWay() : absl::OkStatus();
 }
 
 // It only waits where copies come faster than they are evaluated.
 absl::Status Trainer::EvaluateOnTheWay() {
-  const absl::StatusOr<ConstTensors> weights = steps_->ServersWeights();
-  if (!weights.ok()) return weights.status();
+  PS_ASSIGN_OR_RETURN(const ConstTensors weights, steps_->ServersWeights());
   client_->SetBusy("evaluating");
-  absl::Status added = evaluation_->Add(*weights, exchanges_->step(), exchanges_->version());
+  absl::Status added = evaluation_->Add(weights, exchanges_->step(), exchanges_->version());
   client_->SetBusy("");
   return added;
 }
@@ -285,19 +274,17 @@ absl::Status Trainer::Finish() {
   result_.lead = client_->lead();
   if (!result_.lead) return evaluation_->Drain();
   concludes_ = true;
-  const absl::StatusOr<ExchangeResult> last = exchanges_->PullLast(weights_);
-  if (!last.ok()) return last.status();
+  PS_ASSIGN_OR_RETURN(const ExchangeResult last, exchanges_->PullLast(weights_));
   const ConstTensors weights(weights_.begin(), weights_.end());
-  const absl::StatusOr<EvaluationThread::Kept> kept = evaluation_->Last(weights, exchanges_->step(), last->version);
-  if (!kept.ok()) return kept.status();
-  result_.test = kept->test;
-  result_.version = kept->mark.version;
-  result_.last_version = last->version;
-  if (!options_.keep_best.empty()) TellKept(kept->best.get());
+  PS_ASSIGN_OR_RETURN(const EvaluationThread::Kept kept, evaluation_->Last(weights, exchanges_->step(), last.version));
+  result_.test = kept.test;
+  result_.version = kept.mark.version;
+  result_.last_version = last.version;
+  if (!options_.keep_best.empty()) TellKept(kept.best.get());
   const ConstTensors tested =
-      kept->best == nullptr ? weights : ConstTensors(kept->best->weights.begin(), kept->best->weights.end());
+      kept.best == nullptr ? weights : ConstTensors(kept.best->weights.begin(), kept.best->weights.end());
   result_.end_status = Keep(tested);
-  result_.end_status.Update(CheckOutcome(kept->test.loss, "the test loss", network_->layout(), tested));
+  result_.end_status.Update(CheckOutcome(kept.test.loss, "the test loss", network_->layout(), tested));
   return absl::OkStatus();
 }
 
@@ -361,10 +348,9 @@ absl::Status Trainer::TakeDataOfAll() {
     return absl::FailedPreconditionError(
         "--data=own: what all workers have together is not what it was before the job was rolled back");
   }
-  absl::StatusOr<DataSplits> splits = ScaleOwn(*std::move(prepared_.own), *of_all, options_.data);
-  if (!splits.ok()) return splits.status();
+  PS_ASSIGN_OR_RETURN(DataSplits splits, ScaleOwn(*std::move(prepared_.own), *of_all, options_.data));
   prepared_.own.reset();
-  prepared_.data = *std::move(splits);
+  prepared_.data = std::move(splits);
   const Dataset& train = prepared_.data.train;
   PS_RETURN_IF_ERROR(CheckModelFits(options_.model, options_.data.dataset, train.features(), train.classes()));
   TellOtherData(prepared_.data, prepared_.initial);
@@ -379,9 +365,7 @@ absl::Status Trainer::TakeDataOfAll() {
 
 absl::Status Trainer::SetUp() {
   if (backend_ == nullptr) {
-    absl::StatusOr<std::unique_ptr<Backend>> backend = CreateBackend(prepared_.device, client_->rank());
-    if (!backend.ok()) return backend.status();
-    backend_ = *std::move(backend);
+    PS_ASSIGN_OR_RETURN(backend_, CreateBackend(prepared_.device, client_->rank()));
   }
   spdlog::info("rank {} of {} as {}, {} mode, {}", client_->rank(), client_->num_workers(), client_->name(),
                client_->mode(), backend_->name());
@@ -393,7 +377,8 @@ absl::Status Trainer::SetUp() {
 absl::Status Trainer::MakeSource() { return client_->hands_out_runs() ? MakeSourceOfRuns() : MakeSourceOfShare(); }
 
 absl::Status Trainer::MakeSourceOfRuns() {
-  absl::StatusOr<std::unique_ptr<BatchSource>> source =
+  PS_ASSIGN_OR_RETURN(
+      std::unique_ptr<BatchSource> source,
       MakeHandedOutRuns({.samples = prepared_.data.train.size(),
                          .batch_size = options_.batch_size,
                          .seed = options_.seed,
@@ -402,9 +387,8 @@ absl::Status Trainer::MakeSourceOfRuns() {
                          .epochs = options_.epochs,
                          .steps = options_.steps,
                          .fills_steps = client_->policy().empty_contributions,
-                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }});
-  if (!source.ok()) return source.status();
-  source_ = *std::move(source);
+                         .take_run = [this](const RunRequest& request) { return client_->TakeRun(request); }}));
+  source_ = std::move(source);
   return absl::OkStatus();
 }
 
@@ -437,38 +421,28 @@ absl::Status Trainer::MakeSourceOfShare() {
 // pinned, or there is none that servers read, its own is as good.
 absl::StatusOr<NetworkMemory> Trainer::MemoryOfClient() {
   if (backend_->unified()) {
-    const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
-    if (!gradients.ok()) return gradients.status();
-    const absl::StatusOr<TensorMemory> weights = client_->WeightBuffers();
-    if (!weights.ok()) return weights.status();
-    return NetworkMemory{.parameters = Blocks(*weights, weights->owner),
-                         .gradients = Blocks(*gradients, gradients->owner)};
+    PS_ASSIGN_OR_RETURN(const TensorMemory gradients, client_->GradientBuffers());
+    PS_ASSIGN_OR_RETURN(const TensorMemory weights, client_->WeightBuffers());
+    return NetworkMemory{.parameters = Blocks(weights, weights.owner), .gradients = Blocks(gradients, gradients.owner)};
   }
   if (PushesGradients(client_->policy(), static_cast<uint32_t>(options_.delayed_pushes))) {
-    const absl::StatusOr<std::optional<RoundedMemory>> rounded = client_->RoundedGradients();
-    if (!rounded.ok()) return rounded.status();
-    if (rounded->has_value()) {
+    PS_ASSIGN_OR_RETURN(const std::optional<RoundedMemory> rounded, client_->RoundedGradients());
+    if (rounded.has_value()) {
       NetworkMemory memory = {.parameters = {},
-                              .gradients = PinnedBlocks(*backend_, **rounded, "rounded on the CPU"),
-                              .type = (*rounded)->type};
+                              .gradients = PinnedBlocks(*backend_, *rounded, "rounded on the CPU"),
+                              .type = rounded->type};
       return memory.gradients.empty() ? NetworkMemory() : memory;
     }
   }
   if (!client_->shares_gradients()) return NetworkMemory();
-  const absl::StatusOr<TensorMemory> gradients = client_->GradientBuffers();
-  if (!gradients.ok()) return gradients.status();
-  return NetworkMemory{
-      .parameters = {},
-      .gradients = PinnedBlocks(*backend_, *gradients, "copied once more on their way to the servers")};
+  PS_ASSIGN_OR_RETURN(const TensorMemory gradients, client_->GradientBuffers());
+  return NetworkMemory{.parameters = {},
+                       .gradients = PinnedBlocks(*backend_, gradients, "copied once more on their way to the servers")};
 }
 
 absl::Status Trainer::MakeNetwork() {
-  absl::StatusOr<NetworkMemory> memory = MemoryOfClient();
-  if (!memory.ok()) return memory.status();
-  absl::StatusOr<std::unique_ptr<Network>> network =
-      Network::Create(options_.model, *backend_, source_->batch_size(), *memory);
-  if (!network.ok()) return network.status();
-  network_ = *std::move(network);
+  PS_ASSIGN_OR_RETURN(NetworkMemory memory, MemoryOfClient());
+  PS_ASSIGN_OR_RETURN(network_, Network::Create(options_.model, *backend_, source_->batch_size(), memory));
   weights_ = network_->parameters();
   return absl::OkStatus();
 }
@@ -476,25 +450,19 @@ absl::Status Trainer::MakeNetwork() {
 // All that must be in the device's memory comes first; what is left of it is for keeping samples there.
 absl::Status Trainer::MakeBatches() {
   const Dataset& train = prepared_.data.train;
-  absl::StatusOr<std::unique_ptr<Batches>> batches =
-      Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size()));
-  if (!batches.ok()) return batches.status();
-  train_batches_ = *std::move(batches);
+  PS_ASSIGN_OR_RETURN(train_batches_, Batches::Create(train, *backend_, std::min(source_->batch_size(), train.size())));
   feed_ = std::make_unique<BatchFeed>(*source_, *train_batches_);
   if (evaluation_ == nullptr) PS_RETURN_IF_ERROR(MakeEvaluation());
   return train_batches_->KeepSamples();
 }
 
 absl::Status Trainer::MakeEvaluation() {
-  absl::StatusOr<std::unique_ptr<EvaluationThread>> evaluation =
-      EvaluationThread::Create({.data = prepared_.data,
-                                .model = options_.model,
-                                .device = prepared_.device,
-                                .rank = client_->rank(),
-                                .metrics = *prepared_.metrics,
-                                .keeps_best = !options_.keep_best.empty()});
-  if (!evaluation.ok()) return evaluation.status();
-  evaluation_ = *std::move(evaluation);
+  PS_ASSIGN_OR_RETURN(evaluation_, EvaluationThread::Create({.data = prepared_.data,
+                                                             .model = options_.model,
+                                                             .device = prepared_.device,
+                                                             .rank = client_->rank(),
+                                                             .metrics = *prepared_.metrics,
+                                                             .keeps_best = !options_.keep_best.empty()}));
   return backend_->unified() ? absl::OkStatus() : evaluation_->SetUp();
 }
 

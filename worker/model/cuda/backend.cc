@@ -88,9 +88,7 @@ class CudaBackend final : public Backend {
     for (Owned<cudaEvent_t>* event : {&computed_, &uploaded_}) {
       PS_RETURN_IF_ERROR(MakeEvent(cudaEventDisableTiming, *event));
     }
-    absl::StatusOr<std::unique_ptr<Matmul>> matmul = Matmul::Create(math_, compute_.get());
-    if (!matmul.ok()) return matmul.status();
-    matmul_ = *std::move(matmul);
+    PS_ASSIGN_OR_RETURN(matmul_, Matmul::Create(math_, compute_.get()));
     return absl::OkStatus();
   }
 
@@ -260,9 +258,8 @@ class CudaBackend final : public Backend {
   absl::Status GrowScratch(int64_t samples) {
     if (!scratch_.empty() && samples <= scratch_samples_) return absl::OkStatus();
     const int64_t more = std::max(samples, 2 * scratch_samples_);
-    absl::StatusOr<Memory> memory = AllocateDevice(more * static_cast<int64_t>(sizeof(SampleLoss)));
-    if (!memory.ok()) return memory.status();
-    scratch_.push_back(*std::move(memory));
+    PS_ASSIGN_OR_RETURN(Memory memory, AllocateDevice(more * static_cast<int64_t>(sizeof(SampleLoss))));
+    scratch_.push_back(std::move(memory));
     scratch_samples_ = more;
     return absl::OkStatus();
   }

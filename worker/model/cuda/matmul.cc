@@ -128,9 +128,8 @@ absl::StatusOr<Matmul::Planned*> Matmul::Find(const MatmulShape& shape, const fl
 }
 
 absl::Status Matmul::Multiply(const MatmulShape& shape, const float* a, const float* b, const float* bias, float* c) {
-  const absl::StatusOr<Planned*> found = Find(shape, bias);
-  if (!found.ok()) return found.status();
-  Planned& plan = **found;
+  PS_ASSIGN_OR_RETURN(const auto found, Find(shape, bias));
+  Planned& plan = *found;
   PS_RETURN_IF_ERROR(SetBias(plan.descriptor.get(), bias));
   const float one = 1.0F;
   const float zero = 0.0F;

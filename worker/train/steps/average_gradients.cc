@@ -42,18 +42,16 @@ class AverageGradients final : public Steps {
 };
 
 absl::Status AverageGradients::Train(const TrainingBatch& batch) {
-  absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, {});
-  if (!computed.ok()) return computed.status();
+  PS_ASSIGN_OR_RETURN(StepResult computed, ComputeBatch(context_, batch, {}));
   samples_ += batch.samples;
   passed_ += batch.samples;
-  const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
-  if (!next.ok()) return next.status();
+  PS_ASSIGN_OR_RETURN(const NextBatch::Kind next, context_.feed.Peek());
   const Averaging::What what =
-      *next == NextBatch::Kind::kBatch ? averaging_.After(batch.place + 1) : Averaging::What::kWeights;
+      next == NextBatch::Kind::kBatch ? averaging_.After(batch.place + 1) : Averaging::What::kWeights;
   exchanged_ = what != Averaging::What::kNothing;
-  if (what != Averaging::What::kGradients && batch.samples > 0) training_.Apply(*computed);
+  if (what != Averaging::What::kGradients && batch.samples > 0) training_.Apply(computed);
   training_.Passed(batch.samples);
-  StepRecord record = training_.Record(batch, *computed);
+  StepRecord record = training_.Record(batch, computed);
   if (what == Averaging::What::kGradients) PS_RETURN_IF_ERROR(ExchangeGradients(batch, record));
   if (what == Averaging::What::kWeights) PS_RETURN_IF_ERROR(ExchangeWeights(record));
   context_.stats.Add(record, Now());
@@ -86,13 +84,10 @@ absl::Status AverageGradients::ExchangeWeights(StepRecord& record) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Steps>> MakeAverageGradients(const StepsContext& context) {
-  absl::StatusOr<LocalTraining> training = LocalTraining::Create(context);
-  if (!training.ok()) return training.status();
-  absl::StatusOr<TensorMemory> pulled = training->AllocateCopy();
-  if (!pulled.ok()) return pulled.status();
-  absl::StatusOr<TensorMemory> spare = training->AllocateCopy();
-  if (!spare.ok()) return spare.status();
-  return std::make_unique<AverageGradients>(context, *std::move(training), *std::move(pulled), *std::move(spare));
+  PS_ASSIGN_OR_RETURN(LocalTraining training, LocalTraining::Create(context));
+  PS_ASSIGN_OR_RETURN(TensorMemory pulled, training.AllocateCopy());
+  PS_ASSIGN_OR_RETURN(TensorMemory spare, training.AllocateCopy());
+  return std::make_unique<AverageGradients>(context, std::move(training), std::move(pulled), std::move(spare));
 }
 
 }  // namespace ps

@@ -48,14 +48,13 @@ class DelayedGradients final : public Steps {
 };
 
 absl::Status DelayedGradients::Train(const TrainingBatch& batch) {
-  const absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, {});
-  if (!computed.ok()) return computed.status();
+  PS_ASSIGN_OR_RETURN(const StepResult computed, ComputeBatch(context_, batch, {}));
   context_.feed.Finished(batch);  // Before it is pushed: the chief lets a worker hold two runs at most.
   held_.push_back({.gradients = std::move(free_.back()),
                    .version = context_.exchanges.version(),
                    .versions = context_.exchanges.versions(),
                    .batch = batch,
-                   .computed = *computed});
+                   .computed = computed});
   free_.pop_back();
   CopyTensors(gradients_, held_.back().gradients.tensors);
   PS_RETURN_IF_ERROR(context_.feed.Prefetch());
@@ -75,9 +74,8 @@ absl::Status DelayedGradients::Push() {
   context_.exchanges.SetRuns(oldest.batch.runs);
   context_.exchanges.StartEarlier(oldest.batch.samples, oldest.version, std::move(oldest.versions),
                                   oldest.gradients.Read(), weights_, passed);
-  absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
-  if (!exchanged.ok()) return exchanged.status();
-  context_.stats.Add(PushedRecord(oldest.batch, oldest.computed, *std::move(exchanged)), Now());
+  PS_ASSIGN_OR_RETURN(EndedExchange exchanged, context_.exchanges.End());
+  context_.stats.Add(PushedRecord(oldest.batch, oldest.computed, std::move(exchanged)), Now());
   free_.push_back(std::move(oldest.gradients));
   return absl::OkStatus();
 }
@@ -92,9 +90,9 @@ absl::StatusOr<std::unique_ptr<Steps>> MakeDelayedGradients(const StepsContext& 
   }
   std::vector<TensorMemory> memory;
   for (uint32_t i = 0; i <= context.delayed_pushes; ++i) {
-    absl::StatusOr<TensorMemory> gradients = AllocateTensors(context.network.layout());
-    if (!gradients.ok()) return Annotate(gradients.status(), "gradients of --experiment_staleness");
-    memory.push_back(*std::move(gradients));
+    PS_ASSIGN_OR_RETURN(TensorMemory gradients,
+                        Annotate(AllocateTensors(context.network.layout()), "gradients of --experiment_staleness"));
+    memory.push_back(std::move(gradients));
   }
   return std::make_unique<DelayedGradients>(context, std::move(memory));
 }

@@ -31,10 +31,9 @@ absl::Status Elastic::EndRound(const TrainingBatch& batch, uint32_t samples, Ste
     return absl::OkStatus();
   }
   const TimePoint began = Now();
-  const absl::StatusOr<ExchangeResult> pulled = context_.exchanges.Pull(servers_.tensors);
-  if (!pulled.ok()) return pulled.status();
+  PS_ASSIGN_OR_RETURN(const ExchangeResult pulled, context_.exchanges.Pull(servers_.tensors));
   training_.SetPosition(samples);  // Those of the round, which the servers do not know of yet.
-  record.exchanged = *pulled;
+  record.exchanged = pulled;
   record.exposed_s = Seconds(Now() - began);
   Difference(context_.client.policy().local_steps->alpha, Read(training_.weights()), servers_.Read(),
              training_.gradients());

@@ -75,15 +75,14 @@ absl::StatusOr<EndedExchange> Exchanges::End() {
   Check(exchange_ != nullptr, "an exchange is under way");
   const Waiting::Scope waits(waiting_);
   const TimePoint began = Now();
-  absl::StatusOr<ExchangeResult> result = std::exchange(exchange_, nullptr)->Wait();
-  if (!result.ok()) return result.status();
-  step_ = std::max(step_ + 1, result->next_step);
+  PS_ASSIGN_OR_RETURN(ExchangeResult result, std::exchange(exchange_, nullptr)->Wait());
+  step_ = std::max(step_ + 1, result.next_step);
   if (!in_.empty()) {
-    PS_RETURN_IF_ERROR(CatchUp(*result));
-    latest_ = *result;
+    PS_RETURN_IF_ERROR(CatchUp(result));
+    latest_ = result;
   }
   exposed_s_ += Seconds(Now() - began);
-  return EndedExchange{.push = std::move(push_), .result = *std::move(result), .exposed_s = exposed_s_};
+  return EndedExchange{.push = std::move(push_), .result = std::move(result), .exposed_s = exposed_s_};
 }
 
 // Only where versions are not exact: the shards of a push that came too late have gone on, and not all equally far.

@@ -52,20 +52,20 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
 }
 
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
-  absl::StatusOr<std::unique_ptr<Optimizer>> optimizer = MakeOptimizer(context.client.policy().local_steps->optimizer);
-  if (!optimizer.ok()) return optimizer.status();
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> optimizer,
+                      MakeOptimizer(context.client.policy().local_steps->optimizer));
   if (context.exchanges.hyperparameters().empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
   }
-  LocalTraining training(context, *std::move(optimizer));
+  LocalTraining training(context, std::move(optimizer));
   training.SetPosition();
   for (int k = 0; k < training.optimizer_->state_tensors(); ++k) {
-    absl::StatusOr<TensorMemory> state = AllocateTensors(context.network.layout());
-    if (!state.ok()) return Annotate(state.status(), "the optimizer's state");
+    PS_ASSIGN_OR_RETURN(TensorMemory state,
+                        Annotate(AllocateTensors(context.network.layout()), "the optimizer's state"));
     const float initial = training.optimizer_->InitialState(k, training.CurrentHyperparameters());
-    for (const std::span<float> tensor : state->tensors) std::fill(tensor.begin(), tensor.end(), initial);
-    training.state_.push_back(*std::move(state));
+    for (const std::span<float> tensor : state.tensors) std::fill(tensor.begin(), tensor.end(), initial);
+    training.state_.push_back(std::move(state));
   }
   return training;
 }
@@ -77,9 +77,7 @@ Hyperparameters LocalTraining::CurrentHyperparameters() const {
 }
 
 absl::StatusOr<TensorMemory> LocalTraining::AllocateCopy() const {
-  absl::StatusOr<TensorMemory> copy = AllocateTensors(context_.network.layout());
-  if (!copy.ok()) return Annotate(copy.status(), "a copy of the weights");
-  return copy;
+  return Annotate(AllocateTensors(context_.network.layout()), "a copy of the weights");
 }
 
 void LocalTraining::ClipGradients(Isa isa) {
@@ -139,33 +137,30 @@ StepRecord LocalTraining::Record(const TrainingBatch& batch, const StepResult& c
 }
 
 absl::Status LocalTraining::EndExchange(StepRecord& record) {
-  absl::StatusOr<EndedExchange> ended = context_.exchanges.End();
-  if (!ended.ok()) return ended.status();
-  record.push = std::move(ended->push);
-  record.exchanged.version = ended->result.version;
-  record.exchanged.versions = std::move(ended->result.versions);
-  record.exchanged.answers = std::move(ended->result.answers);
-  record.exchanged.push_s += ended->result.push_s;
-  record.exchanged.wait_s += ended->result.wait_s;
-  record.exchanged.pull_s += ended->result.pull_s;
-  record.exposed_s += ended->exposed_s;
+  PS_ASSIGN_OR_RETURN(EndedExchange ended, context_.exchanges.End());
+  record.push = std::move(ended.push);
+  record.exchanged.version = ended.result.version;
+  record.exchanged.versions = std::move(ended.result.versions);
+  record.exchanged.answers = std::move(ended.result.answers);
+  record.exchanged.push_s += ended.result.push_s;
+  record.exchanged.wait_s += ended.result.wait_s;
+  record.exchanged.pull_s += ended.result.pull_s;
+  record.exposed_s += ended.exposed_s;
   return absl::OkStatus();
 }
 
 absl::Status Rounds::Train(const TrainingBatch& batch) {
   StepHooks hooks;
   hooks.before_backward = [this] { return Settle(); };
-  absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, hooks);
-  if (!computed.ok()) return computed.status();
+  PS_ASSIGN_OR_RETURN(StepResult computed, ComputeBatch(context_, batch, hooks));
   PS_RETURN_IF_ERROR(Settle());  // A batch without samples has no backward pass.
-  if (batch.samples > 0) training_.Apply(*computed);
+  if (batch.samples > 0) training_.Apply(computed);
   ++batches_;
   samples_ += batch.samples;
   training_.Passed(batch.samples);
-  const absl::StatusOr<NextBatch::Kind> next = context_.feed.Peek();
-  if (!next.ok()) return next.status();
-  StepRecord record = training_.Record(batch, *computed);
-  if (batches_ < context_.client.policy().local_steps->steps && *next == NextBatch::Kind::kBatch) {
+  PS_ASSIGN_OR_RETURN(const NextBatch::Kind next, context_.feed.Peek());
+  StepRecord record = training_.Record(batch, computed);
+  if (batches_ < context_.client.policy().local_steps->steps && next == NextBatch::Kind::kBatch) {
     context_.stats.Add(record, Now());
   } else {
     batches_ = 0;

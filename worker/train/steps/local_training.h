@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/clipping.h"
 #include "common/optimizers/optimizer.h"
+#include "common/status.h"
 #include "ps/client.h"
 #include "worker/train/steps/steps.h"
 
@@ -93,11 +94,9 @@ class Rounds : public Steps {
 
 template <typename Kind>
 absl::StatusOr<std::unique_ptr<Steps>> MakeRounds(const StepsContext& context) {
-  absl::StatusOr<LocalTraining> training = LocalTraining::Create(context);
-  if (!training.ok()) return training.status();
-  absl::StatusOr<TensorMemory> servers = training->AllocateCopy();
-  if (!servers.ok()) return servers.status();
-  return std::make_unique<Kind>(context, *std::move(training), *std::move(servers));
+  PS_ASSIGN_OR_RETURN(LocalTraining training, LocalTraining::Create(context));
+  PS_ASSIGN_OR_RETURN(TensorMemory servers, training.AllocateCopy());
+  return std::make_unique<Kind>(context, std::move(training), std::move(servers));
 }
 
 }  // namespace ps

@@ -73,22 +73,20 @@ absl::Status PushGradients::Compute(const TrainingBatch& batch) {
       return absl::OkStatus();
     };
   }
-  const absl::StatusOr<StepResult> computed = ComputeBatch(context_, batch, hooks);
-  if (!computed.ok()) return computed.status();
+  PS_ASSIGN_OR_RETURN(const StepResult computed, ComputeBatch(context_, batch, hooks));
   if (batch.samples == 0) PS_RETURN_IF_ERROR(Settle());
   if (!overlap) Start(batch.samples, /*deferred=*/false);
-  computed_ = *computed;
+  computed_ = computed;
   return absl::OkStatus();
 }
 
 absl::Status PushGradients::Settle() {
   if (!context_.exchanges.under_way()) return absl::OkStatus();
   const uint64_t next_step = context_.exchanges.step() + 1;
-  absl::StatusOr<EndedExchange> exchanged = context_.exchanges.End();
-  if (!exchanged.ok()) return exchanged.status();
+  PS_ASSIGN_OR_RETURN(EndedExchange exchanged, context_.exchanges.End());
   const WeightsView& view = context_.exchanges.view();
   context_.network.ReadParameters(view.tensors, view.pages);
-  context_.stats.Add(PushedRecord(pushed_, computed_, *std::move(exchanged)), Now());
+  context_.stats.Add(PushedRecord(pushed_, computed_, std::move(exchanged)), Now());
   context_.feed.Finished(pushed_);
   const bool left_behind = context_.client.synchronous() && context_.exchanges.step() > next_step;
   if (left_behind) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/clock.h"
+#include "common/status.h"
 
 namespace ps {
 
@@ -14,9 +15,7 @@ absl::StatusOr<StepResult> ComputeBatch(const StepsContext& context, const Train
   absl::StatusOr<StepResult> computed = context.network.TrainStep(batch.data, hooks);
   if (!computed.ok()) return computed.status();
   if (context.pace != nullptr && batch.samples > 0) {
-    const absl::StatusOr<double> idled = context.pace->Idle(began);
-    if (!idled.ok()) return idled.status();
-    computed->idle_s = *idled;
+    PS_ASSIGN_OR_RETURN(computed->idle_s, context.pace->Idle(began));
   }
   computed->loss *= context.loss_unit;
   computed->forward_s += batch.loading_s;
