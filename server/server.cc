@@ -140,9 +140,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(const ServerOptions& optio
   enter(StartPhase::kFiles);
   PS_RETURN_IF_ERROR(ValidateServerOptions(options));
   std::unique_ptr<Server> server(new Server(options, lineage));
-  absl::StatusOr<std::unique_ptr<MetricsWriter>> metrics = MetricsWriter::Open(options.metrics_file, "shard");
-  if (!metrics.ok()) return metrics.status();
-  server->metrics_ = *std::move(metrics);
+  PS_ASSIGN_OR_RETURN(server->metrics_, MetricsWriter::Open(options.metrics_file, "shard"));
   server->metrics_->set_number(options.shard);
   PS_RETURN_IF_ERROR(server->OpenCheckpoints());
   if (options.shard == 0) PS_RETURN_IF_ERROR(server->MakeChief(stop));
@@ -200,19 +198,16 @@ absl::Status Server::Listen() {
   SetServerArguments(builder, ToChrono(options_.lease), options_.long_links);
   const Endpoint listen = *ParseEndpoint("listen", lineage_.address.empty() ? options_.listen : lineage_.address);
   if (listen.is_unix()) {
-    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--listen=" + options_.listen, listen.unix_path);
-    if (!lock.ok()) return lock.status();
-    unix_lock_ = *std::move(lock);
+    PS_ASSIGN_OR_RETURN(unix_lock_, UnixLock::Take("--listen=" + options_.listen, listen.unix_path));
   }
-  absl::StatusOr<std::unique_ptr<Listener>> listener =
-      Listener::Listen("--listen=" + options_.listen, listen, ToChrono(options_.lease));
-  if (!listener.ok()) return listener.status();
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Listener> listener,
+                      Listener::Listen("--listen=" + options_.listen, listen, ToChrono(options_.lease)));
   std::unique_ptr<Listener::Acceptor> acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
   builder.RegisterCallbackGenericService(router_.get());
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr) return absl::UnavailableError("gRPC does not start");
-  listener_ = *std::move(listener);
+  listener_ = std::move(listener);
   listener_->Start(std::move(acceptor), [this](bool room) { health_->SetRoom(room); });
   lineage_.address = address_ = listener_->endpoint().ToString();
   return absl::OkStatus();
@@ -283,13 +278,11 @@ void Server::SayWaiting(TimePoint now) {
 }
 
 void Server::End(v1::Phase phase, const std::string& failure) {
-  {
-    MutexLock lock(mutex_);
-    shut_down_ |= phase == v1::PHASE_SHUT_DOWN;
-    if (end_ == v1::PHASE_UNSPECIFIED) {
-      end_ = phase;
-      failure_ = failure;
-    }
+  MutexLock lock(mutex_);
+  shut_down_ |= phase == v1::PHASE_SHUT_DOWN;
+  if (end_ == v1::PHASE_UNSPECIFIED) {
+    end_ = phase;
+    failure_ = failure;
   }
   changed_.NotifyAll();
 }
@@ -316,18 +309,14 @@ void Server::Stop(const std::string& reason) {
     shard_->ReportFailure(reason);
   }
   End(v1::PHASE_FAILED, reason);
-  {
-    MutexLock lock(mutex_);
-    stopped_ = true;  // Last: Wait then finds the reason.
-  }
+  MutexLock lock(mutex_);
+  stopped_ = true;  // Last: Wait then finds the reason.
   changed_.NotifyAll();
 }
 
 void Server::ChiefKnows() {
-  {
-    MutexLock lock(mutex_);
-    chief_knows_ = true;
-  }
+  MutexLock lock(mutex_);
+  chief_knows_ = true;
   changed_.NotifyAll();
 }
 
@@ -393,14 +382,14 @@ Server::~Server() {
   {
     MutexLock lock(mutex_);
     ticking_ = false;
+    changed_.NotifyAll();
   }
-  changed_.NotifyAll();
   if (ticker_.joinable()) ticker_.join();
   {
     MutexLock lock(beat_mutex_);
     beating_ = false;
+    beat_ends_.NotifyAll();
   }
-  beat_ends_.NotifyAll();
   if (beat_.joinable()) beat_.join();
   if (chief_ != nullptr && grpc_ != nullptr) {
     takes_checkpoints() ? chief_->Supersede("the server is shutting down", Now())

@@ -39,10 +39,7 @@ std::string AbsolutePath(const std::string& path) {
 
 absl::Status Server::OpenCheckpoints() {
   if (!takes_checkpoints()) return absl::OkStatus();
-  absl::StatusOr<std::unique_ptr<CheckpointStore>> store =
-      CheckpointStore::Open(options_.checkpoint_dir, options_.shard, options_.num_shards);
-  if (!store.ok()) return store.status();
-  store_ = *std::move(store);
+  PS_ASSIGN_OR_RETURN(store_, CheckpointStore::Open(options_.checkpoint_dir, options_.shard, options_.num_shards));
   const absl::StatusOr<uint64_t> generation = store_->dir().Generation();
   if (!generation.ok()) {
     spdlog::warn("{}; it is replaced, and the next generation is above those of the checkpoints here",
@@ -55,57 +52,54 @@ absl::Status Server::OpenCheckpoints() {
 absl::Status Server::CheckFlagsAfterNotFinite() const {
   const bool goes_on = options_.restore == "auto" || options_.restore == "latest";
   if (!goes_on || lineage_.again) return absl::OkStatus();
-  const absl::StatusOr<std::optional<CheckpointDir::NotFinite>> end = store_->dir().ReadNotFinite();
-  if (!end.ok()) return end.status();
-  if (!end->has_value()) return absl::OkStatus();
-  std::map<std::string, std::string> settings = (*end)->settings;
+  PS_ASSIGN_OR_RETURN(const std::optional<CheckpointDir::NotFinite> end, store_->dir().ReadNotFinite());
+  if (!end.has_value()) return absl::OkStatus();
+  std::map<std::string, std::string> settings = end->settings;
   settings.merge(SharedSettings(ServerOptions()));  // Flags that there were not yet had their defaults.
   if (settings != SharedSettings(options_)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", (*end)->reason,
-      "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
-      "earlier checkpoint), begin anew (--restore=none), or remove ",
-      store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", end->reason,
+                   "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
+                   "earlier checkpoint), begin anew (--restore=none), or remove ",
+                   store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
 }
 
 absl::Status Server::ChooseGeneration(ChiefOptions& options, const std::stop_token& stop) {
   PS_RETURN_IF_ERROR(CheckFlagsAfterNotFinite());
-  const absl::StatusOr<std::shared_ptr<const RestoredJob>> restored = ChooseRestored(options_, store_->dir(), lineage_);
-  if (!restored.ok()) return restored.status();
-  const absl::StatusOr<std::vector<CheckpointDir::Entry>> entries = store_->dir().List();
-  if (!entries.ok()) return entries.status();
-  const uint64_t next_number = entries->empty() ? 1 : entries->front().number + 1;
+  PS_ASSIGN_OR_RETURN(const std::shared_ptr<const RestoredJob> restored,
+                      ChooseRestored(options_, store_->dir(), lineage_));
+  PS_ASSIGN_OR_RETURN(const std::vector<CheckpointDir::Entry> entries, store_->dir().List());
+  const uint64_t next_number = entries.empty() ? 1 : entries.front().number + 1;
   if (lineage_.first_number == 0) lineage_.first_number = next_number;
   const bool once = options_.restore != "auto" && options_.restore != "latest";
   options.checkpoints = {.every = *ParseCheckpointEvery(options_.checkpoint_every),
                          .keep = options_.keep_checkpoints,
                          .next_number = next_number,
-                         .complete = NumbersOfComplete(*entries),
+                         .complete = NumbersOfComplete(entries),
                          .server_timeout = ToChrono(options_.server_timeout),
                          .path = store_->dir().path(),
                          .dir = AbsolutePath(options_.checkpoint_dir),
                          .any_descent = once,
                          .again = lineage_.again,
-                         .restored = *restored};
-  const bool goes_on = *restored != nullptr;
+                         .restored = restored};
+  const bool goes_on = restored != nullptr;
   if (once && !lineage_.again && !options.checkpoints->complete.empty()) {
     spdlog::warn(
         "--restore={}: the job does not go on from the checkpoints in {}, and removes them as new ones come; who "
         "starts this command again begins like this again, so give --restore=auto from now on",
         options_.restore, options_.checkpoint_dir);
   }
-  const bool was_used = !goes_on && !once && !lineage_.again && WarnOfUsedFolder(*entries);
+  const bool was_used = !goes_on && !once && !lineage_.again && WarnOfUsedFolder(entries);
   SetRestored(goes_on);
   PS_RETURN_IF_ERROR(JobState::CheckRestored(options));
-  const absl::StatusOr<uint64_t> generation = NextGeneration(store_->dir(), lineage_, was_used, stop);
-  if (!generation.ok()) return generation.status();
-  options.generation = lineage_.generation = *generation;
-  std::vector<uint64_t> own = {*generation};
-  if (goes_on) own.push_back((*restored)->manifest.generation);
+  PS_ASSIGN_OR_RETURN(const uint64_t generation, NextGeneration(store_->dir(), lineage_, was_used, stop));
+  options.generation = lineage_.generation = generation;
+  std::vector<uint64_t> own = {generation};
+  if (goes_on) own.push_back(restored->manifest.generation);
   store_->SetLine(options.checkpoints->removes_others() ? std::nullopt : std::optional(std::move(own)));
   if (const absl::Status forgot = store_->dir().ForgetNotFinite(); !forgot.ok()) spdlog::warn("{}", Message(forgot));
-  spdlog::info("generation {}: {}", *generation,
-               goes_on ? absl::StrCat("goes on from ", (*restored)->path, ", version ", (*restored)->manifest.version())
+  spdlog::info("generation {}: {}", generation,
+               goes_on ? absl::StrCat("goes on from ", restored->path, ", version ", restored->manifest.version())
                        : "begins anew");
   return absl::OkStatus();
 }
@@ -268,27 +262,23 @@ void Server::OnChiefGone(const absl::Status& status) {
 }
 
 void Server::RollBack(const std::string& reason) {
-  {
-    MutexLock lock(mutex_);
-    if (end_ != v1::PHASE_UNSPECIFIED) return;
-    end_ = v1::PHASE_FAILED;
-    failure_ = reason;
-    rolled_back_ = true;
-    if (registered_ || lineage_.lost_at == TimePoint()) lineage_.lost_at = Now();
-  }
+  MutexLock lock(mutex_);
+  if (end_ != v1::PHASE_UNSPECIFIED) return;
+  end_ = v1::PHASE_FAILED;
+  failure_ = reason;
+  rolled_back_ = true;
+  if (registered_ || lineage_.lost_at == TimePoint()) lineage_.lost_at = Now();
   changed_.NotifyAll();
 }
 
 void Server::EndStopped(const std::string& reason) {
   if (chief_ != nullptr) chief_->Supersede(reason, Now());
-  {
-    MutexLock lock(mutex_);  // Both at once: Wait must not take it for a failure of the job.
-    if (end_ == v1::PHASE_UNSPECIFIED) {
-      end_ = v1::PHASE_FAILED;
-      failure_ = reason;
-    }
-    stopped_ = true;
+  MutexLock lock(mutex_);  // Both at once: Wait must not take it for a failure of the job.
+  if (end_ == v1::PHASE_UNSPECIFIED) {
+    end_ = v1::PHASE_FAILED;
+    failure_ = reason;
   }
+  stopped_ = true;
   changed_.NotifyAll();
 }
 

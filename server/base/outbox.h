@@ -104,19 +104,6 @@ class Outbox {
   bool has_next_ ABSL_GUARDED_BY(mutex_) = false;  // A thread waits to take over.
 };
 
-// Drains at the end of its scope. Declare it before the lock, so that the lock is released first.
-template <typename Action>
-class OutboxDrain {
- public:
-  explicit OutboxDrain(Outbox<Action>& outbox) : outbox_(outbox) {}
-  ~OutboxDrain() { outbox_.Drain(); }
-  OutboxDrain(const OutboxDrain&) = delete;
-  OutboxDrain& operator=(const OutboxDrain&) = delete;
-
- private:
-  Outbox<Action>& outbox_;
-};
-
 // Holds the lock to its scope's end, and then drains.
 template <typename Action>
 class ABSL_SCOPED_LOCKABLE OutboxLock {

@@ -130,11 +130,10 @@ class Chief {
   // Tells the core an event, and does what is to be done, unless another thread is at it, which then does this too.
   template <typename Result, typename... Params, typename... Args>
   Result Do(Result (ChiefCore::*event)(Params...), const Args&... args) {
-    const OutboxDrain drain(outbox_);
-    MutexLock lock(mutex_);
+    const OutboxLock lock(outbox_, mutex_);
     const absl::Cleanup post = [this] {
       mutex_.AssertHeld();
-      for (ChiefAction& action : core_.TakeActions()) outbox_.Add(std::move(action));
+      outbox_.Add(core_.TakeActions());
     };
     return (core_.*event)(args...);
   }

@@ -219,18 +219,16 @@ absl::StatusOr<v1::HeartbeatReply> ChiefCore::Heartbeat(const v1::HeartbeatReque
     if (is_over) end.set_generation(generation);
     return end;
   }
-  const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
-  if (!member.ok()) return member.status();
+  PS_ASSIGN_OR_RETURN(const auto member, job_.Hear(request.id(), now));
   PS_RETURN_IF_ERROR(
       CheckText(absl::StrCat("rank ", request.id().rank(), ": busy_with"), request.busy_with(), kMaxBusyBytes));
-  if (job_.OnHeartbeat(*member, request.step(), request.busy_with(), now)) ChangeView(now);
-  return MakeMemberState(job_, **member, now);
+  if (job_.OnHeartbeat(member, request.step(), request.busy_with(), now)) ChangeView(now);
+  return MakeMemberState(job_, *member, now);
 }
 
 absl::Status ChiefCore::Watch(uint64_t watch, const v1::WatchRequest& request, TimePoint now) {
-  const absl::StatusOr<Member*> member = job_.Hear(request.id(), now);
-  if (!member.ok()) return member.status();
-  job_.OnWatchOpened(*member, watch);
+  PS_ASSIGN_OR_RETURN(const auto member, job_.Hear(request.id(), now));
+  job_.OnWatchOpened(member, watch);
   told_[watch] = {};
   TellMembers(now);
   return absl::OkStatus();
@@ -277,13 +275,12 @@ absl::StatusOr<v1::WorkerFlagsReply> ChiefCore::FlagsFor(const v1::WorkerFlagsRe
 }
 
 absl::StatusOr<v1::DrainReply> ChiefCore::Drain(const v1::DrainRequest& request, TimePoint now) {
-  const absl::StatusOr<Member*> member = job_.Drain(request.worker());
-  if (!member.ok()) return member.status();
+  PS_ASSIGN_OR_RETURN(const auto member, job_.Drain(request.worker()));
   TellMembers(now);
   v1::DrainReply reply;
-  reply.set_rank((*member)->rank);
-  reply.set_name((*member)->name);
-  reply.set_host((*member)->host);
+  reply.set_rank(member->rank);
+  reply.set_name(member->name);
+  reply.set_host(member->host);
   return reply;
 }
 

@@ -150,18 +150,17 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   }
   const std::optional<uint32_t> claim = request.has_rank() ? std::optional<uint32_t>(request.rank()) : std::nullopt;
   const std::string name = request.name().empty() ? ChooseName() : request.name();
-  const absl::StatusOr<uint32_t> rank =
-      request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim);
-  if (!rank.ok()) return rank.status();
+  PS_ASSIGN_OR_RETURN(const uint32_t rank,
+                      request.yields() ? members_.RankToRejoin(name, request.rank()) : members_.RankFor(name, claim));
   if (request.has_own_data()) {
-    if (request.yields() && *rank != request.rank()) {
+    if (request.yields() && rank != request.rank()) {
       return absl::FailedPreconditionError(absl::StrCat("rank ", request.rank(),
                                                         " has another owner, and with --data=own ",
                                                         "this worker's samples are no other rank's"));
     }
-    PS_RETURN_IF_ERROR(CheckOwnData(*rank, request.own_data()));
+    PS_RETURN_IF_ERROR(CheckOwnData(rank, request.own_data()));
   }
-  Member* const joined = members_.Hand(*rank, name, request.host(), now);
+  Member* const joined = members_.Hand(rank, name, request.host(), now);
   joined->join_request_id = request.join_request_id();
   joined->first_view = view_ + 1;
   has_newcomers_ = true;
@@ -172,7 +171,7 @@ absl::StatusOr<JobState::Joined> JobState::Join(const v1::JoinRequest& request, 
   if (phase_ == v1::PHASE_RUNNING && !joined->replaced.empty()) restored_steps_.erase(joined->rank);
   if (!plan().has_value()) layout_view_ = view_ + 1;
   terms_.Fix(request);
-  if (request.has_own_data()) AddOwnData(*rank, request.own_data());
+  if (request.has_own_data()) AddOwnData(rank, request.own_data());
   const Member& member = *joined;
   if (request.flags_size() > 0) {
     const WorkerFlags flags(request.flags().begin(), request.flags().end());
@@ -482,9 +481,7 @@ absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparameter
   PS_RETURN_IF_ERROR(Serving());
   if (phase_ != v1::PHASE_RUNNING) return not_running;
   if (request.schedule().empty()) return setting;
-  const absl::StatusOr<Schedule> resolved = ResolveSchedule(schedule, terms_.samples_per_epoch());
-  if (!resolved.ok()) return resolved.status();
-  setting.schedule = *resolved;
+  PS_ASSIGN_OR_RETURN(setting.schedule, ResolveSchedule(schedule, terms_.samples_per_epoch()));
   return setting;
 }
 

@@ -234,32 +234,30 @@ void JobTerms::Reset() {
 }
 
 absl::Status OwnData::CheckKind(const v1::DataSummary& message) const {
-  const absl::StatusOr<DataSummary> summary = FromProto(message);
-  if (!summary.ok()) return summary.status();
-  if (summary->samples > kSamplesMax / num_workers_) {
-    return absl::InvalidArgumentError(absl::StrCat("--data=own: the worker has ", summary->samples,
-                                                   " samples; each of ", num_workers_, " may have ",
-                                                   kSamplesMax / num_workers_));
+  PS_ASSIGN_OR_RETURN(const DataSummary summary, FromProto(message));
+  if (summary.samples > kSamplesMax / num_workers_) {
+    return absl::InvalidArgumentError(absl::StrCat("--data=own: the worker has ", summary.samples, " samples; each of ",
+                                                   num_workers_, " may have ", kSamplesMax / num_workers_));
   }
-  if (summary->feature_stats.low.size() * num_workers_ > kStatisticsMax) {
+  if (summary.feature_stats.low.size() * num_workers_ > kStatisticsMax) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--data=own: statistics of ", summary->features, " features of each of ", num_workers_,
+        "--data=own: statistics of ", summary.features, " features of each of ", num_workers_,
         " workers are too many to be kept; at most ", kStatisticsMax, " together; --normalize=none does without"));
   }
   const DataSummary* const others = of_all_.has_value() ? &*of_all_ : told_.empty() ? nullptr : &told_.begin()->second;
-  if (others != nullptr && !CountAlike(*others, *summary)) {
+  if (others != nullptr && !CountAlike(*others, summary)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--dataset: the worker's libsvm indices are counted from ", *summary->first_index,
+        "--dataset: the worker's libsvm indices are counted from ", *summary.first_index,
         ", but those of the job's other workers from ", *others->first_index,
         " (from 0 where a file has index 0, else from 1); say on all workers ,zero_based=yes or ,zero_based=no"));
   }
-  if (others != nullptr && !SameKind(*others, *summary)) {
-    return absl::FailedPreconditionError(absl::StrCat("--dataset: the worker has ", SamplesOf(*summary),
+  if (others != nullptr && !SameKind(*others, summary)) {
+    return absl::FailedPreconditionError(absl::StrCat("--dataset: the worker has ", SamplesOf(summary),
                                                       ", but the job's other workers have ", SamplesOf(*others)));
   }
-  if (of_all_.has_value() && !Covers(*of_all_, *summary)) {
+  if (of_all_.has_value() && !Covers(*of_all_, summary)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "--dataset: the worker has ", SamplesOf(*summary), ", with features or labels that no worker had ",
+        "--dataset: the worker has ", SamplesOf(summary), ", with features or labels that no worker had ",
         "when the job began: then there were ", of_all_->features, " features and ", of_all_->classes, " classes"));
   }
   return absl::OkStatus();
@@ -303,13 +301,12 @@ void OwnData::Save(v1::SavedJob& saved) const {
 
 absl::Status OwnData::Load(const v1::SavedJob& saved) {
   if (!saved.has_own_data()) return absl::OkStatus();
-  absl::StatusOr<DataSummary> of_all = FromProto(saved.own_data());
-  if (!of_all.ok()) return of_all.status();
+  PS_ASSIGN_OR_RETURN(DataSummary of_all, FromProto(saved.own_data()));
   if (static_cast<uint32_t>(saved.rank_samples_size()) != num_workers_) {
     return absl::InvalidArgumentError(absl::StrCat("rank_samples: there are ", saved.rank_samples_size(),
                                                    "; expected one for each of ", num_workers_, " workers"));
   }
-  of_all_ = *std::move(of_all);
+  of_all_ = std::move(of_all);
   rank_samples_.assign(saved.rank_samples().begin(), saved.rank_samples().end());
   return absl::OkStatus();
 }

@@ -62,9 +62,8 @@ absl::StatusOr<bool> RunDealer::Agree(const RunTerms& terms) {
 absl::Status RunDealer::OnRequest(const RunTaker& taker, const v1::TakeRunRequest& request) {
   if (!hands_out()) return absl::FailedPreconditionError("--budget=share: this job hands out no runs");
   const RunTerms terms = {.samples = request.samples(), .batch_size = request.batch_size(), .runs = request.runs()};
-  const absl::StatusOr<bool> fixed = Agree(terms);
-  if (!fixed.ok()) return fixed.status();
-  if (*fixed) {
+  PS_ASSIGN_OR_RETURN(const bool fixed, Agree(terms));
+  if (fixed) {
     records_.push_back({"runs",
                         {{"samples", terms.samples},
                          {"batch_size", terms.batch_size},

@@ -1,7 +1,6 @@
 #include "server/config/mode_options.h"
 
 #include <algorithm>
-#include <functional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -22,19 +21,13 @@ std::optional<LossAction> ParseLossAction(const std::string& text) {
   return std::nullopt;
 }
 
-// The options, and the number of workers that they are for.
-struct Given {
-  const ModeOptions& options;
-  uint32_t num_workers = 1;
-};
-
-// A flag, the modes that use it, its value as text, and what it may be.
+// A flag, the modes that use it, its value as text, and what is wrong with that.
 struct Row {
   std::string flag;
   std::vector<std::string> modes;  // Empty: all.
-  std::function<std::string(const Given&)> text;
-  std::function<void(const Given&, Problems&)> check;
-  std::string local_sync;  // Only with this --local_sync, if set.
+  std::string text;
+  absl::Status check;
+  std::string local_sync = {};  // Only with this --local_sync, if set.
 
   bool UsedBy(const ModeOptions& options) const {
     const std::string mode = CanonicalMode(options.name);
@@ -43,96 +36,64 @@ struct Row {
   }
 };
 
+absl::Status OkIf(bool good, const std::string& problem) {
+  return good ? absl::OkStatus() : absl::InvalidArgumentError(problem);
+}
+
 // 0 or more, below `high`, which NaN is not.
-void CheckBelow(const std::string& flag, float value, float high, Problems& problems) {
-  problems.Check(value >= 0 && value < high,
-                 absl::StrCat("--", flag, "=", value, ": expected 0 or more, below ", high));
+absl::Status CheckBelow(const std::string& flag, float value, float high) {
+  return OkIf(value >= 0 && value < high, absl::StrCat("--", flag, "=", value, ": expected 0 or more, below ", high));
 }
 
-void CheckChoice(const std::string& flag, const std::string& value, const std::string& one, const std::string& other,
-                 Problems& problems) {
-  problems.Check(value == one || value == other,
-                 absl::StrCat("--", flag, "=", value, ": expected ", one, " or ", other));
+absl::Status CheckChoice(const std::string& flag, const std::string& value, const std::string& one,
+                         const std::string& other) {
+  return OkIf(value == one || value == other, absl::StrCat("--", flag, "=", value, ": expected ", one, " or ", other));
 }
 
-void CheckLocalSteps(const Given& given, Problems& problems) {
-  const ModeOptions& options = given.options;
-  const bool may_be_never = CanonicalMode(options.name) == "local_sgd" && options.local_sync == "gradients";
-  problems.CheckRange("local_steps", options.local_steps, may_be_never ? 0U : 1U, kMaxSteps);
+absl::Status CheckSteps(const std::string& flag, uint32_t value, uint32_t least) {
+  Problems problems;
+  problems.CheckRange(flag, value, least, kMaxSteps);
+  return problems.ToStatus();
 }
 
-void CheckAlpha(const Given& given, Problems& problems) {
-  const float alpha = given.options.easgd_alpha;
-  problems.Check(alpha >= 0 && static_cast<float>(given.num_workers) * given.options.alpha(given.num_workers) < 1,
-                 absl::StrCat("--easgd_alpha=", alpha, ": expected more than 0 and less than 1 / --num_workers (",
-                              given.num_workers, "), or 0 for 0.9 / --num_workers"));
-}
-
-const std::vector<Row>& Rows() {
-  static const std::vector<Row> rows = {
-      {.flag = "on_worker_loss",
-       .modes = {},
-       .text = [](const Given& g) { return ToString(g.options.loss_action()); },
-       .check =
-           [](const Given& g, Problems& p) {
-             const std::string& action = g.options.on_worker_loss;
-             p.Check(action.empty() || ParseLossAction(action).has_value(),
-                     absl::StrCat("--on_worker_loss=", action, ": expected fail, wait or continue"));
-           }},
-      {.flag = "max_staleness",
-       .modes = {"asp"},
-       .text =
-           [](const Given& g) {
-             return g.options.max_staleness.has_value() ? absl::StrCat(*g.options.max_staleness) : "none";
-           },
-       .check = [](const Given&, Problems&) {}},
-      {.flag = "staleness_lr",
-       .modes = {"asp"},
-       .text = [](const Given& g) { return g.options.staleness_lr; },
-       .check = [](const Given& g,
-                   Problems& p) { CheckChoice("staleness_lr", g.options.staleness_lr, "none", "inverse", p); }},
-      {.flag = "delay_compensation",
-       .modes = {"asp"},
-       .text = [](const Given& g) { return ExactText(g.options.delay_compensation); },
-       .check = [](const Given& g,
-                   Problems& p) { CheckBelow("delay_compensation", g.options.delay_compensation, 1e6F, p); }},
-      {.flag = "staleness",
-       .modes = {"ssp"},
-       .text = [](const Given& g) { return absl::StrCat(g.options.staleness); },
-       .check = [](const Given& g, Problems& p) { p.CheckRange("staleness", g.options.staleness, 0U, kMaxSteps); }},
-      {.flag = "backup_workers",
-       .modes = {"backup"},
-       .text = [](const Given& g) { return absl::StrCat(g.options.backup_workers); },
-       .check =
-           [](const Given& g, Problems& p) {
-             p.Check(g.options.backup_workers < g.num_workers,
-                     absl::StrCat("--backup_workers=", g.options.backup_workers,
-                                  ": expected less than --num_workers=", g.num_workers));
-           }},
-      {.flag = "local_steps",
-       .modes = {"local_sgd", "easgd"},
-       .text = [](const Given& g) { return absl::StrCat(g.options.local_steps); },
-       .check = CheckLocalSteps},
-      {.flag = "local_sync",
-       .modes = {"local_sgd"},
-       .text = [](const Given& g) { return g.options.local_sync; },
-       .check = [](const Given& g,
-                   Problems& p) { CheckChoice("local_sync", g.options.local_sync, "weights", "gradients", p); }},
-      {.flag = "average_every",
-       .modes = {"local_sgd"},
-       .text = [](const Given& g) { return g.options.average_every; },
-       .check = [](const Given& g, Problems& p) { p.Check(ParseAverageEvery(g.options.average_every).status()); },
-       .local_sync = "gradients"},
-      {.flag = "outer_momentum",
-       .modes = {"local_sgd"},
-       .text = [](const Given& g) { return ExactText(g.options.outer_momentum); },
-       .check = [](const Given& g, Problems& p) { CheckBelow("outer_momentum", g.options.outer_momentum, 1, p); },
-       .local_sync = "weights"},
-      {.flag = "easgd_alpha",
-       .modes = {"easgd"},
-       .text = [](const Given& g) { return ExactText(g.options.alpha(g.num_workers)); },
-       .check = CheckAlpha}};
-  return rows;
+std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
+  const bool averages_gradients = CanonicalMode(o.name) == "local_sgd" && o.local_sync == "gradients";
+  const float alpha = o.alpha(num_workers);
+  return {
+      {"on_worker_loss",
+       {},
+       ToString(o.loss_action()),
+       OkIf(o.on_worker_loss.empty() || ParseLossAction(o.on_worker_loss).has_value(),
+            absl::StrCat("--on_worker_loss=", o.on_worker_loss, ": expected fail, wait or continue"))},
+      {"max_staleness", {"asp"}, o.max_staleness.has_value() ? absl::StrCat(*o.max_staleness) : "none", {}},
+      {"staleness_lr", {"asp"}, o.staleness_lr, CheckChoice("staleness_lr", o.staleness_lr, "none", "inverse")},
+      {"delay_compensation",
+       {"asp"},
+       ExactText(o.delay_compensation),
+       CheckBelow("delay_compensation", o.delay_compensation, 1e6F)},
+      {"staleness", {"ssp"}, absl::StrCat(o.staleness), CheckSteps("staleness", o.staleness, 0)},
+      {"backup_workers",
+       {"backup"},
+       absl::StrCat(o.backup_workers),
+       OkIf(o.backup_workers < num_workers,
+            absl::StrCat("--backup_workers=", o.backup_workers, ": expected less than --num_workers=", num_workers))},
+      {"local_steps",
+       {"local_sgd", "easgd"},
+       absl::StrCat(o.local_steps),
+       CheckSteps("local_steps", o.local_steps, averages_gradients ? 0 : 1)},  // 0: they are never averaged.
+      {"local_sync", {"local_sgd"}, o.local_sync, CheckChoice("local_sync", o.local_sync, "weights", "gradients")},
+      {"average_every", {"local_sgd"}, o.average_every, ParseAverageEvery(o.average_every).status(), "gradients"},
+      {"outer_momentum",
+       {"local_sgd"},
+       ExactText(o.outer_momentum),
+       CheckBelow("outer_momentum", o.outer_momentum, 1),
+       "weights"},
+      {"easgd_alpha",
+       {"easgd"},
+       ExactText(alpha),
+       OkIf(o.easgd_alpha >= 0 && static_cast<float>(num_workers) * alpha < 1,
+            absl::StrCat("--easgd_alpha=", o.easgd_alpha, ": expected more than 0 and less than 1 / --num_workers (",
+                         num_workers, "), or 0 for 0.9 / --num_workers"))}};
 }
 
 }  // namespace
@@ -189,15 +150,15 @@ void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Probl
   problems.Check(
       std::find(modes.begin(), modes.end(), mode) != modes.end(),
       absl::StrCat("--mode=", options.name, ": expected bsp (sync), asp (async), ssp, backup, local_sgd or easgd"));
-  for (const Row& row : Rows()) {
-    if (row.UsedBy(options)) row.check({options, num_workers}, problems);
+  for (const Row& row : Rows(options, num_workers)) {
+    if (row.UsedBy(options)) problems.Check(row.check);
   }
 }
 
 std::map<std::string, std::string> ModeSettings(const ModeOptions& options, uint32_t num_workers) {
   std::map<std::string, std::string> settings;
-  for (const Row& row : Rows()) {
-    if (row.UsedBy(options)) settings[row.flag] = row.text({options, num_workers});
+  for (const Row& row : Rows(options, num_workers)) {
+    if (row.UsedBy(options)) settings[row.flag] = row.text;
   }
   return settings;
 }
@@ -205,7 +166,7 @@ std::map<std::string, std::string> ModeSettings(const ModeOptions& options, uint
 std::vector<ModeFlag> ModeFlags(const ModeOptions& options) {
   std::vector<ModeFlag> flags;
   const std::string mode = CanonicalMode(options.name);
-  for (const Row& row : Rows()) {
+  for (const Row& row : Rows(options, /*num_workers=*/1)) {
     const bool by_sync =
         mode == "local_sgd" && !row.modes.empty() && row.modes.front() == "local_sgd" && !row.local_sync.empty();
     flags.push_back({.flag = row.flag,

@@ -228,16 +228,16 @@ absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
         absl::StrCat("the servers take the optimizer from the workers (--optimizer=", kFromWorker,
                      "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices()));
   }
-  const absl::StatusOr<OptimizerSetup> theirs = SetupOf(request.optimizer(), mode_, num_shards_);
-  if (!theirs.ok()) return Annotate(theirs.status(), "the worker's optimizer");
-  if (from_worker_ && only_sgd_ && theirs->optimizer != "sgd") {
+  PS_ASSIGN_OR_RETURN(const OptimizerSetup theirs,
+                      Annotate(SetupOf(request.optimizer(), mode_, num_shards_), "the worker's optimizer"));
+  if (from_worker_ && only_sgd_ && theirs.optimizer != "sgd") {
     return absl::FailedPreconditionError(
-        absl::StrCat("the worker's optimizer is ", theirs->optimizer,
+        absl::StrCat("the worker's optimizer is ", theirs.optimizer,
                      ": with --compress servers apply sgd; --momentum_correction has workers apply momentum"));
   }
   if (!setup_.has_value()) return absl::OkStatus();
   std::map<std::string, std::string> ours = SettingsOf(*setup_);
-  const std::map<std::string, std::string> other = SettingsOf(*theirs);
+  const std::map<std::string, std::string> other = SettingsOf(theirs);
   // Where the optimizers differ, only what both have is compared.
   std::erase_if(ours, [&](const auto& setting) { return !other.contains(setting.first); });
   const std::string differences =

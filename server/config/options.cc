@@ -144,9 +144,8 @@ ModeOptions ModeOptionsOf(const ServerOptions& options) {
 }
 
 absl::StatusOr<uint32_t> ParseCompress(const std::string& text) {
-  const absl::StatusOr<float> fraction = ParseTopK(text);
-  if (!fraction.ok()) return fraction.status();
-  return static_cast<uint32_t>(std::lround(*fraction * kSliceElements));
+  PS_ASSIGN_OR_RETURN(const float fraction, ParseTopK(text));
+  return static_cast<uint32_t>(std::lround(fraction * kSliceElements));
 }
 
 absl::Status ValidateServerOptions(const ServerOptions& options) {

@@ -88,12 +88,11 @@ absl::Status Parameters::AddInitial(uint64_t sender, const std::vector<ReceivedS
     initial_slices_ = 0;
   }
   for (const ReceivedSlice& slice : slices) {
-    const absl::StatusOr<size_t> local = layout_->LocalIndex(slice, ShardLayout::Of::kInitial);
-    if (!local.ok()) return local.status();
-    slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(*local).shard_offset);
-    PS_RETURN_IF_ERROR(RoundSlice(*local));
-    if (!has_initial_[*local]) ++initial_slices_;
-    has_initial_[*local] = true;
+    PS_ASSIGN_OR_RETURN(const size_t local, layout_->LocalIndex(slice, ShardLayout::Of::kInitial));
+    slice.payload.CopyTo(weights_.current()->tensors[0].data() + layout_->slice(local).shard_offset);
+    PS_RETURN_IF_ERROR(RoundSlice(local));
+    if (!has_initial_[local]) ++initial_slices_;
+    has_initial_[local] = true;
   }
   return absl::OkStatus();
 }

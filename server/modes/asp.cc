@@ -33,9 +33,7 @@ class Asp final : public EachPush {
 
   nlohmann::ordered_json Save() const override { return {{"mode", name()}, {"versions", versions_}}; }
   absl::Status Load(const nlohmann::ordered_json& state) override {
-    const absl::StatusOr<uint64_t> versions = SavedNumber(state, name(), "versions");
-    if (!versions.ok()) return versions.status();
-    versions_ = *versions;
+    PS_ASSIGN_OR_RETURN(versions_, SavedNumber(state, name(), "versions"));
     return absl::OkStatus();
   }
 

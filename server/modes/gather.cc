@@ -88,9 +88,8 @@ std::optional<uint32_t> Gather::NeedsDone(const std::set<uint32_t>& begun) const
 nlohmann::ordered_json Gather::Save() const { return {{"mode", name()}, {"step", step_}}; }
 
 absl::Status Gather::Load(const nlohmann::ordered_json& state) {
-  const absl::StatusOr<uint64_t> step = SavedNumber(state, name(), "step");
-  if (!step.ok()) return step.status();
-  BeginStep(*step);
+  PS_ASSIGN_OR_RETURN(const uint64_t step, SavedNumber(state, name(), "step"));
+  BeginStep(step);
   return absl::OkStatus();
 }
 

@@ -89,10 +89,9 @@ absl::StatusOr<PushTable::Arrival> PushTable::Add(const void* session, const v1:
     Refuse(PushOf(header));
     return Arrival();
   }
-  const absl::StatusOr<std::shared_ptr<Push>> found = FindOrBegin(header, newest);
-  if (!found.ok()) return found.status();
-  Arrival arrival = {.push = *found, .slices = {}};
-  Push& push = **found;
+  PS_ASSIGN_OR_RETURN(const std::shared_ptr<Push> found, FindOrBegin(header, newest));
+  Arrival arrival = {.push = found, .slices = {}};
+  Push& push = *found;
   push.session = session;
   for (size_t i = 0; i < slices.size(); ++i) {
     ReceivedSlice& slice = slices[i];

@@ -35,14 +35,9 @@ Shard::Shard(const ShardOptions& options, ReportFunction report, MetricsWriter* 
       core_(options, pool_,
             {.built =
                  [this](const std::vector<size_t>& slices) {
-                   const OutboxLock lock(outbox_, mutex_);
-                   outbox_.Add(core_.OnBuilt(slices, /*caller_builds=*/false).actions);
+                   Tell(&ShardCore::OnBuilt, slices, /*caller_builds=*/false);
                  },
-             .measured =
-                 [this](v1::NormSums sums) {
-                   const OutboxLock lock(outbox_, mutex_);
-                   outbox_.Add(core_.OnPushMeasured(std::move(sums)).actions);
-                 }},
+             .measured = [this](v1::NormSums sums) { Tell(&ShardCore::OnPushMeasured, std::move(sums)); }},
             store != nullptr, metrics->enabled()),
       exact_versions_(core_.state().mode->policy().exact_versions()),
       allows_views_(exact_versions_
@@ -70,16 +65,13 @@ void Shard::Do(WriteCheckpoint& write) {
                 [this, steps = std::move(write.steps), samples = write.samples](v1::CheckpointWritten written) {
                   written.set_samples(samples);
                   written.mutable_steps()->Add(steps.begin(), steps.end());
-                  const OutboxLock lock(outbox_, mutex_);
-                  outbox_.Add(core_.OnCheckpointWritten(std::move(written)).actions);
+                  Tell(&ShardCore::OnCheckpointWritten, std::move(written));
                 });
 }
 
 void Shard::Do(ReadCheckpoint& read) {
-  store_->Read(std::move(read.restore), std::move(read.wanted), [this, skipped = read.skipped](const auto& loaded) {
-    const OutboxLock lock(outbox_, mutex_);
-    outbox_.Add(core_.OnRestored(loaded, skipped).actions);
-  });
+  store_->Read(std::move(read.restore), std::move(read.wanted),
+               [this, skipped = read.skipped](const auto& loaded) { Tell(&ShardCore::OnRestored, loaded, skipped); });
 }
 
 void Shard::Do(KeepCheckpoints& keep) { store_->Keep(keep.from, keep.newest); }
@@ -122,11 +114,6 @@ absl::StatusOr<ShardMemory> Shard::MakeMemory(const v1::View& view) {
   });
 }
 
-void Shard::SetChiefLost(bool lost) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.SetChiefLost(lost).actions);
-}
-
 absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices) {
   if (const std::optional<size_t> found = FindNotFinite(slices, isa_); found.has_value()) {
     return absl::InvalidArgumentError(
@@ -136,11 +123,6 @@ absl::Status Shard::AddInitialSlices(const v1::Identity& id, const std::vector<R
   auto [added, ready] = core_.AddInitialSlices(id, slices);
   outbox_.Add(std::move(ready.actions));
   return added;
-}
-
-absl::Status Shard::CheckInitialised() const {
-  MutexLock lock(mutex_);
-  return core_.state().CheckInitialised();
 }
 
 bool Shard::NeedsSlicesOf(const v1::PushRequest& header) const {
@@ -171,43 +153,6 @@ absl::Status Shard::AddSlices(const void* session, const v1::PushRequest& header
   return added;
 }
 
-void Shard::OpenStream(const void* session, const v1::PushRequest& header, bool this_host,
-                       std::shared_ptr<ShardClient> client) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.OpenStream(session, header, this_host, std::move(client)).actions);
-}
-
-void Shard::CloseStream(const void* session) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.CloseStream(session).actions);
-}
-
-void Shard::Await(const void* session, const ShardRequest& request, bool push_ended,
-                  std::shared_ptr<ShardClient> client) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.Await(session, request, push_ended, std::move(client)).actions);
-}
-
-void Shard::Gone(const void* session) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.Gone(session).actions);
-}
-
-void Shard::ReportFailure(const std::string& reason) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.ReportFailure(reason).actions);
-}
-
-void Shard::Tick(TimePoint now) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.Tick(now).actions);
-}
-
-void Shard::Shutdown(const absl::Status& status) {
-  const OutboxLock lock(outbox_, mutex_);
-  outbox_.Add(core_.Shutdown(status).actions);
-}
-
 void Shard::StopApplying() {
   Parameters* parameters = nullptr;
   {
@@ -216,33 +161,6 @@ void Shard::StopApplying() {
   }
   if (parameters != nullptr) parameters->ClearOnRelease();  // It waits for a hook that may want the lock.
   pool_.Stop();
-}
-
-// ---- What is known
-
-v1::ShardStatusReply Shard::Status(TimePoint now) const {
-  MutexLock lock(mutex_);
-  return core_.state().Status(now);
-}
-
-uint64_t Shard::version() const {
-  MutexLock lock(mutex_);
-  return core_.state().parameters == nullptr ? 0 : core_.state().parameters->version();
-}
-
-std::shared_ptr<const ShardLayout> Shard::layout() const {
-  MutexLock lock(mutex_);
-  return core_.state().layout;
-}
-
-bool Shard::IsMember(const v1::Identity& id) const {
-  MutexLock lock(mutex_);
-  return core_.state().job.IsMember(id);
-}
-
-std::map<uint32_t, uint64_t> Shard::MemberIncarnations() const {
-  MutexLock lock(mutex_);
-  return core_.state().job.MemberIncarnations();
 }
 
 }  // namespace ps

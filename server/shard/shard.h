@@ -15,6 +15,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -50,14 +52,16 @@ class Shard {
   // that brings the model allocates the model's memory first, without the lock: other calls go on.
   void OnChiefUpdate(const v1::ChiefUpdate& update);
   // The connection to the chief broke: calls are answered UNAVAILABLE until it is there again.
-  void SetChiefLost(bool lost);
+  void SetChiefLost(bool lost) { Tell(&ShardCore::SetChiefLost, lost); }
 
   // ---- From sessions (PushPullSession), each known by its address
 
   // AddInitialSlices takes initial values of some slices, from the worker that the view names; CheckInitialised says
   // whether those of all slices of this shard have arrived.
   absl::Status AddInitialSlices(const v1::Identity& id, const std::vector<ReceivedSlice>& slices);
-  absl::Status CheckInitialised() const;
+  absl::Status CheckInitialised() const {
+    return Ask([](const ShardState& state) { return state.CheckInitialised(); });
+  }
 
   // Some slices of a push. A push that has its answer already is left alone (Await tells it). INVALID_ARGUMENT names
   // the slice or tensor that is wrong, and drops the part of the push that arrived before.
@@ -67,16 +71,20 @@ class Shard {
   // until its Await is answered or CloseStream is called. Only where a version is one step's, and each of its slices
   // depends on itself alone. `this_host`: where the client is. Without a client the session gets nothing.
   void OpenStream(const void* session, const v1::PushRequest& header, bool this_host,
-                  std::shared_ptr<ShardClient> client);
-  void CloseStream(const void* session);
+                  std::shared_ptr<ShardClient> client) {
+    Tell(&ShardCore::OpenStream, session, header, this_host, std::move(client));
+  }
+  void CloseStream(const void* session) { Tell(&ShardCore::CloseStream, session); }
 
   // Asks once: the client gets the answer, at the latest after request.wait (DEADLINE_EXCEEDED, with what was waited
   // for). `push_ended`: neither this session nor another brings more of the push; if some of it is missing it is
   // dropped, unless a later session is bringing it anew. Reads go on when the job has ended; where it failed, members
   // are told why instead (ABORTED).
-  void Await(const void* session, const ShardRequest& request, bool push_ended, std::shared_ptr<ShardClient> client);
+  void Await(const void* session, const ShardRequest& request, bool push_ended, std::shared_ptr<ShardClient> client) {
+    Tell(&ShardCore::Await, session, request, push_ended, std::move(client));
+  }
   // The session's client is gone: what waits is answered CANCELLED.
-  void Gone(const void* session);
+  void Gone(const void* session) { Tell(&ShardCore::Gone, session); }
 
   void HashSlices(const VersionPin& pin, HashesCallback callback) { ps::HashSlices(pool_, pin, std::move(callback)); }
 
@@ -91,30 +99,51 @@ class Shard {
   bool exact_versions() const { return exact_versions_; }
   uint32_t number() const { return options_.shard; }
   // The current version's number; 0 if there is none.
-  uint64_t version() const;
+  uint64_t version() const {
+    return Ask([](const ShardState& state) { return state.parameters == nullptr ? 0 : state.parameters->version(); });
+  }
   // Null as long as the view in force has none.
-  std::shared_ptr<const ShardLayout> layout() const;
-  bool IsMember(const v1::Identity& id) const;
+  std::shared_ptr<const ShardLayout> layout() const {
+    return Ask([](const ShardState& state) { return state.layout; });
+  }
+  bool IsMember(const v1::Identity& id) const {
+    return Ask([&id](const ShardState& state) { return state.job.IsMember(id); });
+  }
   // The incarnations of the job's members, by rank.
-  std::map<uint32_t, uint64_t> MemberIncarnations() const;
+  std::map<uint32_t, uint64_t> MemberIncarnations() const {
+    return Ask([](const ShardState& state) { return state.job.MemberIncarnations(); });
+  }
 
   // ---- As a whole
 
   // Ends the waits whose deadline has passed, and a cut that the chief has forgotten, reports to the chief what an
   // update has been waiting for, and logs for how long a cut has held pushes back.
-  void Tick(TimePoint now);
+  void Tick(TimePoint now) { Tell(&ShardCore::Tick, now); }
   // Builds on this thread what waits for a thread. Returns whether anything did.
   bool ApplyPosted() { return pool_.RunPosted(); }
   // The job cannot go on, for this reason, which the chief is told and tells everybody.
-  void ReportFailure(const std::string& reason);
+  void ReportFailure(const std::string& reason) { Tell(&ShardCore::ReportFailure, reason); }
   // Ends every wait with this error, and every later one.
-  void Shutdown(const absl::Status& status);
+  void Shutdown(const absl::Status& status) { Tell(&ShardCore::Shutdown, status); }
   // After Shutdown: finishes what is being built, and waits for it. From then on the shard reports nothing by itself.
   void StopApplying();
 
-  v1::ShardStatusReply Status(TimePoint now) const;
+  v1::ShardStatusReply Status(TimePoint now) const {
+    return Ask([now](const ShardState& state) { return state.Status(now); });
+  }
 
  private:
+  // Tells the core an event under the lock, and does what is to be done.
+  template <typename... Params, typename... Args>
+  void Tell(ShardReady (ShardCore::*event)(Params...), Args&&... args) {
+    const OutboxLock lock(outbox_, mutex_);
+    outbox_.Add((core_.*event)(std::forward<Args>(args)...).actions);
+  }
+  template <typename Question>
+  std::invoke_result_t<Question, const ShardState&> Ask(Question question) const {
+    MutexLock lock(mutex_);
+    return question(core_.state());
+  }
   // What each action is (shard_core.h). Without the lock.
   void Do(TellChief& told);
   void Do(AnswerClient& answered);

@@ -51,9 +51,8 @@ absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v
                                             std::function<void()> on_release) {
   OptimizerSetup setup = FirstSetup(options);
   if (options.optimizer == kFromWorker) {
-    absl::StatusOr<OptimizerSetup> brought = SetupOf(view.optimizer(), options.mode, options.num_shards);
-    if (!brought.ok()) return Annotate(brought.status(), "the workers' optimizer");
-    setup = *std::move(brought);
+    PS_ASSIGN_OR_RETURN(
+        setup, Annotate(SetupOf(view.optimizer(), options.mode, options.num_shards), "the workers' optimizer"));
   }
   const std::unique_ptr<Mode> mode = MakeMode(options.mode, options.num_workers);
   ShardMemory memory;
@@ -82,9 +81,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
 // ---- Events
 
 absl::Status ShardState::TakeOptimizer(const v1::OptimizerSettings& message) {
-  absl::StatusOr<OptimizerSetup> taken = SetupOf(message, options.mode, options.num_shards);
-  if (!taken.ok()) return Annotate(taken.status(), "the workers' optimizer");
-  setup = *std::move(taken);
+  PS_ASSIGN_OR_RETURN(setup, Annotate(SetupOf(message, options.mode, options.num_shards), "the workers' optimizer"));
   std::unique_ptr<Optimizer> next = *MakeOptimizer(setup.optimizer);
   updater.SetOptimizer(*next, setup.hyperparameters, setup.clip);
   optimizer = std::move(next);
@@ -109,9 +106,8 @@ absl::Status ShardState::SetLayout(ShardMemory memory) {
   layout = std::move(memory.layout);
   parameters = std::move(memory.parameters);
   updater.SetParameters(parameters.get(), layout);
-  const absl::StatusOr<Schedule> schedule = ResolveSchedule(options.schedule, job.view().samples_per_epoch());
-  if (!schedule.ok()) return schedule.status();
-  updater.SetSchedule(*schedule);
+  PS_ASSIGN_OR_RETURN(const Schedule schedule, ResolveSchedule(options.schedule, job.view().samples_per_epoch()));
+  updater.SetSchedule(schedule);
   const uint64_t limit =
       options.max_inflight_bytes > 0 ? options.max_inflight_bytes : 2 * options.num_workers * layout->pushed_bytes();
   pushes.SetLayout(layout, limit);

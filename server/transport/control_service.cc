@@ -127,13 +127,13 @@ class WatchCall final : public StateCall<v1::WatchRequest> {
 
  private:
   absl::Status OnRequest(const v1::WatchRequest& request) override {
-    const absl::StatusOr<uint64_t> opened =
+    PS_ASSIGN_OR_RETURN(
+        const uint64_t opened,
         chief_.Watch(request, Now(), [self = Self(this)](const std::optional<v1::HeartbeatReply>& state) {
           if (!state.has_value()) return self->End(absl::OkStatus());
           self->Tell(EncodeMessage(*state));
-        });
-    if (!opened.ok()) return opened.status();
-    opened_ = *opened;
+        }));
+    opened_ = opened;
     watch().Adopt(this);
     if (gone()) chief_.OnWatchGone(opened_, Now());
     return absl::OkStatus();
@@ -235,10 +235,11 @@ absl::Status FollowCall::OnMessage(const grpc::ByteBuffer& message) {
 
 absl::Status FollowCall::Register(const v1::ShardReport& report) {
   if (shard_.has_value()) return absl::InvalidArgumentError("the shard is already registered");
-  const absl::StatusOr<uint64_t> registered = chief_.RegisterShard(
-      report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now());
-  if (!registered.ok()) return registered.status();
-  connection_ = *registered;
+  PS_ASSIGN_OR_RETURN(
+      const uint64_t registered,
+      chief_.RegisterShard(
+          report.registration(), [self = Self(this)](const v1::ChiefUpdate& update) { self->Send(update); }, Now()));
+  connection_ = registered;
   shard_ = report.registration().shard();
   watch().Adopt(this);  // The chief takes one a shard.
   return absl::OkStatus();

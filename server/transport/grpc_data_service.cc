@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
+#include "common/status.h"
 #include "server/transport/server_call.h"
 #include "server/transport/version_messages.h"
 
@@ -104,10 +105,9 @@ class InitCall final : public DataCall {
 
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::InitRequest request;
-    const absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
-    if (!slices.ok()) return slices.status();
+    PS_ASSIGN_OR_RETURN(const std::vector<ReceivedSlice> slices, DecodeSlices(message, &request));
     PS_RETURN_IF_ERROR(Identify(request.id()));
-    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), *slices));
+    PS_RETURN_IF_ERROR(shard().AddInitialSlices(request.id(), slices));
     Read(kMaxMessageBytes);
     return absl::OkStatus();
   }
@@ -130,12 +130,11 @@ class PushCall final : public DataCall {
 
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::PushRequest request;
-    absl::StatusOr<std::vector<ReceivedSlice>> slices = DecodeSlices(message, &request);
-    if (!slices.ok()) return slices.status();
-    PS_RETURN_IF_ERROR(CheckHeaderBytes(message, *slices));
+    PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, DecodeSlices(message, &request));
+    PS_RETURN_IF_ERROR(CheckHeaderBytes(message, slices));
     PS_RETURN_IF_ERROR(Identify(request.id()));
     Want({.base = BaseOf(request)});
-    PS_RETURN_IF_ERROR(session().Add(std::move(request), *std::move(slices), weights_ ? Self(this) : nullptr));
+    PS_RETURN_IF_ERROR(session().Add(std::move(request), std::move(slices), weights_ ? Self(this) : nullptr));
     Read(kMaxMessageBytes);
     return absl::OkStatus();
   }

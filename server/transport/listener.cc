@@ -138,16 +138,13 @@ bool HasName(int file, const std::string& path) {
 
 // Whether somebody takes connections at the path. A listener whose queue is full is one, too.
 bool Answers(const std::string& path) {
-  const int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (probe < 0) return false;
+  const FileDescriptor probe(socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!probe.valid()) return false;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-  const bool answers = connect(probe, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-                       errno == EAGAIN || errno == EINPROGRESS ||
-                       errno == EPROTOTYPE;  // The last: a socket of another type.
-  close(probe);
-  return answers;
+  return connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 || errno == EAGAIN ||
+         errno == EINPROGRESS || errno == EPROTOTYPE;  // The last: a socket of another type.
 }
 
 absl::Status CheckPath(const std::string& flag, const std::string& path) {
@@ -175,13 +172,10 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Listen(const std::string& fl
   std::vector<FileDescriptor> sockets;
   const int silence_ms = ServerSilenceMs(silence);
   if (endpoint.is_unix()) {
-    absl::StatusOr<FileDescriptor> socket = ListenAtPath(flag, endpoint.unix_path);
-    if (!socket.ok()) return socket.status();
-    sockets.push_back(*std::move(socket));
+    PS_ASSIGN_OR_RETURN(FileDescriptor socket, ListenAtPath(flag, endpoint.unix_path));
+    sockets.push_back(std::move(socket));
   } else {
-    absl::StatusOr<std::vector<FileDescriptor>> at_host = ListenAtHost(flag, bound, silence_ms);
-    if (!at_host.ok()) return at_host.status();
-    sockets = *std::move(at_host);
+    PS_ASSIGN_OR_RETURN(sockets, ListenAtHost(flag, bound, silence_ms));
   }
   FileDescriptor stop(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!stop.valid()) return NotHere(flag, errno);
@@ -299,21 +293,19 @@ absl::StatusOr<std::unique_ptr<UnixLock>> UnixLock::Take(const std::string& flag
   }
   const std::string lock_path = path + ".lock";
   for (int tries = 0; tries < kTries; ++tries) {
-    const int file = open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);
-    if (file < 0) {
+    FileDescriptor file(open(lock_path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
+    if (!file.valid()) {
       return absl::InvalidArgumentError(absl::StrCat(flag, ": ", lock_path, ": ", std::strerror(errno)));
     }
-    absl::Cleanup shut = [file] { close(file); };
-    if (flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno == EINTR) continue;
       if (errno != EWOULDBLOCK) {
         return absl::InvalidArgumentError(absl::StrCat(flag, ": ", lock_path, ": locking: ", std::strerror(errno)));
       }
       return absl::FailedPreconditionError(absl::StrCat(flag, ": another server is using this path"));
     }
-    if (!HasName(file, lock_path)) continue;  // Its owner removed it between our open and our lock.
-    std::move(shut).Cancel();
-    std::unique_ptr<UnixLock> lock(new UnixLock(lock_path, file));
+    if (!HasName(file.get(), lock_path)) continue;  // Its owner removed it between our open and our lock.
+    std::unique_ptr<UnixLock> lock(new UnixLock(lock_path, std::move(file)));
     PS_RETURN_IF_ERROR(CheckPath(flag, path));
     return lock;
   }
@@ -323,8 +315,7 @@ absl::StatusOr<std::unique_ptr<UnixLock>> UnixLock::Take(const std::string& flag
 
 UnixLock::~UnixLock() {
   // Whoever opened it before sees, once it has the lock, that the name is gone.
-  if (HasName(file_, lock_path_)) unlink(lock_path_.c_str());
-  close(file_);
+  if (HasName(file_.get(), lock_path_)) unlink(lock_path_.c_str());
 }
 
 }  // namespace ps

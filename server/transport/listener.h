@@ -94,9 +94,9 @@ class UnixLock {
   UnixLock& operator=(const UnixLock&) = delete;
 
  private:
-  UnixLock(std::string lock_path, int file) : lock_path_(std::move(lock_path)), file_(file) {}
+  UnixLock(std::string lock_path, FileDescriptor file) : lock_path_(std::move(lock_path)), file_(std::move(file)) {}
   const std::string lock_path_;
-  const int file_;
+  const FileDescriptor file_;
 };
 
 }  // namespace ps

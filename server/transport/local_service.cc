@@ -42,14 +42,12 @@ absl::StatusOr<std::unique_ptr<LocalService>> LocalService::Start(Shard& shard, 
   std::string at;  // Absolute, since workers have other working folders.
   if (!path.empty()) {
     at = std::filesystem::absolute(path).string();
-    absl::StatusOr<std::unique_ptr<UnixLock>> lock = UnixLock::Take("--local_socket=" + path, at);
-    if (!lock.ok()) return lock.status();
-    path_lock = *std::move(lock);
+    PS_ASSIGN_OR_RETURN(path_lock, UnixLock::Take("--local_socket=" + path, at));
     unlink(at.c_str());  // A server that was killed may have left it.
   }
-  absl::StatusOr<LocalListener> listener = LocalListener::Listen(at);
-  if (!listener.ok()) return Annotate(listener.status(), path.empty() ? "--shared_memory" : "--local_socket");
-  return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), *std::move(listener)));
+  PS_ASSIGN_OR_RETURN(LocalListener listener,
+                      Annotate(LocalListener::Listen(at), path.empty() ? "--shared_memory" : "--local_socket"));
+  return std::unique_ptr<LocalService>(new LocalService(shard, limits, std::move(path_lock), std::move(listener)));
 }
 
 LocalService::LocalService(Shard& shard, const WaitLimits& limits, std::unique_ptr<UnixLock> path_lock,
@@ -248,11 +246,10 @@ std::string LocalLink::Name() const { return absl::StrCat("the link of rank ", i
 
 absl::Status LocalLink::Greet(const std::function<absl::Status(const v1::Identity&)>& admit) {
   const TimePoint deadline = Now() + kGreeting;
-  const absl::StatusOr<std::optional<LocalSocket::Message>> message = socket_.Receive(deadline);
-  if (!message.ok()) return message.status();
+  PS_ASSIGN_OR_RETURN(const std::optional<LocalSocket::Message> message, socket_.Receive(deadline));
   v1::LocalHello hello;
-  if (!message->has_value()) return absl::UnavailableError("the other side ended before it said who it is");
-  if (!hello.ParseFromString((*message)->text)) return Broken("the greeting is no LocalHello");
+  if (!message.has_value()) return absl::UnavailableError("the other side ended before it said who it is");
+  if (!hello.ParseFromString(message->text)) return Broken("the greeting is no LocalHello");
   hello.DiscardUnknownFields();  // Its identity is kept.
   v1::LocalWelcome welcome;
   absl::StatusOr<SharedMemory> rings = LocalChannel::MakeRings(kRingBytes);
@@ -337,9 +334,8 @@ absl::Status LocalLink::Begin(const v1::LocalRequest& request) {
 absl::Status LocalLink::AddSlices(const std::shared_ptr<Call>& call, const v1::LocalRequest& request) {
   if (!call->open) return Broken(absl::StrCat("call ", call->number, " sends more than it announced"));
   call->open = !request.last();
-  absl::StatusOr<std::vector<ReceivedSlice>> slices = SlicesIn(*call, request);
-  if (!slices.ok()) return slices.status();
-  const absl::Status added = call->session.Add(call->header, *std::move(slices));
+  PS_ASSIGN_OR_RETURN(std::vector<ReceivedSlice> slices, SlicesIn(*call, request));
+  const absl::Status added = call->session.Add(call->header, std::move(slices));
   if (!added.ok()) {
     call->open = false;
     Answer(*call, added);
@@ -373,13 +369,12 @@ absl::StatusOr<std::vector<ReceivedSlice>> LocalLink::SlicesIn(Call& call, const
     slices.back().payload.set_absent();
   }
   if (request.slices().empty()) return slices;
-  const absl::StatusOr<std::shared_ptr<SharedMemory>> memory = MemoryOf(request.memory(), model_->bytes());
-  if (!memory.ok()) return memory.status();
+  PS_ASSIGN_OR_RETURN(const std::shared_ptr<SharedMemory> memory, MemoryOf(request.memory(), model_->bytes()));
   for (const uint32_t index : request.slices()) {
     PS_RETURN_IF_ERROR(sends(index));
     const ModelMemory::Place place = model_->slice(all[index]);
-    const Piece bytes = Piece((*memory)->bytes()).subspan(place.begin, place.positions + place.values);
-    slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), *memory)});
+    const Piece bytes = Piece(memory->bytes()).subspan(place.begin, place.positions + place.values);
+    slices.push_back({.index = index, .payload = Payload::Changeable(bytes.subspan(place.positions), memory)});
     slices.back().payload.set_type(place.type);
     if (place.sparse()) slices.back().payload.set_positions({bytes.first(place.positions)});
   }
@@ -398,10 +393,9 @@ absl::StatusOr<std::shared_ptr<SharedMemory>> LocalLink::MemoryOf(uint32_t numbe
 
 // Where there are too many the oldest goes that no push is in.
 absl::Status LocalLink::TakeMemory(TimePoint deadline) {
-  absl::StatusOr<LocalSocket::Message> sent = channel_->ReceiveFile(deadline);
-  if (!sent.ok()) return sent.status();
+  PS_ASSIGN_OR_RETURN(LocalSocket::Message sent, channel_->ReceiveFile(deadline));
   v1::LocalFile about;
-  if (!about.ParseFromString(sent->text)) return Broken("a descriptor came without a LocalFile");
+  if (!about.ParseFromString(sent.text)) return Broken("a descriptor came without a LocalFile");
   if (memories_.contains(about.memory())) return Broken(absl::StrCat("memory ", about.memory(), " was sent already"));
   if (memories_.size() == kMostMemories) {
     const auto unused = std::find_if(memories_.begin(), memories_.end(),
@@ -410,10 +404,9 @@ absl::Status LocalLink::TakeMemory(TimePoint deadline) {
     memories_.erase(unused);
   }
   const std::string name = absl::StrCat("memory ", about.memory(), " of rank ", id_.rank());
-  absl::StatusOr<SharedMemory> attached =
-      SharedMemory::Attach(name, std::move(sent->files.front()), about.bytes(), SharedMemory::Access::kRead);
-  if (!attached.ok()) return attached.status();
-  memories_[about.memory()] = std::make_shared<SharedMemory>(*std::move(attached));
+  PS_ASSIGN_OR_RETURN(SharedMemory attached, SharedMemory::Attach(name, std::move(sent.files.front()), about.bytes(),
+                                                                  SharedMemory::Access::kRead));
+  memories_[about.memory()] = std::make_shared<SharedMemory>(std::move(attached));
   return absl::OkStatus();
 }
 

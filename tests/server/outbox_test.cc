@@ -80,8 +80,7 @@ TEST_CASE(
   // An event at one side, that the other is told of.
   std::function<void(size_t, bool)> event = [&](size_t which, bool tells) {
     Side& side = sides[which];
-    const OutboxDrain drain(side.outbox);
-    MutexLock lock(side.mutex);
+    const OutboxLock lock(side.outbox, side.mutex);
     side.outbox.Add([&side, &event, which, tells, number = side.added++] {
       side.in_order &= side.made++ == number;
       if (tells) event(1 - which, /*tells=*/false);
