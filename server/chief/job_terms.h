@@ -87,7 +87,7 @@ class JobTerms {
   const ScheduleOptions schedule_;
   ToldLayouts told_layouts_;
   std::optional<SlicePlan> plan_;
-  std::string layout_hash_;  // Of the plan's.
+  std::string layout_hash_;  // The hash of the plan's layout.
   std::map<std::string, std::string> experiment_;
   WorkerFlags worker_flags_;
   uint64_t samples_per_epoch_ = 0;
