@@ -22,6 +22,7 @@ using Context = grpc::GenericCallbackServerContext;
 constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
 
 constexpr size_t kHashDigits = 32;
+constexpr std::chrono::minutes kLayoutTime(2);  // For all parts of a layout.
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
 // A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
@@ -87,6 +88,10 @@ class TellLayoutCall final : public ServerCall {
       hash_ = part.hash();
       offers_ = true;
     }
+    if (Now() - began_ > kLayoutTime) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("telling the layout took more than ", kLayoutTime.count(), " minutes"));
+    }
     PS_RETURN_IF_ERROR(CheckTensorTexts(part.tensors()));
     for (const v1::Tensor& tensor : part.tensors()) names_ += tensor.name().size();
     if (layout_->size() + static_cast<size_t>(part.tensors_size()) > kMaxTensors || names_ > kMaxNamesBytes) {
@@ -113,6 +118,7 @@ class TellLayoutCall final : public ServerCall {
   }
 
   Chief& chief_;
+  const TimePoint began_ = Now();
   // Reactions on messages use these, one at a time, and OnOver after them.
   std::string hash_;     // Empty: no part has come.
   bool offers_ = false;  // The chief waits for OnLayout.
