@@ -131,6 +131,10 @@ std::vector<std::string> ChangedFlags(const std::map<std::string, std::string>& 
     const auto found = before.find(flag);
     if (found == before.end() || found->second != value) changed.push_back(flag);
   }
+  // A length that is not given is not among the settings.
+  for (const auto& [flag, value] : stored) {
+    if (IsScheduleFlag(flag) && !now.contains(flag)) changed.push_back(flag);
+  }
   return changed;
 }
 

@@ -36,7 +36,8 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
 // A stored value wins, unless a flag is not what it was at the start that stored it: then the flag wins. `stored` and
 // `now` are the flags that all servers share.
 
-// The flags that are not what they were. One that there was not yet had its default.
+// The flags that are not what they were. One that there was not yet had its default; one of the schedule that there is
+// no more is among them.
 std::vector<std::string> ChangedFlags(const std::map<std::string, std::string>& stored,
                                       const std::map<std::string, std::string>& now);
 // Has these flags win in what a shard has stored; `flags` and `schedule` are what they say now.

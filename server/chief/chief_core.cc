@@ -177,7 +177,10 @@ uint64_t ChiefCore::Join(uint64_t call, const v1::JoinRequest& request, TimePoin
   const bool room = joins_.size() < kMaxJoinsPerWorker * job_.options().num_workers;
   const absl::StatusOr<JobState::Joined> joined = job_.Join(request, room, now);
   if (!joined.ok()) {
-    if (const std::optional<uint64_t> left_out = refused_joins_.Admit(now); left_out.has_value()) {
+    // A layout that the chief does not have is told now.
+    const bool refused = request.layout_hash().empty() || !absl::IsNotFound(joined.status());
+    const std::optional<uint64_t> left_out = refused ? refused_joins_.Admit(now) : std::nullopt;
+    if (left_out.has_value()) {
       const std::string others = *left_out == 0 ? "" : absl::StrCat(" (", *left_out, " other joins before it)");
       spdlog::warn("a worker on {} was refused: {}{}", Printable(request.host(), kMaxHostBytes),
                    Message(joined.status()), others);

@@ -397,8 +397,10 @@ void JobState::SetPhase(v1::Phase phase, const std::string& failure) {
   Check(!ended() || phase == v1::PHASE_SHUT_DOWN, "a job ends once");
   phase_ = phase;
   failure_ = failure;
-  if (phase == v1::PHASE_RUNNING)
+  if (phase == v1::PHASE_RUNNING) {
+    terms_.told_layouts().Clear();
     spdlog::info("the job is running: {} workers, {} shards", options_.num_workers, options_.num_shards);
+  }
   if (phase == v1::PHASE_FINISHED) spdlog::info("the job is finished");
   if (phase == v1::PHASE_FAILED) spdlog::error("the job failed: {}", failure);
   if (phase == v1::PHASE_SHUT_DOWN) spdlog::info("{}", Message(JobShutDown()));

@@ -107,8 +107,10 @@ void JobState::Restore(const RestoredJob& restored) {
   const std::map<std::string, std::string>& stored = restored.manifest.settings;
   for (const std::string& flag : ChangedFlags(stored, options_.settings)) {
     const auto before = stored.find(flag);
-    spdlog::info("--{}={} is not what it was when the checkpoint was taken{}, and holds from now on", flag,
-                 options_.settings.at(flag), before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));
+    const auto value = options_.settings.find(flag);
+    spdlog::info("--{} is not what it was when the checkpoint was taken{}, and holds from now on",
+                 value == options_.settings.end() ? flag : absl::StrCat(flag, "=", value->second),
+                 before == stored.end() ? "" : absl::StrCat(" (", before->second, ")"));
     set_values_.erase(flag);
     if (IsScheduleFlag(flag)) set_schedule_.reset();
   }

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMaxTextBytes = 256;          // A name, host or setting from the wire is no longer.
 constexpr size_t kMaxExperimentSettings = 64;  // A join has no more.
 constexpr int kMaxDimensions = 16;             // A tensor has no more.
-constexpr size_t kMaxMeasuredSlices = 250000;  // A shard reports two sums of 8 bytes of each, in 4 MiB at most.
+constexpr size_t kMaxMeasuredSlices = 240000;  // A shard reports two sums of 8 bytes of each, in 4 MiB at most.
 constexpr size_t kMaxWorkerFlags = 64;
 constexpr size_t kMaxWorkerFlagBytes = 16 << 10;  // All together.
 

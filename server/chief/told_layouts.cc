@@ -4,16 +4,23 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 
 namespace ps {
 
 absl::StatusOr<bool> ToldLayouts::Offer(const std::string& hash) {
   if (Find(hash) != nullptr) return true;
   if (offers_ >= kMostAtOnce) {
-    return absl::UnavailableError(absl::StrCat("the layouts of ", offers_, " other workers are being told: ask again"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the layouts of ", offers_, " other workers are being told: ask again"));
   }
   ++offers_;
   return false;
+}
+
+void ToldLayouts::End() {
+  Check(offers_ > 0, "an offer ends once");
+  --offers_;
 }
 
 void ToldLayouts::Add(const std::string& hash, std::shared_ptr<const Layout> layout) {

@@ -19,12 +19,15 @@ class ToldLayouts {
   static constexpr size_t kMostAtOnce = 4;  // That are being told.
 
   // A caller is about to tell the layout with this hash. Returns true if it is here already. Else the caller tells it,
-  // and End or Add follows. UNAVAILABLE: several others are being told.
+  // and End or Add follows. RESOURCE_EXHAUSTED: several others are being told.
   absl::StatusOr<bool> Offer(const std::string& hash);
   // An offer came to nothing.
-  void End() { --offers_; }
+  void End();
   // What was offered has come: a valid layout, and its hash (LayoutHash).
   void Add(const std::string& hash, std::shared_ptr<const Layout> layout);
+
+  // The job has its layout: what was told is not needed any more.
+  void Clear() { told_.clear(); }
 
   // Null: it was not told, or others have replaced it. The pointer is good until the next Add.
   const Layout* Find(const std::string& hash) const;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/clock.h"
 #include "common/codec.h"
 #include "common/endpoint.h"
 #include "common/proto_values.h"
@@ -22,7 +23,9 @@ using Context = grpc::GenericCallbackServerContext;
 constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
 
 constexpr size_t kHashDigits = 32;
-constexpr std::chrono::minutes kLayoutTime(2);  // For all parts of a layout.
+// The parts of a layout come at least as fast as this, after a while.
+constexpr std::chrono::minutes kLayoutTime(1);
+constexpr size_t kLayoutBytesPerSecond = 32 << 10;
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
 // A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
@@ -77,8 +80,10 @@ class TellLayoutCall final : public ServerCall {
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::LayoutPart part;
     PS_RETURN_IF_ERROR(DecodeMessage(message, &part));
-    if (hash_.empty()) {
-      PS_RETURN_IF_ERROR(CheckText("the hash of a layout", part.hash(), kHashDigits));
+    if (!offers_) {
+      if (part.hash().size() != kHashDigits || part.hash().find_first_not_of("0123456789abcdef") != std::string::npos) {
+        return absl::InvalidArgumentError("hash: expected 32 hexadecimal digits in the first part of a layout");
+      }
       const absl::StatusOr<bool> known = chief_.OfferLayout(part.hash());
       if (!known.ok()) return known.status();
       if (*known) {
@@ -88,9 +93,10 @@ class TellLayoutCall final : public ServerCall {
       hash_ = part.hash();
       offers_ = true;
     }
-    if (Now() - began_ > kLayoutTime) {
+    bytes_ += message.Length();
+    if (Now() - began_ > kLayoutTime + std::chrono::seconds(bytes_ / kLayoutBytesPerSecond)) {
       return absl::DeadlineExceededError(
-          absl::StrCat("telling the layout took more than ", kLayoutTime.count(), " minutes"));
+          absl::StrCat("telling the layout: ", bytes_, " bytes in ", FormatSeconds(Now() - began_)));
     }
     PS_RETURN_IF_ERROR(CheckTensorTexts(part.tensors()));
     for (const v1::Tensor& tensor : part.tensors()) names_ += tensor.name().size();
@@ -120,8 +126,9 @@ class TellLayoutCall final : public ServerCall {
   Chief& chief_;
   const TimePoint began_ = Now();
   // Reactions on messages use these, one at a time, and OnOver after them.
-  std::string hash_;     // Empty: no part has come.
-  bool offers_ = false;  // The chief waits for OnLayout.
+  std::string hash_;
+  bool offers_ = false;  // The first part has come, and the chief waits for OnLayout.
+  size_t bytes_ = 0;     // Of all parts so far.
   size_t names_ = 0;     // Bytes.
   std::shared_ptr<Layout> layout_ = std::make_shared<Layout>();
 };

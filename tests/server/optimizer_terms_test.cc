@@ -230,12 +230,12 @@ TEST_CASE("Where norms are added up over servers, a model of more tensors than a
     *request.mutable_layout() = ToProto({{"w", {slices * kSliceElements}}});
     return Message(job.Join(request).status());
   };
-  CHECK(refusal(options, 500001) ==
-        "--model: server 0 of 2 would hold 250001 tensors or slices of 128 KiB; where norms are added up over servers "
-        "(--clip_norm, --clip_tensor_norm, --optimizer=lamb), each can hold 250000: start one server, or more of them");
-  CHECK(refusal(options, 500000).empty());
+  CHECK(refusal(options, 480001) ==
+        "--model: server 0 of 2 would hold 240001 tensors or slices of 128 KiB; where norms are added up over servers "
+        "(--clip_norm, --clip_tensor_norm, --optimizer=lamb), each can hold 240000: start one server, or more of them");
+  CHECK(refusal(options, 480000).empty());
   options.optimizer = "sgd";
-  CHECK(refusal(options, 500001).empty());
+  CHECK(refusal(options, 480001).empty());
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "common/checkpoint/checkpoint_dir.h"
 #include "common/checkpoint/json_fields.h"
 #include "common/status.h"
+#include "server/checkpoint/saved_state.h"
 #include "tests/catch.h"
 #include "tests/temp_folder.h"
 
@@ -181,6 +182,23 @@ TEST_CASE("A generation is above all that is recorded, stored or heard of") {
   const uint64_t after = next();
   CHECK(after > (uint64_t{1} << 62));
   CHECK(next() == after + 1);
+}
+
+TEST_CASE(
+    "A flag of the schedule that is no longer given is one that has changed, and a new one at its default is none") {
+  using Flags = std::map<std::string, std::string>;
+  const Flags warm = {{"learning_rate", "0.1"}, {"schedule", "constant"}, {"warmup", "5epochs"}};
+  const Flags without = {{"learning_rate", "0.1"}, {"schedule", "constant"}};
+  CHECK(ChangedFlags(warm, warm).empty());
+  CHECK(ChangedFlags(warm, without) == std::vector<std::string>{"warmup"});
+  CHECK(ChangedFlags(without, warm) == std::vector<std::string>{"warmup"});
+  CHECK(ChangedFlags({{"learning_rate", "0.1"}}, without).empty());
+  HyperparameterTimeline::Saved timeline;
+  timeline.schedule.warmup = 500;
+  ApplyChangedFlags(warm, warm, {}, Schedule(), timeline);
+  CHECK(timeline.schedule.warmup == 500);
+  ApplyChangedFlags(warm, without, {}, Schedule(), timeline);
+  CHECK(timeline.schedule.warmup == 0);
 }
 
 }  // namespace

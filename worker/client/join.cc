@@ -68,7 +68,9 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
 
 // A longer layout is told by itself, in parts of about so many bytes.
 constexpr size_t kLayoutPartBytes = 1 << 20;
-constexpr std::chrono::seconds kLayoutCallTime(120);
+// Each attempt may take a minute, and as long as it takes at 32 KB/s.
+constexpr std::chrono::seconds kLayoutCallTime(60);
+constexpr size_t kLayoutBytesPerSecond = 32 << 10;
 // The chief forgets a layout if others tell theirs.
 constexpr int kTellsMax = 16;
 
@@ -155,7 +157,8 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
 
 absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout) {
   v1::JoinRequest request = MakeJoinRequest(options, layout);
-  if (request.layout().ByteSizeLong() > kLayoutPartBytes) {
+  const size_t layout_bytes = request.layout().ByteSizeLong();
+  if (layout_bytes > kLayoutPartBytes) {
     request.set_layout_hash(LayoutHash(layout));
     request.clear_layout();
   }
@@ -167,7 +170,10 @@ absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& op
       .stop = options.stop,
       .shortens = true};
   const ChiefCalls::Wait telling = {
-      .what = "telling the layout", .call_time = kLayoutCallTime, .give_up = wait.give_up, .stop = options.stop};
+      .what = "telling the layout",
+      .call_time = kLayoutCallTime + std::chrono::seconds(layout_bytes / kLayoutBytesPerSecond),
+      .give_up = wait.give_up,
+      .stop = options.stop};
   const auto join = [&] {
     return chief.UntilAnswered(wait, [&](v1::Chief::Stub& stub, grpc::ClientContext& context, int) {
       return FromGrpc(stub.Join(&context, request, &reply));
