@@ -251,6 +251,8 @@ def start_hanging():
             strace += ["-einject=openat:delay_enter=1000s", str(BIN / "ps_server"), *flags]
             traced = Program(job.folder, "traced", strace)
             wait_until("the program to take signals", lambda traced=traced: catches_signals(traced.process.pid))
+            # Before that, it would end in order.
+            wait_until("the start to hang", lambda traced=traced, path=path: opens(traced.process.pid, path))
             os.kill(child_of(traced.process.pid), signal.SIGTERM)
             said = f"ps_server: the start hangs in {words}"
             wait_until("its last line", lambda traced=traced, said=said: said in traced.errors())
@@ -271,6 +273,21 @@ def catches_signals(process):
         return False
     blocked = re.search(r"^SigBlk:\s*(\w+)", pathlib.Path(f"/proc/{server}/status").read_text(), re.MULTILINE)
     return bool(int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def opens(process, path):
+    """Whether a thread of its child, a server, is in a system call for this path."""
+    server = child_of(process)
+    for task in pathlib.Path(f"/proc/{server}/task").iterdir():
+        with contextlib.suppress(OSError, OverflowError, ValueError):
+            call = (task / "syscall").read_text().split()  # The number, and then the arguments.
+            if len(call) < 3:
+                continue
+            with open(f"/proc/{server}/mem", "rb", buffering=0) as memory:
+                memory.seek(int(call[2], 16))
+                if memory.read(256).split(b"\0")[0] in (os.fsencode(path), os.fsencode(os.path.basename(path))):
+                    return True
+    return False
 
 
 if __name__ == "__main__":
