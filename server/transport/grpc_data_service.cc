@@ -122,8 +122,9 @@ class InitCall final : public DataCall {
 // A push; with `weights`, a push_pull.
 class PushCall final : public DataCall {
  public:
-  PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool weights)
-      : DataCall(watch, context, shard, limits, IsThisHost(context.peer())), weights_(weights) {}
+  PushCall(CallWatch& watch, const Context& context, Shard& shard, const WaitLimits& limits, bool this_host,
+           bool weights)
+      : DataCall(watch, context, shard, limits, this_host), weights_(weights) {}
 
  private:
   void OnBegin() override { Read(kMaxMessageBytes); }
@@ -215,9 +216,21 @@ GrpcDataService::GrpcDataService(Shard& shard, CallRouter& router, const WaitLim
   router_.HandleWith<HashCall>("/ps.v1.Shard/HashSlices", shard_, limits_);
   for (const bool weights : {false, true}) {
     router_.Handle(weights ? "/ps.v1.Shard/PushPull" : "/ps.v1.Shard/Push", [this, weights](const Context& context) {
-      return CallRouter::Begun(std::make_shared<PushCall>(router_.watch(), context, shard_, limits_, weights));
+      return CallRouter::Begun(
+          std::make_shared<PushCall>(router_.watch(), context, shard_, limits_, IsHere(context.peer()), weights));
     });
   }
+}
+
+bool GrpcDataService::IsHere(const std::string& peer) {
+  {
+    MutexLock lock(peers_mutex_);
+    if (const auto known = peers_.find(peer); known != peers_.end()) return known->second;
+  }
+  const bool here = IsThisHost(peer);
+  MutexLock lock(peers_mutex_);
+  if (peers_.size() >= kMostPeers) peers_.clear();
+  return peers_.emplace(peer, here).first->second;
 }
 
 v1::ShardStatusReply GrpcDataService::Status(TimePoint now) const {

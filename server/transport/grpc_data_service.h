@@ -3,6 +3,11 @@
 // request's size is looked at before it is parsed, and it writes the slices of a pinned version by reference.
 #pragma once
 
+#include <cstddef>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/sync.h"
 #include "ps/v1/ps.pb.h"
 #include "server/shard/push_pull_session.h"
 #include "server/shard/shard.h"
@@ -24,10 +29,17 @@ class GrpcDataService {
   v1::ShardStatusReply Status(TimePoint now) const;
 
  private:
+  static constexpr size_t kMostPeers = 4096;  // That are remembered.
+
+  // Whether the caller with this address and port, which a connection keeps, is on this host.
+  bool IsHere(const std::string& peer);
+
   Shard& shard_;
   CallRouter& router_;
   const WaitLimits limits_;
   const uint64_t window_bytes_;  // A call has received so many at most that it has not read.
+  Mutex peers_mutex_;
+  absl::flat_hash_map<std::string, bool> peers_ ABSL_GUARDED_BY(peers_mutex_);
 };
 
 }  // namespace ps
