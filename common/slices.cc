@@ -143,4 +143,8 @@ std::string LayoutHash(const Layout& layout) {
   return hash.Hex();
 }
 
+bool IsLayoutHash(std::string_view text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 }  // namespace ps

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -71,5 +72,7 @@ absl::Status ValidateLayout(const Layout& layout);
 
 // What tells it from other layouts, as LayoutPart (ps.proto) says: 32 hexadecimal digits.
 std::string LayoutHash(const Layout& layout);
+// Whether the text can be such a hash.
+bool IsLayoutHash(std::string_view text);
 
 }  // namespace ps

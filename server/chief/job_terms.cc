@@ -144,6 +144,10 @@ absl::Status JobTerms::CheckModel(const v1::JoinRequest& request) const {
     PS_RETURN_IF_ERROR(ValidateLayout(layout));
     return CheckModel(request, layout);
   }
+  if (request.layout().tensors_size() > 0 || !IsLayoutHash(request.layout_hash())) {
+    return absl::InvalidArgumentError(
+        "layout_hash: expected 32 lower-case hexadecimal digits, and no layout beside them");
+  }
   if (plan_.has_value() && request.layout_hash() == layout_hash_) return absl::OkStatus();
   const Layout* const told = told_layouts_.Find(request.layout_hash());
   if (told == nullptr) {

@@ -11,7 +11,6 @@
 #include "common/proto_values.h"
 #include "common/slices.h"
 #include "common/status.h"
-#include "common/text.h"
 #include "server/transport/server_call.h"
 
 namespace ps {
@@ -22,10 +21,12 @@ using Context = grpc::GenericCallbackServerContext;
 // A join carries the model's layout; all other requests are small.
 constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
 
-constexpr size_t kHashDigits = 32;
+// Of a part of a layout; a caller that is silent is cancelled after the time that so many bytes may take.
+constexpr size_t kMaxLayoutPartBytes = 512 << 10;
 // The parts of a layout come at least as fast as this, after a while.
 constexpr std::chrono::minutes kLayoutTime(1);
 constexpr size_t kLayoutBytesPerSecond = 32 << 10;
+constexpr size_t kLeastTensorBytes = 16;  // Beside its name.
 
 constexpr std::chrono::seconds kJoinWaitMax(300);
 // A join that times out is answered this long before the caller's deadline, at most a third of its time, so that the
@@ -76,13 +77,13 @@ class TellLayoutCall final : public ServerCall {
   TellLayoutCall(CallWatch& watch, const Context& context, Chief& chief) : ServerCall(watch, context), chief_(chief) {}
 
  private:
-  void OnBegin() override { Read(kMaxMessageBytes); }
+  void OnBegin() override { Read(kMaxLayoutPartBytes); }
   absl::Status OnMessage(const grpc::ByteBuffer& message) override {
     v1::LayoutPart part;
     PS_RETURN_IF_ERROR(DecodeMessage(message, &part));
     if (!offers_) {
-      if (part.hash().size() != kHashDigits || part.hash().find_first_not_of("0123456789abcdef") != std::string::npos) {
-        return absl::InvalidArgumentError("hash: expected 32 hexadecimal digits in the first part of a layout");
+      if (!IsLayoutHash(part.hash())) {
+        return absl::InvalidArgumentError("hash: expected 32 lower-case hexadecimal digits in a layout's first part");
       }
       const absl::StatusOr<bool> known = chief_.OfferLayout(part.hash());
       if (!known.ok()) return known.status();
@@ -93,10 +94,11 @@ class TellLayoutCall final : public ServerCall {
       hash_ = part.hash();
       offers_ = true;
     }
-    bytes_ += message.Length();
-    if (Now() - began_ > kLayoutTime + std::chrono::seconds(bytes_ / kLayoutBytesPerSecond)) {
+    // Only what makes the layout longer gives it more time.
+    const size_t bytes = names_ + kLeastTensorBytes * layout_->size();
+    if (Now() - began_ > kLayoutTime + std::chrono::seconds(bytes / kLayoutBytesPerSecond)) {
       return absl::DeadlineExceededError(
-          absl::StrCat("telling the layout: ", bytes_, " bytes in ", FormatSeconds(Now() - began_)));
+          absl::StrCat("telling the layout: ", layout_->size(), " tensors in ", FormatSeconds(Now() - began_)));
     }
     PS_RETURN_IF_ERROR(CheckTensorTexts(part.tensors()));
     for (const v1::Tensor& tensor : part.tensors()) names_ += tensor.name().size();
@@ -105,7 +107,7 @@ class TellLayoutCall final : public ServerCall {
                                                      " tensors, or names of more than ", kMaxNamesBytes, " bytes"));
     }
     for (const v1::Tensor& tensor : part.tensors()) layout_->push_back(TensorFromProto(tensor));
-    Read(kMaxMessageBytes);
+    Read(kMaxLayoutPartBytes);
     return absl::OkStatus();
   }
   void OnMessagesEnd() override {
@@ -128,7 +130,6 @@ class TellLayoutCall final : public ServerCall {
   // Reactions on messages use these, one at a time, and OnOver after them.
   std::string hash_;
   bool offers_ = false;  // The first part has come, and the chief waits for OnLayout.
-  size_t bytes_ = 0;     // Of all parts so far.
   size_t names_ = 0;     // Bytes.
   std::shared_ptr<Layout> layout_ = std::make_shared<Layout>();
 };

@@ -44,6 +44,12 @@ TEST_CASE("A join names a layout that was told, or the one that the job has, by 
     job.chief.OnLayout(LayoutHash(layout), std::make_shared<const Layout>(layout));
   };
   CHECK(absl::IsNotFound(named("a", told).status()));
+  v1::JoinRequest both = job.Request("a");
+  both.set_layout_hash(LayoutHash(told));
+  CHECK(absl::IsInvalidArgument(job.Join(both).status()));
+  both.clear_layout();
+  both.set_layout_hash("zz");
+  CHECK(absl::IsInvalidArgument(job.Join(both).status()));
   tell(told);
   CHECK(*job.chief.OfferLayout(LayoutHash(told)));
   REQUIRE(named("a", told).ok());

@@ -66,8 +66,9 @@ v1::JoinRequest MakeJoinRequest(const ClientOptions& options, const Layout& layo
   return request;
 }
 
-// A longer layout is told by itself, in parts of about so many bytes.
-constexpr size_t kLayoutPartBytes = 1 << 20;
+// A longer layout is told by itself, in parts of about so many bytes (a chief takes twice as many).
+constexpr size_t kMaxJoinLayoutBytes = 1 << 20;
+constexpr size_t kLayoutPartBytes = 256 << 10;
 // Each attempt may take a minute, and as long as it takes at 32 KB/s.
 constexpr std::chrono::seconds kLayoutCallTime(60);
 constexpr size_t kLayoutBytesPerSecond = 32 << 10;
@@ -158,7 +159,7 @@ absl::StatusOr<LocalSteps> LocalStepsOf(const v1::LocalSteps& steps) {
 absl::StatusOr<v1::JoinReply> JoinJob(ChiefCalls& chief, const ClientOptions& options, const Layout& layout) {
   v1::JoinRequest request = MakeJoinRequest(options, layout);
   const size_t layout_bytes = request.layout().ByteSizeLong();
-  if (layout_bytes > kLayoutPartBytes) {
+  if (layout_bytes > kMaxJoinLayoutBytes) {
     request.set_layout_hash(LayoutHash(layout));
     request.clear_layout();
   }
