@@ -132,7 +132,7 @@ class Training:
     # By leg.
     leg_ends: list[float] = field(default_factory=list)  # Epochs.
     weights: list[Path] = field(default_factory=list)  # Where it ended.
-    # Of the first leg; rank 0 has a loss before each of its steps.
+    # The times are those of the first leg; rank 0 has a loss before each of its steps.
     thousand_epochs_s: float | None = None
     batch_losses: list[float] = field(default_factory=list)
     diverged: str = ""  # Why it ended early, as the system says it.

@@ -153,7 +153,7 @@ class JobSpec:
     servers: int = 1
     worker_own: Callable[[int], list[str]] = lambda rank: []
     limit_s: float = 600
-    # As in Part.
+    # The meaning is that of Part.
     server_on: Callable[[int], list[str]] = lambda shard: []
     worker_on: Callable[[int], list[str]] = lambda rank: []
     listen: Callable[[int], list[str]] = lambda shard: ["--listen=127.0.0.1:0"]

@@ -97,7 +97,7 @@ class Data:
     """What there is on disk. Files are pairs, as a flag has them."""
 
     train: Samples
-    parts: dict[str, list[np.ndarray]]  # Of each cut, the samples of each rank.
+    parts: dict[str, list[np.ndarray]]  # The samples of each rank, by cut.
     own: dict[str, list[str]]
     whole: str
     test: str

@@ -18,7 +18,7 @@ from experiments.shared.pages import Table, plural
 PUBLISHED_S = {1: 1403, 2: 1748, 4: 3003, 8: 4801}  # By processes.
 # Batches, of all processes together. A slow setup runs fewer than a fast one, and all are scaled to the same work.
 WORK = 8_000
-FIRST_BATCHES = 80, 24  # Of a first short run, in the full and the quick form; it decides how many the rounds have.
+FIRST_BATCHES = 80, 24  # A first short run's (full, quick form); its time decides how many the rounds have.
 ROUNDS = 4, 1
 _BATCHES_MAX = 2_400
 _PIECE_S = 3.0
@@ -57,7 +57,7 @@ class Results:
         setups += [Setup(count, cores(), passive=True) for count in counts]
         least = lab.pick(*FIRST_BATCHES)
         self.batches: dict[Setup, int] = {}
-        self.first_hashes: dict[Setup, str] = {}  # Of the weights after the first run, which is as long in every setup.
+        self.first_hashes: dict[Setup, str] = {}  # The weights' after the first run, which is as long in every setup.
         for setup in setups:
             first = run_job(lab, _spec(setup, "first", least))
             enough = max(1, min(int(first.samples_per_s * _PIECE_S / BATCH), _BATCHES_MAX) // least) * least

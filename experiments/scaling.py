@@ -174,7 +174,7 @@ def run(lab: Lab) -> Page:
         lines.setdefault(str(one.setup), []).append(one)
     real, idle = ([own for own in lines.values() if own[0].setup.idle == form] for form in (False, True))
     details = {f"line{number}": _details(own) for number, own in enumerate([*idle, *real])}
-    hashes: dict[int, set[str]] = {}  # Of the last weights on real cores, by workers: each number must have one.
+    hashes: dict[int, set[str]] = {}  # The last weights' on real cores, by workers: each number must have one.
     for one in (own for line in real for own in line):
         hashes.setdefault(one.workers, set()).update(one.rounds["hash"])
     return Page(

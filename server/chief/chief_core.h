@@ -61,7 +61,8 @@ class ChiefCore {
   // Answered when the view with the new member is in force on every shard, or at the deadline with what is missing.
   // Returns the call's number; 0 if the join was refused.
   uint64_t Join(uint64_t call, const v1::JoinRequest& request, TimePoint now, TimePoint deadline);
-  // A worker is about to tell a layout with this hash, or has told it: as ToldLayouts says. Null: it has not.
+  // A worker is about to tell the layout with this hash; results and errors are those of ToldLayouts::Offer. OnLayout
+  // follows unless it returns true: with the layout, or with null if the worker has not told it.
   absl::StatusOr<bool> OfferLayout(const std::string& hash) { return job_.told_layouts().Offer(hash); }
   void OnLayout(const std::string& hash, std::shared_ptr<const Layout> layout);
   absl::StatusOr<v1::WorkerFlagsReply> FlagsFor(const v1::WorkerFlagsRequest& request) const;

@@ -21,7 +21,7 @@ using Context = grpc::GenericCallbackServerContext;
 // A join carries the model's layout; all other requests are small.
 constexpr size_t kMaxJoinBytes = kMaxMessageBytes;
 
-// Of a part of a layout; a caller that is silent is cancelled after the time that so many bytes may take.
+// A part of a layout is no larger, so that the time in which one may come, and thus that of a silent caller, is short.
 constexpr size_t kMaxLayoutPartBytes = 512 << 10;
 // The parts of a layout come at least as fast as this, after a while.
 constexpr std::chrono::minutes kLayoutTime(1);

@@ -219,7 +219,7 @@ TEST_CASE("A layout that comes in parts is what its hash says, or no join gets i
                      ", as its first part says"));
   CHECK(Message(Tell(*chief, LayoutHash({{"a", {0}}}), {{"a", {0}}})) ==
         "tensor a: dimension 0 is not in 1 .. 2^36 elements of the whole model");
-  // As often as there are places to be told from: none of these takes one.
+  // These take no place to be told from, however many they are.
   for (size_t i = 0; i <= ToldLayouts::kMostAtOnce; ++i) {
     for (const std::string& bad : {std::string(33, 'a'), std::string(32, 'A'), std::string()}) {
       CHECK(Message(Tell(*chief, bad, layout)) ==
@@ -253,7 +253,14 @@ TEST_CASE("Layouts are told few at a time, and one whose caller goes away makes 
   // The writes may still be on their way.
   REQUIRE(Eventually([&] { return absl::IsResourceExhausted(Tell(*chief, std::string(32, 'f'), layout)); }));
   CHECK(absl::IsResourceExhausted(tell()));
-  for (const auto& half : halves) half->context.TryCancel();
+  SECTION("by itself") {
+    for (const auto& half : halves) half->context.TryCancel();
+  }
+  SECTION("or is sent away when it has been silent for 26 s, as docs/flags.md says") {
+    lone.Tick(std::chrono::seconds(25));
+    CHECK(absl::IsResourceExhausted(tell()));
+    lone.Tick(std::chrono::seconds(27));
+  }
   CHECK(Eventually([&] { return tell().ok(); }));
   for (const auto& half : halves) CHECK_FALSE(half->call->Finish().ok());
 }
