@@ -93,7 +93,7 @@ train_killed() {
   echo "compose-demo: the sync job with checkpoints; a worker and then server-0 are killed, and others take their places" >&2
   killed up -d >"$log" 2>&1 </dev/null || { tail -n 20 "$log" >&2; fail "the job with checkpoints did not start; see $log"; }
   chief=$(killed ps -q server-0)
-  worker=$(killed ps -q worker | head -n 1)
+  worker=$(killed ps -q worker | sed -n 1p)
   checkpoints_reach 2
   kill_in "$worker" ps_worker
   checkpoints_reach 4

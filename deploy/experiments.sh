@@ -58,7 +58,7 @@ build() {
   printf '%s: building\n' "$name" >&2
   if ! (cd "$root" && limited cmake --preset release "${options[@]}" &&
     # Only where CMake has found MPI there is its program.
-    if [[ $name == experiments ]] && cmake --build --preset release --target help | grep -qE '^ps_bench_mpi\b'; then
+    if [[ $name == experiments ]] && cmake --build --preset release --target help | grep -E '^ps_bench_mpi\b'; then
       targets+=(ps_bench_mpi)
     fi &&
     limited cmake --build --preset release --parallel "$(nproc)" --target "${targets[@]}") >"$log" 2>&1 </dev/null; then

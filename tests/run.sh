@@ -238,7 +238,7 @@ show_findings() {
     sed -n 's/^\([^:]*\):.*Wclang-format-violations.*/    \1/p' "$log" | sort -u
   else
     # A finding in a header comes once for every file that includes it.
-    { grep -E '(error|warning): ' "$log" || tail -n 20 "$log"; } | sort -u | head -n 60
+    { grep -E '(error|warning): ' "$log" || tail -n 20 "$log"; } | sort -u | sed -n 1,60p
   fi
 }
 

@@ -44,7 +44,7 @@ check() {
     local ended
     ended=$(grep -v '^ *$' "$log" | tail -n 1)
     if grep -q '^SKIPPED:' "$log"; then
-      ended="$(grep -c '^SKIPPED:' "$log") skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | head -n 1)"
+      ended="$(grep -c '^SKIPPED:' "$log") skipped: $(sed -n 's/^SKIPPED: //p' "$log" | sort -u | sed -n 1p)"
     fi
     row "$name" "${ended:0:80}"
   else
