@@ -83,7 +83,7 @@ int64_t MemoryBytes() {
 int64_t MaxShardElements(const ServerOptions& options) {
   const int64_t memory = MemoryBytes();
   const bool gradients = MakeMode(options.mode, options.num_workers)->Takes(v1::CONTRIBUTION_GRADIENT);
-  int64_t state = MakeOuterNesterov(options.mode.outer_momentum)->state_tensors();
+  int64_t state = MakeOuter(options.mode, options.num_workers)->state_tensors();
   if (gradients) {  // Which a worker may bring.
     state = options.optimizer == kFromWorker ? kMaxStateTensors : (*MakeOptimizer(options.optimizer))->state_tensors();
   }

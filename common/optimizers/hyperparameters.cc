@@ -102,9 +102,27 @@ const std::vector<HyperparameterInfo>& HyperparameterTable() {
   return table;
 }
 
+const std::vector<HyperparameterInfo>& OuterHyperparameterTable() {
+  static const std::vector<HyperparameterInfo> table = {
+      {.flag = "outer_lr",
+       .field = &Hyperparameters::outer_lr,
+       .range = {.low = 0, .includes_low = false},
+       .meaning = "learning rate of the outer optimizer"},
+      {.flag = "outer_momentum",
+       .field = &Hyperparameters::outer_momentum,
+       .range = {.low = 0, .high = 1},
+       .optimizers = {"momentum", "nesterov"},
+       .meaning = "momentum of the outer optimizer"},
+  };
+  return table;
+}
+
 const HyperparameterInfo& InfoOf(float Hyperparameters::*field) {
-  const std::vector<HyperparameterInfo>& table = HyperparameterTable();
-  return *std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.field == field; });
+  const auto in = [&](const std::vector<HyperparameterInfo>& table) {
+    return std::find_if(table.begin(), table.end(), [&](const auto& row) { return row.field == field; });
+  };
+  const auto own = in(HyperparameterTable());
+  return own == HyperparameterTable().end() ? *in(OuterHyperparameterTable()) : *own;
 }
 
 Hyperparameters DefaultHyperparameters(const std::string& optimizer) {
@@ -114,11 +132,21 @@ Hyperparameters DefaultHyperparameters(const std::string& optimizer) {
 }
 
 Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values) {
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    const auto value = values.find(each.flag);
-    if (value != values.end()) hyperparameters.*each.field = value->second;
+  for (const auto* const table : {&HyperparameterTable(), &OuterHyperparameterTable()}) {
+    for (const HyperparameterInfo& each : *table) {
+      const auto value = values.find(each.flag);
+      if (value != values.end()) hyperparameters.*each.field = value->second;
+    }
   }
   return hyperparameters;
+}
+
+HyperparameterValues AllValues(const Hyperparameters& hyperparameters) {
+  HyperparameterValues values;
+  for (const auto* const table : {&HyperparameterTable(), &OuterHyperparameterTable()}) {
+    for (const HyperparameterInfo& each : *table) values[each.flag] = hyperparameters.*each.field;
+  }
+  return values;
 }
 
 Hyperparameters ForTensor(Hyperparameters hyperparameters, const TensorSpec& tensor) {

@@ -25,6 +25,10 @@ struct Hyperparameters {
   float eps = 1e-8F;
   float initial_accumulator_value = 0.0F;
   float lr_decay = 0.0F;
+  // Of the outer optimizer (MakeOuterOptimizer), which servers step with where workers take steps of their own. As they
+  // are here, the servers' weights move by the mean difference.
+  float outer_lr = 1.0F;
+  float outer_momentum = 0.0F;
 };
 
 // Finite numbers from `low`, or only above it, to below `high`.
@@ -58,8 +62,10 @@ struct HyperparameterInfo {
   absl::Status Check(const Hyperparameters& values) const;
 };
 
-// One row for each field of Hyperparameters.
+// One row for each field of Hyperparameters, but for those of the outer optimizer.
 const std::vector<HyperparameterInfo>& HyperparameterTable();
+// Those; `optimizers` are outer ones. Their flags are the mode's (server/config/mode_options.cc).
+const std::vector<HyperparameterInfo>& OuterHyperparameterTable();
 
 // The row of one field.
 const HyperparameterInfo& InfoOf(float Hyperparameters::*field);
@@ -69,6 +75,9 @@ Hyperparameters DefaultHyperparameters(const std::string& optimizer);
 
 // Some or all hyperparameters, by the name of the flag.
 using HyperparameterValues = std::map<std::string, float>;
+
+// All of them, of both tables.
+HyperparameterValues AllValues(const Hyperparameters& hyperparameters);
 
 // These, but for the values that are given; a name that there is not changes nothing.
 Hyperparameters Changed(Hyperparameters hyperparameters, const HyperparameterValues& values);

@@ -21,6 +21,11 @@ constexpr OptimizerEntry kOptimizers[] = {
     {"rmsprop", MakeRmsprop}, {"adam", MakeAdam},         {"adamw", MakeAdamW},       {"lamb", MakeLamb},
 };
 
+std::string Choices(const std::vector<std::string>& names) {
+  const std::span<const std::string> all_but_last(names.begin(), names.end() - 1);
+  return absl::StrCat(absl::StrJoin(all_but_last, ", "), " or ", names.back());
+}
+
 }  // namespace
 
 float TrustRatio(const TrustSquares& squares) {
@@ -35,11 +40,9 @@ std::vector<std::string> OptimizerNames() {
   return names;
 }
 
-std::string OptimizerChoices() {
-  const std::vector<std::string> names = OptimizerNames();
-  const std::span<const std::string> all_but_last(names.begin(), names.end() - 1);
-  return absl::StrCat(absl::StrJoin(all_but_last, ", "), " or ", names.back());
-}
+std::string OptimizerChoices() { return Choices(OptimizerNames()); }
+
+std::string OuterOptimizerChoices() { return Choices(OuterOptimizerNames()); }
 
 absl::StatusOr<std::unique_ptr<Optimizer>> MakeOptimizer(const std::string& name) {
   for (const OptimizerEntry& entry : kOptimizers) {

@@ -99,16 +99,29 @@ std::unique_ptr<Optimizer> MakeAdamW();
 // for Deep Learning, 2020 (arXiv:1904.00962), algorithm 2.
 std::unique_ptr<Optimizer> MakeLamb();
 
-// The gradient that it is given is a difference of weights d: v ← µ·v + d;  w ← w + d + µ·v, which is Nesterov's
-// momentum with a learning rate of 1. With µ = 0 it has no state: w ← w + d. It uses no hyperparameters. Source:
-// Douillard et al., DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
-std::unique_ptr<Optimizer> MakeOuterNesterov(float momentum);
+// Outer optimizers are given a difference of weights d, which workers have made by steps of their own, in the place of
+// the gradient. Their hyperparameters are outer_lr, ε, and outer_momentum, µ; none has weight decay.
+
+// The step that the optimizer of this name (one of OuterOptimizerNames) takes for the gradient −d; what else it is set
+// with has its defaults. So sgd is w ← w + ε·d, and nesterov v ← µ·v + d;  w ← w + ε·(d + µ·v). Source: Douillard et
+// al., DiLoCo, 2023 (arXiv:2311.08105), algorithm 1.
+std::unique_ptr<Optimizer> MakeOuterOptimizer(const std::string& name);
+
+// For differences that come one by one, from workers that do not wait for each other; `buffer`, N, of them weigh as
+// much as one mean of all: D ← D + d, and w ← w + ε·d/N; but in every N-th update m ← µ·m + D/N;  w ← w + ε·(µ·m +
+// d/N);  D ← 0. With N = 1 it is outer nesterov. Without `momentum`, µ is 0, and it has no state. Source: Liu et al.,
+// Asynchronous Local-SGD Training for Language Modeling, 2024 (arXiv:2401.09135), algorithm 3 with c = 0.
+std::unique_ptr<Optimizer> MakeDelayedNesterov(uint32_t buffer, bool momentum);
+
+// The names that MakeOuterOptimizer knows.
+std::vector<std::string> OuterOptimizerNames();
 
 // The names that MakeOptimizer knows.
 std::vector<std::string> OptimizerNames();
 
 // "sgd, momentum, … or lamb": the names, for help and messages.
 std::string OptimizerChoices();
+std::string OuterOptimizerChoices();
 
 // The optimizer of this name. INVALID_ARGUMENT, naming the flag and the choices, for any other.
 absl::StatusOr<std::unique_ptr<Optimizer>> MakeOptimizer(const std::string& name);

@@ -17,7 +17,7 @@ namespace ps {
 namespace {
 
 // What a checkpoint is of, and cannot be changed.
-constexpr const char* kFixedFlags[] = {"mode", "optimizer", "budget", "local_sync"};
+constexpr const char* kFixedFlags[] = {"mode", "optimizer", "budget", "local_sync", "outer_optimizer", "outer_sync"};
 
 constexpr const char* kBeginAnew = "--restore=none, or another --checkpoint_dir, begins anew";
 

@@ -16,12 +16,6 @@
 namespace ps {
 namespace {
 
-HyperparameterValues AllValues(const Hyperparameters& hyperparameters) {
-  HyperparameterValues values;
-  for (const HyperparameterInfo& each : HyperparameterTable()) values[each.flag] = hyperparameters.*each.field;
-  return values;
-}
-
 absl::StatusOr<HyperparameterValues> KnownValues(const HyperparameterMessages& messages) {
   const HyperparameterValues known = AllValues(Hyperparameters());
   for (const v1::Hyperparameter& message : messages) {
@@ -89,7 +83,7 @@ v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater) {
   return saved;
 }
 
-absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
+absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved, const Hyperparameters& flags) {
   RestoredShard restored;
   for (const v1::SavedShard::Push& push : saved.ledger()) {
     restored.ledger.Record({.rank = push.rank(),
@@ -101,7 +95,7 @@ absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved) {
   HyperparameterTimeline::Saved& timeline = restored.updater.timeline;
   const absl::StatusOr<HyperparameterValues> values = KnownValues(saved.hyperparameters());
   if (!values.ok()) return values.status();
-  timeline.made_with = Changed(Hyperparameters(), *values);
+  timeline.made_with = Changed(flags, *values);
   if (saved.has_told_learning_rate()) timeline.told = saved.told_learning_rate();
   const absl::StatusOr<Schedule> schedule = FromProto(saved.schedule());
   if (!schedule.ok()) return Annotate(schedule.status(), "schedule");

@@ -30,8 +30,8 @@ struct RestoredShard {
   Ledger ledger;
   SavedUpdates updater;
 };
-// INVALID_ARGUMENT, naming what is wrong.
-absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved);
+// INVALID_ARGUMENT, naming what is wrong. Hyperparameters that an earlier release has not stored are as in `flags`.
+absl::StatusOr<RestoredShard> RestoreShard(const v1::SavedShard& saved, const Hyperparameters& flags);
 
 // A stored value wins, unless a flag is not what it was at the start that stored it: then the flag wins. `stored` and
 // `now` are the flags that all servers share.

@@ -39,8 +39,8 @@ JobState::JobState(const ChiefOptions& options, std::unique_ptr<Mode> mode)
 
 JobTerms JobState::MakeTerms(const ChiefOptions& options) {
   return {options.job, options.num_shards, options.max_shard_elements,
-          OptimizerTerms({options.optimizer, options.hyperparameters, options.clip}, options.mode, options.num_shards,
-                         options.wire.pushes.top_k > 0),
+          OptimizerTerms(MakeSetup(options.optimizer, options.hyperparameters, options.clip, options.mode),
+                         options.mode, options.num_shards, options.wire.pushes.top_k > 0),
           options.schedule};
 }
 
@@ -477,7 +477,7 @@ absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparameter
     problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
   }
   if (request.values_size() > 0 || request.schedule().empty()) {
-    problems.Read(CheckValues(request.values(), setup->optimizer), setting.values);
+    problems.Read(CheckValues(request.values(), *setup), setting.values);
   }
   PS_RETURN_IF_ERROR(problems.ToStatus());
   PS_RETURN_IF_ERROR(Serving());
@@ -497,7 +497,7 @@ HyperparameterValues JobState::hyperparameters() const {
   if (!setup.has_value()) return {};
   Hyperparameters values = Changed(setup->hyperparameters, set_values_);
   values.learning_rate = told_learning_rate_.value_or(values.learning_rate);
-  return ValuesOf(values, setup->optimizer);
+  return ValuesOf(values, *setup);
 }
 
 std::optional<Schedule> JobState::schedule() const {

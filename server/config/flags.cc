@@ -6,6 +6,7 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
+#include "common/optimizers/optimizer.h"
 #include "common/text.h"
 #include "server/config/optimizer_setup.h"
 
@@ -27,7 +28,8 @@ ABSL_FLAG(
     std::string, mode, "bsp",
     "bsp (sync): one version per step of all workers; asp (async): one version per push; ssp: as asp, but nobody "
     "is far ahead of the slowest; backup: as bsp, without the slowest; local_sgd: workers step by themselves and are "
-    "averaged; easgd: they step by themselves and are drawn to their average");
+    "averaged; diloco: they step by themselves for long, and servers apply an outer optimizer to what they have moved; "
+    "easgd: they step by themselves and are drawn to their average");
 // Every row of mode_options.cc.
 ABSL_FLAG(std::optional<uint64_t>, max_staleness, ps::ModeOptions().max_staleness,
           "asp: a push that was computed on a version further back than this is refused as STALE; empty: none is");
@@ -40,17 +42,30 @@ ABSL_FLAG(
 ABSL_FLAG(uint32_t, staleness, ps::ModeOptions().staleness, "ssp: how many steps a worker may be ahead of the slowest");
 ABSL_FLAG(uint32_t, backup_workers, ps::ModeOptions().backup_workers,
           "backup: how many of the live workers' pushes a step does without");
-ABSL_FLAG(uint32_t, local_steps, ps::ModeOptions().local_steps,
-          "local_sgd, easgd: batches between two exchanges; with --local_sync=gradients also 0: gradients are never "
-          "averaged");
+ABSL_FLAG(std::optional<uint32_t>, local_steps, ps::ModeOptions().local_steps,
+          "local_sgd, diloco, easgd: batches between two exchanges; with --local_sync=gradients also 0: gradients are "
+          "never averaged; default: 500 in diloco, else 8");
 ABSL_FLAG(
     std::string, local_sync, ps::ModeOptions().local_sync,
     "local_sgd: what is averaged every --local_steps batches: weights, or gradients (then the weights are averaged "
     "every --average_every)");
 ABSL_FLAG(std::string, average_every, ps::ModeOptions().average_every,
           "local_sgd with --local_sync=gradients: after how many batches weights are averaged, as in 200 or 0.5epochs");
-ABSL_FLAG(float, outer_momentum, ps::ModeOptions().outer_momentum,
-          "local_sgd: Nesterov momentum with which the servers apply the mean difference of weights, as in DiLoCo");
+ABSL_FLAG(std::string, outer_optimizer, ps::ModeOptions().outer_optimizer,
+          absl::StrCat("diloco: what servers apply differences of weights with: ", ps::OuterOptimizerChoices(),
+                       "; with --outer_sync=async sgd or nesterov"));
+ABSL_FLAG(std::optional<float>, outer_lr, ps::ModeOptions().outer_lr,
+          "diloco: learning rate of the outer optimizer; default: 0.7");
+ABSL_FLAG(std::optional<float>, outer_momentum, ps::ModeOptions().outer_momentum,
+          "diloco: momentum of the outer optimizer, nesterov or momentum; default: 0.9. local_sgd: the same with an "
+          "outer learning rate of 1; default: 0, none");
+ABSL_FLAG(std::string, outer_sync, ps::ModeOptions().outer_sync,
+          "diloco: barrier: the mean difference of all workers is applied; async: each worker's is, when it comes");
+ABSL_FLAG(std::string, outer_weighting, ps::ModeOptions().outer_weighting,
+          "diloco with --outer_sync=barrier: differences weigh by their samples, or the same (uniform)");
+ABSL_FLAG(std::optional<uint32_t>, dn_buffer, ps::ModeOptions().dn_buffer,
+          "diloco with --outer_sync=async: so many differences weigh as much as a mean of all, and are a step of the "
+          "outer momentum (Delayed Nesterov); default: --num_workers");
 ABSL_FLAG(float, easgd_alpha, ps::ModeOptions().easgd_alpha,
           "easgd: how far a worker and the servers' weights move towards each other, below 1 / --num_workers; 0: 0.9 / "
           "--num_workers");
@@ -90,7 +105,8 @@ ABSL_FLAG(absl::Duration, reconnect_grace, absl::Seconds(1),
           "a worker whose connection breaks has this long to reconnect; then it is lost");
 ABSL_FLAG(std::string, on_worker_loss, "",
           "when a worker is lost before it is done: fail; wait for another one to take its rank, for as long as "
-          "--replacement_timeout; or continue with the others; empty: fail in bsp and local_sgd, else continue");
+          "--replacement_timeout; or continue with the others; empty: fail in bsp, local_sgd and diloco (but for "
+          "--outer_sync=async), else continue");
 ABSL_FLAG(absl::Duration, replacement_timeout, ps::ServerOptions().replacement_timeout,
           "with --on_worker_loss=wait: the job fails if nobody takes a lost worker's rank within this time");
 ABSL_FLAG(absl::Duration, progress_timeout, absl::Minutes(10),
@@ -160,7 +176,12 @@ ModeOptions ModeOptionsFromFlags() {
   options.local_steps = absl::GetFlag(FLAGS_local_steps);
   options.local_sync = absl::GetFlag(FLAGS_local_sync);
   options.average_every = absl::GetFlag(FLAGS_average_every);
+  options.outer_optimizer = absl::GetFlag(FLAGS_outer_optimizer);
+  options.outer_lr = absl::GetFlag(FLAGS_outer_lr);
   options.outer_momentum = absl::GetFlag(FLAGS_outer_momentum);
+  options.outer_sync = absl::GetFlag(FLAGS_outer_sync);
+  options.outer_weighting = absl::GetFlag(FLAGS_outer_weighting);
+  options.dn_buffer = absl::GetFlag(FLAGS_dn_buffer);
   options.easgd_alpha = absl::GetFlag(FLAGS_easgd_alpha);
   return options;
 }

@@ -5,6 +5,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/optimizers/hyperparameters.h"
+#include "common/optimizers/optimizer.h"
 #include "common/text.h"
 
 namespace ps {
@@ -21,18 +23,38 @@ std::optional<LossAction> ParseLossAction(const std::string& text) {
   return std::nullopt;
 }
 
+constexpr uint32_t kMaxBuffer = 1'000'000;
+
+// A flag that another one leaves out in a mode.
+struct Need {
+  std::string mode;
+  std::string flag;
+  std::string value;                  // It has this one,
+  std::vector<std::string> accepted;  // and has to have one of these.
+
+  bool met() const { return std::find(accepted.begin(), accepted.end(), value) != accepted.end(); }
+};
+
 // A flag, the modes that use it, its value as text, and what is wrong with that.
 struct Row {
   std::string flag;
   std::vector<std::string> modes;  // Empty: all.
   std::string text;
   absl::Status check;
-  std::string local_sync = {};  // Only with this --local_sync, if set.
+  std::vector<Need> needs = {};
 
+  // What keeps the mode, which is one of the row's, from using the flag; null: nothing does.
+  const Need* Unmet(const std::string& mode) const {
+    const auto unmet =
+        std::find_if(needs.begin(), needs.end(), [&](const Need& each) { return each.mode == mode && !each.met(); });
+    return unmet == needs.end() ? nullptr : &*unmet;
+  }
+  bool IsOf(const std::string& mode) const {
+    return modes.empty() || std::find(modes.begin(), modes.end(), mode) != modes.end();
+  }
   bool UsedBy(const ModeOptions& options) const {
     const std::string mode = CanonicalMode(options.name);
-    const bool named = modes.empty() || std::find(modes.begin(), modes.end(), mode) != modes.end();
-    return named && (mode != "local_sgd" || local_sync.empty() || options.local_sync == local_sync);
+    return IsOf(mode) && Unmet(mode) == nullptr;
   }
 };
 
@@ -50,15 +72,36 @@ absl::Status CheckChoice(const std::string& flag, const std::string& value, cons
   return OkIf(value == one || value == other, absl::StrCat("--", flag, "=", value, ": expected ", one, " or ", other));
 }
 
-absl::Status CheckSteps(const std::string& flag, uint32_t value, uint32_t least) {
+absl::Status CheckOuter(float Hyperparameters::*field, float value) {
+  Hyperparameters values;
+  values.*field = value;
+  return InfoOf(field).Check(values);
+}
+
+absl::Status CheckOuterOptimizer(const ModeOptions& o) {
+  const bool async = o.outer_sync == "async";
+  const std::vector<std::string> names = async ? std::vector<std::string>{"sgd", "nesterov"} : OuterOptimizerNames();
+  return OkIf(std::find(names.begin(), names.end(), o.outer_optimizer) != names.end(),
+              absl::StrCat("--outer_optimizer=", o.outer_optimizer, ": expected ",
+                           async ? "sgd or nesterov, with --outer_sync=async" : OuterOptimizerChoices()));
+}
+
+absl::Status CheckCount(const std::string& flag, uint32_t value, uint32_t least, uint32_t most) {
   Problems problems;
-  problems.CheckRange(flag, value, least, kMaxSteps);
+  problems.CheckRange(flag, value, least, most);
   return problems.ToStatus();
+}
+
+absl::Status CheckSteps(const std::string& flag, uint32_t value, uint32_t least) {
+  return CheckCount(flag, value, least, kMaxSteps);
 }
 
 std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
   const bool averages_gradients = CanonicalMode(o.name) == "local_sgd" && o.local_sync == "gradients";
   const float alpha = o.alpha(num_workers);
+  const ModeOptions::Outer outer = o.outer();
+  const Need averages_weights = {"local_sgd", "local_sync", o.local_sync, {"weights"}};
+  const Need has_momentum = {"diloco", "outer_optimizer", o.outer_optimizer, {"momentum", "nesterov"}};
   return {
       {"on_worker_loss",
        {},
@@ -78,16 +121,33 @@ std::vector<Row> Rows(const ModeOptions& o, uint32_t num_workers) {
        OkIf(o.backup_workers < num_workers,
             absl::StrCat("--backup_workers=", o.backup_workers, ": expected less than --num_workers=", num_workers))},
       {"local_steps",
-       {"local_sgd", "easgd"},
-       absl::StrCat(o.local_steps),
-       CheckSteps("local_steps", o.local_steps, averages_gradients ? 0 : 1)},  // 0: they are never averaged.
+       {"local_sgd", "diloco", "easgd"},
+       absl::StrCat(o.batches_per_round()),
+       CheckSteps("local_steps", o.batches_per_round(), averages_gradients ? 0 : 1)},  // 0: they are never averaged.
       {"local_sync", {"local_sgd"}, o.local_sync, CheckChoice("local_sync", o.local_sync, "weights", "gradients")},
-      {"average_every", {"local_sgd"}, o.average_every, ParseAverageEvery(o.average_every).status(), "gradients"},
-      {"outer_momentum",
+      {"average_every",
        {"local_sgd"},
-       ExactText(o.outer_momentum),
-       CheckBelow("outer_momentum", o.outer_momentum, 1),
-       "weights"},
+       o.average_every,
+       ParseAverageEvery(o.average_every).status(),
+       {{"local_sgd", "local_sync", o.local_sync, {"gradients"}}}},
+      {"outer_optimizer", {"diloco"}, o.outer_optimizer, CheckOuterOptimizer(o)},
+      {"outer_lr", {"diloco"}, ExactText(outer.lr), CheckOuter(&Hyperparameters::outer_lr, outer.lr)},
+      {"outer_momentum",
+       {"local_sgd", "diloco"},
+       ExactText(outer.momentum),
+       CheckOuter(&Hyperparameters::outer_momentum, outer.momentum),
+       {averages_weights, has_momentum}},
+      {"outer_sync", {"diloco"}, o.outer_sync, CheckChoice("outer_sync", o.outer_sync, "barrier", "async")},
+      {"outer_weighting",
+       {"diloco"},
+       o.outer_weighting,
+       CheckChoice("outer_weighting", o.outer_weighting, "samples", "uniform"),
+       {{"diloco", "outer_sync", o.outer_sync, {"barrier"}}}},
+      {"dn_buffer",
+       {"diloco"},
+       absl::StrCat(o.buffer(num_workers)),
+       CheckCount("dn_buffer", o.buffer(num_workers), 1, kMaxBuffer),
+       {{"diloco", "outer_sync", o.outer_sync, {"async"}}}},
       {"easgd_alpha",
        {"easgd"},
        ExactText(alpha),
@@ -126,7 +186,24 @@ std::string ToString(LossAction action) {
 LossAction ModeOptions::loss_action() const {
   if (const std::optional<LossAction> chosen = ParseLossAction(on_worker_loss); chosen.has_value()) return *chosen;
   const std::string mode = CanonicalMode(name);
-  return mode == "bsp" || mode == "local_sgd" ? LossAction::kFail : LossAction::kContinue;
+  const bool all_wait = mode == "bsp" || mode == "local_sgd" || (mode == "diloco" && outer_sync == "barrier");
+  return all_wait ? LossAction::kFail : LossAction::kContinue;
+}
+
+uint32_t ModeOptions::batches_per_round() const {
+  return local_steps.value_or(CanonicalMode(name) == "diloco" ? 500 : 8);
+}
+
+ModeOptions::Outer ModeOptions::outer() const {
+  const std::string mode = CanonicalMode(name);
+  if (mode == "diloco") {
+    const bool has_momentum = outer_optimizer == "momentum" || outer_optimizer == "nesterov";
+    return {.optimizer = outer_optimizer,
+            .lr = outer_lr.value_or(0.7F),
+            .momentum = has_momentum ? outer_momentum.value_or(0.9F) : 0.0F};
+  }
+  const float momentum = mode == "local_sgd" && local_sync == "weights" ? outer_momentum.value_or(0.0F) : 0.0F;
+  return {.optimizer = momentum > 0 ? "nesterov" : "sgd", .momentum = momentum};
 }
 
 float ModeOptions::alpha(uint32_t num_workers) const {
@@ -141,15 +218,15 @@ std::string CanonicalMode(const std::string& mode) {
 
 bool AppliesGradients(const ModeOptions& options) {
   const std::string mode = CanonicalMode(options.name);
-  return mode != "easgd" && (mode != "local_sgd" || options.local_sync == "gradients");
+  return mode != "easgd" && mode != "diloco" && (mode != "local_sgd" || options.local_sync == "gradients");
 }
 
 void ValidateModeOptions(const ModeOptions& options, uint32_t num_workers, Problems& problems) {
   const std::string mode = CanonicalMode(options.name);
-  const std::vector<std::string> modes = {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"};
-  problems.Check(
-      std::find(modes.begin(), modes.end(), mode) != modes.end(),
-      absl::StrCat("--mode=", options.name, ": expected bsp (sync), asp (async), ssp, backup, local_sgd or easgd"));
+  const std::vector<std::string> modes = {"bsp", "asp", "ssp", "backup", "local_sgd", "diloco", "easgd"};
+  problems.Check(std::find(modes.begin(), modes.end(), mode) != modes.end(),
+                 absl::StrCat("--mode=", options.name,
+                              ": expected bsp (sync), asp (async), ssp, backup, local_sgd, diloco or easgd"));
   for (const Row& row : Rows(options, num_workers)) {
     if (row.UsedBy(options)) problems.Check(row.check);
   }
@@ -167,13 +244,13 @@ std::vector<ModeFlag> ModeFlags(const ModeOptions& options) {
   std::vector<ModeFlag> flags;
   const std::string mode = CanonicalMode(options.name);
   for (const Row& row : Rows(options, /*num_workers=*/1)) {
-    const bool by_sync =
-        mode == "local_sgd" && !row.modes.empty() && row.modes.front() == "local_sgd" && !row.local_sync.empty();
-    flags.push_back({.flag = row.flag,
-                     .used = row.UsedBy(options),
-                     .why_not = absl::StrCat("--mode=", options.name,
-                                             by_sync ? absl::StrCat(" --local_sync=", options.local_sync) : "",
-                                             " has no ", row.flag)});
+    const Need* const unmet = row.IsOf(mode) ? row.Unmet(mode) : nullptr;
+    flags.push_back(
+        {.flag = row.flag,
+         .used = row.UsedBy(options),
+         .why_not = absl::StrCat("--mode=", options.name,
+                                 unmet == nullptr ? "" : absl::StrCat(" --", unmet->flag, "=", unmet->value),
+                                 " has no ", row.flag)});
   }
   return flags;
 }

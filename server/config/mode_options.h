@@ -48,13 +48,31 @@ struct ModeOptions {
   // backup
   uint32_t backup_workers = 1;  // Pushes that a step does without.
 
-  // local_sgd and easgd
-  uint32_t local_steps = 8;            // Batches between two exchanges; 0, where gradients are averaged: never.
-  std::string local_sync = "weights";  // Or gradients.
-  std::string average_every;           // How often gradients are averaged (ParseAverageEvery).
-  float outer_momentum = 0;            // Nesterov's, with which differences are applied.
-  float easgd_alpha = 0;               // 0: 0.9 / num_workers, as in easgd's source.
+  // local_sgd, diloco and easgd
+  std::optional<uint32_t> local_steps;  // Batches between two exchanges; unset: batches_per_round().
+  std::string local_sync = "weights";   // Of local_sgd; or gradients.
+  std::string average_every;            // How often gradients are averaged (ParseAverageEvery).
+  float easgd_alpha = 0;                // 0: 0.9 / num_workers, as in easgd's source.
 
+  // diloco; the momentum is also local_sgd's. What is used is outer().
+  std::string outer_optimizer = "nesterov";
+  std::optional<float> outer_lr;
+  std::optional<float> outer_momentum;
+  std::string outer_sync = "barrier";       // Or async.
+  std::string outer_weighting = "samples";  // Or uniform.
+  std::optional<uint32_t> dn_buffer;        // Unset: num_workers.
+
+  // 0, where gradients are averaged: they never are.
+  uint32_t batches_per_round() const;
+  // How servers step with differences of weights. The modes that have no flags for it add them.
+  struct Outer {
+    std::string optimizer = "sgd";
+    float lr = 1;
+    float momentum = 0;
+  };
+  Outer outer() const;
+  // The differences of so many pushes weigh as much as a mean of all, where they are applied one by one.
+  uint32_t buffer(uint32_t num_workers) const { return dn_buffer.value_or(num_workers); }
   // The one that is used.
   float alpha(uint32_t num_workers) const;
   // What happens at a loss: a mode in which everybody waits for everybody fails unless it is told otherwise, the others

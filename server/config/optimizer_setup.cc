@@ -36,37 +36,58 @@ void CheckNormsOverShards(const OptimizerSetup& setup, const ModeOptions& option
 constexpr size_t kMaxShownBytes = 64;  // A message shows so much of a name from the wire.
 constexpr int kMaxValues = 64;         // A request has no more.
 
-const HyperparameterInfo* FindInfo(const std::string& name) {
-  const std::vector<HyperparameterInfo>& table = HyperparameterTable();
+const HyperparameterInfo* FindInfo(const std::vector<HyperparameterInfo>& table, const std::string& name) {
   const auto row = std::find_if(table.begin(), table.end(), [&](const auto& each) { return each.flag == name; });
   return row == table.end() ? nullptr : &*row;
 }
 
-std::string Choices(const std::string& optimizer, bool running) {
-  std::vector<std::string> names;
+// The rows that the optimizer and the outer one use; without an outer one, none of its.
+std::vector<const HyperparameterInfo*> RowsOf(const std::string& optimizer, const std::string& outer) {
+  std::vector<const HyperparameterInfo*> rows;
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(optimizer) && (each.may_change || !running)) names.push_back(each.flag);
+    if (each.UsedBy(optimizer)) rows.push_back(&each);
+  }
+  if (outer.empty()) return rows;
+  for (const HyperparameterInfo& each : OuterHyperparameterTable()) {
+    if (each.UsedBy(outer)) rows.push_back(&each);
+  }
+  return rows;
+}
+
+std::string Choices(const std::string& optimizer, const std::string& outer, bool running) {
+  std::vector<std::string> names;
+  for (const HyperparameterInfo* const each : RowsOf(optimizer, outer)) {
+    if (each->may_change || !running) names.push_back(each->flag);
   }
   return absl::StrJoin(names, ", ");
 }
 
+std::string WhyNot(const std::string& name, const std::string& optimizer, const std::string& outer) {
+  if (FindInfo(HyperparameterTable(), name) != nullptr) return absl::StrCat("not used by --optimizer=", optimizer);
+  if (FindInfo(OuterHyperparameterTable(), name) == nullptr) return "there is no such hyperparameter";
+  return outer.empty() ? "not used: the mode has no --outer_optimizer"
+                       : absl::StrCat("not used by --outer_optimizer=", outer);
+}
+
 // `running`: they are to change while the job runs.
 absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& messages, const std::string& optimizer,
-                                              bool running) {
+                                              const std::string& outer, bool running) {
   Problems problems;
   problems.Check(!running || !messages.empty(), "expected NAME=VALUE");
   problems.Check(messages.size() <= kMaxValues, absl::StrCat("expected at most ", kMaxValues, " values"));
   HyperparameterValues values;
+  const std::vector<const HyperparameterInfo*> rows = RowsOf(optimizer, outer);
   for (int i = 0; i < std::min(messages.size(), kMaxValues); ++i) {
     const v1::Hyperparameter& message = messages[i];
     const std::string shown = absl::StrCat(Printable(message.name(), kMaxShownBytes), "=", ExactText(message.value()));
-    const HyperparameterInfo* const info = FindInfo(message.name());
-    if (info == nullptr || !info->UsedBy(optimizer)) {
-      problems.Check(false, absl::StrCat(shown, info == nullptr ? ": there is no such hyperparameter" : ": not used by",
-                                         info == nullptr ? "" : " --optimizer=" + optimizer, "; expected one of ",
-                                         Choices(optimizer, running)));
+    const auto row =
+        std::find_if(rows.begin(), rows.end(), [&](const auto* each) { return each->flag == message.name(); });
+    if (row == rows.end()) {
+      problems.Check(false, absl::StrCat(shown, ": ", WhyNot(message.name(), optimizer, outer), "; expected one of ",
+                                         Choices(optimizer, outer, running)));
       continue;
     }
+    const HyperparameterInfo* const info = *row;
     problems.Check(info->may_change || !running,
                    absl::StrCat(shown, ": cannot change while the job runs: it is ", info->meaning));
     problems.Check(info->range.Contains(message.value()), absl::StrCat(shown, ": expected ", info->range.ToString()));
@@ -78,6 +99,22 @@ absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& mess
 }
 
 }  // namespace
+
+OptimizerSetup MakeSetup(const std::string& optimizer, const Hyperparameters& hyperparameters, const ClipOptions& clip,
+                         const ModeOptions& mode) {
+  OptimizerSetup setup = {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
+  const ModeOptions::Outer outer = mode.outer();
+  setup.hyperparameters.outer_lr = outer.lr;
+  setup.hyperparameters.outer_momentum = outer.momentum;
+  if (CanonicalMode(mode.name) == "diloco") setup.outer = outer.optimizer;
+  return setup;
+}
+
+std::unique_ptr<Optimizer> MakeOuter(const ModeOptions& mode, uint32_t num_workers) {
+  const ModeOptions::Outer outer = mode.outer();
+  if (CanonicalMode(mode.name) != "diloco" || mode.outer_sync != "async") return MakeOuterOptimizer(outer.optimizer);
+  return MakeDelayedNesterov(mode.buffer(num_workers), /*momentum=*/outer.optimizer == "nesterov");
+}
 
 std::string OptimizerFlagChoices() { return absl::StrCat(absl::StrJoin(OptimizerNames(), ", "), ", or ", kFromWorker); }
 
@@ -103,8 +140,7 @@ absl::StatusOr<OptimizerSetup> SetupOf(const v1::OptimizerSettings& message, con
                                        uint32_t num_shards) {
   if (const auto made = MakeOptimizer(message.optimizer()); !made.ok()) return made.status();
   Problems problems;
-  OptimizerSetup setup = {.optimizer = message.optimizer(),
-                          .hyperparameters = DefaultHyperparameters(message.optimizer())};
+  OptimizerSetup setup = MakeSetup(message.optimizer(), DefaultHyperparameters(message.optimizer()), {}, mode);
   HyperparameterValues values;
   problems.Read(CheckInitialValues(message.hyperparameters(), setup.optimizer), values);
   setup.hyperparameters = Changed(setup.hyperparameters, values);
@@ -165,13 +201,13 @@ std::map<std::string, std::string> ClipSettings(const ClipOptions& options) {
   return settings;
 }
 
-absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer) {
-  return ValuesOf(messages, optimizer, /*running=*/true);
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup) {
+  return ValuesOf(messages, setup.optimizer, setup.outer, /*running=*/true);
 }
 
 absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
                                                         const std::string& optimizer) {
-  return ValuesOf(messages, optimizer, /*running=*/false);
+  return ValuesOf(messages, optimizer, /*outer=*/"", /*running=*/false);
 }
 
 HyperparameterValues FromProto(const HyperparameterMessages& messages) {
@@ -189,9 +225,13 @@ void ToProto(const HyperparameterValues& values, HyperparameterMessages* message
 }
 
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer) {
+  return ValuesOf(hyperparameters, OptimizerSetup{.optimizer = optimizer});
+}
+
+HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const OptimizerSetup& setup) {
   HyperparameterValues values;
-  for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(optimizer)) values[each.flag] = hyperparameters.*each.field;
+  for (const HyperparameterInfo* const each : RowsOf(setup.optimizer, setup.outer)) {
+    values[each->flag] = hyperparameters.*each->field;
   }
   return values;
 }

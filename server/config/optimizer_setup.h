@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "common/clipping.h"
 #include "common/optimizers/hyperparameters.h"
+#include "common/optimizers/optimizer.h"
 #include "common/problems.h"
 #include "common/schedule.h"
 #include "common/status.h"
@@ -31,9 +33,17 @@ std::string OptimizerFlagChoices();
 
 struct OptimizerSetup {
   std::string optimizer = "sgd";
-  Hyperparameters hyperparameters;
+  Hyperparameters hyperparameters;  // With the mode's outer ones.
   ClipOptions clip;
+  std::string outer = {};  // The outer optimizer, if operators may see and set its hyperparameters; else empty.
 };
+
+// The setup in this mode.
+OptimizerSetup MakeSetup(const std::string& optimizer, const Hyperparameters& hyperparameters, const ClipOptions& clip,
+                         const ModeOptions& mode);
+
+// What servers apply differences of weights with.
+std::unique_ptr<Optimizer> MakeOuter(const ModeOptions& mode, uint32_t num_workers);
 
 // Notes every problem by flag: those of the setup's parts, and those that it has with this mode on so many shards.
 // kFromWorker has none.
@@ -73,9 +83,9 @@ std::map<std::string, std::string> ClipSettings(const ClipOptions& options);
 // Hyperparameters by name, as they are set, told and shown while a job runs.
 using HyperparameterMessages = google::protobuf::RepeatedPtrField<v1::Hyperparameter>;
 
-// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that is unknown, that the optimizer
-// does not use, that cannot change or that comes twice; a value out of its range; or that the message is empty.
-absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const std::string& optimizer);
+// What a message holds. INVALID_ARGUMENT names every problem, one a line: a name that is unknown, that neither
+// optimizer uses, that cannot change or that comes twice; a value out of its range; or that the message is empty.
+absl::StatusOr<HyperparameterValues> CheckValues(const HyperparameterMessages& messages, const OptimizerSetup& setup);
 
 // The same for the hyperparameters that a job begins with: a message may hold any that the optimizer uses, or none.
 absl::StatusOr<HyperparameterValues> CheckInitialValues(const HyperparameterMessages& messages,
@@ -87,6 +97,8 @@ void ToProto(const HyperparameterValues& values, HyperparameterMessages* message
 
 // The hyperparameters that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
+// With those of the outer optimizer.
+HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const OptimizerSetup& setup);
 
 // "learning_rate=0.01 momentum=0.5"
 std::string ToString(const HyperparameterValues& values);

@@ -69,9 +69,7 @@ struct ServerOptions {
 
   std::string metrics_file;
 
-  OptimizerSetup optimizer_setup() const {
-    return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
-  }
+  OptimizerSetup optimizer_setup() const { return MakeSetup(optimizer, hyperparameters, clip, mode); }
 };
 
 // INVALID_ARGUMENT naming every problem at once, one a line.

@@ -56,9 +56,7 @@ struct ShardOptions {
   std::map<std::string, std::string> settings = {};  // The flags that all servers share.
   std::function<TimePoint()> clock = Now;
 
-  OptimizerSetup optimizer_setup() const {
-    return {.optimizer = optimizer, .hyperparameters = hyperparameters, .clip = clip};
-  }
+  OptimizerSetup optimizer_setup() const { return MakeSetup(optimizer, hyperparameters, clip, mode); }
 };
 
 }  // namespace ps

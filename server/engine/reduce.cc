@@ -211,6 +211,25 @@ class MoveTowards final : public Optimizer {
   const float share_;
 };
 
+struct AddShareKernel {
+  PS_KERNEL void Run(size_t elements, const float* pushed, const float* values, float* new_values, float share) {
+#pragma omp simd
+    for (size_t i = 0; i < elements; ++i) new_values[i] = values[i] + share * pushed[i];
+  }
+};
+
+class AddShare final : public Optimizer {
+ public:
+  explicit AddShare(float share) : share_(share) {}
+  int state_tensors() const override { return 0; }
+  void Apply(const OptimizerBlock& block, const UpdateContext& /*context*/, Isa isa) const override {
+    RunKernel<AddShareKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, share_);
+  }
+
+ private:
+  const float share_;
+};
+
 }  // namespace
 
 Applied ReduceAndApply(std::span<const VersionInput> versions, const OptimizerBlock& slice, const Optimizer& optimizer,
@@ -316,12 +335,18 @@ std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Is
 
 std::unique_ptr<Optimizer> MakeMoveTowards(float share) { return std::make_unique<MoveTowards>(share); }
 
-BufferSteps::BufferSteps(float mean_share)
-    : assign_(MakeMoveTowards(1)), mean_(MakeMoveTowards(mean_share)), add_(MakeOuterNesterov(0)) {}
+std::unique_ptr<Optimizer> MakeAddShare(float share) { return std::make_unique<AddShare>(share); }
+
+BufferSteps::BufferSteps(float mean_share, float difference_share)
+    : assign_(MakeMoveTowards(1)),
+      mean_(MakeMoveTowards(mean_share)),
+      add_(MakeAddShare(1)),
+      add_share_(MakeAddShare(difference_share)) {}
 
 const Optimizer& BufferSteps::Of(TensorKind kind, v1::Contribution contribution) const {
-  if (contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE) return *add_;
-  return kind == TensorKind::kBufferMean ? *mean_ : *assign_;
+  const bool mean = kind == TensorKind::kBufferMean;
+  if (contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE) return mean ? *add_share_ : *add_;
+  return mean ? *mean_ : *assign_;
 }
 
 }  // namespace ps

@@ -75,19 +75,23 @@ std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Is
 
 // w ← w + share·(g − w); with a share of 1, w ← g.
 std::unique_ptr<Optimizer> MakeMoveTowards(float share);
+// w ← w + share·g
+std::unique_ptr<Optimizer> MakeAddShare(float share);
 
 class BufferSteps {
  public:
-  // `mean_share`: how far a buffer of the mean moves towards what is pushed (Mode::buffer_share).
-  explicit BufferSteps(float mean_share);
+  // How far a buffer of the mean moves towards what is pushed (Mode::buffer_share), and how much of a difference it
+  // takes (Mode::difference_share).
+  BufferSteps(float mean_share, float difference_share);
 
-  // What steps a buffer of this kind, where pushes carry this contribution. Differences are added.
+  // What steps a buffer of this kind, where pushes carry this contribution. The lowest rank's difference is added.
   const Optimizer& Of(TensorKind kind, v1::Contribution contribution) const;
 
  private:
   const std::unique_ptr<Optimizer> assign_;
   const std::unique_ptr<Optimizer> mean_;
   const std::unique_ptr<Optimizer> add_;
+  const std::unique_ptr<Optimizer> add_share_;
 };
 
 }  // namespace ps

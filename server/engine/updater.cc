@@ -40,7 +40,7 @@ Updater::Updater(const Mode& mode, const Optimizer& gradients, const Optimizer& 
     : mode_(mode),
       gradients_(&gradients),
       differences_(differences),
-      buffers_(mode.buffer_share()),
+      buffers_(mode.buffer_share(), mode.difference_share()),
       timeline_(hyperparameters),
       clip_(clip),
       max_inline_elements_(max_inline_elements),
@@ -65,10 +65,13 @@ void Updater::SetParameters(Parameters* parameters, std::shared_ptr<const ShardL
 Updater::Version Updater::MakeVersion(Pushes pushes) const {
   Version version;
   version.pushes = std::move(pushes);
+  const auto weight = [this](const Push& push) -> uint64_t {
+    return mode_.weighs_by_samples() ? push.samples : (push.samples > 0 ? 1 : 0);
+  };
   uint64_t total = 0;
-  for (const auto& push : version.pushes) total += push->samples;
+  for (const auto& push : version.pushes) total += weight(*push);
   for (const auto& push : version.pushes) {
-    version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(push->samples, total));
+    version.coefficients.push_back(total == 0 ? 0.0F : Coefficient(weight(*push), total));
     if (push->clip_factors != nullptr) version.clip_factors = push->clip_factors;  // It is the only one.
   }
   const Push& lowest = *version.pushes.front();

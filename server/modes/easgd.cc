@@ -23,7 +23,7 @@ std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers
   v1::ModePolicy policy;
   v1::LocalSteps& local = *policy.mutable_local_steps();
   local.set_exchange(v1::LocalSteps::ELASTIC);
-  local.set_steps(options.local_steps);
+  local.set_steps(options.batches_per_round());
   local.set_alpha(options.alpha(num_workers));
   return std::make_unique<Easgd>(options, num_workers, std::move(policy));
 }

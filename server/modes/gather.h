@@ -88,7 +88,7 @@ class Gather : public Mode {
   std::vector<uint32_t> arrived_empty_;
 };
 
-// A step of everybody: what bsp and local_sgd wait for.
+// A step of everybody: what bsp, local_sgd and diloco wait for.
 //
 // The ranks are all of 0 to num_workers - 1, but for those that count as empty, and for lost ones where the others go
 // on without them. There a rank without a member is a lost one: no job begins, and none goes on after a checkpoint,
@@ -108,6 +108,19 @@ class Barrier : public Gather {
 
  protected:
   std::optional<std::vector<uint32_t>> Decide() const override;
+};
+
+// A step is a round of batches that each worker takes by itself, from weights that are the same for all. What it
+// pushes, the difference of its weights over the round, depends on its own optimizer's state, so a replacement's is
+// another.
+class BarrierOfRounds : public Barrier {
+ public:
+  using Barrier::Barrier;
+
+  bool Takes(v1::Contribution contribution) const override {
+    return contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE;
+  }
+  bool counts_for_any_owner() const override { return false; }
 };
 
 }  // namespace ps

@@ -28,7 +28,12 @@ std::unique_ptr<Mode> MakeMode(const ModeOptions& given, uint32_t num_workers) {
   ModeOptions options = given;
   options.name = CanonicalMode(given.name);
   static const std::map<std::string, std::unique_ptr<Mode> (*)(const ModeOptions&, uint32_t)> makers = {
-      {"bsp", MakeBsp},    {"asp", MakeAsp}, {"ssp", MakeSsp}, {"backup", MakeBackup}, {"local_sgd", MakeLocalSgd},
+      {"bsp", MakeBsp},
+      {"asp", MakeAsp},
+      {"ssp", MakeSsp},
+      {"backup", MakeBackup},
+      {"local_sgd", MakeLocalSgd},
+      {"diloco", MakeDiloco},
       {"easgd", MakeEasgd}};
   const auto maker = makers.find(options.name);
   Check(maker != makers.end(), "the mode's name is valid");

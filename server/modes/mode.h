@@ -106,10 +106,18 @@ class Mode {
   // λ of DC-ASGD: the gradient is g + λ·g⊙g⊙(w − w_pulled). Unless 0, the shard keeps what each worker pulled last.
   virtual float delay_compensation() const { return 0.0F; }
 
+  // ---- What pushes weigh
+
+  // A version's mean is weighted by samples; else the pushes that have samples weigh the same.
+  virtual bool weighs_by_samples() const { return true; }
+
   // ---- What becomes of a buffer of the mean
 
   // How far a version moves a buffer towards what is pushed: the whole way, where what is pushed is the mean of all.
   virtual float buffer_share() const { return 1.0F; }
+  // How much of a difference that is pushed is added to it: all, where that is the mean of all differences, or a share
+  // already.
+  virtual float difference_share() const { return 1.0F; }
 
   // ---- Events and decisions
 
@@ -200,6 +208,7 @@ std::unique_ptr<Mode> MakeAsp(const ModeOptions& options, uint32_t num_workers);
 std::unique_ptr<Mode> MakeSsp(const ModeOptions& options, uint32_t num_workers);
 std::unique_ptr<Mode> MakeBackup(const ModeOptions& options, uint32_t num_workers);
 std::unique_ptr<Mode> MakeLocalSgd(const ModeOptions& options, uint32_t num_workers);
+std::unique_ptr<Mode> MakeDiloco(const ModeOptions& options, uint32_t num_workers);
 std::unique_ptr<Mode> MakeEasgd(const ModeOptions& options, uint32_t num_workers);
 
 // The mode that the options name; they must be valid (ValidateModeOptions).

@@ -132,7 +132,7 @@ absl::Status ShardState::Restore(const nlohmann::ordered_json& saved,
   if (!saved_shard.ok()) return saved_shard.status();
   v1::SavedShard message;
   PS_RETURN_IF_ERROR(JsonToMessage(*saved_shard, &message));
-  absl::StatusOr<RestoredShard> restored = RestoreShard(message);
+  absl::StatusOr<RestoredShard> restored = RestoreShard(message, setup.hyperparameters);
   if (!restored.ok()) return restored.status();
   PS_RETURN_IF_ERROR(mode->Load(*saved_mode));
   ApplyChangedFlags(settings, options.settings, setup.hyperparameters, updater.next_schedule(),

@@ -18,10 +18,10 @@ OptimizerSetup FirstSetup(const ShardOptions& options) {
 }
 
 // The first value of each tensor of the optimizer's state.
-std::vector<float> InitialState(const OptimizerSetup& setup, const ModeOptions& mode_options, const Mode& mode) {
+std::vector<float> InitialState(const OptimizerSetup& setup, const ShardOptions& options, const Mode& mode) {
   const std::unique_ptr<Optimizer> stateful = mode.Takes(v1::CONTRIBUTION_GRADIENT)
                                                   ? *MakeOptimizer(setup.optimizer)
-                                                  : MakeOuterNesterov(mode_options.outer_momentum);
+                                                  : MakeOuter(options.mode, options.num_workers);
   std::vector<float> state;
   state.reserve(static_cast<size_t>(stateful->state_tensors()));
   for (int k = 0; k < stateful->state_tensors(); ++k) {
@@ -59,7 +59,7 @@ absl::StatusOr<ShardMemory> MakeShardMemory(const ShardOptions& options, const v
   memory.layout = std::make_shared<const ShardLayout>(FromProto(view.layout()), options.shard, options.num_shards,
                                                       options.wire.pushes);
   memory.parameters = std::make_unique<Parameters>(
-      memory.layout, InitialState(setup, options.mode, *mode), options.max_versions,
+      memory.layout, InitialState(setup, options, *mode), options.max_versions,
       (mode->delay_compensation() != 0 ? options.num_workers : 0) + (options.takes_checkpoints ? 1 : 0),
       std::move(on_release), options.shared_memory, options.wire.weights, options.wire.weights_delta);
   return memory;
@@ -70,7 +70,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
     : options(given),
       setup(FirstSetup(options)),
       optimizer(*MakeOptimizer(setup.optimizer)),
-      outer_optimizer(MakeOuterNesterov(options.mode.outer_momentum)),
+      outer_optimizer(MakeOuter(options.mode, options.num_workers)),
       mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),
       job(options.job, options.shard),

@@ -159,7 +159,7 @@ class ShardUpdates {
   }
 
   const std::unique_ptr<Optimizer> optimizer_;
-  const std::unique_ptr<Optimizer> differences_ = MakeOuterNesterov(0);
+  const std::unique_ptr<Optimizer> differences_ = MakeOuterOptimizer("sgd");
   const Hyperparameters hyperparameters_;
   const std::unique_ptr<Mode> mode_ = MakeMode({}, 1);
   const std::shared_ptr<const ShardLayout> layout_;

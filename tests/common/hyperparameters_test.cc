@@ -33,6 +33,12 @@ TEST_CASE("The table has each hyperparameter once, for optimizers that there are
     }
     CHECK_FALSE(each.meaning.empty());
   }
+  for (const HyperparameterInfo& each : OuterHyperparameterTable()) {
+    INFO(each.flag);
+    CHECK(flags.insert(each.flag).second);
+    CHECK(InfoOf(each.field).flag == each.flag);
+    CHECK(each.Check({}).ok());
+  }
   // Hyperparameters has nothing but floats: a field without a row would be a flag that nobody checks.
   CHECK(flags.size() * sizeof(float) == sizeof(Hyperparameters));
 }
@@ -63,6 +69,8 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
       {&Hyperparameters::eps, kInfinity, "--eps=inf: expected a number above 0 (at least 1.2e-38)"},
       {&Hyperparameters::initial_accumulator_value, -1, "--initial_accumulator_value=-1: expected 0 or more"},
       {&Hyperparameters::lr_decay, -1, "--lr_decay=-1: expected 0 or more"},
+      {&Hyperparameters::outer_lr, 0, "--outer_lr=0: expected a number above 0 (at least 1.2e-38)"},
+      {&Hyperparameters::outer_momentum, 1, "--outer_momentum=1: expected 0 or more, below 1"},
   };
   std::set<std::string> seen;
   for (const Bad& each : bad) {
@@ -73,7 +81,7 @@ TEST_CASE("A value out of a hyperparameter's range is refused with its flag and 
     CHECK(Message(status) == each.message);
     seen.insert(InfoOf(each.field).flag);
   }
-  CHECK(seen.size() == HyperparameterTable().size());
+  CHECK(seen.size() == HyperparameterTable().size() + OuterHyperparameterTable().size());
 }
 
 TEST_CASE("A range holds its lower end only if it includes it, and never its upper end") {

@@ -365,5 +365,82 @@ TEST_CASE("A trust ratio is 1 where the weights or the update are all zero") {
   CHECK(TrustRatio({.weights = 1e4, .update = 1e-76}) == std::numeric_limits<float>::max());
 }
 
+UpdateContext Outer(uint64_t update, float lr, float momentum) {
+  // What gradients are applied with is not looked at.
+  return {.update = update,
+          .hyperparameters = {
+              .learning_rate = 5, .momentum = 0.1F, .weight_decay = 3, .outer_lr = lr, .outer_momentum = momentum}};
+}
+
+TEST_CASE("An outer optimizer takes the step for minus the difference, with hyperparameters of its own") {
+  const auto steps = [](const std::string& name, std::vector<float> differences, float lr, float momentum) {
+    const std::unique_ptr<Optimizer> optimizer = MakeOuterOptimizer(name);
+    OneWeight one(*optimizer, {});
+    uint64_t update = 0;
+    for (const float difference : differences) one.Step(difference, Outer(++update, lr, momentum));
+    return one.weight;
+  };
+  CHECK(steps("sgd", {0.5F, -0.25F}, 1, 0) == 1.25F);
+  CHECK(steps("sgd", {0.5F}, 0.5F, 0.9F) == 1.25F);
+  // v = 0.5, w = 1 + 0.5·0.5; v = 0.5·0.5 + 1, w = 1.25 + 0.5·1.25
+  CHECK(steps("momentum", {0.5F, 1}, 0.5F, 0.5F) == 1.875F);
+  // w = 1 + 0.5·(0.5 + 0.5·0.5); v = 1.25, w = 1.375 + 0.5·(1 + 0.5·1.25)
+  CHECK(steps("nesterov", {0.5F, 1}, 0.5F, 0.5F) == 2.1875F);
+  for (const std::string& name : OuterOptimizerNames()) {
+    INFO(name);
+    const auto plain = *MakeOptimizer(name);
+    OneWeight expected(*plain, {});
+    Hyperparameters hyper = DefaultHyperparameters(name);
+    hyper.learning_rate = 0.25F;
+    hyper.momentum = 0.75F;
+    uint64_t update = 0;
+    for (const float gradient : {-0.5F, 0.125F, 2.0F}) {
+      expected.Step(gradient, {.update = ++update, .hyperparameters = hyper});
+    }
+    CHECK(steps(name, {0.5F, -0.125F, -2}, 0.25F, 0.75F) == expected.weight);
+  }
+  CHECK(OuterOptimizerChoices() == "sgd, momentum, nesterov, adagrad, rmsprop or adam");
+}
+
+// Known answer: N = 3, ε = 1, β = 0.9, three g = 1.
+TEST_CASE("Delayed Nesterov adds shares of differences, and its momentum with every N-th") {
+  const std::unique_ptr<Optimizer> optimizer = MakeDelayedNesterov(3, /*momentum=*/true);
+  OneWeight one(*optimizer, {});
+  one.weight = 0;
+  const double expected[] = {-1.0 / 3, -2.0 / 3, -1.9, -1.9 - 1.0 / 3};
+  for (uint64_t update = 1; update <= 4; ++update) {
+    one.Step(-1, Outer(update, 1, 0.9F));
+    CHECK(std::abs(one.weight - expected[update - 1]) < 1e-6);
+  }
+  const std::unique_ptr<Optimizer> shares = MakeDelayedNesterov(4, /*momentum=*/false);
+  OneWeight plain(*shares, {});
+  plain.Step(1, Outer(4, 0.5F, 0.9F));
+  CHECK(plain.weight == 1.125F);
+  CHECK(shares->state_tensors() == 0);
+}
+
+TEST_CASE("Delayed Nesterov with a buffer of one is outer Nesterov, and with one of N a step for the mean of N") {
+  const std::unique_ptr<Optimizer> nesterov = MakeOuterOptimizer("nesterov");
+  const std::unique_ptr<Optimizer> one_by_one = MakeDelayedNesterov(1, /*momentum=*/true);
+  const std::unique_ptr<Optimizer> delayed = MakeDelayedNesterov(4, /*momentum=*/true);
+  OneWeight means(*nesterov, {});
+  OneWeight same(*one_by_one, {});
+  OneWeight shares(*delayed, {});
+  std::minstd_rand random(7);
+  std::uniform_real_distribution<float> values(-1, 1);
+  for (uint64_t round = 0; round < 50; ++round) {
+    float mean = 0;
+    for (uint64_t worker = 0; worker < 4; ++worker) {
+      const float difference = values(random);
+      mean += difference / 4;
+      shares.Step(difference, Outer(4 * round + worker + 1, 0.7F, 0.9F));
+    }
+    means.Step(mean, Outer(round + 1, 0.7F, 0.9F));
+    same.Step(mean, Outer(round + 1, 0.7F, 0.9F));
+    CHECK(same.weight == means.weight);
+    CHECK(std::abs(shares.weight - means.weight) < 1e-5);
+  }
+}
+
 }  // namespace
 }  // namespace ps

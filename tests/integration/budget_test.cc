@@ -102,13 +102,17 @@ TEST_CASE("A replacement goes on with the job's runs where all others are") {
 
 TEST_CASE("In every mode the workers together use the job's samples once an epoch, also where the last step is short",
           "[unsanitized]") {
-  for (const char* mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"}) {
+  for (const ModeOptions& mode :
+       {ModeOptions{.name = "bsp"}, ModeOptions{.name = "asp"}, ModeOptions{.name = "ssp"},
+        ModeOptions{.name = "backup"}, ModeOptions{.name = "local_sgd"},
+        ModeOptions{.name = "diloco", .local_steps = 3},
+        ModeOptions{.name = "diloco", .local_steps = 3, .outer_sync = "async"}, ModeOptions{.name = "easgd"}}) {
     for (const uint32_t servers : {1U, 2U}) {
-      INFO(mode << " on " << servers);
+      INFO(mode.name << " " << mode.outer_sync << " on " << servers);
       ServerOptions server;
       server.num_workers = 3;
       server.num_shards = servers;
-      server.mode.name = mode;
+      server.mode = mode;
       server.budget = "job";
       Cluster cluster(server);
       WorkerOptions options;

@@ -56,7 +56,8 @@ class Worker:
 class Averages:
     """The servers' weights w, to which mean differences are added with Nesterov momentum, and the workers."""
 
-    def __init__(self, problem, momentum, outer, schedule):
+    def __init__(self, problem, momentum, outer, schedule, outer_lr=1.0):
+        self.outer_lr = outer_lr
         self.w = [weight.astype(float) for weight in make_weights()]
         self.workers = [Worker(problem, rank, self.w, momentum) for rank in range(problem.workers)]
         self.outer, self.velocity = outer, zeros()
@@ -73,14 +74,14 @@ class Averages:
     def average(self):
         d = mean([(minus(worker.x, self.w), worker.samples) for worker in self.workers])
         self.velocity = [self.outer * v + each for v, each in zip(self.velocity, d)]
-        self.w = [w + each + self.outer * v for w, each, v in zip(self.w, d, self.velocity)]
+        self.w = [w + self.outer_lr * (each + self.outer * v) for w, each, v in zip(self.w, d, self.velocity)]
         for worker in self.workers:
             worker.x, worker.samples = list(self.w), 0
         self.exchanged()
 
 
-def average_weights(problem, steps, k, momentum, outer=0.0, schedule=constant):
-    job = Averages(problem, momentum, outer, schedule)
+def average_weights(problem, steps, k, momentum, outer=0.0, schedule=constant, outer_lr=1.0):
+    job = Averages(problem, momentum, outer, schedule, outer_lr)
     for number in range(steps):
         for worker in job.workers:
             worker.step(number)
@@ -131,6 +132,34 @@ def elastic(problem, steps, k, momentum, alpha, pushes, starts):
     return centres[-1]
 
 
+def delayed_nesterov(problem, steps, k, momentum, rate, outer, buffer, pushes, starts):
+    """As `elastic`, but each worker's whole difference from the version that it began with is applied when it comes."""
+    versions = [[weight.astype(float) for weight in make_weights()]]
+    workers, batches = [None] * problem.workers, [0] * problem.workers
+    velocity, total = zeros(), zeros()
+    began = list(starts)
+    for number, (rank, pulled) in enumerate(pushes, start=1):
+        if workers[rank] is None:
+            workers[rank] = Worker(problem, rank, versions[starts[rank]], momentum)
+        worker = workers[rank]
+        if batches[rank]:
+            began[rank] = pulled
+            worker.x = list(versions[pulled])
+        for _ in range(min(k, steps - batches[rank])):
+            worker.step(batches[rank])
+            batches[rank] += 1
+        d = minus(worker.x, versions[began[rank]])
+        total = plus(total, d)
+        share = [each / buffer for each in d]
+        if number % buffer == 0:
+            velocity = [outer * v + each / buffer for v, each in zip(velocity, total)]
+            total = zeros()
+            share = [each + outer * v for each, v in zip(share, velocity)]
+        versions.append([w + rate * each for w, each in zip(versions[-1], share)])
+    assert batches == [steps] * len(workers), batches
+    return versions[-1]
+
+
 def optimizer_flags(momentum):
     optimizer = ["--optimizer=momentum", f"--momentum={momentum}"] if momentum else ["--optimizer=sgd"]
     return [*optimizer, f"--learning_rate={RATE}", f"--weight_decay={DECAY}"]
@@ -157,6 +186,29 @@ def local_sgd_gradients(build, folder):
                             f"--average_every={flag}", *optimizer_flags(MOMENTUM)])
         check_same(f"local_sgd of gradients, k = {k}, {shards} servers", weights,
                    average_gradients(problem, 13, k, every, MOMENTUM))
+
+
+def diloco(build, folder):
+    for (workers, batch), shards in (((2, 16), 1), ((3, 7), 3)):
+        problem = Problem(workers, batch)
+        weights, _ = train(build, folder, problem, 23, shards,
+                           ["--mode=diloco", "--local_steps=5", *optimizer_flags(MOMENTUM)])
+        check_same(f"diloco, {workers} workers, {shards} servers", weights,
+                   average_weights(problem, 23, 5, MOMENTUM, 0.9, outer_lr=0.7))
+
+
+def diloco_async(build, folder):
+    for workers, batch, flags, buffer in ((1, 10, ["--dn_buffer=3"], 3), (3, 7, [], 3)):
+        problem = Problem(workers, batch)
+        weights, lines = train(build, folder, problem, 11, 1,
+                               ["--mode=diloco", "--outer_sync=async", "--local_steps=2", "--outer_momentum=0.6", *flags,
+                                *optimizer_flags(MOMENTUM)])
+        applied = [line for line in lines if line["event"] == "apply"]
+        pushes = [(line["ranks"][0], line["version"] - 1 - line["staleness"][0]) for line in applied]
+        first = [next(pulled for rank, pulled in pushes if rank == each) for each in range(workers)]
+        # With the weights of a push its version is told, so here it is known with which version a rank began.
+        check_same(f"diloco without a barrier, {workers} workers", weights,
+                   delayed_nesterov(problem, 11, 2, MOMENTUM, 0.7, 0.6, buffer, pushes, first))
 
 
 def easgd(build, folder):
@@ -211,4 +263,4 @@ def one_local_step_is_bsp(build, folder):
         check_same(f"local_sgd with one step, and bsp, {shards} servers", weights, bsp)
 
 
-run_cases((local_sgd, local_sgd_gradients, easgd, schedules, one_local_step_is_bsp))
+run_cases((local_sgd, local_sgd_gradients, diloco, diloco_async, easgd, schedules, one_local_step_is_bsp))

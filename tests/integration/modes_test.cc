@@ -53,9 +53,12 @@ TEST_CASE("Every mode trains on 1 and on 3 servers") {
         ModeOptions{.name = "local_sgd", .local_steps = 3, .outer_momentum = 0.5F},
         ModeOptions{.name = "local_sgd", .local_steps = 2, .local_sync = "gradients", .average_every = "0.5epochs"},
         ModeOptions{.name = "local_sgd", .local_steps = 0, .local_sync = "gradients", .average_every = "7"},
+        ModeOptions{.name = "diloco", .local_steps = 3},
+        ModeOptions{.name = "diloco", .local_steps = 3, .outer_optimizer = "adam", .outer_lr = 0.01F},
+        ModeOptions{.name = "diloco", .local_steps = 3, .outer_sync = "async"},
         ModeOptions{.name = "easgd", .local_steps = 3}}) {
     for (const uint32_t shards : {1U, 3U}) {
-      INFO(mode.name << " " << mode.local_sync << " on " << shards);
+      INFO(mode.name << " " << mode.local_sync << " " << mode.outer_sync << " on " << shards);
       const double accuracy = TrainIn(mode, shards).test.accuracy.value_or(0);
       INFO(accuracy);
       CHECK(accuracy > 0.7);
@@ -63,13 +66,24 @@ TEST_CASE("Every mode trains on 1 and on 3 servers") {
   }
 }
 
-TEST_CASE("local_sgd gives the same weights each time, on 1 and on 3 servers", "[unsanitized]") {
+TEST_CASE("local_sgd and diloco give the same weights each time, on 1 and on 3 servers", "[unsanitized]") {
   for (const ModeOptions& mode :
        {ModeOptions{.name = "local_sgd", .local_steps = 3, .outer_momentum = 0.5F},
+        ModeOptions{.name = "diloco", .local_steps = 3, .outer_weighting = "uniform"},
         ModeOptions{.name = "local_sgd", .local_steps = 2, .local_sync = "gradients", .average_every = "5"}}) {
     const std::string hash = TrainIn(mode, 1).weights_hash.hash;
     CHECK(TrainIn(mode, 1).weights_hash.hash == hash);
     CHECK(TrainIn(mode, 3).weights_hash.hash == hash);
+  }
+}
+
+TEST_CASE("diloco with an outer learning rate of 1 is local_sgd, to the bit", "[unsanitized]") {
+  for (const float momentum : {0.0F, 0.5F}) {
+    ModeOptions diloco = {.name = "diloco", .local_steps = 3, .outer_optimizer = "sgd", .outer_lr = 1.0F};
+    if (momentum > 0) diloco.outer_optimizer = "nesterov";
+    diloco.outer_momentum = momentum;
+    const ModeOptions local = {.name = "local_sgd", .local_steps = 3, .outer_momentum = momentum};
+    CHECK(TrainIn(diloco, 3).weights_hash.hash == TrainIn(local, 1).weights_hash.hash);
   }
 }
 

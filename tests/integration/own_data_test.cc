@@ -171,7 +171,7 @@ TEST_CASE("Where workers have different numbers of samples, each of them is used
   for (size_t rank = 0; rank < sizes.size(); ++rank) {
     paths.push_back(WriteRows(folder, absl::StrCat(rank, ".csv"), Rows(sizes[rank], rank == 2 ? 2 : 3)));
   }
-  for (const std::string mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "easgd"}) {
+  for (const std::string mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "diloco", "easgd"}) {
     for (const std::string batch : {"10", "full"}) {
       INFO(mode << ", batch " << batch);
       Job job(folder, mode + batch,

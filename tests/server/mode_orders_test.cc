@@ -100,7 +100,7 @@ TEST_CASE("bsp and local_sgd go on without a lost rank, from whichever step, and
 }
 
 TEST_CASE("Modes that gather, and ssp, wait for a lost rank's next owner, who finds its step open", "[unsanitized]") {
-  for (const char* mode : {"bsp", "local_sgd", "backup", "ssp"}) {
+  for (const char* mode : {"bsp", "local_sgd", "diloco", "backup", "ssp"}) {
     ModeOptions options = {.name = mode, .on_worker_loss = "wait"};
     options.staleness = 0;
     options.backup_workers = 0;
@@ -120,10 +120,13 @@ TEST_CASE("backup with a worker to spare goes on while it waits for a lost rank'
   CHECK(seen.versions == std::set<uint64_t>{2});
 }
 
-TEST_CASE("asp and easgd: in every order each push is a version, with losses and replacements", "[unsanitized]") {
-  for (const char* mode : {"asp", "easgd"}) {
-    CHECK(Play({.mode = {.name = mode}, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{6});
-    CHECK(Play({.mode = {.name = mode}, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).orders > 1000);
+TEST_CASE(
+    "asp, easgd and diloco without a barrier: in every order each push is a version, with losses and replacements",
+    "[unsanitized]") {
+  for (const ModeOptions& mode : {ModeOptions{.name = "asp"}, ModeOptions{.name = "easgd"},
+                                  ModeOptions{.name = "diloco", .outer_sync = "async"}}) {
+    CHECK(Play({.mode = mode, .workers = 3, .steps = 2}).versions == std::set<uint64_t>{6});
+    CHECK(Play({.mode = mode, .workers = 2, .steps = 2, .slow_apply = true, .loses = true}).orders > 1000);
   }
 }
 

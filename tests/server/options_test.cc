@@ -253,6 +253,64 @@ TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not us
   }
 }
 
+TEST_CASE("diloco has an outer optimizer with defaults of its own, and says which flags leave which out") {
+  const auto problem = [](const ModeOptions& mode) {
+    ServerOptions options;
+    options.num_workers = 3;
+    options.mode = mode;
+    return Message(ValidateServerOptions(options));
+  };
+  CHECK(problem({.name = "diloco"}).empty());
+  CHECK(problem({.name = "diloco", .local_steps = 0}) == "--local_steps=0: expected 1 to 1000000");
+  CHECK(problem({.name = "diloco", .outer_optimizer = "lamb"}) ==
+        "--outer_optimizer=lamb: expected sgd, momentum, nesterov, adagrad, rmsprop or adam");
+  CHECK(problem({.name = "diloco", .outer_optimizer = "adam", .outer_sync = "async"}) ==
+        "--outer_optimizer=adam: expected sgd or nesterov, with --outer_sync=async");
+  CHECK(problem({.name = "diloco", .outer_lr = 0.0F}).find("--outer_lr=0: expected a number above 0") == 0);
+  CHECK(problem({.name = "diloco", .outer_momentum = 1.0F}).find("--outer_momentum=1: expected 0 or more") == 0);
+  CHECK(problem({.name = "diloco", .outer_sync = "some"}) == "--outer_sync=some: expected barrier or async");
+  CHECK(problem({.name = "diloco", .outer_weighting = "none"}).find("--outer_weighting=none: expected samples") == 0);
+  CHECK(problem({.name = "diloco", .outer_sync = "async", .dn_buffer = 0}) == "--dn_buffer=0: expected 1 to 1000000");
+  const auto settings = [](const ModeOptions& mode) {
+    ServerOptions options;
+    options.num_workers = 3;
+    options.mode = mode;
+    return SharedSettings(options);
+  };
+  const auto barrier = settings({.name = "diloco"});
+  CHECK(barrier.at("local_steps") == "500");
+  CHECK(barrier.at("outer_lr") == "0.7");
+  CHECK(barrier.at("outer_momentum") == "0.9");
+  CHECK(barrier.at("on_worker_loss") == "fail");
+  CHECK(barrier.count("dn_buffer") == 0);
+  const auto async = settings({.name = "diloco", .outer_optimizer = "sgd", .outer_sync = "async"});
+  CHECK(async.at("dn_buffer") == "3");
+  CHECK(async.at("on_worker_loss") == "continue");
+  CHECK(async.count("outer_momentum") == 0);
+  CHECK(async.count("outer_weighting") == 0);
+  CHECK(settings({.name = "local_sgd"}).count("outer_lr") == 0);
+}
+
+TEST_CASE("A flag of diloco that another one leaves out is refused with the two") {
+  const absl::FlagSaver kept;
+  const auto refused = [](const std::vector<std::pair<std::string, std::string>>& flags) {
+    const absl::FlagSaver before;
+    CommandLine line;
+    std::string error;
+    for (const auto& [flag, value] : flags) {
+      CHECK(absl::FindCommandLineFlag(flag)->ParseFrom(value, &error));
+      line.given.insert(flag);
+    }
+    return Message(CheckServerFlags(line));
+  };
+  CHECK(refused({{"mode", "diloco"}, {"outer_optimizer", "sgd"}, {"outer_momentum", "0.5"}}) ==
+        "--outer_momentum=0.5: has no effect: --mode=diloco --outer_optimizer=sgd has no outer_momentum");
+  CHECK(refused({{"mode", "diloco"}, {"dn_buffer", "4"}}) ==
+        "--dn_buffer=4: has no effect: --mode=diloco --outer_sync=barrier has no dn_buffer");
+  CHECK(refused({{"mode", "bsp"}, {"outer_lr", "0.5"}}) == "--outer_lr=0.5: has no effect: --mode=bsp has no outer_lr");
+  CHECK(refused({{"mode", "local_sgd"}, {"outer_momentum", "0.5"}}).empty());
+}
+
 TEST_CASE("A budget is shares or the job's, which workers that average gradients cannot have") {
   ServerOptions options;
   options.budget = "mine";

@@ -280,6 +280,40 @@ TEST_CASE("local_sgd that averages gradients applies them, adds differences, and
   CHECK(Weight(test) == 0.5F);  // The optimizer's momentum, 0.5 · 0.5, was kept in between.
 }
 
+TEST_CASE("diloco applies the outer optimizer to the mean difference, weighted by samples or uniformly") {
+  for (const char* weighting : {"samples", "uniform"}) {
+    T test("diloco", Options({.outer_lr = 0.5F, .outer_momentum = 0.5F, .outer_weighting = weighting}, "adam"));
+    CHECK(Message(AddPush(test, Computed(0, 0, 0), 1)).find("diloco takes no gradient") != std::string::npos);
+    REQUIRE(AddPush(test, Difference(0, 0, 1), 1).ok());
+    REQUIRE(AddPush(test, Difference(1, 0, 3), -1).ok());
+    CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+    CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+    // d = 0.25·1 − 0.75·1, or 0; v = d; w += 0.5·(d + 0.5·v)
+    const bool uniform = std::string(weighting) == "uniform";
+    CHECK(Weight(test) == (uniform ? 1.0F : 1 - 0.375F));
+    // A worker without samples is no contribution: the mean is over the other one.
+    REQUIRE(AddPush(test, Difference(0, 1), 1).ok());
+    REQUIRE(test.Add(Difference(1, 1, 0), {}).ok());
+    CHECK(test.Answer(0, 1)->answer() == v1::ANSWER_APPLIED);
+    // v = 0.5·v + 1, w += 0.5·(1 + 0.5·v)
+    CHECK(Weight(test) == (uniform ? 1.75F : 0.625F + 0.6875F));
+  }
+}
+
+TEST_CASE("diloco without a barrier applies each difference when it comes, whatever version it began with") {
+  ShardOptions options = Options({.outer_lr = 1.0F, .outer_momentum = 0.5F, .outer_sync = "async"}, "adam");
+  T test("diloco", options);
+  v1::PushRequest late = Difference(1, 0);
+  late.set_version(0);
+  REQUIRE(AddPush(test, Difference(0, 0), 1).ok());
+  CHECK(test.Answer(0, 0)->answer() == v1::ANSWER_APPLIED);
+  CHECK(test.PullUnnamed(1)->weights()[0] == 1.5F);  // Half: there are two workers.
+  REQUIRE(AddPush(test, late, 1).ok());
+  CHECK(test.Answer(1, 0)->answer() == v1::ANSWER_APPLIED);
+  // D = 2, m = D/2, w += 1/2 + 0.5·m
+  CHECK(test.PullUnnamed(2)->weights()[0] == 2.5F);
+}
+
 TEST_CASE("easgd adds each difference as a version of its own") {
   T test("easgd", Options({}));
   v1::PushRequest late = Difference(1, 0);

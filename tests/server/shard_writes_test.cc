@@ -119,7 +119,7 @@ TEST_CASE("Changes of later versions are not in a checkpoint that is taken while
   v1::SavedShard saved;
   REQUIRE(JsonToMessage(stored->state["shard"], &saved).ok());
   CHECK(saved.changes_size() == 0);
-  const auto restored = RestoreShard(saved);
+  const auto restored = RestoreShard(saved, {});
   REQUIRE(restored.ok());
   CHECK(restored->updater.timeline.made_with.learning_rate == 0.5F);
   store.reset();

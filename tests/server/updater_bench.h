@@ -95,7 +95,7 @@ class UpdaterBench {
   const TimePoint now_ = TimePoint() + std::chrono::hours(1);
   const std::unique_ptr<Mode> mode_;
   const std::unique_ptr<Optimizer> optimizer_;
-  const std::unique_ptr<Optimizer> outer_ = MakeOuterNesterov(0);
+  const std::unique_ptr<Optimizer> outer_ = MakeOuterOptimizer("sgd");
   ThreadPool pool_ = ThreadPool(0);
   std::shared_ptr<const ShardLayout> layout_;
   Parameters parameters_;
