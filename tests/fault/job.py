@@ -22,10 +22,19 @@ MODE_FLAGS = {
     "ssp": ["--staleness=2"],
     "backup": ["--backup_workers=1"],
     "local_sgd": [f"--local_steps={LOCAL_STEPS}"],
+    "diloco": [f"--local_steps={LOCAL_STEPS}"],
+    "diloco_async": [f"--local_steps={LOCAL_STEPS}"],
     "easgd": [f"--local_steps={LOCAL_STEPS}"],
 }
+TAKES_LOCAL_STEPS = ("local_sgd", "diloco", "diloco_async", "easgd")
+EACH_PUSH_IS_A_VERSION = ("asp", "ssp", "diloco_async", "easgd")
 HALF = ["--wire_dtype=bfloat16", "--weights_wire_dtype=bfloat16"]
 MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:20,64,4", "--batch_size=8"]
+
+
+def flags_of_mode(mode):
+    """Of ps_server. Without its barrier, diloco is here a mode of its own."""
+    return ["--mode=diloco", "--outer_sync=async"] if mode == "diloco_async" else [f"--mode={mode}"]
 
 
 def wait_until(what, true, limit=LIMIT):
@@ -107,7 +116,7 @@ class Job:
         self.own = own  # Each server has a folder of its own; `dir` is the chief's.
         self.shards, self.steps, self.worker_flags = shards, steps, list(worker_flags)
         self.checkpoints = checkpoints
-        self.flags = [f"--mode={mode}", "--optimizer=momentum", "--learning_rate=0.05", f"--num_workers={workers}"]
+        self.flags = [*flags_of_mode(mode), "--optimizer=momentum", "--learning_rate=0.05", f"--num_workers={workers}"]
         self.flags += ["--checkpoint_every=50", "--server_timeout=60s"] if checkpoints else []
         self.flags += flags
         self.num_workers = workers

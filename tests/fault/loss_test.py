@@ -6,17 +6,18 @@ import signal
 import sys
 import time
 
-from job import BIN, Job, Program, undisturbed, wait_until
+from job import BIN, EACH_PUSH_IS_A_VERSION, TAKES_LOCAL_STEPS, Job, Program, undisturbed, wait_until
 
 PACE = "--experiment_step_time=4ms"
 QUICKLY = ["--reconnect_grace=100ms"]
-ALL = ["bsp", "backup", "local_sgd", "ssp", "asp", "easgd"]
+ALL = ["bsp", "backup", "local_sgd", "diloco", "ssp", "asp", "diloco_async", "easgd"]
 
 
 def job_of(mode, shards, action, *flags, steps=None, workers=3, **options):
     """A job whose workers have something to do for a second or more, and that makes 75 versions or more."""
-    steps = steps or (600 if mode == "local_sgd" else 200)
-    flags = [f"--on_worker_loss={action}", *QUICKLY, *flags]
+    steps = steps or (600 if mode in ("local_sgd", "diloco") else 200)
+    rounds = ["--local_steps=8"] if mode.startswith("diloco") else []
+    flags = [*rounds, f"--on_worker_loss={action}", *QUICKLY, *flags]
     return Job(mode, shards, steps=steps, flags=flags, workers=workers, worker_flags=[PACE], **options)
 
 
@@ -74,8 +75,8 @@ def waits_in_every_mode():
             job.workers[1] = job.start_worker("replacement")
             job.finish()
             samples = samples_of(job)
-        if mode in ("ssp", "asp", "easgd"):
-            expected, push = samples_undisturbed(mode, flags), 16 if mode == "easgd" else 8
+        if mode in EACH_PUSH_IS_A_VERSION:
+            expected, push = samples_undisturbed(mode, flags), 64 if mode in TAKES_LOCAL_STEPS else 8
             for shard in range(2):
                 assert expected[shard] - push <= samples[shard] <= expected[shard], (mode, flags, expected, samples)
             assert max(samples) == expected[0], (mode, flags, expected, samples)

@@ -10,15 +10,24 @@ import re
 import sys
 import time
 
-from job import HALF, LOCAL_STEPS, MODE_FLAGS, Job, undisturbed, wait_until
+from job import (
+    EACH_PUSH_IS_A_VERSION,
+    HALF,
+    LOCAL_STEPS,
+    MODE_FLAGS,
+    TAKES_LOCAL_STEPS,
+    Job,
+    undisturbed,
+    wait_until,
+)
 
 WORKERS, STEPS, BATCH = 4, 240, 8
-RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 3, "easgd": 3}  # Twenty in all.
+RUNS = {"bsp": 5, "asp": 3, "ssp": 3, "backup": 3, "local_sgd": 2, "diloco": 2, "diloco_async": 3, "easgd": 2}
 MOMENTS = ["before the first checkpoint", "while training", "while finishing"]
 
 
 def pushes_of(mode):
-    return STEPS // LOCAL_STEPS if mode in ("local_sgd", "easgd") else STEPS
+    return STEPS // LOCAL_STEPS if mode in TAKES_LOCAL_STEPS else STEPS
 
 
 def check_each_push_is_a_version(checkpoint, shard, per_push):
@@ -46,13 +55,13 @@ def check_steps_are_versions(checkpoint, shard, mode, per_push):
 
 def check_records(job, mode):
     """Of every checkpoint that was complete in any generation."""
-    per_push = BATCH * (LOCAL_STEPS if mode in ("local_sgd", "easgd") else 1)
+    per_push = BATCH * (LOCAL_STEPS if mode in TAKES_LOCAL_STEPS else 1)
     checkpoints, generation = job.complete(), 0
     for _, checkpoint in sorted(checkpoints.items()):
         assert checkpoint.manifest["generation"] >= generation, f"{checkpoint.path.name}: an older generation"
         generation = checkpoint.manifest["generation"]
         for shard in range(len(checkpoint.shards)):
-            if mode in ("asp", "ssp", "easgd"):
+            if mode in EACH_PUSH_IS_A_VERSION:
                 check_each_push_is_a_version(checkpoint, shard, per_push)
             else:
                 check_steps_are_versions(checkpoint, shard, mode, per_push)

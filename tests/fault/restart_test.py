@@ -62,7 +62,16 @@ def stopped():
 def modes():
     """In every other mode the job comes to its end, too."""
     moments = random.Random(18)
-    cases = [("asp", []), ("ssp", []), ("local_sgd", []), ("easgd", []), ("backup", ["--backup_workers=1"])]
+    rounds = ["--local_steps=8"]
+    cases = [
+        ("asp", []),
+        ("ssp", []),
+        ("local_sgd", rounds),
+        ("diloco", rounds),
+        ("diloco_async", rounds),
+        ("easgd", rounds),
+        ("backup", ["--backup_workers=1"]),
+    ]
     for number, (mode, flags) in enumerate(cases):
         run(mode, 2, [number % 2], moments.uniform(0, 0.3), [*flags, "--checkpoint_every=20"])
 

@@ -7,7 +7,7 @@ so of an earlier one only versions up to that belong to it.
 import dataclasses
 import itertools
 
-GATHERING = ["bsp", "backup", "local_sgd"]
+GATHERING = ["bsp", "backup", "local_sgd", "diloco"]
 
 
 @dataclasses.dataclass

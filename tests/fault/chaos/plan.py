@@ -5,14 +5,14 @@ import json
 import math
 import random
 
-from job import HALF, LOCAL_STEPS, MODE_FLAGS
+from job import HALF, LOCAL_STEPS, MODE_FLAGS, TAKES_LOCAL_STEPS, flags_of_mode
 
 MODES = list(MODE_FLAGS)
 SHARDS, WORKERS = 2, 4
 PROGRAMS = [f"server-{shard}" for shard in range(SHARDS)] + [f"worker-{rank}" for rank in range(WORKERS)]
 STEPS = 400  # Of each worker, of 4 ms or more.
 # The version of a finished job, where a step is a version; elsewhere it depends on who was lost.
-VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | {"local_sgd": STEPS // LOCAL_STEPS}
+VERSIONS = dict.fromkeys(["bsp", "backup"], STEPS) | dict.fromkeys(["local_sgd", "diloco"], STEPS // LOCAL_STEPS)
 LASTS_S = 1.5  # Events begin within this time.
 EVENTS = (2, 7)
 # Workers reach the chief over a link each, and the other server over one that they share. "follow" is the servers' own.
@@ -62,9 +62,9 @@ class Plan:
 
     def server_flags(self):
         """Of the job's mode, and of how it sends pushes and weights."""
-        flags = [f"--mode={self.mode}", *MODE_FLAGS[self.mode], *FORMS[self.form]]
+        flags = [*flags_of_mode(self.mode), *MODE_FLAGS[self.mode], *FORMS[self.form]]
         # Where only some elements of gradients are sent, workers apply momentum.
-        if not self.form.startswith("top-k") or self.mode in ("local_sgd", "easgd"):
+        if not self.form.startswith("top-k") or self.mode in TAKES_LOCAL_STEPS:
             return [*flags, "--optimizer=momentum"]
         delta = ["--weights_delta"] if self.form == "top-k, bfloat16" else []
         return [*flags, "--optimizer=sgd", "--momentum_correction=0.9", *delta]
