@@ -332,7 +332,7 @@ class Client:
 
     @property
     def mode(self) -> str:
-        """bsp, asp, ssp, backup, local_sgd or easgd."""
+        """bsp, asp, ssp, backup, local_sgd, diloco or easgd."""
         return self._core.mode
 
     @property
@@ -352,7 +352,7 @@ class Client:
 
     @property
     def local_steps(self) -> _core.LocalSteps | None:
-        """Set in modes in which workers take optimizer steps by themselves (local_sgd, easgd)."""
+        """Set in modes in which workers take optimizer steps by themselves (local_sgd, diloco, easgd)."""
         return self._core.local_steps
 
     @property

@@ -73,7 +73,9 @@ ABSL_FLAG(std::string, budget, "share",
           "share: each worker trains on a fixed share of every epoch; job: the chief hands out an epoch's batches as "
           "workers ask for them, and those of a lost worker again");
 ABSL_FLAG(std::string, optimizer, "sgd",
-          ps::OptimizerFlagChoices() + " (what the first worker that joins was written for, with its hyperparameters)");
+          ps::OptimizerFlagChoices() +
+              " (from_worker: what the first worker that joins was written for, with its hyperparameters; local: in "
+              "local_sgd, diloco and easgd, any optimizer of each worker's own, for PyTorch scripts)");
 // Every row of HyperparameterTable(). Not given: the default, which is the optimizer's.
 ABSL_FLAG(std::optional<float>, learning_rate, std::nullopt, ps::InfoOf(&ps::Hyperparameters::learning_rate).Help());
 ABSL_FLAG(std::optional<float>, weight_decay, std::nullopt, ps::InfoOf(&ps::Hyperparameters::weight_decay).Help());
@@ -258,9 +260,10 @@ ServerOptions ServerOptionsFromFlags() {
 absl::Status CheckServerFlags(const CommandLine& line) {
   const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
   std::vector<IdleFlag> flags;
-  const bool from_worker = optimizer == kFromWorker;
-  const auto taken = [](const std::string& flag) {
-    return absl::StrCat("--optimizer=", kFromWorker, " takes ", flag, " from the workers");
+  const bool from_worker = optimizer == kFromWorker || optimizer == kLocal;
+  const auto taken = [&](const std::string& flag) {
+    return optimizer == kLocal ? absl::StrCat("--optimizer=", kLocal, " leaves ", flag, " to the workers")
+                               : absl::StrCat("--optimizer=", kFromWorker, " takes ", flag, " from the workers");
   };
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     flags.push_back(
@@ -293,7 +296,7 @@ absl::Status CheckServerFlags(const CommandLine& line) {
 nlohmann::ordered_json ServerFlagValues() {
   nlohmann::ordered_json values = FlagValues("server/config/flags.cc");
   const std::string optimizer = absl::GetFlag(FLAGS_optimizer);
-  if (optimizer == kFromWorker) return values;
+  if (optimizer == kFromWorker || optimizer == kLocal) return values;
   const Hyperparameters hyperparameters = HyperparametersFromFlags(optimizer);
   for (const HyperparameterInfo& each : HyperparameterTable()) {
     if (each.UsedBy(optimizer)) values[each.flag] = ExactText(hyperparameters.*each.field);

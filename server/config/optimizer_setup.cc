@@ -45,7 +45,7 @@ const HyperparameterInfo* FindInfo(const std::vector<HyperparameterInfo>& table,
 std::vector<const HyperparameterInfo*> RowsOf(const std::string& optimizer, const std::string& outer) {
   std::vector<const HyperparameterInfo*> rows;
   for (const HyperparameterInfo& each : HyperparameterTable()) {
-    if (each.UsedBy(optimizer)) rows.push_back(&each);
+    if (optimizer != kLocal && each.UsedBy(optimizer)) rows.push_back(&each);
   }
   if (outer.empty()) return rows;
   for (const HyperparameterInfo& each : OuterHyperparameterTable()) {
@@ -116,11 +116,24 @@ std::unique_ptr<Optimizer> MakeOuter(const ModeOptions& mode, uint32_t num_worke
   return MakeDelayedNesterov(mode.buffer(num_workers), /*momentum=*/outer.optimizer == "nesterov");
 }
 
-std::string OptimizerFlagChoices() { return absl::StrCat(absl::StrJoin(OptimizerNames(), ", "), ", or ", kFromWorker); }
+std::unique_ptr<Optimizer> MakeGradientOptimizer(const OptimizerSetup& setup) {
+  const bool ours = setup.optimizer != kFromWorker && setup.optimizer != kLocal;
+  return ours ? *MakeOptimizer(setup.optimizer) : MakeSgd();
+}
+
+std::string OptimizerFlagChoices() {
+  return absl::StrCat(absl::StrJoin(OptimizerNames(), ", "), ", ", kFromWorker, " or ", kLocal);
+}
 
 void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode, uint32_t num_shards,
                             Problems& problems) {
   if (setup.optimizer == kFromWorker) return;
+  if (setup.optimizer == kLocal) {
+    problems.Check(!AppliesGradients(mode),
+                   absl::StrCat("--optimizer=", kLocal, ": in --mode=", mode.name,
+                                " servers apply gradients; it is for local_sgd, diloco and easgd, where workers do"));
+    return;
+  }
   problems.Check(MakeOptimizer(setup.optimizer).ok(),
                  absl::StrCat("--optimizer=", setup.optimizer, ": expected ", OptimizerFlagChoices()));
   for (const HyperparameterInfo& each : HyperparameterTable()) problems.Check(each.Check(setup.hyperparameters));
@@ -129,7 +142,7 @@ void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode
 }
 
 std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup) {
-  if (setup.optimizer == kFromWorker) return {{"optimizer", kFromWorker}};
+  if (setup.optimizer == kFromWorker || setup.optimizer == kLocal) return {{"optimizer", setup.optimizer}};
   std::map<std::string, std::string> settings = ClipSettings(setup.clip);
   settings["optimizer"] = setup.optimizer;
   for (const auto& [name, value] : ValuesOf(setup.hyperparameters, setup.optimizer)) settings[name] = ExactText(value);
@@ -262,6 +275,7 @@ OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, ui
 }
 
 absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
+  if (setup_.has_value() && setup_->optimizer == kLocal) return absl::OkStatus();  // It is the worker's own affair.
   if (!request.has_optimizer()) {
     if (!from_worker_) return absl::OkStatus();
     return absl::FailedPreconditionError(

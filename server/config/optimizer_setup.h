@@ -28,7 +28,10 @@ namespace ps {
 // A value of --optimizer: the servers have no optimizer of their own.
 inline constexpr char kFromWorker[] = "from_worker";
 
-// "sgd, … lamb, or from_worker": what the flag may be, for help and messages.
+// Another one, where workers take steps of their own: with optimizers that are theirs alone to know.
+inline constexpr char kLocal[] = "local";
+
+// "sgd, … lamb, from_worker or local": what the flag may be, for help and messages.
 std::string OptimizerFlagChoices();
 
 struct OptimizerSetup {
@@ -42,16 +45,18 @@ struct OptimizerSetup {
 OptimizerSetup MakeSetup(const std::string& optimizer, const Hyperparameters& hyperparameters, const ClipOptions& clip,
                          const ModeOptions& mode);
 
+// What servers apply gradients with. For kFromWorker, until workers bring theirs, and kLocal it is one that never does.
+std::unique_ptr<Optimizer> MakeGradientOptimizer(const OptimizerSetup& setup);
 // What servers apply differences of weights with.
 std::unique_ptr<Optimizer> MakeOuter(const ModeOptions& mode, uint32_t num_workers);
 
 // Notes every problem by flag: those of the setup's parts, and those that it has with this mode on so many shards.
-// kFromWorker has none.
+// kFromWorker has none, and kLocal only with the mode.
 void ValidateOptimizerSetup(const OptimizerSetup& setup, const ModeOptions& mode, uint32_t num_shards,
                             Problems& problems);
 
 // The flags that the setup stands for, and their values as text; hyperparameters that the optimizer does not use are
-// left out. For kFromWorker there is only the name.
+// left out. For kFromWorker and kLocal there is only the name.
 std::map<std::string, std::string> SettingsOf(const OptimizerSetup& setup);
 
 // What a message says; what it does not name has its default. INVALID_ARGUMENT names every problem, one a line.

@@ -20,7 +20,7 @@ OptimizerSetup FirstSetup(const ShardOptions& options) {
 // The first value of each tensor of the optimizer's state.
 std::vector<float> InitialState(const OptimizerSetup& setup, const ShardOptions& options, const Mode& mode) {
   const std::unique_ptr<Optimizer> stateful = mode.Takes(v1::CONTRIBUTION_GRADIENT)
-                                                  ? *MakeOptimizer(setup.optimizer)
+                                                  ? MakeGradientOptimizer(setup)
                                                   : MakeOuter(options.mode, options.num_workers);
   std::vector<float> state;
   state.reserve(static_cast<size_t>(stateful->state_tensors()));
@@ -69,7 +69,7 @@ ShardState::ShardState(const ShardOptions& given, ThreadPool& pool,
                        std::function<void(const std::vector<size_t>&)> on_built)
     : options(given),
       setup(FirstSetup(options)),
-      optimizer(*MakeOptimizer(setup.optimizer)),
+      optimizer(MakeGradientOptimizer(setup)),
       outer_optimizer(MakeOuter(options.mode, options.num_workers)),
       mode(MakeMode(options.mode, options.num_workers)),
       follows_decisions(mode->coordinated() && options.num_shards > 1),

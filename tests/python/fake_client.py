@@ -383,7 +383,7 @@ class FakeClient:
             if not job_.layout:
                 job_.layout = list(layout)
                 job_.settings = optimizer
-                job_.learning_rate = optimizer.hyperparameters["learning_rate"]
+                job_.learning_rate = optimizer.hyperparameters["learning_rate"] if optimizer else 0.0
                 job_.state = [{} for _ in layout]
                 job_.skipped = [0 for _ in layout]
             if job_.layout != list(layout):

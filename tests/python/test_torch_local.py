@@ -255,3 +255,179 @@ def test_a_gradient_that_is_not_finite_takes_no_step_and_spoils_no_state(
     assert optimizer.version == 2
     assert all(tensor.isfinite().all() for tensor in model.parameters())
     assert caplog.text.count("is not finite: the batch was skipped") == 1
+
+
+def test_diloco_applies_nesterov_to_the_mean_difference_of_adamws_rounds(reals: Jobs) -> None:
+    """v ← 0.5·v + d; w ← w + 0.7·(d + 0.5·v). AdamW's state is each worker's own, and is never reset."""
+
+    def adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+
+    models = [mlp(), mlp()]
+    optimizers = [adamw(model) for model in models]
+    servers = [parameter.detach().clone() for parameter in mlp().parameters()]
+    velocity = [torch.zeros_like(parameter) for parameter in servers]
+    for step in range(3 * STEPS):
+        for rank in range(2):
+            optimizers[rank].zero_grad()
+            loss_of(models[rank], step, rank).backward()
+            optimizers[rank].step()
+        if (step + 1) % STEPS:
+            continue
+        with torch.no_grad():
+            for w, v, *locals_ in zip(servers, velocity, *(model.parameters() for model in models), strict=True):
+                d = sum(x - w for x in locals_) / 2
+                v.mul_(0.5).add_(d)
+                w.add_(0.7 * (d + 0.5 * v))
+                for x in locals_:
+                    x.copy_(w)
+    job = reals(2, "diloco", f"--local_steps={STEPS}", "--outer_momentum=0.5", shards=2)
+
+    def work() -> Any:
+        model = mlp()
+        with job.wrap(adamw(model), model) as optimizer:
+            for step in range(3 * STEPS):
+                assert (optimizer.round, optimizer.local_step) == divmod(step, STEPS)
+                optimizer.zero_grad()
+                loss_of(model, step, optimizer.rank).backward()
+                optimizer.step()
+        return weights_of(model)
+
+    for weights in job.run(work):
+        for name, expected in zip(weights, servers, strict=True):
+            assert float((weights[name] - expected).abs().max()) < 2e-6
+
+
+def test_diloco_without_a_barrier_goes_on_from_the_newest_weights(reals: Jobs) -> None:
+    """One worker, so that the order is known: every second push is a step of the momentum."""
+    model, expected = mlp(), mlp()
+    reference = momentum(expected)
+    servers = [parameter.detach().clone() for parameter in expected.parameters()]
+    velocity = [torch.zeros_like(parameter) for parameter in servers]
+    total = [torch.zeros_like(parameter) for parameter in servers]
+    flags = ("--outer_sync=async", f"--local_steps={STEPS}", "--dn_buffer=2", "--outer_lr=0.5", "--outer_momentum=0.5")
+    with reals(1, "diloco", *flags).wrap(momentum(model), model) as optimizer:
+        for step in range(4 * STEPS):
+            for each, kind in ((expected, reference), (model, optimizer)):
+                kind.zero_grad()
+                loss_of(each, step, 0).backward()
+                kind.step()
+            if (step + 1) % STEPS:
+                continue
+            with torch.no_grad():
+                for w, v, s, x in zip(servers, velocity, total, expected.parameters(), strict=True):
+                    d = x - w
+                    s.add_(d)
+                    moved = d / 2
+                    if (step + 1) // STEPS % 2 == 0:
+                        v.mul_(0.5).add_(s / 2)
+                        s.zero_()
+                        moved += 0.5 * v
+                    w.add_(0.5 * moved)
+                    x.copy_(w)
+            assert largest_difference(weights_of(model), weights_of(expected)) < 2e-6
+        assert optimizer.round == 4
+
+
+@pytest.mark.parametrize("exchange", ["average_weights", "elastic"])
+def test_global_weights_are_the_servers_and_give_the_workers_own_back(jobs: Jobs, exchange: str) -> None:
+    mode = {"average_weights": "local_sgd", "elastic": "easgd"}[exchange]
+    local = LocalSteps(exchange, steps=STEPS, alpha=0.4, optimizer="momentum")
+    flags = (f"--local_steps={STEPS}", *(("--easgd_alpha=0.4",) if mode == "easgd" else ()))
+    model = mlp()
+    start = weights_of(model)
+    with jobs(1, mode, *flags, local=local).wrap(momentum(model), model) as optimizer:
+        for step in range(STEPS - 1):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+        own = weights_of(model)
+        with optimizer.global_weights():
+            assert largest_difference(weights_of(model), start) == 0
+            with pytest.raises(RuntimeError, match="no step is taken"):
+                optimizer.step()
+        assert largest_difference(weights_of(model), own) == 0
+        with pytest.raises(ZeroDivisionError), optimizer.global_weights():
+            raise ZeroDivisionError
+        assert largest_difference(weights_of(model), own) == 0
+        optimizer.sync_now()
+        assert (optimizer.round, optimizer.local_step) == (1, 0)
+
+
+def test_where_each_step_is_exchanged_global_weights_are_the_models(jobs: Jobs) -> None:
+    model = mlp()
+    with jobs(1).wrap(momentum(model), model) as optimizer:
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        before = weights_of(model)
+        with optimizer.global_weights():
+            assert largest_difference(weights_of(model), before) == 0
+        assert (optimizer.round, optimizer.local_step) == (1, 0)
+
+
+def test_a_grad_scaler_works_where_workers_take_steps_of_their_own(jobs: Jobs) -> None:
+    """A gradient that overflows takes no step, and the scale halves, as without psgrad."""
+
+    def train(model: torch.nn.Module, optimizer: Any) -> float:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for step in range(STEPS - 1):
+            optimizer.zero_grad()
+            loss = loss_of(model, step, 0) * (float("inf") if step == 1 else 1.0)
+            scaler.scale(loss).backward()
+            if step == 2:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        return float(scaler.get_scale())
+
+    expected, model = mlp(), mlp()
+    if not hasattr(torch.amp, "GradScaler"):
+        pytest.skip("this PyTorch has no torch.amp.GradScaler")
+    scale = train(expected, momentum(expected))
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model) as optimizer:
+        assert train(model, optimizer) == scale == 2.0**9
+        assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+class Signs(torch.optim.Optimizer):
+    """One that nobody else has: steps by the sign of the gradient's running mean."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01, "kept": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                mean = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
+                mean.mul_(group["kept"]).add_(parameter.grad, alpha=1 - group["kept"])
+                parameter.sub_(group["lr"] * mean.sign())
+
+
+def test_with_optimizer_local_any_optimizer_trains_and_its_settings_may_change(reals: Jobs) -> None:
+    expected, model = mlp(), mlp()
+    reference = Signs(expected.parameters())
+    flags = ("--optimizer=local", f"--local_steps={STEPS}", "--outer_optimizer=sgd", "--outer_lr=1")
+    with reals(1, "diloco", *flags).wrap(Signs(model.parameters()), model) as optimizer:
+        for step in range(2 * STEPS):
+            for each, kind in ((expected, reference), (model, optimizer)):
+                kind.zero_grad()
+                loss_of(each, step, 0).backward()
+                kind.param_groups[0]["kept"] = 0.5 if step > STEPS else 0.9
+                kind.step()
+    assert largest_difference(weights_of(model), weights_of(expected)) < 1e-6
+
+
+def test_with_optimizer_local_servers_clip_nothing(reals: Jobs) -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match="clip_norm: the servers leave optimizers to the workers"):
+        reals(1, "diloco", "--optimizer=local").wrap(momentum(model), model, clip_norm=1.0)
+
+
+@pytest.mark.parametrize("flags", [("bsp",), ("diloco",), ("local_sgd", "--optimizer=adam")])
+def test_an_optimizer_that_servers_lack_is_refused_unless_they_leave_it_to_the_worker(
+    reals: Jobs, flags: tuple[str, ...]
+) -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match=r"the servers have no .*Signs"):
+        reals(1, *flags).wrap(Signs(model.parameters()), model)

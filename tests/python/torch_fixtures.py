@@ -25,6 +25,14 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     yield from _jobs(False, monkeypatch)
 
 
+@pytest.fixture
+def reals(monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """Jobs on real servers alone: for what the fake does not do."""
+    if ps_server() is None:
+        pytest.skip("psgrad._core or ps_server has not been built")
+    yield from _jobs(True, monkeypatch)
+
+
 def _jobs(real: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     for name in ("RANK", "PS_SERVER", "PS_JOB"):
         monkeypatch.delenv(name, raising=False)

@@ -140,10 +140,20 @@ class Groups:
                 )
 
 
+class OwnGroups:
+    """The groups of an optimizer that servers are told nothing of: they leave all to the worker (--optimizer=local)."""
+
+    def factors(self, group: int) -> tuple[float, float]:
+        return 1.0, 1.0
+
+    def learning_rate(self) -> None:
+        return None
+
+
 class LearningRate:
     """Which learning rate a push has to tell the servers, if any: what is new since the last that was told."""
 
-    def __init__(self, groups: Groups, told: float | None) -> None:
+    def __init__(self, groups: Groups | OwnGroups, told: float | None) -> None:
         """`told`: what the servers have; None: not known, in a job that was already training."""
         self._groups = groups
         self._told = told

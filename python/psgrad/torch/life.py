@@ -72,7 +72,7 @@ class Member(ABC):
 
     @property
     def mode(self) -> str:
-        """What the servers run in: "bsp", "asp", "ssp", "backup", "local_sgd" or "easgd"."""
+        """What the servers run in: "bsp", "asp", "ssp", "backup", "local_sgd", "diloco" or "easgd"."""
         return self._client.mode
 
     @property

@@ -8,6 +8,8 @@ included. Each way is a class.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,6 +34,33 @@ class LocalTraining(Steps):
     @property
     def open_batches(self) -> int:
         return self._open
+
+    @property
+    def local_step(self) -> int:
+        return self._open
+
+    @contextmanager
+    def showing(self, weights: list[torch.Tensor]) -> Iterator[None]:
+        """In it the model has these weights, by tensor of `pushed`; after it its own again."""
+        own = self.copy()
+        self._put(weights)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, weights: list[torch.Tensor]) -> None:
+        for entry, values in zip(self.pushed, weights, strict=True):
+            self.memory.weights[entry.index].copy_(values)
+        self.memory.publish()
+
+    @torch.no_grad()
+    def unscale(self, scale: torch.Tensor) -> None:
+        """Takes off what a GradScaler has multiplied the loss with."""
+        for entry in self.weights:
+            if entry.tensor.grad is not None:
+                entry.tensor.grad.div_(scale.to(entry.tensor.grad.device))
 
     def check(self) -> None:
         """RuntimeError: no backward() ran, memory has moved, or unused parameters are errors."""
@@ -184,9 +213,14 @@ class AverageWeights(LocalTraining):
         if self._open > 0:
             self._exchange_weights()
 
-    def _exchange_weights(self) -> psgrad.Result:
+    def servers_weights(self) -> list[torch.Tensor]:
+        return self._pulled
+
+    def _exchange_weights(self) -> psgrad.Result | None:
         out = self.difference(1, self._pulled)
         samples, self._samples, self._open = self._samples, 0, 0
+        if samples == 0 and not self.client.empty_contributions:  # Nobody waits for it, and x has not moved.
+            return None
         result = self.push_pull(out, self.memory.weight_buffers, samples, difference=True)
         self.memory.publish()
         self._pulled = self.copy()
@@ -255,7 +289,7 @@ class AverageGradients(AverageWeights):
         self._open = 0
         return result
 
-    def _exchange_weights(self) -> psgrad.Result:
+    def _exchange_weights(self) -> psgrad.Result | None:
         result = super()._exchange_weights()
         self._averaged = self._batches
         return result
@@ -284,6 +318,11 @@ class Elastic(LocalTraining):
         result = self._end_exchange()
         self._passed(0)
         return result
+
+    def servers_weights(self) -> list[torch.Tensor]:
+        self._end_exchange()
+        self.progress.pull(self._centre)
+        return [self._centre[entry.index] for entry in self.pushed]
 
     def _passed(self, samples: int) -> None:
         self._open += 1

@@ -13,8 +13,8 @@ import torch
 
 import psgrad
 from psgrad.torch import life
-from psgrad.torch.groups import Groups, LearningRate
-from psgrad.torch.local import local_steps
+from psgrad.torch.groups import Groups, LearningRate, OwnGroups
+from psgrad.torch.local import LocalTraining, local_steps
 from psgrad.torch.records import Records
 from psgrad.torch.steps import Progress, PushGradients, Steps, Unused, WentBack
 from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
@@ -42,7 +42,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The groups' hyperparameters. The optimizer's state is on the servers (their checkpoints have it), not in it.
 
-        In modes in which this worker takes steps of its own (local_sgd, easgd) its state is there.
+        In modes in which this worker takes steps of its own (local_sgd, diloco, easgd) its state is there.
         """
         packed = self._wrapped.state_dict()
         if self._steps_here:
@@ -106,7 +106,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
     Args:
         optimizer: SGD (plain, with momentum, nesterov), Adam, AdamW, Adagrad or RMSprop of torch.optim. Servers started
-            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay.
+            with --optimizer=from_worker do what it says. Groups may differ in lr and weight_decay. With servers
+            started with --optimizer=local (in local_sgd, diloco and easgd) it may be any: it stays the worker's own.
         model: the module that holds the optimizer's parameters, in the host's memory: float32, or bfloat16 and float16,
             for which float32 masters are kept. Parameters in no group, or that require no gradient, stay as they are.
         server: HOST:PORT or unix:PATH of the first server; $PS_SERVER if None. ($RANK, if set, is the rank to claim,
@@ -165,8 +166,14 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         server = server if server is not None else os.environ.get("PS_SERVER")
         if not server:
             raise ValueError("server: none was given, and $PS_SERVER is not set; psrun sets it, or server='HOST:PORT'")
-        groups = Groups(optimizer)
-        settings = groups.settings(clip_norm)
+        groups: Groups | OwnGroups
+        settings: psgrad.OptimizerSettings | None
+        unknown: ValueError | None = None  # What servers lack for this optimizer, unless they leave it to the worker.
+        try:
+            groups = Groups(optimizer)
+            settings = groups.settings(clip_norm)
+        except ValueError as error:
+            groups, settings, unknown = OwnGroups(), None, error
         self._entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(self._entries)
 
@@ -180,24 +187,42 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._rolled_back_to: int | None = None
         self._data_rewinds = False
         self._rollback_said = False
-        client = psgrad.Client.join(
-            server,
-            [entry.spec() for entry in self._entries],
-            optimizer=settings,
-            samples_per_epoch=samples_per_epoch,
-            counts_steps=samples is None,
-            **_place_in_job(),
-        )
+        self._shows_global = False
+        try:
+            client = psgrad.Client.join(
+                server,
+                [entry.spec() for entry in self._entries],
+                optimizer=settings,
+                samples_per_epoch=samples_per_epoch,
+                counts_steps=samples is None,
+                **_place_in_job(),
+            )
+        except psgrad.Refused as refused:
+            if unknown is None:
+                raise
+            raise ValueError(f"{unknown} (the servers have refused this worker: {refused})") from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
         try:
+            if client.local_steps is not None and client.local_steps.optimizer == "local":
+                if clip_norm is not None:
+                    raise ValueError(
+                        "clip_norm: the servers leave optimizers to the workers (--optimizer=local), so nobody clips "
+                        "for them: call torch.nn.utils.clip_grad_norm_ before step()"
+                    )
+                groups, settings = OwnGroups(), None
+            elif unknown is not None:
+                raise unknown
             self._start(groups, settings, metrics_file)
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
             raise
 
     def _start(
-        self, groups: Groups, settings: psgrad.OptimizerSettings, metrics_file: str | os.PathLike[str] | None
+        self,
+        groups: Groups | OwnGroups,
+        settings: psgrad.OptimizerSettings | None,
+        metrics_file: str | os.PathLike[str] | None,
     ) -> None:
         client = self._client
         self._memory = memory = Memory(client, self._entries)
@@ -207,8 +232,12 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._progress = Progress(client, started)
         self._progress.samples = self._samples
         running = client.start_step > 0 or started.version > 0
-        self._learning_rate = LearningRate(groups, None if running else settings.hyperparameters["learning_rate"])
-        told = {"optimizer": settings.optimizer, **settings.hyperparameters, "clip_norm": settings.clip_norm}
+        told: dict[str, Any] = {"optimizer": type(self._wrapped).__name__}
+        rate = None
+        if settings is not None:
+            told = {"optimizer": settings.optimizer, **settings.hyperparameters, "clip_norm": settings.clip_norm}
+            rate = None if running else settings.hyperparameters["learning_rate"]
+        self._learning_rate = LearningRate(groups, rate)
         path = os.environ.get("PS_METRICS_FILE") or None if metrics_file is None else os.fspath(metrics_file)
         self._records = Records(path, client, told, append=running)
         if self.state and not self._steps_here:
@@ -249,7 +278,10 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 "step(closure): the closure would compute several gradients in a step, and servers take one; call "
                 "backward() and then step()"
             )
-        if "grad_scale" in self.__dict__:
+        if "grad_scale" in self.__dict__ and isinstance(self._steps, LocalTraining):
+            if self.__dict__["grad_scale"] is not None:  # Else the script has called scaler.unscale_().
+                self._steps.unscale(self.__dict__["grad_scale"])
+        elif "grad_scale" in self.__dict__:
             for attribute in ("grad_scale", "found_inf"):
                 self.__dict__.pop(attribute, None)
             raise RuntimeError(
@@ -368,17 +400,58 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         _check_whole("samples", samples, 0)
         self._progress.jumped_over += samples
 
-    def settle(self) -> None:
-        """In modes with local steps: exchanges now what is not exchanged yet. Elsewhere step() leaves nothing open."""
+    def sync_now(self) -> None:
+        """In modes with local steps: ends the round, and exchanges now what is not exchanged yet.
+
+        Where all wait for each other, for a round of theirs. Elsewhere step() leaves nothing open.
+        """
         self._check_usable()
         if self._steps_here:
             with self._following_rollbacks():
                 self._steps.settle()
 
+    settle = sync_now  # Its name in earlier releases.
+
     @property
     def open_batches(self) -> int:
         """Steps that are not exchanged yet."""
         return self._steps.open_batches
+
+    @property
+    def round(self) -> int:
+        """The number of this worker's round, from 0: in modes with local steps it has exchanged so many."""
+        return self.step_number
+
+    @property
+    def local_step(self) -> int:
+        """Steps of its own that this worker has taken in this round. 0 where step() exchanges each."""
+        return self._steps.local_step
+
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """In it the model has the servers' weights, for an evaluation; after it this worker's own again.
+
+        They are those that came last; in easgd the newest are brought. Where step() exchanges each step, they are the
+        model's anyway. RuntimeError for a step in it.
+        """
+        self._check_usable()
+        weights: list[torch.Tensor] | None = None
+        with self._following_rollbacks():
+            weights = self._steps.servers_weights()
+        if weights is None or not isinstance(self._steps, LocalTraining):
+            yield
+            return
+        with self._steps.showing(weights):
+            self._shows_global = True
+            try:
+                yield
+            finally:
+                self._shows_global = False
+
+    def _check_usable(self) -> None:
+        super()._check_usable()
+        if self._shows_global:
+            raise RuntimeError("in `with opt.global_weights()` the model has the servers' weights: no step is taken")
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it add to `.grad` and send nothing; one outside of it, before step(), sends the sum."""

@@ -158,6 +158,15 @@ class Steps(ABC):
         """Steps that no exchange which has ended has been told of."""
         return 0
 
+    @property
+    def local_step(self) -> int:
+        """Steps of the worker's own since the last exchange."""
+        return 0
+
+    def servers_weights(self) -> list[torch.Tensor] | None:
+        """The servers' weights, by tensor of `pushed`, as they came last; None: they are the model's."""
+        return None
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Gradients of backward passes in it stay where they are."""
         return nullcontext()

@@ -22,7 +22,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 import psgrad
-from psgrad.torch.groups import Groups
+from psgrad.torch.groups import Groups, OwnGroups
 
 log = logging.getLogger("psgrad")
 
@@ -65,7 +65,7 @@ class Entry:
 
 
 def entries_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, groups: Groups, buffers: Buffers
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, groups: Groups | OwnGroups, buffers: Buffers
 ) -> list[Entry]:
     """The layout. ValueError, naming the tensor, for what the servers cannot hold."""
     _refuse_model(model)

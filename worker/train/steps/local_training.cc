@@ -52,8 +52,14 @@ LocalTraining::LocalTraining(const StepsContext& context, std::unique_ptr<Optimi
 }
 
 absl::StatusOr<LocalTraining> LocalTraining::Create(const StepsContext& context) {
-  PS_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> optimizer,
-                      MakeOptimizer(context.client.policy().local_steps->optimizer));
+  const std::string& name = context.client.policy().local_steps->optimizer;
+  if (name == "local") {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the servers leave the optimizer to the workers (--optimizer=local), which is for scripts that "
+                     "bring one; ps_worker has none of its own: start the servers with --optimizer=",
+                     OptimizerChoices()));
+  }
+  PS_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> optimizer, MakeOptimizer(name));
   if (context.exchanges.hyperparameters().empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("--mode=", context.client.mode(), ": the servers' weights came without hyperparameters"));
