@@ -167,6 +167,15 @@ TEST_CASE("Workers that take steps by themselves are told what the first of them
   CHECK(joined->policy().local_steps().clip_norm() == 0);
 }
 
+TEST_CASE("With --optimizer=local workers join with any optimizer, which servers are not told") {
+  OptimizerJob job(kLocal, "diloco");
+  const auto joined = job.JoinWith("a", Settings("adam"));
+  REQUIRE(joined.ok());
+  CHECK(joined->policy().local_steps().optimizer() == "local");
+  CHECK(job.JoinWith("b", Settings("sgd")).ok());
+  CHECK(job.Now() == HyperparameterValues{{"outer_lr", 0.7F}, {"outer_momentum", 0.9F}});
+}
+
 TEST_CASE("Hyperparameters that workers brought are set by their names while the job runs, and not before") {
   OptimizerJob job(kFromWorker);
   v1::SetHyperparametersRequest request;

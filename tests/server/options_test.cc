@@ -225,6 +225,27 @@ TEST_CASE("Servers that take the optimizer from the workers refuse its flags, an
   for (const std::string& flag : flags) CHECK(settings.count(flag) == 0);
 }
 
+TEST_CASE("Servers may leave the optimizer to workers that take steps of their own, and to no others") {
+  const absl::FlagSaver kept;
+  std::string error;
+  REQUIRE(absl::FindCommandLineFlag("optimizer")->ParseFrom("local", &error));
+  REQUIRE(absl::FindCommandLineFlag("momentum")->ParseFrom("0.5", &error));
+  CHECK(Message(CheckServerFlags({.given = {"momentum"}})) ==
+        "--momentum=0.5: has no effect: --optimizer=local leaves momentum to the workers");
+  ServerOptions options;
+  options.optimizer = "local";
+  for (const char* mode : {"diloco", "local_sgd", "easgd"}) {
+    options.mode = {.name = mode};
+    CHECK(ValidateServerOptions(options).ok());
+    CHECK(SharedSettings(options).at("optimizer") == "local");
+    CHECK(SharedSettings(options).count("learning_rate") == 0);
+  }
+  for (const char* mode : {"bsp", "asp", "backup"}) {
+    options.mode = {.name = mode};
+    CHECK(Message(ValidateServerOptions(options)).find("--optimizer=local: in --mode=") == 0);
+  }
+}
+
 TEST_CASE("What a mode cannot do is said by flag, and a flag that it does not use is looked at by nobody") {
   const auto problem = [](const ModeOptions& mode, uint32_t workers = 2) {
     ServerOptions options;
