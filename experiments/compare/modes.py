@@ -11,9 +11,14 @@ _NUMBER_FLAG = {
     "ssp": "staleness",
     "backup": "backup_workers",
     "local_sgd": "local_steps",
+    "diloco": "local_steps",
+    "diloco_async": "local_steps",
     "easgd": "local_steps",
 }
-_LEAST = {"ssp": 0, "backup": 1, "local_sgd": 1, "easgd": 1}
+_LEAST = {"ssp": 0, "backup": 1, "local_sgd": 1, "diloco": 1, "diloco_async": 1, "easgd": 1}
+TAKES_LOCAL_STEPS = ("local_sgd", "diloco", "diloco_async", "easgd")
+ALL_WAIT = ("bsp", "local_sgd", "diloco")  # Each step, or each round, for the slowest.
+NOBODY_WAITS = ("asp", "diloco_async", "easgd")
 ALIASES = {"sync": "bsp", "async": "asp"}
 _WORDS = {
     "bsp": "(sync) all workers wait for the slowest in each step, and one update is made of all their gradients. The "
@@ -26,6 +31,10 @@ _WORDS = {
     "thrown away.",
     "local_sgd": "each worker takes {number} steps by itself; then all wait for each other, and their weights are "
     "averaged.",
+    "diloco": "each worker takes {number} steps by itself; then all wait for each other, and the servers step with the "
+    "mean of what their weights have moved by, with a momentum of their own.",
+    "diloco_async": "each worker takes {number} steps by itself; then the servers step with what its weights have "
+    "moved by, with a momentum of their own. Nobody waits.",
     "easgd": "each worker takes {number} steps by itself; then its weights and the servers' are drawn towards each "
     "other. Nobody waits.",
 }
@@ -51,15 +60,16 @@ class Mode:
     @property
     def server_flags(self) -> list[str]:
         flag = _NUMBER_FLAG[self.name]
-        return [f"--mode={self.name}"] + ([] if flag is None else [f"--{flag}={self.number}"])
+        mode = ["--mode=diloco", "--outer_sync=async"] if self.name == "diloco_async" else [f"--mode={self.name}"]
+        return mode + ([] if flag is None else [f"--{flag}={self.number}"])
 
     def rate_of_samples(self, rate_of_bsp: float, workers: int) -> float:
         """The learning rate by which as many samples change the weights as much as in bsp, with the same momentum.
 
         A rate belongs to so many samples. bsp applies one update with the mean of N batches where asp and ssp make N
         updates of one batch each, so each of theirs gets an N-th of the rate. backup's update is the mean of N - B
-        batches. In local_sgd and easgd workers step by themselves from about the same weights, and what N workers did
-        is averaged: the rate is bsp's.
+        batches. In local_sgd, diloco and easgd workers step by themselves from about the same weights, and what N
+        workers did is averaged: the rate is bsp's.
         """
         batches = {"asp": 1, "ssp": 1, "backup": workers - (self.number or 0)}.get(self.name, workers)
         return rate_of_bsp * batches / workers
@@ -86,7 +96,10 @@ def parse_mode(text: str) -> Mode:
     name, colon, number = text.strip().partition(":")
     name = ALIASES.get(name, name)
     if name not in _NUMBER_FLAG:
-        raise ValueError(f"unknown mode '{name}'; the modes are bsp, ssp:S, asp, backup:B, local_sgd:K and easgd:K")
+        raise ValueError(
+            f"unknown mode '{name}'; the modes are bsp, ssp:S, asp, backup:B, local_sgd:K, "
+            "diloco:K, diloco_async:K and easgd:K"
+        )
     flag = _NUMBER_FLAG[name]
     if flag is None:
         if colon:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiments.compare.modes import ONE_BY_ONE, Mode
+from experiments.compare.modes import ALL_WAIT, NOBODY_WAITS, ONE_BY_ONE, Mode
 from experiments.compare.settings import Settings
 
 STRAGGLER_FACTOR = 4
@@ -124,11 +124,11 @@ def slowdown(spec: RunSpec) -> float:
     if spec.step_time_s == 0 or spec.condition == "even":
         return 1.0
     if spec.condition == "straggler":
-        if name in ("bsp", "local_sgd", "ssp"):
+        if name in (*ALL_WAIT, "ssp"):
             return STRAGGLER_FACTOR
         return 1.0 if name == "backup" else workers / (workers - 1 + 1 / STRAGGLER_FACTOR)
     mean = 1 + DELAY_SHARE * (DELAY_FACTOR - 1)
-    if name in ("asp", "easgd"):
+    if name in NOBODY_WAITS:
         return mean
     if name == "backup":
         return 1.0 if (spec.mode.number or 0) > 1 else 1.2

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from experiments.compare.modes import family
+from experiments.compare.modes import ALL_WAIT, NOBODY_WAITS, TAKES_LOCAL_STEPS, family
 from experiments.compare.runs import Run, StepTimes
 
 _SIMULATED_STEPS_PER_WORKER = 400  # So long ssp's clocks run.
@@ -28,12 +28,12 @@ def predicted_samples_per_s(mode: str, times: StepTimes) -> float | None:
     """By the mode's rule alone: bsp has the slowest of N, asp all workers' rates, and so on."""
     name, argument = family(mode), mode.partition(":")[2]
     workers, batches = range(len(times.compute_s)), list(map(len, times.compute_s))
-    steps = int(argument or 8) if name in ("local_sgd", "easgd") else 1
-    if name in ("bsp", "local_sgd"):
+    steps = int(argument or 8) if name in TAKES_LOCAL_STEPS else 1
+    if name in ALL_WAIT:
         count = max(min(batches) // steps, 1)
         slowest_s = np.max([rounds_s(times, worker, count, steps) for worker in workers], axis=0)
         return len(workers) * steps * times.samples / float(slowest_s.mean())
-    if name in ("asp", "easgd"):
+    if name in NOBODY_WAITS:
         each = (rounds_s(times, worker, max(batches[worker] // steps, 1), steps) for worker in workers)
         return steps * times.samples * sum(1 / float(own_s.mean()) for own_s in each)
     if name == "backup":

@@ -32,6 +32,8 @@ _COLOURS = {
     "backup": ("#0b8a5f", "#3ccb97"),
     "local_sgd": ("#7a4fd6", "#b69aff"),
     "easgd": ("#b07d04", "#f2c749"),
+    "diloco": ("#0f8f94", "#4fd0d6"),
+    "diloco_async": ("#7d6a3a", "#cdb778"),
     "other": ("#b03a86", "#f08ac8"),
     "compute": ("#8fb3d4", "#4d7ba6"),
     "idle": ("#c4d7e8", "#2f4d69"),

@@ -76,6 +76,15 @@ class SettingsTest(unittest.TestCase):
         assert settings.staleness == (0, 1, 2, 4, 8, 16, 32)
         assert settings.step_time_s is None
 
+    def test_diloco_is_compared_with_its_barrier_and_without(self) -> None:
+        settings = parse(["--modes=bsp,diloco:20,diloco_async:20"])
+        flags = [mode.server_flags for mode in settings.modes[1:]]
+        assert flags == [
+            ["--mode=diloco", "--local_steps=20"],
+            ["--mode=diloco", "--outer_sync=async", "--local_steps=20"],
+        ]
+        assert "expected diloco:N, with local_steps N from 1" in refusal(["--modes=diloco"])
+
     def test_untuned_rates_are_of_as_many_samples(self) -> None:
         settings = parse(["--learning_rate=0.08,easgd:8=0.03", "--workers=4"])
         rates = {str(mode): settings.rate_of(mode) for mode in settings.modes}
