@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/time.h"
 #include "common/clock.h"
@@ -69,7 +70,9 @@ ABSL_FLAG(std::string, server, "", "network: the server to measure, started with
 ABSL_FLAG(std::string, model, "mlp:784,512,512,10", "train: the network");
 ABSL_FLAG(int64_t, batch_size, 128, "train: batch size per worker");
 ABSL_FLAG(std::string, mode, "bsp",
-          "train: bsp, asp, ssp, local_sgd or easgd, with the defaults of their flags; crowd: bsp or asp");
+          "train: bsp, asp, ssp, local_sgd, diloco or easgd, with the defaults of their flags; crowd: bsp or asp");
+ABSL_FLAG(std::optional<uint32_t>, local_steps, std::nullopt,
+          "train with --mode=local_sgd, diloco or easgd: batches between two exchanges; default: the mode's");
 ABSL_FLAG(int64_t, steps, 0, "train, crowd: steps per worker; 0: 300 and 10");
 ABSL_FLAG(std::string, device, "cpu", "train: cpu, cuda, cuda:I or auto; gemm: a comma-separated list of them");
 ABSL_FLAG(std::string, math, "float32",
@@ -160,8 +163,10 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   problems.Check(one_of(absl::GetFlag(FLAGS_layout), {"one", "many"}), "--layout: expected one or many");
   problems.Check(one_of(absl::GetFlag(FLAGS_op), {"push", "pull", "push_pull"}),
                  "--op: expected push, pull or push_pull");
-  problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp", "ssp", "local_sgd", "easgd"}),
-                 "--mode: expected bsp, asp, ssp, local_sgd or easgd");
+  problems.Check(one_of(absl::GetFlag(FLAGS_mode), {"bsp", "asp", "ssp", "local_sgd", "diloco", "easgd"}),
+                 "--mode: expected bsp, asp, ssp, local_sgd, diloco or easgd");
+  const bool local = one_of(absl::GetFlag(FLAGS_mode), {"local_sgd", "diloco", "easgd"});
+  problems.Check(absl::GetFlag(FLAGS_local_steps) != 0U, "--local_steps=0: expected at least 1");
   problems.Check(bytes >= 4 && bytes % 4 == 0 && bytes <= (int64_t{1} << 34),
                  "--bytes: expected a multiple of 4, at most 2^34");
   const bool crowd = command == "crowd";
@@ -202,25 +207,27 @@ absl::Status CheckFlags(const std::string& command, const CommandLine& line) {
   // Only exchange and link have an --op; other commands push and pull.
   const std::string op = sends ? absl::GetFlag(FLAGS_op) : "push_pull";
   const std::string why = absl::StrCat("--op=", op, " does not send that");
-  problems.Check(CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
-                                       {"servers", link, "link measures several numbers of servers"},
-                                       {"transport", link, "link measures TCP"},
-                                       {"wire_dtype", !rounds, "only exchange, link and train have it"},
-                                       {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
-                                       {"compress", !sends, "only exchange and link have it"},
-                                       {"error_feedback", !rounds, "only exchange, link and train have it"},
-                                       {"weights_delta", !sends, "only exchange and link have it"},
-                                       {"wire_dtype", op == "pull", why},
-                                       {"compress", op == "pull", why},
-                                       {"error_feedback", op == "pull", why},
-                                       {"weights_wire_dtype", op == "push", why},
-                                       {"weights_delta", op == "push", why},
-                                       {"layout", link, "link has a model of its own"},
-                                       {"mbit_per_s", !link, "only link has such links"},
-                                       {"delay", !link, "only link has such links"},
-                                       {"long_links", !link, "only link has such links"},
-                                       {"tensors", !crowd, "only crowd has such a model"},
-                                       {"burst", !crowd, "only crowd has it"}}));
+  problems.Check(
+      CheckIdleFlags(line, {{"bytes", many, "--layout=many has a size of its own"},
+                            {"servers", link, "link measures several numbers of servers"},
+                            {"transport", link, "link measures TCP"},
+                            {"wire_dtype", !rounds, "only exchange, link and train have it"},
+                            {"weights_wire_dtype", !rounds, "only exchange, link and train have it"},
+                            {"compress", !sends, "only exchange and link have it"},
+                            {"error_feedback", !rounds, "only exchange, link and train have it"},
+                            {"weights_delta", !sends, "only exchange and link have it"},
+                            {"wire_dtype", op == "pull", why},
+                            {"compress", op == "pull", why},
+                            {"error_feedback", op == "pull", why},
+                            {"weights_wire_dtype", op == "push", why},
+                            {"weights_delta", op == "push", why},
+                            {"layout", link, "link has a model of its own"},
+                            {"mbit_per_s", !link, "only link has such links"},
+                            {"delay", !link, "only link has such links"},
+                            {"long_links", !link, "only link has such links"},
+                            {"local_steps", command != "train" || !local, "only train in such a mode has it"},
+                            {"tensors", !crowd, "only crowd has such a model"},
+                            {"burst", !crowd, "only crowd has it"}}));
   return problems.ToStatus();
 }
 
@@ -428,6 +435,7 @@ absl::Status Run(const std::string& command) {
                                                                       .workers = Workers(),
                                                                       .servers = absl::GetFlag(FLAGS_servers),
                                                                       .mode = absl::GetFlag(FLAGS_mode),
+                                                                      .local_steps = absl::GetFlag(FLAGS_local_steps),
                                                                       .steps = StepsOr(300),
                                                                       .device = *device,
                                                                       .wire = Wire()});
@@ -475,7 +483,9 @@ int main(int argc, char** argv) {
   if (command != "exchange" && command != "train" && command != "network" && command != "gemm" &&
       command != "optimizers" && command != "encoding" && command != "faults" && command != "join" &&
       command != "crowd" && command != "losses" && command != "link") {
-    return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
+    const std::string given = absl::StrJoin(line.arguments, " ");
+    const std::string what = given.empty() ? "expected a command" : absl::StrCat("there is no command '", given, "'");
+    return Complain("ps_bench", absl::InvalidArgumentError(absl::StrCat(what, "\n", kUsage)), kExitUsage);
   }
   if (const absl::Status flags = CheckFlags(command, line); !flags.ok()) return Complain("ps_bench", flags, kExitUsage);
   absl::Status status = Run(command);

@@ -34,6 +34,23 @@ Layout SmallTensors() {
   return layout;
 }
 
+// The outer ones are what servers apply differences of weights with.
+constexpr char kOuter[] = "outer nesterov";
+constexpr char kDelayed[] = "delayed nesterov";
+
+std::unique_ptr<Optimizer> OptimizerOf(const std::string& name) {
+  if (name == kOuter) return MakeOuterOptimizer("nesterov");
+  if (name == kDelayed) return MakeDelayedNesterov(/*buffer=*/4, /*momentum=*/true);
+  return *MakeOptimizer(name);
+}
+
+Hyperparameters HyperparametersOf(const std::string& name) {
+  Hyperparameters values = DefaultHyperparameters(name);
+  values.outer_lr = 0.7F;
+  values.outer_momentum = 0.9F;
+  return values;
+}
+
 int64_t Elements(const Layout& layout) {
   int64_t elements = 0;
   for (const TensorSpec& tensor : layout) elements += tensor.elements();
@@ -71,8 +88,8 @@ class Ending {
 class ShardUpdates {
  public:
   ShardUpdates(const std::string& optimizer, const Layout& layout, int threads)
-      : optimizer_(*MakeOptimizer(optimizer)),
-        hyperparameters_(DefaultHyperparameters(optimizer)),
+      : optimizer_(OptimizerOf(optimizer)),
+        hyperparameters_(HyperparametersOf(optimizer)),
         layout_(std::make_shared<const ShardLayout>(layout, 0, 1)),
         gradient_(std::make_shared<std::vector<float>>(layout_->elements(), kSmallGradient)),
         pool_(threads),
@@ -177,8 +194,8 @@ class ShardUpdates {
 class Kernels {
  public:
   Kernels(const std::string& optimizer, int64_t elements, int threads)
-      : optimizer_(*MakeOptimizer(optimizer)),
-        hyperparameters_(DefaultHyperparameters(optimizer)),
+      : optimizer_(OptimizerOf(optimizer)),
+        hyperparameters_(HyperparametersOf(optimizer)),
         threads_(static_cast<size_t>(threads)),
         part_(static_cast<size_t>(elements) / threads_),
         gradient_(part_ * threads_, kSmallGradient),
@@ -297,7 +314,9 @@ absl::Status MeasureSmall(const std::string& optimizer, int threads, int repeats
 absl::StatusOr<std::vector<Measurement>> RunOptimizersBench(int repeats) {
   std::vector<Measurement> rows;
   for (const int threads : {1, 2}) {
-    for (const std::string& optimizer : OptimizerNames()) {
+    std::vector<std::string> names = OptimizerNames();
+    names.insert(names.end(), {kOuter, kDelayed});
+    for (const std::string& optimizer : names) {
       PS_RETURN_IF_ERROR(MeasureLarge(optimizer, threads, repeats, rows));
       PS_RETURN_IF_ERROR(MeasureSmall(optimizer, threads, repeats, rows));
     }

@@ -60,6 +60,7 @@ absl::StatusOr<TrainRow> TrainWith(const TrainBenchOptions& options, uint32_t wo
   server_options.num_workers = workers;
   server_options.num_shards = options.servers;
   server_options.mode.name = options.mode;
+  server_options.mode.local_steps = options.local_steps;
   server_options.optimizer = "momentum";
   server_options.hyperparameters = {.learning_rate = 0.001F, .momentum = 0.9F, .weight_decay = 0};
   options.wire.Set(server_options);

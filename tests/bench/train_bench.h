@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct TrainBenchOptions {
   uint32_t workers = 2;           // Measured with 1 up to so many.
   uint32_t servers = 1;
   std::string mode = "bsp";
+  std::optional<uint32_t> local_steps;  // In modes that have them; unset: the mode's default.
   int64_t steps = 300;
   DeviceOptions device;
   WireOptions wire;

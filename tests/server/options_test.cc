@@ -233,6 +233,7 @@ TEST_CASE("Servers may leave the optimizer to workers that take steps of their o
   CHECK(Message(CheckServerFlags({.given = {"momentum"}})) ==
         "--momentum=0.5: has no effect: --optimizer=local leaves momentum to the workers");
   ServerOptions options;
+  options.num_workers = 2;
   options.optimizer = "local";
   for (const char* mode : {"diloco", "local_sgd", "easgd"}) {
     options.mode = {.name = mode};

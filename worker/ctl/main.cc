@@ -13,6 +13,7 @@
 #include "common/problems.h"
 #include "common/program.h"
 #include "common/status.h"
+#include "common/text.h"
 #include "worker/ctl/export.h"
 #include "worker/ctl/job_calls.h"
 #include "worker/ctl/report.h"
@@ -33,6 +34,8 @@ ABSL_FLAG(absl::Duration, timeout, absl::Seconds(10), "how long to try and to wa
 namespace ps {
 namespace {
 
+constexpr size_t kMaxShown = 256;
+
 constexpr char kUsage[] =
     "ps_ctl [flags] COMMAND\n"
     "  health          asks gRPC's health service whether this server is serving; exit status 0 if it is\n"
@@ -46,6 +49,38 @@ constexpr char kUsage[] =
     "                  from a checkpoint (--from)\n"
     "  shutdown        ends the job: servers and workers exit with status 0; with --checkpoint takes one before\n"
     "  report DIR…     a table that compares runs, from the metrics files in each folder";
+
+// What follows a command on the line.
+struct CommandForm {
+  const char* name;
+  size_t least;
+  size_t most;
+  const char* arguments;  // In words.
+};
+constexpr CommandForm kCommands[] = {
+    {"health", 0, 0, "nothing"},
+    {"status", 0, 0, "nothing"},
+    {"set", 1, SIZE_MAX, "NAME=VALUE…"},
+    {"checkpoint", 0, 0, "nothing"},
+    {"drain", 1, 1, "a worker's name or rank"},
+    {"weights_hash", 0, 0, "nothing"},
+    {"export", 0, 0, "nothing"},
+    {"shutdown", 0, 0, "nothing"},
+    {"report", 1, SIZE_MAX, "DIR…"},
+};
+
+// INVALID_ARGUMENT if there is no such command, or what follows it is not what it takes.
+absl::Status CheckCommand(const std::string& command, const std::vector<std::string>& rest) {
+  if (command.empty()) return absl::InvalidArgumentError("expected a command");
+  for (const CommandForm& form : kCommands) {
+    if (command != form.name) continue;
+    if (rest.size() >= form.least && rest.size() <= form.most) return absl::OkStatus();
+    const std::string given = Printable(absl::StrJoin(rest, " "), kMaxShown);
+    return absl::InvalidArgumentError(absl::StrCat(command, ": expected ", form.arguments, " after it",
+                                                   given.empty() ? "" : absl::StrCat(", not '", given, "'")));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("there is no command '", Printable(command, kMaxShown), "'"));
+}
 
 constexpr absl::Duration kMaxTimeout = absl::Hours(24);
 
@@ -173,13 +208,8 @@ int main(int argc, char** argv) {
   if (!StartProgram(argc, argv, kUsage, "worker/ctl/main.cc", &line, &exit_status)) return exit_status;
   const std::string command = line.arguments.empty() ? "" : line.arguments.front();
   const std::vector<std::string> rest(line.arguments.begin() + (command.empty() ? 0 : 1), line.arguments.end());
-  const bool alone = command == "health" || command == "status" || command == "checkpoint" ||
-                     command == "weights_hash" || command == "export" || command == "shutdown";
-  const bool known = alone                ? rest.empty()
-                     : command == "drain" ? rest.size() == 1
-                                          : (command == "report" || command == "set") && !rest.empty();
-  if (!known) {
-    return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat("expected a command\n", kUsage)), kExitUsage);
+  if (const absl::Status known = CheckCommand(command, rest); !known.ok()) {
+    return Complain("ps_ctl", absl::InvalidArgumentError(absl::StrCat(Message(known), "\n", kUsage)), kExitUsage);
   }
   const std::string server = absl::GetFlag(FLAGS_server);
   const absl::Duration timeout = absl::GetFlag(FLAGS_timeout);
