@@ -59,7 +59,7 @@ absl::Status Server::CheckFlagsAfterNotFinite() const {
   if (settings != SharedSettings(options_)) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("--checkpoint_dir=", options_.checkpoint_dir, ": with these flags the job has ended: ", end->reason,
-                   "; change one (--learning_rate, --clip_norm, --restore=PATH of an "
+                   "; change one (--learning_rate, --outer_lr, --clip_norm, --restore=PATH of an "
                    "earlier checkpoint), begin anew (--restore=none), or remove ",
                    store_->dir().NotFinitePath(), " if the cause was with the workers, and is mended"));
 }

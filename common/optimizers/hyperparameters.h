@@ -25,8 +25,8 @@ struct Hyperparameters {
   float eps = 1e-8F;
   float initial_accumulator_value = 0.0F;
   float lr_decay = 0.0F;
-  // Of the outer optimizer (MakeOuterOptimizer), which servers step with where workers take steps of their own. As they
-  // are here, the servers' weights move by the mean difference.
+  // The outer optimizer (MakeOuterOptimizer) has these two: servers step with it where workers take steps of their own.
+  // With these values the servers' weights move by the mean difference.
   float outer_lr = 1.0F;
   float outer_momentum = 0.0F;
 };
@@ -64,7 +64,8 @@ struct HyperparameterInfo {
 
 // One row for each field of Hyperparameters, but for those of the outer optimizer.
 const std::vector<HyperparameterInfo>& HyperparameterTable();
-// Those; `optimizers` are outer ones. Their flags are the mode's (server/config/mode_options.cc).
+// The rows of the outer optimizer's fields; `optimizers` are outer ones. Their flags are the mode's
+// (server/config/mode_options.cc).
 const std::vector<HyperparameterInfo>& OuterHyperparameterTable();
 
 // The row of one field.

@@ -18,9 +18,6 @@ class OuterOptimizer final : public Optimizer {
   float InitialState(int k, const Hyperparameters& hyperparameters) const override {
     return optimizer_->InitialState(k, Outer(hyperparameters));
   }
-  bool keeps_still(const Hyperparameters& hyperparameters) const override {
-    return optimizer_->keeps_still(Outer(hyperparameters));
-  }
   void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
     optimizer_->Apply(block, {.update = context.update, .hyperparameters = Outer(context.hyperparameters)}, isa);
   }
@@ -46,7 +43,7 @@ struct ShareKernel {
   }
 };
 
-// Between two steps of the momentum.
+// An update between two steps of the momentum.
 struct DelayKernel {
   PS_KERNEL void Run(size_t elements, const float* difference, const float* weights, float* new_weights,
                      const float* sum, float* new_sum, float rate, float share) {
@@ -58,7 +55,7 @@ struct DelayKernel {
   }
 };
 
-// A step of the momentum.
+// An update with a step of the momentum.
 struct DelayedStepKernel {
   PS_KERNEL void Run(size_t elements, const float* difference, const float* weights, float* new_weights,
                      const float* velocity, float* new_velocity, const float* sum, float* new_sum, float rate,
@@ -79,7 +76,6 @@ class DelayedNesterov final : public Optimizer {
       : buffer_(buffer), share_(1.0F / static_cast<float>(buffer)), momentum_(momentum) {}
 
   int state_tensors() const override { return momentum_ ? 2 : 0; }
-  bool keeps_still(const Hyperparameters& /*hyperparameters*/) const override { return !momentum_; }
   void Apply(const OptimizerBlock& block, const UpdateContext& context, Isa isa) const override {
     const float rate = context.hyperparameters.outer_lr;
     if (!momentum_) {

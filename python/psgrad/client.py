@@ -536,6 +536,14 @@ class Client:
         """
         return str(self._call_at_end("weights_hash", lambda core: core.weights_hash()))
 
+    def count_local_step(self) -> None:
+        """Says that this worker has taken a step of its own, between two exchanges.
+
+        As long as there are such steps, the servers' --progress_timeout does not count.
+        """
+        self._check_open()
+        self._core.count_local_step()
+
     def set_busy(self, what: str) -> None:
         """Says that this worker makes no step for a while though nothing is wrong ("evaluating"); "": that is over.
 

@@ -316,7 +316,9 @@ class Batches:
         epochs, in_epoch = divmod(samples, len(self._dataset))
         # Batches that were not used as a whole are used again.
         origin = epochs * self.steps_per_epoch + int(in_epoch / len(self._dataset) * self.steps_per_epoch)
-        return _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
+        first = _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
+        besides = int(self._job.get("batches_besides", lambda step: 0)(step))
+        return max(0, min(first + besides, self.total))
 
     def _batch_now(self) -> int:
         """The batch that the worker's next step begins with."""

@@ -236,6 +236,7 @@ class CoreClient {
   Call Done(bool counts_as_empty) {
     return Calling([counts_as_empty](Client& client) { return client.Done(counts_as_empty); });
   }
+  void CountLocalStep() { client().CountLocalStep(); }
   void SetBusy(const std::string& what) { client().SetBusy(what); }
   Call Leave(const std::string& reason) {
     return Calling([reason](Client& client) { return client.Leave(reason); });
@@ -435,6 +436,7 @@ void DefineClient(nb::module_& module) {
       .def("pull", &CoreClient::Pull, nb::arg("weights"), nb::arg("version").none(), nb::arg("step").none(),
            nb::arg("float32"))
       .def("done", &CoreClient::Done)
+      .def("count_local_step", &CoreClient::CountLocalStep)
       .def("set_busy", &CoreClient::SetBusy)
       .def("leave", &CoreClient::Leave)
       .def("weights_hash", &CoreClient::WeightsHash)

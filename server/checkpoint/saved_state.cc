@@ -58,7 +58,7 @@ absl::StatusOr<nlohmann::ordered_json> ObjectIn(const nlohmann::ordered_json& js
   return *found;
 }
 
-v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater) {
+v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater, bool outer) {
   v1::SavedShard saved;
   for (const Ledger::Last& last : ledger.Lasts()) {
     v1::SavedShard::Push* const push = saved.add_ledger();
@@ -69,7 +69,11 @@ v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater) {
     push->set_runs(last.runs);
   }
   const HyperparameterTimeline::Saved& timeline = updater.timeline;
-  ToProto(AllValues(timeline.made_with), saved.mutable_hyperparameters());
+  HyperparameterValues values = AllValues(timeline.made_with);
+  for (const HyperparameterInfo& each : OuterHyperparameterTable()) {
+    if (!outer) values.erase(each.flag);
+  }
+  ToProto(values, saved.mutable_hyperparameters());
   if (timeline.told.has_value()) saved.set_told_learning_rate(*timeline.told);
   *saved.mutable_schedule() = ToProto(timeline.schedule);
   for (const HyperparameterTimeline::Change& change : timeline.pending) {

@@ -24,7 +24,9 @@ absl::Status JsonToMessage(const nlohmann::ordered_json& json, google::protobuf:
 // The field of this name, an object. INVALID_ARGUMENT, naming it, if there is none.
 absl::StatusOr<nlohmann::ordered_json> ObjectIn(const nlohmann::ordered_json& json, const std::string& field);
 
-v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater);
+// Hyperparameters of an outer optimizer are saved where there is one (`outer`), so that a release without outer
+// optimizers can read what other jobs have saved.
+v1::SavedShard SaveShard(const Ledger& ledger, const SavedUpdates& updater, bool outer);
 
 struct RestoredShard {
   Ledger ledger;

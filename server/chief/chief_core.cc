@@ -225,7 +225,7 @@ absl::StatusOr<v1::HeartbeatReply> ChiefCore::Heartbeat(const v1::HeartbeatReque
   PS_ASSIGN_OR_RETURN(const auto member, job_.Hear(request.id(), now));
   PS_RETURN_IF_ERROR(
       CheckText(absl::StrCat("rank ", request.id().rank(), ": busy_with"), request.busy_with(), kMaxBusyBytes));
-  if (job_.OnHeartbeat(member, request.step(), request.busy_with(), now)) ChangeView(now);
+  if (job_.OnHeartbeat(member, request, now)) ChangeView(now);
   return MakeMemberState(job_, *member, now);
 }
 

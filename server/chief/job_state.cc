@@ -247,10 +247,12 @@ absl::Status JobState::FencedError(uint32_t rank, uint64_t incarnation) const {
           : absl::StrCat("replaced by ", owner->second.ToString(), ", incarnation ", owner->second.incarnation)));
 }
 
-bool JobState::OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now) {
-  if (step != member->step || !busy_with.empty()) last_progress_ = now;
-  members_.Change(member, [step](Member& changed) { changed.step = step; });
-  return std::exchange(member->busy_with, busy_with) != busy_with;
+bool JobState::OnHeartbeat(Member* member, const v1::HeartbeatRequest& heartbeat, TimePoint now) {
+  const bool moves = heartbeat.step() != member->step || heartbeat.local_steps() != member->local_steps;
+  if (moves || !heartbeat.busy_with().empty()) last_progress_ = now;
+  members_.Change(member, [&](Member& changed) { changed.step = heartbeat.step(); });
+  member->local_steps = heartbeat.local_steps();
+  return std::exchange(member->busy_with, heartbeat.busy_with()) != heartbeat.busy_with();
 }
 
 absl::StatusOr<Member*> JobState::Drain(const std::string& worker) {
@@ -473,6 +475,8 @@ absl::StatusOr<JobState::Setting> JobState::CheckSet(const v1::SetHyperparameter
   const std::optional<OptimizerSetup>& setup = optimizer().setup();
   if (!setup.has_value()) return not_running;
   ScheduleOptions schedule;
+  problems.Check(request.schedule().empty() || !optimizer().leaves_to_workers(),
+                 absl::StrCat("schedule: --optimizer=", kLocal, " leaves schedules to the workers"));
   if (!request.schedule().empty()) {
     problems.Read(ParseSchedule({request.schedule().begin(), request.schedule().end()}), schedule);
   }

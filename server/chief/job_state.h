@@ -196,7 +196,7 @@ class JobState {
   absl::Status FencedError(uint32_t rank, uint64_t incarnation) const;
   Member* Find(uint32_t rank, uint64_t incarnation) { return members_.Find(rank, incarnation); }
   // Returns whether what the member is busy with has changed, so that a view is due.
-  bool OnHeartbeat(Member* member, uint64_t step, const std::string& busy_with, TimePoint now);
+  bool OnHeartbeat(Member* member, const v1::HeartbeatRequest& heartbeat, TimePoint now);
   // Asks the member of this name, or else of this rank, to leave. NOT_FOUND, naming the members that there are, if it
   // is not among them; else the errors of Serving.
   absl::StatusOr<Member*> Drain(const std::string& worker);

@@ -187,6 +187,7 @@ absl::Status JobTerms::CheckLayout(const Layout& layout) const {
                                                         ToString(layout[i].kind), ", but the job's is ",
                                                         ToString(ours[i].kind)));
     }
+    if (optimizer_.leaves_to_workers()) continue;
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "learning_rate", &TensorSpec::learning_rate_factor));
     PS_RETURN_IF_ERROR(CheckFactor(layout[i], ours[i], "weight_decay", &TensorSpec::weight_decay_factor));
   }

@@ -28,6 +28,7 @@ struct Member {
   // Where the job began, for those who had joined by then: others may have pushed when its join is answered.
   std::optional<uint64_t> first_step;
   uint64_t step = 0;                   // The last one that it told.
+  uint64_t local_steps = 0;            // The meaning is that of HeartbeatRequest.local_steps.
   std::string busy_with;               // The meaning is that of HeartbeatRequest.busy_with.
   bool done = false;                   // Its budget is spent.
   bool counts_as_empty = false;        // With done: steps that others still make do not need it.

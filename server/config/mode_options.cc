@@ -25,12 +25,12 @@ std::optional<LossAction> ParseLossAction(const std::string& text) {
 
 constexpr uint32_t kMaxBuffer = 1'000'000;
 
-// A flag that another one leaves out in a mode.
+// In this mode a row's flag has an effect only where another flag has one of some values.
 struct Need {
   std::string mode;
-  std::string flag;
-  std::string value;                  // It has this one,
-  std::vector<std::string> accepted;  // and has to have one of these.
+  std::string flag;                   // The other one,
+  std::string value;                  // what it is set to,
+  std::vector<std::string> accepted;  // and what it has to be set to.
 
   bool met() const { return std::find(accepted.begin(), accepted.end(), value) != accepted.end(); }
 };

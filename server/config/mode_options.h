@@ -50,7 +50,7 @@ struct ModeOptions {
 
   // local_sgd, diloco and easgd
   std::optional<uint32_t> local_steps;  // Batches between two exchanges; unset: batches_per_round().
-  std::string local_sync = "weights";   // Of local_sgd; or gradients.
+  std::string local_sync = "weights";   // What local_sgd averages: weights or gradients.
   std::string average_every;            // How often gradients are averaged (ParseAverageEvery).
   float easgd_alpha = 0;                // 0: 0.9 / num_workers, as in easgd's source.
 

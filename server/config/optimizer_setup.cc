@@ -83,8 +83,9 @@ absl::StatusOr<HyperparameterValues> ValuesOf(const HyperparameterMessages& mess
     const auto row =
         std::find_if(rows.begin(), rows.end(), [&](const auto* each) { return each->flag == message.name(); });
     if (row == rows.end()) {
-      problems.Check(false, absl::StrCat(shown, ": ", WhyNot(message.name(), optimizer, outer), "; expected one of ",
-                                         Choices(optimizer, outer, running)));
+      const std::string choices = Choices(optimizer, outer, running);
+      problems.Check(false, absl::StrCat(shown, ": ", WhyNot(message.name(), optimizer, outer),
+                                         choices.empty() ? "" : absl::StrCat("; expected one of ", choices)));
       continue;
     }
     const HyperparameterInfo* const info = *row;
@@ -275,7 +276,14 @@ OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, ui
 }
 
 absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
-  if (setup_.has_value() && setup_->optimizer == kLocal) return absl::OkStatus();  // It is the worker's own affair.
+  if (leaves_to_workers()) {
+    const v1::OptimizerSettings& theirs = request.optimizer();
+    const bool clips = theirs.has_clip_value() || theirs.has_clip_tensor_norm() || theirs.has_clip_norm();
+    if (!clips) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("the worker's optimizer: the servers leave it to the worker (--optimizer=", kLocal,
+                     "), so nobody clips gradients for it: clip them before the step"));
+  }
   if (!request.has_optimizer()) {
     if (!from_worker_) return absl::OkStatus();
     return absl::FailedPreconditionError(

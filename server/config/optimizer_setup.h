@@ -28,7 +28,7 @@ namespace ps {
 // A value of --optimizer: the servers have no optimizer of their own.
 inline constexpr char kFromWorker[] = "from_worker";
 
-// Another one, where workers take steps of their own: with optimizers that are theirs alone to know.
+// Another value: workers take steps of their own, with optimizers that they alone know.
 inline constexpr char kLocal[] = "local";
 
 // "sgd, … lamb, from_worker or local": what the flag may be, for help and messages.
@@ -102,7 +102,7 @@ void ToProto(const HyperparameterValues& values, HyperparameterMessages* message
 
 // The hyperparameters that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
-// With those of the outer optimizer.
+// The same with those of the outer optimizer.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const OptimizerSetup& setup);
 
 // "learning_rate=0.01 momentum=0.5"
@@ -120,6 +120,8 @@ class OptimizerTerms {
   OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, uint32_t num_shards, bool sparse = false);
 
   bool from_worker() const { return from_worker_; }
+  // Each worker has an optimizer of its own, of which nobody knows anything.
+  bool leaves_to_workers() const { return setup_.has_value() && setup_->optimizer == kLocal; }
   // Nothing: no join has said it yet.
   const std::optional<OptimizerSetup>& setup() const { return setup_; }
 

@@ -490,8 +490,12 @@ std::string Updater::Update::NotFinite() const {
   if (!weight) return absl::StrCat(which, ": the values of tensor ", tensor.name, " are not finite");
   const bool too_large = memory.new_rounded.type == WireType::kFloat16;
   return absl::StrCat(which, ": the weights of tensor ", tensor.name, " are not finite",
-                      too_large ? " or too large for --weights_wire_dtype=float16" : "", "; the learning rate, ",
-                      context.hyperparameters.learning_rate, ", may be too large (--learning_rate)");
+                      too_large ? " or too large for --weights_wire_dtype=float16" : "",
+                      versions.front().contribution() == v1::CONTRIBUTION_WEIGHT_DIFFERENCE
+                          ? absl::StrCat("; the workers' learning rate, or the outer one, ",
+                                         context.hyperparameters.outer_lr, ", may be too large")
+                          : absl::StrCat("; the learning rate, ", context.hyperparameters.learning_rate,
+                                         ", may be too large (--learning_rate)"));
 }
 
 absl::Status Updater::Update::NotFinite(const Push& push) const {
@@ -523,7 +527,7 @@ nlohmann::ordered_json Updater::Update::Fields(const Version& version, TimePoint
       {"ranks", std::move(ranks)},         {"steps", std::move(steps)},
       {"samples", std::move(samples)},     {"staleness", std::move(staleness)},
       {"position", version.position},      {"apply_s", Seconds(now - version.committed_at)}};
-  // A difference of weights is added whatever it is.
+  // A difference of weights is stepped with by the outer optimizer, whatever the learning rate is.
   if (version.contribution() == v1::CONTRIBUTION_GRADIENT) {
     fields["learning_rate"] = nlohmann::ordered_json::parse(ExactText(version.context.hyperparameters.learning_rate));
   }

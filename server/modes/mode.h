@@ -79,7 +79,7 @@ class Mode {
   // What it asks of workers, but for the optimizer of LocalSteps, which its owner knows.
   const v1::ModePolicy& policy() const { return policy_; }
 
-  // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights is added.
+  // Whether a push may carry this: a gradient goes to the optimizer, a difference of weights to the outer one.
   virtual bool Takes(v1::Contribution contribution) const = 0;
 
   // The version that a worker that pushed `step` computes its next gradient on: this one at least, and exactly this one

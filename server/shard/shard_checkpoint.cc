@@ -29,7 +29,8 @@ nlohmann::ordered_json ShardState::Save() const {
     std::erase_if(saved_updater.timeline.pending,
                   [this](const auto& change) { return change.version > parameters->version(); });
   }
-  return {{"mode", std::move(saved_mode)}, {"shard", MessageToJson(SaveShard(pushes.ledger(), saved_updater))}};
+  const v1::SavedShard saved = SaveShard(pushes.ledger(), saved_updater, /*outer=*/!setup.outer.empty());
+  return {{"mode", std::move(saved_mode)}, {"shard", MessageToJson(saved)}};
 }
 
 std::vector<v1::RankStep> ShardState::SavedSteps() const {

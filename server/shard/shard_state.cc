@@ -296,7 +296,7 @@ v1::ShardStatusReply ShardState::Status(TimePoint now) const {
     status.set_bytes(layout->bytes());
     status.set_weight_buffer_bytes(parameters->bytes());
     status.set_position(updater.position());
-    status.set_learning_rate(updater.learning_rate());
+    if (setup.optimizer != kLocal) status.set_learning_rate(updater.learning_rate());
   }
   status.set_inflight_bytes(pushes.inflight_bytes());
   status.set_inflight_bytes_max(pushes.max_inflight_bytes());

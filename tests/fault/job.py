@@ -33,7 +33,7 @@ MODEL = ["--dataset=synthetic:samples=4000,features=20,classes=4", "--model=mlp:
 
 
 def flags_of_mode(mode):
-    """Of ps_server. Without its barrier, diloco is here a mode of its own."""
+    """The flags of ps_server. Without its barrier, diloco is here a mode of its own."""
     return ["--mode=diloco", "--outer_sync=async"] if mode == "diloco_async" else [f"--mode={mode}"]
 
 

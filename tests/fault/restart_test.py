@@ -76,6 +76,26 @@ def modes():
         run(mode, 2, [number % 2], moments.uniform(0, 0.3), [*flags, "--checkpoint_every=20"])
 
 
+def outer():
+    """The outer optimizer's state, and its place in a step, are those of the checkpoint: so are the weights, then.
+
+    Workers' optimizers have no state, which would begin anew. Without a barrier only one worker's order is known.
+    """
+    moments = random.Random(19)
+    flags = ["--optimizer=sgd", "--local_steps=4", "--outer_momentum=0.6"]
+    for mode, workers, more in [("diloco", 2, []), ("diloco_async", 1, ["--dn_buffer=7"])]:
+        options = {"flags": [*flags, *more, "--checkpoint_every=10"], "workers": workers}
+        expected = undisturbed(mode, 1, **options)
+        for shards, victims in [(1, [0]), (2, [1])]:
+            with Job(mode, shards, worker_flags=["--experiment_step_time=3ms"], **options) as job:
+                job.start_workers()
+                wait_until("the first checkpoint", lambda job=job: job.newest() >= 1)
+                time.sleep(moments.uniform(0.3, 0.7))
+                job.kill_and_restart(victims)
+                assert job.finish() == expected, (mode, shards)
+                assert "rolled back to step" in job.workers[0].errors()
+
+
 def finished():
     """Killed when all workers were done, the servers come back to serve the last evaluation."""
     with Job("bsp", 2, steps=100, flags=["--server_timeout=5s"]) as job:
@@ -115,5 +135,5 @@ def refused():
 
 
 if __name__ == "__main__":
-    cases = [bsp, own_folders, modes, finished, refused, stopped]
+    cases = [bsp, own_folders, modes, outer, finished, refused, stopped]
     {case.__name__: case for case in cases}[sys.argv[2]]()

@@ -171,11 +171,13 @@ TEST_CASE("Where workers have different numbers of samples, each of them is used
   for (size_t rank = 0; rank < sizes.size(); ++rank) {
     paths.push_back(WriteRows(folder, absl::StrCat(rank, ".csv"), Rows(sizes[rank], rank == 2 ? 2 : 3)));
   }
-  for (const std::string mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "diloco", "easgd"}) {
+  for (const std::string mode : {"bsp", "asp", "ssp", "backup", "local_sgd", "diloco", "diloco_async", "easgd"}) {
     for (const std::string batch : {"10", "full"}) {
       INFO(mode << ", batch " << batch);
+      const Flags of_mode = mode == "diloco_async" ? Flags{"--mode=diloco", "--outer_sync=async", "--local_steps=2"}
+                                                   : Flags{"--mode=" + mode};
       Job job(folder, mode + batch,
-              {"--mode=" + mode, "--num_workers=3", "--schedule=cosine", "--schedule_length=2epochs"}, 1,
+              of_mode + Flags{"--num_workers=3", "--schedule=cosine", "--schedule_length=2epochs"}, 1,
               kModel + Flags{"--epochs=2", "--batch_size=" + batch, "--eval_every=1"}, Own(paths));
       job.ExpectEnd();
       for (size_t rank = 0; rank < sizes.size(); ++rank) {

@@ -98,6 +98,7 @@ class Push:
     passed: int | None = None
 
 
+KNOWN_OPTIMIZERS = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw")
 _addresses = itertools.count()
 _servers: dict[str, FakeServer] = {}
 
@@ -383,7 +384,9 @@ class FakeClient:
             if not job_.layout:
                 job_.layout = list(layout)
                 job_.settings = optimizer
-                job_.learning_rate = optimizer.hyperparameters["learning_rate"] if optimizer else 0.0
+                if optimizer.optimizer not in KNOWN_OPTIMIZERS:
+                    raise ValueError(f"the worker's optimizer: --optimizer={optimizer.optimizer}: expected another")
+                job_.learning_rate = optimizer.hyperparameters["learning_rate"]
                 job_.state = [{} for _ in layout]
                 job_.skipped = [0 for _ in layout]
             if job_.layout != list(layout):
@@ -481,6 +484,9 @@ class FakeClient:
         with self.server.condition:
             self.bring(weights)
             return FakeResult(self.server.version, [self.server.version])
+
+    def count_local_step(self) -> None:
+        pass
 
     def set_busy(self, what: str) -> None:
         self.busy_with.append(what)

@@ -145,6 +145,29 @@ TEST_CASE("Without a step for progress_timeout a job fails, but not while the le
   CHECK(other.reason.find("--progress_timeout") != std::string::npos);
 }
 
+TEST_CASE("A round may last longer than progress_timeout, as long as a worker takes steps of its own in it") {
+  TestJob job("diloco", 2);
+  const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};
+  job.Initialised(0);
+  uint64_t steps = 0;
+  const auto pass = [&](int seconds, bool trains) {
+    for (int second = 0; second < seconds; ++second) {
+      job.now += std::chrono::seconds(1);
+      if (trains && second % 60 == 0) ++steps;
+      for (const v1::Identity& id : ids) {
+        v1::HeartbeatRequest beat = Beat(id);
+        if (id.rank() == 0) beat.set_local_steps(steps);
+        (void)job.chief.Heartbeat(beat, job.now);
+      }
+      job.chief.Tick(job.now);
+    }
+  };
+  pass(2000, /*trains=*/true);
+  CHECK(job.ended == v1::PHASE_UNSPECIFIED);
+  pass(700, /*trains=*/false);
+  CHECK(job.ended == v1::PHASE_FAILED);
+}
+
 TEST_CASE("What a member is busy with is told to the shards, and is no lack of progress while it lasts") {
   TestJob job("asp", 2);
   const v1::Identity ids[] = {job.Join(job.Request("a"))->id(), job.Join(job.Request("b"))->id()};

@@ -172,7 +172,10 @@ TEST_CASE("With --optimizer=local workers join with any optimizer, which servers
   const auto joined = job.JoinWith("a", Settings("adam"));
   REQUIRE(joined.ok());
   CHECK(joined->policy().local_steps().optimizer() == "local");
-  CHECK(job.JoinWith("b", Settings("sgd")).ok());
+  v1::OptimizerSettings clips = Settings("sgd");
+  clips.set_clip_norm(1);
+  CHECK(job.Refusal(clips, kDiffers).find("nobody clips gradients for it") != std::string::npos);
+  CHECK(job.JoinWith("b", Settings("lion_of_my_own")).ok());
   CHECK(job.Now() == HyperparameterValues{{"outer_lr", 0.7F}, {"outer_momentum", 0.9F}});
 }
 

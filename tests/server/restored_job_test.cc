@@ -201,5 +201,23 @@ TEST_CASE(
   CHECK(timeline.schedule.warmup == 0);
 }
 
+TEST_CASE("Outer hyperparameters are saved where there is an outer optimizer, and else are as the flags say") {
+  SavedUpdates updates;
+  updates.timeline.made_with.outer_lr = 0.25F;
+  updates.timeline.made_with.outer_momentum = 0.75F;
+  const Hyperparameters flags = {.outer_lr = 1, .outer_momentum = 0.5F};
+  const auto with = RestoreShard(SaveShard(Ledger(), updates, /*outer=*/true), flags);
+  REQUIRE(with.ok());
+  CHECK(with->updater.timeline.made_with.outer_lr == 0.25F);
+  CHECK(with->updater.timeline.made_with.outer_momentum == 0.75F);
+  // As a release before there were outer optimizers has saved local_sgd with --outer_momentum.
+  const v1::SavedShard without = SaveShard(Ledger(), updates, /*outer=*/false);
+  for (const v1::Hyperparameter& each : without.hyperparameters()) CHECK(each.name().find("outer") != 0);
+  const auto restored = RestoreShard(without, flags);
+  REQUIRE(restored.ok());
+  CHECK(restored->updater.timeline.made_with.outer_lr == 1);
+  CHECK(restored->updater.timeline.made_with.outer_momentum == 0.5F);
+}
+
 }  // namespace
 }  // namespace ps

@@ -117,6 +117,22 @@ TEST_CASE("Differences of buffers are added, those of the lowest rank or the mea
   CHECK(Values(elastic, 2) == std::vector<float>{2, 1, 5, 1.5F});
 }
 
+TEST_CASE(
+    "In diloco without a barrier a mean buffer takes a share of each difference, and the lowest rank's is added") {
+  ShardOptions options;
+  options.mode.outer_sync = "async";
+  options.mode.outer_optimizer = "sgd";
+  options.mode.outer_lr = 0.5F;
+  TestShard job("diloco", options, Kinds());
+  for (const uint32_t rank : {1U, 0U}) {
+    v1::PushRequest header = Header(rank, 0, 0);
+    header.set_contribution(v1::CONTRIBUTION_WEIGHT_DIFFERENCE);
+    const float more = 2 * static_cast<float>(rank);
+    REQUIRE(job.Add(header, SlicesOf({.weight = 1, .lowest = 3 + more, .mean = 3 + more})).ok());
+  }
+  CHECK(Values(job, 2) == std::vector<float>{1 + 0.25F + 0.25F, 1, 1 + 3, 1 + 2.5F + 1.5F});
+}
+
 TEST_CASE("Only weights are clipped, measured and stepped, whatever the learning rate") {
   Layout layout = Kinds();
   layout.push_back({.name = "other", .shape = {1}});

@@ -54,6 +54,11 @@ void Heartbeats::SetStep(uint64_t step) {
   step_ = std::max(step_, step);
 }
 
+void Heartbeats::CountLocalStep() {
+  MutexLock lock(mutex_);
+  ++local_steps_;
+}
+
 void Heartbeats::SetBusy(const std::string& what) {
   MutexLock lock(mutex_);
   busy_with_ = Printable(what, kMaxBusyBytes);
@@ -67,6 +72,7 @@ void Heartbeats::Send(uint64_t turn) {
     MutexLock lock(mutex_);
     if (stopped_ || sending_ || turn != turn_) return;
     beat->request.set_step(step_);
+    beat->request.set_local_steps(local_steps_);
     beat->request.set_busy_with(busy_with_);
     sending_ = true;
   }

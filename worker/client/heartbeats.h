@@ -50,6 +50,8 @@ class Heartbeats {
 
   // The member begins this step. A step before the highest that was named changes nothing.
   void SetStep(uint64_t step);
+  // The member has taken a step of its own (HeartbeatRequest.local_steps).
+  void CountLocalStep();
   // The next heartbeat tells it (HeartbeatRequest.busy_with).
   void SetBusy(const std::string& what);
 
@@ -68,6 +70,7 @@ class Heartbeats {
   Mutex mutex_;
   CondVar ended_;
   uint64_t step_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t local_steps_ ABSL_GUARDED_BY(mutex_) = 0;
   std::string busy_with_ ABSL_GUARDED_BY(mutex_);
   uint64_t turn_ ABSL_GUARDED_BY(mutex_) = 0;  // Numbers the heartbeat that is scheduled: one at a time is.
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -37,13 +37,17 @@ std::string PhaseName(v1::Phase phase) {
   }
 }
 
-std::string DescribePosition(const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
+std::string DescribePosition(const v1::ShardStatusReply& shard, const v1::StatusReply& job) {
+  const uint64_t samples_per_epoch = job.samples_per_epoch();
   const std::string epochs = samples_per_epoch == 0
                                  ? ""
                                  : absl::StrFormat(" (%.2f epochs)", static_cast<double>(shard.position()) /
                                                                          static_cast<double>(samples_per_epoch));
-  return absl::StrCat(shard.position(), " samples have passed", epochs, "; learning rate ",
-                      ExactText(shard.learning_rate()));
+  // With --optimizer=local it is the workers' own affair.
+  const bool has_rate = std::any_of(job.hyperparameters().begin(), job.hyperparameters().end(),
+                                    [](const v1::Hyperparameter& each) { return each.name() == "learning_rate"; });
+  return absl::StrCat(shard.position(), " samples have passed", epochs,
+                      has_rate ? absl::StrCat("; learning rate ", ExactText(shard.learning_rate())) : "");
 }
 
 std::string DescribeCheckpoints(const v1::CheckpointStatus& checkpoints) {
@@ -95,12 +99,12 @@ std::string Runs(const google::protobuf::RepeatedField<uint32_t>& numbers) {
   return absl::StrJoin(runs, ", ");
 }
 
-void PrintShard(const v1::ShardInfo& info, const v1::ShardStatusReply& shard, uint64_t samples_per_epoch) {
+void PrintShard(const v1::ShardInfo& info, const v1::ShardStatusReply& shard, const v1::StatusReply& job) {
   std::cout << absl::StrFormat(
       "%5d  %-24s %10d %7d %13d %13d %13d %7d %7d %7d %14d  %s\n", info.shard(), info.address(), shard.version(),
       shard.slices(), shard.bytes(), shard.weight_buffer_bytes(), shard.inflight_bytes(), shard.parked(),
       shard.parked_others(), shard.open_calls(), shard.receive_buffer_bytes_max(), shard.waiting_for());
-  if (shard.slices() > 0) std::cout << "       " << DescribePosition(shard, samples_per_epoch) << "\n";
+  if (shard.slices() > 0) std::cout << "       " << DescribePosition(shard, job) << "\n";
   if (shard.shared_memory_size() > 0) {
     std::cout << "       through shared memory: rank " << Runs(shard.shared_memory()) << "\n";
   }
@@ -122,7 +126,7 @@ absl::Status PrintShards(JobCalls& calls, const v1::StatusReply& job) {
     }
     const absl::StatusOr<v1::ShardStatusReply> shard = calls.ShardStatus(info);
     if (shard.ok()) {
-      PrintShard(info, *shard, job.samples_per_epoch());
+      PrintShard(info, *shard, job);
     } else {
       std::cout << absl::StrFormat("%5d  %-24s %s\n", info.shard(), info.address(), Message(shard.status()));
       result = shard.status();

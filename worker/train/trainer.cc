@@ -145,6 +145,7 @@ absl::Status Trainer::JoinAgain(const absl::Status& why) {
   AddTotals();
   result_.end_status = absl::OkStatus();
   last_step_ = exchanges_.has_value() ? exchanges_->step() : 0;
+  dropped_samples_ = steps_ == nullptr ? 0 : steps_->open_samples();
   client_.reset();  // Nothing uses the memory of the others any more.
   steps_.reset();
   feed_.reset();
@@ -194,6 +195,9 @@ absl::Status Trainer::Start() {
 
 void Trainer::TellJoinedAgain() {
   if (ended_before_ == Ending::kNone) return;
+  if (dropped_samples_ > 0) {
+    spdlog::warn("what this worker had learnt from {} samples since its last exchange is dropped", dropped_samples_);
+  }
   if (ended_before_ == Ending::kFenced) {
     spdlog::warn("joined again as rank {}, incarnation {}, at step {}; going on", client_->rank(),
                  client_->incarnation(), exchanges_->step());

@@ -113,6 +113,7 @@ class Trainer {
   Waiting waiting_;                      // For servers, while it makes steps.
   std::jthread leave_by_;                // Ends the wait for a step that does not end.
   uint64_t last_step_ = 0;               // The last step of a generation that is over.
+  uint64_t dropped_samples_ = 0;         // Those whose round was open when the client before ended.
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Batches> train_batches_;
   std::unique_ptr<Network> network_;

@@ -39,6 +39,10 @@ class LocalTraining(Steps):
     def local_step(self) -> int:
         return self._open
 
+    @property
+    def open_samples(self) -> int:
+        return self._samples
+
     @contextmanager
     def showing(self, weights: list[torch.Tensor]) -> Iterator[None]:
         """In it the model has these weights, by tensor of `pushed`; after it its own again."""
@@ -57,9 +61,14 @@ class LocalTraining(Steps):
 
     @torch.no_grad()
     def unscale(self, scale: torch.Tensor) -> None:
-        """Takes off what a GradScaler has multiplied the loss with."""
+        """Takes off what a GradScaler has multiplied the loss with. ValueError, as GradScaler's, for float16."""
         for entry in self.weights:
             if entry.tensor.grad is not None:
+                if entry.tensor.grad.dtype is torch.float16:
+                    raise ValueError(
+                        f"{entry.name}: its gradient is float16, in which small ones would become 0 as they are "
+                        "unscaled: keep the model in float32, under torch.autocast"
+                    )
                 entry.tensor.grad.div_(scale.to(entry.tensor.grad.device))
 
     def check(self) -> None:
@@ -85,6 +94,7 @@ class LocalTraining(Steps):
 
     def train(self, samples: int) -> int:
         """Takes a step with the batch's gradients, and returns its samples; 0 if a gradient is not finite."""
+        self.client.count_local_step()
         skipped = self.not_finite()
         if not skipped:
             self._apply()
@@ -216,12 +226,19 @@ class AverageWeights(LocalTraining):
     def servers_weights(self) -> list[torch.Tensor]:
         return self._pulled
 
+    def _round_ends(self, pushes: bool) -> None:
+        self.progress.count_round(self._open, self.local.steps, pushes=pushes)
+
     def _exchange_weights(self) -> psgrad.Result | None:
-        out = self.difference(1, self._pulled)
-        samples, self._samples, self._open = self._samples, 0, 0
-        if samples == 0 and not self.client.empty_contributions:  # Nobody waits for it, and x has not moved.
+        pushes = self._samples > 0 or self.client.empty_contributions
+        self._round_ends(pushes)
+        if not pushes:  # Nobody waits for it, and x has not moved.
+            self._open = 0
             return None
+        out = self.difference(1, self._pulled)
+        samples, self._open = self._samples, 0
         result = self.push_pull(out, self.memory.weight_buffers, samples, difference=True)
+        self._samples = 0
         self.memory.publish()
         self._pulled = self.copy()
         return result
@@ -263,6 +280,9 @@ class AverageGradients(AverageWeights):
     def settle(self) -> None:
         if self._batches > self._averaged:
             self._exchange_weights()
+
+    def _round_ends(self, pushes: bool) -> None:
+        pass  # Which batches are exchanged, their numbers say.
 
     def _count(self) -> None:
         self._batches += 1
@@ -343,6 +363,7 @@ class Elastic(LocalTraining):
     @torch.no_grad()
     def _end_round(self) -> None:
         samples, batches, self._samples, self._open = self._samples, self._open, 0, 0
+        self.progress.count_round(batches, self.local.steps, pushes=samples > 0)
         if samples == 0:  # x has not moved, and this mode has no use for an empty contribution.
             return
         memory, progress = self.memory, self.progress

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -22,6 +22,7 @@ from psgrad.torch.tensors import Buffers, Entry, Memory, entries_of
 log = logging.getLogger("psgrad")
 
 _SAMPLES_MAX = 2**32 - 1
+_NAME_MAX = 200  # Servers take no longer names.
 
 
 class WrappingOptimizer(torch.optim.Optimizer):
@@ -167,13 +168,16 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         if not server:
             raise ValueError("server: none was given, and $PS_SERVER is not set; psrun sets it, or server='HOST:PORT'")
         groups: Groups | OwnGroups
-        settings: psgrad.OptimizerSettings | None
+        settings: psgrad.OptimizerSettings | None = None
         unknown: ValueError | None = None  # What servers lack for this optimizer, unless they leave it to the worker.
         try:
             groups = Groups(optimizer)
             settings = groups.settings(clip_norm)
         except ValueError as error:
-            groups, settings, unknown = OwnGroups(), None, error
+            groups, unknown = OwnGroups(), error
+            # A name by which servers refuse it before it is a member.
+            kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+            settings = psgrad.OptimizerSettings(kind[-_NAME_MAX:], clip_norm=clip_norm)
         self._entries = entries_of(model, optimizer, groups, buffers)
         _refuse_second(self._entries)
 
@@ -197,22 +201,15 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
                 counts_steps=samples is None,
                 **_place_in_job(),
             )
-        except psgrad.Refused as refused:
-            if unknown is None:
+        except ValueError as refused:
+            if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
-            raise ValueError(f"{unknown} (the servers have refused this worker: {refused})") from None
+            raise unknown from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
         try:
             if client.local_steps is not None and client.local_steps.optimizer == "local":
-                if clip_norm is not None:
-                    raise ValueError(
-                        "clip_norm: the servers leave optimizers to the workers (--optimizer=local), so nobody clips "
-                        "for them: call torch.nn.utils.clip_grad_norm_ before step()"
-                    )
                 groups, settings = OwnGroups(), None
-            elif unknown is not None:
-                raise unknown
             self._start(groups, settings, metrics_file)
         except BaseException as error:
             self.leave(life.reason_of(type(error), error))
@@ -272,27 +269,17 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
             ValueError: a group's hyperparameters changed in a way that servers cannot follow.
             psgrad.Error: as of psgrad.Client.push_pull.
         """
-        self._check_usable()
+        self._check_trains()
         if closure is not None:
             raise TypeError(
                 "step(closure): the closure would compute several gradients in a step, and servers take one; call "
                 "backward() and then step()"
             )
-        if "grad_scale" in self.__dict__ and isinstance(self._steps, LocalTraining):
-            if self.__dict__["grad_scale"] is not None:  # Else the script has called scaler.unscale_().
-                self._steps.unscale(self.__dict__["grad_scale"])
-        elif "grad_scale" in self.__dict__:
-            for attribute in ("grad_scale", "found_inf"):
-                self.__dict__.pop(attribute, None)
-            raise RuntimeError(
-                "torch.amp.GradScaler is not supported: gradients are sent in backward(), before it has unscaled them. "
-                "Train in bfloat16 (torch.autocast(dtype=torch.bfloat16)), which needs no scaling"
-            )
         entered = time.monotonic()
         progress, samples = self._progress, self._progress.samples
         self._rolled_back_to = None
         self._wrapped._opt_called = True  # type: ignore[attr-defined]  # For a scheduler of the wrapped optimizer.
-        with self._following_rollbacks() as step:
+        with self._unscaled(), self._following_rollbacks() as step:
             result = self._steps.step(samples)
             if result is not None and result.skipped:
                 progress.skipped += 1
@@ -305,15 +292,39 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         """A step of a worker that has no samples for it, or drops what it has: others' gradients count without its own.
 
         After backward() it makes the push under way an empty contribution. Where the mode does not wait for this
-        worker, it only brings the newest weights.
+        worker, it only brings the newest weights. Where the worker takes steps of its own, it is one without a batch.
 
         Raises: psgrad.Error: as of psgrad.Client.push_pull.
         """
-        self._check_usable()
+        self._check_trains()
         entered = time.monotonic()
         self._rolled_back_to = None
         with self._following_rollbacks() as step:
             self._passed(step, 0, self._steps.empty(), entered)
+
+    @contextmanager
+    def _unscaled(self) -> Iterator[None]:
+        """Takes off what a torch.amp.GradScaler has multiplied gradients with, if it is that which calls step().
+
+        It has set two attributes, which it removes itself if step() does not raise.
+        """
+        if "grad_scale" not in self.__dict__:
+            yield
+            return
+        try:
+            if not isinstance(self._steps, LocalTraining):
+                raise RuntimeError(
+                    "torch.amp.GradScaler is not supported: gradients are sent in backward(), before it has unscaled "
+                    "them. Train in bfloat16 (torch.autocast(dtype=torch.bfloat16)), which needs no scaling"
+                )
+            self._steps.check()
+            if self.__dict__["grad_scale"] is not None:  # Else the script has called scaler.unscale_().
+                self._steps.unscale(self.__dict__["grad_scale"])
+            yield
+        except BaseException:
+            for attribute in ("grad_scale", "found_inf"):
+                self.__dict__.pop(attribute, None)
+            raise
 
     @contextmanager
     def _following_rollbacks(self) -> Iterator[int]:
@@ -335,6 +346,12 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._memory.publish()
         self._learning_rate.went_back()
         if self._steps_here:
+            if self._steps.open_samples > 0:
+                log.warning(
+                    "step %d: what this worker had learnt from %d samples since its last exchange is dropped",
+                    at,
+                    self._steps.open_samples,
+                )
             self._wrapped.state.clear()
             self._steps = self._make_steps()
         self._await_step()
@@ -405,7 +422,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
         Where all wait for each other, for a round of theirs. Elsewhere step() leaves nothing open.
         """
-        self._check_usable()
+        self._check_trains()
         if self._steps_here:
             with self._following_rollbacks():
                 self._steps.settle()
@@ -419,7 +436,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
 
     @property
     def round(self) -> int:
-        """The number of this worker's round, from 0: in modes with local steps it has exchanged so many."""
+        """The number of this worker's round: where workers take steps of their own, step_number by another name."""
         return self.step_number
 
     @property
@@ -432,30 +449,44 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         """In it the model has the servers' weights, for an evaluation; after it this worker's own again.
 
         They are those that came last; in easgd the newest are brought. Where step() exchanges each step, they are the
-        model's anyway. RuntimeError for a step in it.
+        model's anyway. RuntimeError in it for a step, pull() and finish().
         """
-        self._check_usable()
+        self._check_trains()
         weights: list[torch.Tensor] | None = None
         with self._following_rollbacks():
             weights = self._steps.servers_weights()
-        if weights is None or not isinstance(self._steps, LocalTraining):
-            yield
-            return
-        with self._steps.showing(weights):
+        shown = self._steps.showing(weights) if isinstance(self._steps, LocalTraining) and weights else nullcontext()
+        with shown:
             self._shows_global = True
             try:
                 yield
             finally:
                 self._shows_global = False
 
-    def _check_usable(self) -> None:
-        super()._check_usable()
+    def finish(self) -> None:
+        self._check_own_weights()
+        super().finish()
+
+    finish.__doc__ = life.Member.finish.__doc__
+
+    def _check_own_weights(self) -> None:
         if self._shows_global:
             raise RuntimeError("in `with opt.global_weights()` the model has the servers' weights: no step is taken")
 
+    def _check_trains(self) -> None:
+        self._check_usable()
+        self._check_own_weights()
+
+    def batches_besides(self, step: int) -> int:
+        """By how many batches the rounds before this step were longer than those of --local_steps, all together.
+
+        As far as this process has seen; shorter ones count less than 0. psgrad.data.Batches asks for it.
+        """
+        return sum(count for of, count in self._progress.batches_besides.items() if of < step)
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes in it add to `.grad` and send nothing; one outside of it, before step(), sends the sum."""
-        self._check_usable()
+        self._check_trains()
         self._adds_up = True
         return self._steps.no_sync()
 
@@ -466,6 +497,7 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         exchanges.
         """
         self._check_usable()
+        self._check_own_weights()
         if self._steps_here:
             raise RuntimeError(f"pull(): in {self.mode} this worker's weights are its own until the next exchange")
         with self._following_rollbacks():

@@ -43,6 +43,15 @@ class Progress:
         self.jumped_over = 0  # Samples that others have trained in this worker's place, not told yet.
         self.skipped = 0  # Steps or batches whose gradient was not finite.
         self.dropped = 0  # Pushes that a server refused, as too old.
+        # Of rounds (by their step) of another length than --local_steps: by how many batches they were longer.
+        self.batches_besides: dict[int, int] = {}
+
+    def count_round(self, batches: int, whole: int, *, pushes: bool) -> None:
+        """A round of so many batches ends, in place of a whole one's; if it pushes nothing, the next has its step."""
+        besides = self.batches_besides.get(self.step, 0) + batches - (whole if pushes else 0)
+        self.batches_besides.pop(self.step, None)
+        if besides != 0:
+            self.batches_besides[self.step] = besides
 
     def ended(self, result: psgrad.Result, pulled_to: list[Any] | None) -> None:
         """A push has ended; its weights, if it brought any, are in `pulled_to`. WentBack if it did not end as one."""
@@ -73,6 +82,7 @@ class Progress:
             self._rollbacks = self._client.rollbacks
             self.step = self._client.next_step
             self.jumped_over = 0
+            self.batches_besides = {step: count for step, count in self.batches_besides.items() if step < self.step}
             raise WentBack
 
     def _brought(self, result: psgrad.Result) -> None:
@@ -161,6 +171,11 @@ class Steps(ABC):
     @property
     def local_step(self) -> int:
         """Steps of the worker's own since the last exchange."""
+        return 0
+
+    @property
+    def open_samples(self) -> int:
+        """The samples of these."""
         return 0
 
     def servers_weights(self) -> list[torch.Tensor] | None:

@@ -16,20 +16,11 @@ class AverageWeights final : public Rounds {
   }
 
   absl::Status Settle() override { return absl::OkStatus(); }  // No exchange outlasts Train.
-  absl::StatusOr<ConstTensors> ServersWeights() override;
+  absl::StatusOr<ConstTensors> ServersWeights() override { return servers_.Read(); }
 
  private:
   absl::Status EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) override;
 };
-
-// Where nobody waits for anybody, the servers' have moved on meanwhile: the next round begins with them.
-absl::StatusOr<ConstTensors> AverageWeights::ServersWeights() {
-  if (context_.client.policy().exact_versions || !at_exchange()) return servers_.Read();
-  PS_RETURN_IF_ERROR(context_.exchanges.Pull(servers_.tensors).status());
-  CopyTensors(servers_.Read(), training_.weights());
-  training_.SetPosition();
-  return servers_.Read();
-}
 
 absl::Status AverageWeights::EndRound(const TrainingBatch& batch, uint32_t samples, StepRecord record) {
   // Nobody waits for a push without samples, and the weights have not moved.

@@ -161,6 +161,7 @@ absl::Status Rounds::Train(const TrainingBatch& batch) {
   PS_ASSIGN_OR_RETURN(StepResult computed, ComputeBatch(context_, batch, hooks));
   PS_RETURN_IF_ERROR(Settle());  // A batch without samples has no backward pass.
   if (batch.samples > 0) training_.Apply(computed);
+  context_.client.CountLocalStep();
   ++batches_;
   samples_ += batch.samples;
   training_.Passed(batch.samples);
@@ -170,7 +171,9 @@ absl::Status Rounds::Train(const TrainingBatch& batch) {
     context_.stats.Add(record, Now());
   } else {
     batches_ = 0;
-    PS_RETURN_IF_ERROR(EndRound(batch, TakeSamples(samples_), std::move(record)));
+    uint64_t samples = samples_;
+    PS_RETURN_IF_ERROR(EndRound(batch, TakeSamples(samples), std::move(record)));
+    samples_ = 0;
   }
   return context_.feed.Prefetch();
 }

@@ -78,6 +78,7 @@ class Rounds : public Steps {
 
   absl::Status Train(const TrainingBatch& batch) final;
   bool at_exchange() const final { return batches_ == 0; }
+  uint64_t open_samples() const final { return samples_; }
 
  protected:
   // A round of so many samples has ended with this batch.
@@ -89,7 +90,7 @@ class Rounds : public Steps {
 
  private:
   uint32_t batches_ = 0;  // In the round so far.
-  uint64_t samples_ = 0;  // In the round so far.
+  uint64_t samples_ = 0;  // In the round so far, and until it has ended.
 };
 
 template <typename Kind>

@@ -71,6 +71,10 @@ class Steps {
   // After Train: whether the batch ended with an exchange, so that an evaluation may follow. It may be under way.
   virtual bool at_exchange() const = 0;
 
+  // The samples of batches that no exchange has been answered for: if the job goes back, or the rank has another owner,
+  // what was made of them is lost.
+  virtual uint64_t open_samples() const { return 0; }
+
   // Where the servers' weights are, until the next call: as they came with the last exchange, which it settles, or, of
   // kElastic, the newest. They are of the exchanges' version. What the worker trains is left as it is.
   virtual absl::StatusOr<ConstTensors> ServersWeights() = 0;
