@@ -420,7 +420,7 @@ def test_with_optimizer_local_any_optimizer_trains_and_its_settings_may_change(r
 
 def test_with_optimizer_local_servers_clip_nothing(reals: Jobs) -> None:
     model = mlp()
-    with pytest.raises(ValueError, match="clip_norm: the servers leave optimizers to the workers"):
+    with pytest.raises(psgrad.Refused, match="nobody clips gradients for it"):
         reals(1, "diloco", "--optimizer=local").wrap(momentum(model), model, clip_norm=1.0)
 
 
@@ -431,3 +431,48 @@ def test_an_optimizer_that_servers_lack_is_refused_unless_they_leave_it_to_the_w
     model = mlp()
     with pytest.raises(ValueError, match=r"the servers have no .*Signs"):
         reals(1, *flags).wrap(Signs(model.parameters()), model)
+
+
+def test_finish_and_idle_while_the_servers_weights_are_shown(jobs: Jobs) -> None:
+    """finish() would push that nothing was learnt; idle() is for a long evaluation."""
+    model = mlp()
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model) as optimizer:
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        refused = pytest.raises(RuntimeError, match="no step is taken")
+        with optimizer.global_weights(), optimizer.idle("evaluating"), refused:
+            optimizer.finish()
+        assert optimizer.local_step == 1
+
+
+def test_a_grad_scaler_that_failed_leaves_nothing_for_the_next_step(jobs: Jobs) -> None:
+    model = mlp()
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model) as optimizer:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        scaler.scale(loss_of(model, 0, 0)).backward()
+        gradient = model[0].weight.grad.clone()
+        for parameter in model.parameters():
+            parameter.grad, parameter.kept = None, parameter.grad  # type: ignore[attr-defined]
+        optimizer.__dict__.update(grad_scale=torch.tensor(2.0), found_inf=torch.tensor(0.0))
+        with pytest.raises(RuntimeError, match=r"without a backward\(\)"):
+            optimizer.step()
+        assert "grad_scale" not in optimizer.__dict__
+        for parameter in model.parameters():
+            parameter.grad = parameter.kept  # type: ignore[attr-defined]
+        optimizer.step()
+        assert torch.equal(model[0].weight.grad, gradient)
+        optimizer.sync_now()
+
+
+def test_batches_know_of_rounds_that_ended_early(jobs: Jobs) -> None:
+    """So that a loop that goes back to a checkpoint goes back to the batch that the checkpoint's step begins with."""
+    model = mlp()
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model) as optimizer:
+        for step in range(3 * STEPS):
+            optimizer.zero_grad()
+            loss_of(model, step, 0).backward()
+            optimizer.step()
+            if step == STEPS + 1:
+                optimizer.sync_now()  # Two batches early.
+        assert optimizer.round == 3
+        assert [optimizer.batches_besides(step) for step in range(4)] == [0, 0, -2, -2]

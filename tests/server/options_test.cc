@@ -232,6 +232,9 @@ TEST_CASE("Servers may leave the optimizer to workers that take steps of their o
   REQUIRE(absl::FindCommandLineFlag("momentum")->ParseFrom("0.5", &error));
   CHECK(Message(CheckServerFlags({.given = {"momentum"}})) ==
         "--momentum=0.5: has no effect: --optimizer=local leaves momentum to the workers");
+  REQUIRE(absl::FindCommandLineFlag("schedule")->ParseFrom("cosine", &error));
+  CHECK(Message(CheckServerFlags({.given = {"schedule"}})) ==
+        "--schedule=cosine: has no effect: --optimizer=local leaves schedules to the workers");
   ServerOptions options;
   options.num_workers = 2;
   options.optimizer = "local";
