@@ -70,8 +70,9 @@ TEST_CASE("A told learning rate holds from its version on, until a later one is 
 }
 
 TEST_CASE("Every value that cannot be is named, with what can") {
-  const auto problems = [](const std::vector<std::pair<std::string, float>>& values, const std::string& optimizer) {
-    const auto checked = CheckValues(Messages(values), optimizer);
+  const auto problems = [](const std::vector<std::pair<std::string, float>>& values, const std::string& optimizer,
+                           const std::string& outer = "") {
+    const auto checked = CheckValues(Messages(values), {.optimizer = optimizer, .outer = outer});
     CHECK(checked.status().code() == absl::StatusCode::kInvalidArgument);
     return Message(checked.status());
   };
@@ -90,12 +91,19 @@ TEST_CASE("Every value that cannot be is named, with what can") {
         "with\n"
         "beta1=0.5: not used by --optimizer=adagrad; expected one of learning_rate, weight_decay, eps, lr_decay");
   CHECK(problems({{"beta2", 1}}, "adam") == "beta2=1: expected 0 or more, below 1");
+  CHECK(problems({{"outer_lr", 1}}, "sgd") ==
+        "outer_lr=1: not used: the mode has no --outer_optimizer; expected one of learning_rate, weight_decay");
+  CHECK(
+      problems({{"outer_momentum", 0.5F}}, "sgd", "adam") ==
+      "outer_momentum=0.5: not used by --outer_optimizer=adam; expected one of learning_rate, weight_decay, outer_lr");
+  CHECK(problems({{"outer_momentum", 1}}, kLocal, "nesterov") == "outer_momentum=1: expected 0 or more, below 1");
+  CHECK(problems({{"learning_rate", 1}}, kLocal) == "learning_rate=1: not used by --optimizer=local");
   CHECK(problems({{"a\nb", 1}}, "sgd").find("a\\nb=1: there is no such hyperparameter") == 0);
 }
 
 TEST_CASE("Values are shown with the digits that they were given with") {
   const HyperparameterValues values =
-      *CheckValues(Messages({{"momentum", 0.9F}, {"learning_rate", 1e-5F}}), "momentum");
+      *CheckValues(Messages({{"momentum", 0.9F}, {"learning_rate", 1e-5F}}), {.optimizer = "momentum"});
   CHECK(ToString(values) == "learning_rate=1e-05 momentum=0.9");
   CHECK(ToJson(values).dump() == R"({"learning_rate":1e-05,"momentum":0.9})");
   HyperparameterMessages messages;
