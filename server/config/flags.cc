@@ -289,6 +289,7 @@ absl::Status CheckServerFlags(const CommandLine& line) {
   flags.push_back({.flag = "error_feedback",
                    .idle = absl::GetFlag(FLAGS_compress) != "none" && !absl::GetFlag(FLAGS_error_feedback),
                    .why = absl::StrCat("with --compress=", absl::GetFlag(FLAGS_compress), " there always is")});
+  flags.push_back({.flag = "schedule", .idle = optimizer == kLocal, .why = taken("schedules")});
   for (IdleFlag& each : IdleScheduleFlags(ScheduleOptionsFromFlags())) {
     if (optimizer == kLocal) each = {.flag = each.flag, .idle = true, .why = taken("schedules")};
     flags.push_back(std::move(each));
