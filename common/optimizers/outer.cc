@@ -55,16 +55,15 @@ struct DelayKernel {
   }
 };
 
-// An update with a step of the momentum.
+// An update with a step of the momentum; the sum begins anew.
 struct DelayedStepKernel {
   PS_KERNEL void Run(size_t elements, const float* difference, const float* weights, float* new_weights,
-                     const float* velocity, float* new_velocity, const float* sum, float* new_sum, float rate,
-                     float momentum, float share) {
+                     const float* velocity, float* new_velocity, const float* sum, float rate, float momentum,
+                     float share) {
 #pragma omp simd
     for (size_t i = 0; i < elements; ++i) {
       const float v = momentum * velocity[i] + share * (sum[i] + difference[i]);
       new_velocity[i] = v;
-      new_sum[i] = 0;
       new_weights[i] = weights[i] + rate * (share * difference[i] + momentum * v);
     }
   }
@@ -85,9 +84,10 @@ class DelayedNesterov final : public Optimizer {
     const float* const velocity = block.state[0];
     float* const new_velocity = block.new_state[0];
     if (context.update % buffer_ == 0) {
-      return RunKernel<DelayedStepKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights,
-                                          velocity, new_velocity, block.state[1], block.new_state[1], rate,
-                                          context.hyperparameters.outer_momentum, share_);
+      RunKernel<DelayedStepKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, velocity,
+                                   new_velocity, block.state[1], rate, context.hyperparameters.outer_momentum, share_);
+      std::fill_n(block.new_state[1], block.elements, 0.0F);
+      return;
     }
     if (new_velocity != velocity) std::copy(velocity, velocity + block.elements, new_velocity);
     RunKernel<DelayKernel>(isa, block.elements, block.gradient, block.weights, block.new_weights, block.state[1],

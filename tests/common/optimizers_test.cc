@@ -373,7 +373,7 @@ UpdateContext Outer(uint64_t update, float lr, float momentum) {
 }
 
 TEST_CASE("An outer optimizer takes the step for minus the difference, with hyperparameters of its own") {
-  const auto steps = [](const std::string& name, std::vector<float> differences, float lr, float momentum) {
+  const auto steps = [](const std::string& name, const std::vector<float>& differences, float lr, float momentum) {
     const std::unique_ptr<Optimizer> optimizer = MakeOuterOptimizer(name);
     OneWeight one(*optimizer, {});
     uint64_t update = 0;
