@@ -29,18 +29,25 @@ _FILLING_WAIT_S = 0.02
 
 
 def _first_batch(
-    step: int, local: Any, accumulate: int, batches_per_epoch: int, total: int, origin: tuple[int, int] = (0, 0)
+    step: int,
+    local: Any,
+    accumulate: int,
+    batches_per_epoch: int,
+    total: int,
+    origin: tuple[int, int] = (0, 0),
+    besides: int = 0,
 ) -> int:
     """The batch that a worker begins with whose first push is of this step, as FirstBatch in
     worker/train/steps/steps.h.
 
-    origin: a step, and the batch that it begins with.
+    origin: a step, and the batch that it begins with. besides: by how many batches the rounds before `step` were longer
+    than whole ones, all together.
     """
     step, first = max(step - origin[0], 0), min(origin[1], total)
     if local is None:
         return min(first + step * accumulate, total)
     if local.exchange != "average_gradients":
-        return min(first + step * int(local.steps), total)
+        return max(0, min(first + step * int(local.steps) + besides, total))
     if step == 0:
         return first
     # What is exchanged after which batch: as in worker/train/steps/steps.cc (Averaging).
@@ -316,9 +323,9 @@ class Batches:
         epochs, in_epoch = divmod(samples, len(self._dataset))
         # Batches that were not used as a whole are used again.
         origin = epochs * self.steps_per_epoch + int(in_epoch / len(self._dataset) * self.steps_per_epoch)
-        first = _first_batch(step, local, self._accumulate, self.steps_per_epoch, self.total, (resized_step, origin))
         besides = int(self._job.get("batches_besides", lambda step: 0)(step))
-        return max(0, min(first + besides, self.total))
+        sizes = (self.steps_per_epoch, self.total)
+        return _first_batch(step, local, self._accumulate, *sizes, (resized_step, origin), besides)
 
     def _batch_now(self) -> int:
         """The batch that the worker's next step begins with."""

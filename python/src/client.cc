@@ -236,7 +236,8 @@ class CoreClient {
   Call Done(bool counts_as_empty) {
     return Calling([counts_as_empty](Client& client) { return client.Done(counts_as_empty); });
   }
-  void CountLocalStep() { client().CountLocalStep(); }
+  // What has ended the client, the next exchange says.
+  void CountLocalStep() { (void)client().CountLocalStep(); }
   void SetBusy(const std::string& what) { client().SetBusy(what); }
   Call Leave(const std::string& reason) {
     return Calling([reason](Client& client) { return client.Leave(reason); });

@@ -225,6 +225,7 @@ v1::JoinRequest JobTerms::Save() const {
   if (optimizer_.from_worker() && optimizer_.setup().has_value()) {
     *request.mutable_optimizer() = MessageOf(*optimizer_.setup());
   }
+  if (optimizer_.leaves_to_workers()) request.mutable_optimizer()->set_optimizer(kLocal);  // A join has to name one.
   return request;
 }
 

@@ -277,6 +277,11 @@ OptimizerTerms::OptimizerTerms(const OptimizerSetup& flags, ModeOptions mode, ui
 
 absl::Status OptimizerTerms::CheckSame(const v1::JoinRequest& request) const {
   if (leaves_to_workers()) {
+    if (!request.has_optimizer()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the servers leave the optimizer to the workers (--optimizer=", kLocal,
+                       "), but this worker brings none: start the servers with --optimizer=", OptimizerChoices()));
+    }
     const v1::OptimizerSettings& theirs = request.optimizer();
     const bool clips = theirs.has_clip_value() || theirs.has_clip_tensor_norm() || theirs.has_clip_norm();
     if (!clips) return absl::OkStatus();

@@ -25,6 +25,10 @@ Isa UpdaterIsa() {
   return isa;
 }
 
+const char* Pushed(const Push& push) {
+  return push.contribution == v1::CONTRIBUTION_WEIGHT_DIFFERENCE ? "difference" : "gradient";
+}
+
 std::span<const double> Span(const google::protobuf::RepeatedField<double>& field) {
   return {field.data(), static_cast<size_t>(field.size())};
 }
@@ -478,7 +482,7 @@ std::string Updater::Update::NotFinite() const {
       // Others were looked at as they came.
       if (push->samples == 0 || !push->slices[not_finite].changeable()) continue;
       if (AllFinite(push->slices[not_finite], UpdaterIsa())) continue;
-      return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the ", weight ? "gradient" : "value",
+      return absl::StrCat("rank ", push->rank, ", step ", push->step, ": the ", weight ? Pushed(*push) : "value",
                           " of tensor ", tensor.name, " is not finite",
                           weight ? "; the learning rate may be too large" : "");
     }
@@ -499,13 +503,13 @@ std::string Updater::Update::NotFinite() const {
 }
 
 absl::Status Updater::Update::NotFinite(const Push& push) const {
-  std::string what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the gradient");
+  std::string what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the ", Pushed(push));
   std::string hint = "; the learning rate may be too large";
   if (not_finite != SIZE_MAX && !push.slices[not_finite].absent() &&
       !AllFinite(push.slices[not_finite], UpdaterIsa())) {
     const TensorSpec& tensor = layout->tensor(not_finite);
     what = absl::StrCat("rank ", push.rank, ", step ", push.step, ": the ",
-                        tensor.kind == TensorKind::kWeight ? "gradient" : "value", " of tensor ", tensor.name);
+                        tensor.kind == TensorKind::kWeight ? Pushed(push) : "value", " of tensor ", tensor.name);
     if (tensor.kind != TensorKind::kWeight) hint.clear();
   }
   return absl::InvalidArgumentError(absl::StrCat(what, " is not finite", hint));

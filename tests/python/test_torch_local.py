@@ -476,3 +476,19 @@ def test_batches_know_of_rounds_that_ended_early(jobs: Jobs) -> None:
                 optimizer.sync_now()  # Two batches early.
         assert optimizer.round == 3
         assert [optimizer.batches_besides(step) for step in range(4)] == [0, 0, -2, -2]
+
+
+def test_a_step_of_short_rounds_begins_with_its_own_batch_however_many_there_would_be_of_whole_ones() -> None:
+    """Eighteen rounds of 7 batches in place of 20; whole ones would have been more than all that there are."""
+    from psgrad.data import _first_batch
+
+    local = LocalSteps("average_weights", steps=20)
+    assert _first_batch(18, local, 1, 63, 252, besides=18 * (7 - 20)) == 126
+    assert _first_batch(18, local, 1, 63, 252) == 252
+
+
+def test_local_steps_of_a_model_in_two_bytes_are_warned_of(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    model = mlp().to(torch.bfloat16)
+    with jobs(1, "local_sgd", f"--local_steps={STEPS}", local=LOCAL).wrap(momentum(model), model):
+        pass
+    assert caplog.text.count("bfloat16: this worker's own optimizer steps it in that type") == 1

@@ -165,6 +165,8 @@ def test_batches_by_epoch_come_again_from_the_epoch_that_the_job_is_back_in(rest
         ("backup", ["--backup_workers=1"], 2),
         ("local_sgd", ["--local_steps=4"], 2),
         ("local_sgd", ["--local_steps=4", "--local_sync=gradients", "--average_every=16"], 1),
+        ("diloco", ["--local_steps=4", "--optimizer=local"], 2),
+        ("diloco", ["--local_steps=4", "--outer_sync=async"], 1),
         ("easgd", ["--local_steps=4"], 2),
     ],
 )
@@ -196,6 +198,38 @@ def test_samples_that_are_handed_out_are_handed_out_again(
     ]
     runs = -(-SAMPLES // 8) * EPOCHS
     assert (newest["state"]["runs"]["next"], newest["state"]["runs"]["returned"]) == (runs, [])
+
+
+def test_batches_go_back_over_rounds_that_ended_early(restartable: Restartable, tmp_path: Path) -> None:
+    """The weights are those of a run without the rollback: SGD without momentum has no state that would be lost."""
+
+    def train(servers: Restartable, at: At) -> tuple[str, int]:
+        address = servers.start(1, "--local_steps=20", "--optimizer=local", mode="diloco", every="4")
+        model = mlp()
+        opt = Job(address, 1).wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
+        taken = 0
+        for x, y in Batches(Data(), opt, batch_size=8, epochs=EPOCHS):
+            at(taken)
+            taken += 1
+            opt.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            opt.step()
+            if opt.local_step == 3:
+                opt.sync_now()
+        weights_hash: str = opt.client.weights_hash()
+        opt.finish()
+        assert servers.wait() == [0]
+        return weights_hash, taken
+
+    (tmp_path / "alone").mkdir()
+    alone = Restartable(tmp_path / "alone")
+    try:
+        expected, batches = train(alone, At({}))
+    finally:
+        alone.end()
+    found, taken = train(restartable, At({40: kill_and_start(restartable, 0)}))
+    assert found == expected
+    assert batches < taken <= batches + 5 * 3
 
 
 def test_a_plain_loop_goes_on_and_is_told_once_that_it_is_not_exact(

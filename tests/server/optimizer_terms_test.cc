@@ -172,6 +172,7 @@ TEST_CASE("With --optimizer=local workers join with any optimizer, which servers
   const auto joined = job.JoinWith("a", Settings("adam"));
   REQUIRE(joined.ok());
   CHECK(joined->policy().local_steps().optimizer() == "local");
+  CHECK(Message(job.Join(job.Request("c")).status()).find("but this worker brings none") != std::string::npos);
   v1::OptimizerSettings clips = Settings("sgd");
   clips.set_clip_norm(1);
   CHECK(job.Refusal(clips, kDiffers).find("nobody clips gradients for it") != std::string::npos);

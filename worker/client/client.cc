@@ -393,6 +393,12 @@ void ClientImpl::OnRefused(const absl::Status& status) {
   Fail(status);
 }
 
+absl::Status ClientImpl::CountLocalStep() {
+  heartbeats_->CountLocalStep();
+  MutexLock lock(mutex_);
+  return failure_;
+}
+
 void ClientImpl::Fail(const absl::Status& failure, bool rolled_back) {
   {
     MutexLock lock(mutex_);

@@ -102,7 +102,7 @@ class ClientImpl final : public Client {
   }
 
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) override;
-  void CountLocalStep() override { heartbeats_->CountLocalStep(); }
+  absl::Status CountLocalStep() override;
   void SetBusy(const std::string& what) override { heartbeats_->SetBusy(what); }
   absl::Status Done(bool counts_as_empty) override;
   absl::Status Leave(const std::string& reason) override;

@@ -597,10 +597,15 @@ std::string RetryingExchange::TooLarge(size_t tensor) const {
 }
 
 absl::Status RetryingExchange::NotFinite(size_t tensor) const {
-  return absl::InvalidArgumentError(
-      absl::StrCat(Who(), request_.pushes() ? ": the gradient of" : ": the initial value of", " tensor ",
-                   context_->plan.layout()[tensor].name, " is not finite", TooLarge(tensor),
-                   request_.pushes() ? "; the learning rate may be too large" : ""));
+  const bool difference = request_.push.contribution == PushContribution::kWeightDifference;
+  const char* const what = !request_.pushes() ? "the initial value of"
+                           : difference       ? "the difference of"
+                                              : "the gradient of";
+  const char* const hint = !request_.pushes() ? ""
+                           : difference       ? "; a learning rate, also the outer one, may be too large"
+                                              : "; the learning rate may be too large";
+  return absl::InvalidArgumentError(absl::StrCat(Who(), ": ", what, " tensor ", context_->plan.layout()[tensor].name,
+                                                 " is not finite", TooLarge(tensor), hint));
 }
 
 // ---- The exchanges in progress

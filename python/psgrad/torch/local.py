@@ -16,6 +16,7 @@ import torch
 
 import psgrad
 from psgrad.torch.steps import Steps
+from psgrad.torch.tensors import shortened
 
 log = logging.getLogger("psgrad")
 
@@ -30,6 +31,14 @@ class LocalTraining(Steps):
         self._open = 0  # Batches since the last exchange,
         self._samples = 0  # and their samples.
         self.memory.gradients  # noqa: B018  (the memory that differences are computed to)
+        rounded = [entry for entry in self.weights if entry.tensor.dtype is not torch.float32]
+        if rounded:
+            log.warning(
+                "%s is %s: this worker's own optimizer steps it in that type, so that steps smaller than its rounding "
+                "are lost. Keep the model in float32, and compute under torch.autocast",
+                shortened([entry.name for entry in rounded]),
+                str(rounded[0].tensor.dtype).removeprefix("torch."),
+            )
 
     @property
     def open_batches(self) -> int:

@@ -204,7 +204,9 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         except ValueError as refused:
             if unknown is None or "the worker's optimizer" not in str(refused):
                 raise
-            raise unknown from None
+            raise ValueError(
+                f"{unknown}; in local_sgd, diloco and easgd ps_server --optimizer=local lets workers have any optimizer"
+            ) from None
         life.Member.__init__(self, client)
         self._steps_here = client.local_steps is not None
         try:
@@ -272,8 +274,8 @@ class DistributedOptimizer(life.Member, WrappingOptimizer):
         self._check_trains()
         if closure is not None:
             raise TypeError(
-                "step(closure): the closure would compute several gradients in a step, and servers take one; call "
-                "backward() and then step()"
+                "step(closure): the closure would compute several gradients in a step, and a step here has one, so "
+                "LBFGS and its kind cannot be used; call backward() and then step()"
             )
         entered = time.monotonic()
         progress, samples = self._progress, self._progress.samples

@@ -91,7 +91,7 @@ class FakeClient final : public Client {
                                           bool /*deferred*/, DoneCallback /*callback*/) override;
   bool hands_out_runs() const override { return false; }
   absl::StatusOr<TakenRun> TakeRun(const RunRequest& /*request*/) override { return absl::UnimplementedError(""); }
-  void CountLocalStep() override {}
+  absl::Status CountLocalStep() override { return absl::OkStatus(); }
   void SetBusy(const std::string& /*what*/) override {}
   absl::Status Done(bool /*counts_as_empty*/) override { return absl::OkStatus(); }
   absl::Status Leave(const std::string& /*reason*/) override { return absl::OkStatus(); }

@@ -161,7 +161,7 @@ absl::Status Rounds::Train(const TrainingBatch& batch) {
   PS_ASSIGN_OR_RETURN(StepResult computed, ComputeBatch(context_, batch, hooks));
   PS_RETURN_IF_ERROR(Settle());  // A batch without samples has no backward pass.
   if (batch.samples > 0) training_.Apply(computed);
-  context_.client.CountLocalStep();
+  PS_RETURN_IF_ERROR(context_.client.CountLocalStep());  // Rounds may be long.
   ++batches_;
   samples_ += batch.samples;
   training_.Passed(batch.samples);

@@ -429,8 +429,9 @@ class Client {
   virtual absl::StatusOr<TakenRun> TakeRun(const RunRequest& request) = 0;
 
   // Says that this worker has taken a step of its own, between two exchanges (LocalSteps). The chief is told within a
-  // third of the lease; as long as there are such steps, --progress_timeout does not count. Thread-safe; does not wait.
-  virtual void CountLocalStep() = 0;
+  // third of the lease; as long as there are such steps, --progress_timeout does not count. Returns what has ended this
+  // client, if something has: the round will not be exchanged. Thread-safe; does not wait.
+  virtual absl::Status CountLocalStep() = 0;
 
   // Says that this worker makes no step for a while though nothing is wrong ("evaluating"), so that those who wait for
   // it are told, and --progress_timeout does not count meanwhile. The chief is told within a third of the lease, so it
