@@ -192,8 +192,9 @@ TEST_CASE("Flags without effect, without a unit or with bytes that are no text a
           "--alpha=0.9: has no effect: --optimizer=adam has no alpha");
   refused("ps_server", {"--optimizer=adamw", "--beta2=1"}, "--beta2=1: expected 0 or more, below 1");
   refused("ps_server", {"--optimizer=adagrad", "--eps=0"}, "--eps=0: expected a number above 0");
-  refused("ps_server", {"--optimizer=adams"},
-          "--optimizer=adams: expected sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lamb, from_worker or local");
+  refused(
+      "ps_server", {"--optimizer=adams"},
+      "--optimizer=adams: expected sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lamb, from_worker or local");
   refused("ps_worker", {"--param_groups=*.scale:weight_decay=0"},
           "--param_groups: *.scale: no tensor of the model has such a name; it has layer0.weight, layer0.bias,");
   refused("ps_worker", {"--param_groups=*:weight_decay=-1"}, "--param_groups: *:weight_decay=-1: expected a factor");
