@@ -14,6 +14,7 @@
 #include "common/status.h"
 #include "common/text.h"
 #include "server/config/flags.h"
+#include "server/config/settings.h"
 #include "tests/catch.h"
 
 namespace ps {
