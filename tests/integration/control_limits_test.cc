@@ -184,7 +184,7 @@ TEST_CASE("A join with a large layout is let in") {
 // Tells the layout in parts of one tensor; `hash` in the first.
 absl::Status Tell(v1::Chief::Stub& chief, const std::string& hash, const Layout& layout) {
   grpc::ClientContext context;
-  SetDeadline(context, std::chrono::seconds(30));
+  ps::SetDeadline(context, std::chrono::seconds(30));
   v1::TellLayoutReply reply;
   const auto call = chief.TellLayout(&context, &reply);
   v1::LayoutPart part;
@@ -208,7 +208,7 @@ TEST_CASE("A layout that comes in parts is what its hash says, or no join gets i
     request.set_job("default");
     request.set_layout_hash(hash);
     grpc::ClientContext context;
-    SetDeadline(context, std::chrono::seconds(30));
+    ps::SetDeadline(context, std::chrono::seconds(30));
     v1::JoinReply reply;
     return FromGrpc(chief->Join(&context, request, &reply));
   };
@@ -245,7 +245,7 @@ TEST_CASE("Layouts are told few at a time, and one whose caller goes away makes 
   const auto tell = [&] { return Tell(*chief, LayoutHash(layout), layout); };
   for (size_t i = 0; i < ToldLayouts::kMostAtOnce; ++i) {
     Half& half = *halves.emplace_back(std::make_unique<Half>());
-    SetDeadline(half.context, std::chrono::seconds(30));
+    ps::SetDeadline(half.context, std::chrono::seconds(30));
     half.call = chief->TellLayout(&half.context, &half.reply);
     v1::LayoutPart part;
     part.set_hash(absl::StrFormat("%032d", i));
