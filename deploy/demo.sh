@@ -142,7 +142,7 @@ wait_for_address() {
 
 learning_rate() {
   case $1 in
-    bsp | sync | backup | local_sgd | easgd) echo "$BSP_LEARNING_RATE" ;;
+    bsp | sync | backup | local_sgd | diloco | easgd) echo "$BSP_LEARNING_RATE" ;;
     *) echo "$ASP_LEARNING_RATE" ;;
   esac
 }

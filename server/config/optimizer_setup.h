@@ -36,7 +36,7 @@ std::string OptimizerFlagChoices();
 
 struct OptimizerSetup {
   std::string optimizer = "sgd";
-  Hyperparameters hyperparameters;  // With the mode's outer ones.
+  Hyperparameters hyperparameters;  // The outer ones are the mode's.
   ClipOptions clip;
   std::string outer = {};  // The outer optimizer, if operators may see and set its hyperparameters; else empty.
 };
@@ -102,7 +102,7 @@ void ToProto(const HyperparameterValues& values, HyperparameterMessages* message
 
 // The hyperparameters that the optimizer uses.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const std::string& optimizer);
-// The same with those of the outer optimizer.
+// The same, and those of the outer optimizer.
 HyperparameterValues ValuesOf(const Hyperparameters& hyperparameters, const OptimizerSetup& setup);
 
 // "learning_rate=0.01 momentum=0.5"

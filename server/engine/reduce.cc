@@ -195,6 +195,7 @@ struct MoveTowardsKernel {
   }
 };
 
+// w ← w + share·(g − w); with a share of 1, w ← g.
 class MoveTowards final : public Optimizer {
  public:
   explicit MoveTowards(float share) : share_(share) {}
@@ -218,6 +219,7 @@ struct AddShareKernel {
   }
 };
 
+// w ← w + share·g
 class AddShare final : public Optimizer {
  public:
   explicit AddShare(float share) : share_(share) {}
@@ -333,15 +335,11 @@ std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Is
   return std::nullopt;
 }
 
-std::unique_ptr<Optimizer> MakeMoveTowards(float share) { return std::make_unique<MoveTowards>(share); }
-
-std::unique_ptr<Optimizer> MakeAddShare(float share) { return std::make_unique<AddShare>(share); }
-
 BufferSteps::BufferSteps(float mean_share, float difference_share)
-    : assign_(MakeMoveTowards(1)),
-      mean_(MakeMoveTowards(mean_share)),
-      add_(MakeAddShare(1)),
-      add_share_(MakeAddShare(difference_share)) {}
+    : assign_(std::make_unique<MoveTowards>(1.0F)),
+      mean_(std::make_unique<MoveTowards>(mean_share)),
+      add_(std::make_unique<AddShare>(1.0F)),
+      add_share_(std::make_unique<AddShare>(difference_share)) {}
 
 const Optimizer& BufferSteps::Of(TensorKind kind, v1::Contribution contribution) const {
   const bool mean = kind == TensorKind::kBufferMean;

@@ -72,12 +72,6 @@ std::optional<size_t> FindNotFinite(const std::vector<ReceivedSlice>& slices, Is
 // What becomes of buffers in an update: tensors that are pushed but have no gradient (TensorKind, in ps.proto). Each
 // rule is an optimizer without state, and has no use for hyperparameters; what it takes for the gradient is what is
 // pushed.
-
-// w ← w + share·(g − w); with a share of 1, w ← g.
-std::unique_ptr<Optimizer> MakeMoveTowards(float share);
-// w ← w + share·g
-std::unique_ptr<Optimizer> MakeAddShare(float share);
-
 class BufferSteps {
  public:
   // How far a buffer of the mean moves towards what is pushed (Mode::buffer_share), and how much of a difference it

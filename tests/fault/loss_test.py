@@ -373,6 +373,26 @@ def newcomer_comes_first():
         assert "rank 2 of 3" in job.workers[0].errors(), job.workers[0].errors()
 
 
+def notices_in_a_long_round():
+    """A round that would last for many minutes ends at once when the job does, or when it goes back."""
+    rounds = ["--local_steps=100000"]
+    for mode in ["diloco", "diloco_async"]:
+        with Job(mode, 1, steps=100000, flags=[*rounds, *QUICKLY, "--on_worker_loss=fail"], worker_flags=[PACE]) as job:
+            job.start_workers()
+            wait_until("the job to run", lambda job=job: "the job is running" in job.servers[0].errors())
+            job.kill_and_restart([0])
+            for worker in job.workers:
+                wait_until("it to go back", lambda worker=worker: "rolled back to step 0" in worker.errors())
+            job.workers[1].kill()
+            assert job.servers[0].end() == 1
+            assert job.workers[0].end() == 1
+            said = job.workers[0].errors()
+            assert re.search(
+                r"what this worker had learnt from \d+ samples since its last exchange is dropped", said
+            ), said
+            assert "the job failed: rank 1" in said, said
+
+
 if __name__ == "__main__":
     {
         "waits": waits,
@@ -394,4 +414,5 @@ if __name__ == "__main__":
         "nobody_comes_after_a_rollback": nobody_comes_after_a_rollback,
         "leaves_a_job_that_went_back": leaves_a_job_that_went_back,
         "suspended_server": suspended_server,
+        "notices_in_a_long_round": notices_in_a_long_round,
     }[sys.argv[2]]()

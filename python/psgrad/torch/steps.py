@@ -43,7 +43,7 @@ class Progress:
         self.jumped_over = 0  # Samples that others have trained in this worker's place, not told yet.
         self.skipped = 0  # Steps or batches whose gradient was not finite.
         self.dropped = 0  # Pushes that a server refused, as too old.
-        # Of rounds (by their step) of another length than --local_steps: by how many batches they were longer.
+        # By how many batches rounds were longer than --local_steps, by their step; only those that had another length.
         self.batches_besides: dict[int, int] = {}
 
     def count_round(self, batches: int, whole: int, *, pushes: bool) -> None:
